@@ -44,11 +44,8 @@ def refuse_parent(row: int, parent: int, n: int) -> NoReturn:
 def component_key(component: Any) -> int:
     """Return the signed 64-bit int that represents a component in edge ids.
 
-    Parameters
-    ----------
-    component : str or int
-        A component's name, which is hashed, or a 64-bit int, signed or not, which is used
-        unchanged. The result can therefore be passed in place of the name.
+    ``component``: a component's name, which is hashed, or a 64-bit int, signed or not, which is
+    used unchanged. The result can therefore be passed in place of the name.
 
     Returns
     -------

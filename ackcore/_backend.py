@@ -63,10 +63,8 @@ backend, implementation = _choose()
 def kafka_implementation() -> ModuleType:
     """Return the module with `RawMessages` and `RecordBuffers` of the backend that runs.
 
-    Raises
-    ------
-    ImportError
-        If ``ACKCORE_BACKEND=native`` is set, and ``ackcore._kafka_native`` cannot be imported.
+    Raises ImportError if ``ACKCORE_BACKEND=native`` is set, and ``ackcore._kafka_native`` cannot be
+    imported.
     """
     if backend == "python":
         return implementation
@@ -207,25 +205,17 @@ BackendFactory = Callable[..., AckerBackend]
 def load_backend(name: str) -> BackendFactory:
     """Return the factory that makes the ledgers of a backend.
 
-    Parameters
-    ----------
-    name : str
-        ``"native"``, ``"python"``, or a name that an installed package registered under the
-        entry-point group ``ackcore.backends``.
+    Raises ValueError if no backend has this name, or several packages registered it. Raises
+    ImportError if it cannot be loaded; the cause is in the message and attached. Raises TypeError
+    if the registered object is not callable.
+
+    ``name``: ``"native"``, ``"python"``, or a name that an installed package registered under the
+    entry-point group ``ackcore.backends``.
 
     Returns
     -------
     callable
         Takes the arguments of `ackcore.Ledger` and returns an `AckerBackend`.
-
-    Raises
-    ------
-    ValueError
-        If no backend has this name, or several packages registered it.
-    ImportError
-        If it cannot be loaded; the cause is in the message and attached.
-    TypeError
-        If the registered object is not callable.
     """
     try:
         if name in _OURS:

@@ -192,14 +192,9 @@ def check_init_tasks(tasks: Int32s) -> None:
 def check_entries(entries: Any, buckets: int, timed: bool) -> Entries:
     """Return entries with their columns as arrays; raise if a ledger cannot hold a row.
 
-    Parameters
-    ----------
-    entries : Entries
-        The entries to check, with columns of any accepted type.
-    buckets : int
-        The ledger's number of buckets; all ages must be below.
-    timed : bool
-        Whether the ledger has a clock, so that the entries must have times.
+    ``entries``: the entries to check, with columns of any accepted type. ``buckets``: the ledger's
+    number of buckets; all ages must be below. ``timed``: whether the ledger has a clock, so that
+    the entries must have times.
 
     Returns
     -------
@@ -317,10 +312,7 @@ def read_clock(clock: Callable[[], int]) -> int:
 def timeout_ms(timeout_s: Any) -> int | None:
     """Return a time-out in seconds as whole milliseconds, rounded up; None without a time-out.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If it is not a number, or not in ``0..2**62`` milliseconds.
+    Raises TypeError or ValueError if it is not a number, or not in ``0..2**62`` milliseconds.
     """
     if timeout_s is None:
         return None

@@ -56,15 +56,10 @@ class Excess(NamedTuple):
 class DeadLimit:
     """The check of the number of dead records among those that ended, ACKED or DEAD.
 
-    Parameters
-    ----------
-    max_dead : int, optional
-        The number of records that may die.
-    max_dead_ratio : float, optional
-        The share of the records that may die, from 0 to 1, checked from ten dead records on. With
-        any share, also 1, the limit is exceeded if all of them died.
-    window : int, optional
-        The number of latest ended records among which the dead are counted; None for all.
+    ``max_dead``: the number of records that may die. ``max_dead_ratio``: the share of the records
+    that may die, from 0 to 1, checked from ten dead records on. With any share, also 1, the limit
+    is exceeded if all of them died. ``window``: the number of latest ended records among which the
+    dead are counted; None for all.
 
     Attributes
     ----------
@@ -96,12 +91,8 @@ class DeadLimit:
     def ended(self, acked: int, dead: int, new_dead: int | None = None) -> int:
         """Count records that ended together; return the number of groups that left the window.
 
-        Parameters
-        ----------
-        acked, dead : int
-            The number of records that were ACKED, and that died.
-        new_dead : int, optional
-            The number of the dead that count for the ratio; all of them by default.
+        ``acked``, ``dead``: the number of records that were ACKED, and that died. ``new_dead``: the
+        number of the dead that count for the ratio; all of them by default.
         """
         if self._max_dead is None and self._ratio is None:
             return int(self.window is not None)  # no group is kept
@@ -125,12 +116,8 @@ class DeadLimit:
     def judge(self, few: int = _FEW, since: str = " since this start") -> Excess | None:
         """Return the exceeded limit, or None.
 
-        Parameters
-        ----------
-        few : int, default 10
-            The number of dead records from which on the ratio is checked; at most the window.
-        since : str
-            The text after "records" in the message, unless there is a window.
+        ``few``: the number of dead records from which on the ratio is checked; at most the window.
+        ``since``: the text after "records" in the message, unless there is a window.
         """
         if self.window is not None:
             few, since = min(few, self.window), " that ended last"

@@ -133,14 +133,9 @@ def encode_state(
 ) -> Commit:
     """Return the commit of `encode_metadata` for a state, without making a tracker.
 
-    Parameters
-    ----------
-    topic, partition, generation
-        The arguments of `OffsetTracker`.
-    state : OffsetState
-        The result of `OffsetTracker.state`. It is not checked.
-    deployment, limit, wide
-        The arguments of `encode_metadata`.
+    ``topic``, ``partition``, ``generation``: the arguments of `OffsetTracker`. ``state``: the
+    result of `OffsetTracker.state`. It is not checked. ``deployment``, ``limit``, ``wide``: the
+    arguments of `encode_metadata`.
 
     Returns
     -------

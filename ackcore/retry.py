@@ -47,14 +47,9 @@ def whole_ms(seconds: float) -> int:
 def capped_doubling(base_ms: int, attempts: int, max_ms: int) -> int:
     """Return the delay after ``attempts`` failures in a row, without jitter.
 
-    Parameters
-    ----------
-    base_ms : int
-        The delay after the first failure, in milliseconds.
-    attempts : int
-        The number of failures so far, at least 1, without an upper limit.
-    max_ms : int
-        The longest delay in milliseconds, at most ``2**62``.
+    ``base_ms``: the delay after the first failure, in milliseconds. ``attempts``: the number of
+    failures so far, at least 1, without an upper limit. ``max_ms``: the longest delay in
+    milliseconds, at most ``2**62``.
 
     Returns
     -------
@@ -68,26 +63,17 @@ def backoff_ms(message_id: str, attempt: int, *, base_ms: int, cap_ms: int) -> i
     """Return the delay of a message before an attempt, in milliseconds.
 
     The delay is uniform over ``1 .. min(cap_ms, base_ms * 2**(attempt - 1))``: *full* jitter, so
-    that records that failed together, because a service was down, are not retried together.
+    that records that failed together, because a service was down, are not retried together. Raises
+    ValueError if a number is out of range.
 
-    Parameters
-    ----------
-    message_id : str
-        The message. Different messages have different delays.
-    attempt : int
-        The number of the next attempt, at least 1, without an upper limit.
-    base_ms, cap_ms : int
-        The longest delay before attempt 1, and before any attempt. At least 1.
+    ``message_id``: the message. Different messages have different delays. ``attempt``: the number
+    of the next attempt, at least 1, without an upper limit. ``base_ms``, ``cap_ms``: the longest
+    delay before attempt 1, and before any attempt. At least 1.
 
     Returns
     -------
     int
         Between 1 and ``cap_ms``; always the same for the same arguments.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
     """
     if attempt < 1:
         raise ValueError(f"attempt must be at least 1, got {attempt}; attempt 0 has no delay")
@@ -143,14 +129,9 @@ def unavailable_ms(
     service that is down for long is called in ever longer intervals, each at least half as long as
     all earlier ones together.
 
-    Parameters
-    ----------
-    attempt : int
-        The attempt that failed, at least 0.
-    known_ms : int
-        The time since the message was first seen, in milliseconds.
-    message_id, base_ms, cap_ms
-        As for `backoff_ms`, like the result and the errors.
+    ``attempt``: the attempt that failed, at least 0. ``known_ms``: the time since the message was
+    first seen, in milliseconds. ``message_id``, ``base_ms``, ``cap_ms``: as for `backoff_ms`, like
+    the result and the errors.
     """
     widest = max(capped_doubling(base_ms, attempt + 1, cap_ms), min(known_ms, cap_ms))
     upper = widest - widest // 2
@@ -159,18 +140,12 @@ def unavailable_ms(
 
 
 class Policy(NamedTuple):
-    """The number of attempts of a record, and the delays between them.
+    """The number of attempts of a record, and the delays between them."""
 
-    Parameters
-    ----------
-    max_attempts : int, default 5
-        The number of executions, the first included; after this number of failures the record is
-        dead.
-    base_ms, cap_ms : int, default 1000, 300_000
-        The arguments of `backoff_ms`.
-    """
-
+    #: The number of executions, the first included; after this number of failures the record is
+    #: dead.
     max_attempts: int = 5
+    #: The arguments of `backoff_ms`.
     base_ms: int = 1000
     cap_ms: int = 300_000
 
@@ -191,6 +166,8 @@ class Policy(NamedTuple):
         first_ms: int | None = None,
     ) -> NextAttempt | None:
         """Decide whether a failed record is retried, and when.
+
+        Raises ValueError if ``attempt`` is negative, or the policy's numbers are out of range.
 
         Parameters
         ----------
@@ -214,11 +191,6 @@ class Policy(NamedTuple):
         -------
         NextAttempt or None
             The time and number of the next attempt; None if the record is dead.
-
-        Raises
-        ------
-        ValueError
-            If ``attempt`` is negative, or the policy's numbers are out of range.
         """
         attempt = operator.index(attempt)
         if attempt < 0:
@@ -246,6 +218,8 @@ class Policy(NamedTuple):
     ) -> Decided:
         """Decide whether failed records are retried, and when: `decide` for columns.
 
+        Raises ValueError if the columns differ in length, or in the cases of `decide`.
+
         Parameters
         ----------
         message_ids : sequence of str, length n
@@ -265,11 +239,6 @@ class Policy(NamedTuple):
         -------
         Decided
             Three columns of n rows.
-
-        Raises
-        ------
-        ValueError
-            If the columns differ in length, or in the cases of `decide`.
         """
         n = len(message_ids)
 

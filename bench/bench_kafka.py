@@ -160,7 +160,7 @@ def bench_bare(broker, filled, bare, on_spark, contest, interleaved, rounds, rep
     contest(
         "count",
         {"bare": bare, "KafkaSpout": partial(on_spark.turn, "spout", *filled)},
-        {("bare", "KafkaSpout"): 0.6},
+        {("bare", "KafkaSpout"): 0.8},
     )
     few = fill(broker, "few", 2 * CORES, 2 * CORES, RECORD_BYTES)
     seconds = [on_spark.turn("spout", "few", few) for _ in range(rounds)]

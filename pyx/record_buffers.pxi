@@ -9,6 +9,11 @@ from cpython.exc cimport PyErr_Clear, PyErr_Occurred
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from libc.string cimport memcpy
 
+cdef extern from "kafka_record.h" nogil:
+    const uint8_t *end_of_plain(
+        const uint8_t *at, const uint8_t *key, size_t key_size, const uint8_t *value, size_t size
+    )
+
 #: The initial size of a column, in bytes.
 cdef Py_ssize_t MOST_AT_ONCE = 1 << 24
 
@@ -267,6 +272,8 @@ cdef class RecordBuffers:
         cdef bint is_headed = False
         cdef kafka_message_t *one
         cdef void *found = NULL
+        # Where the next record begins, if the one before it has no headers.
+        cdef const uint8_t *start = NULL
         if first < 0:
             raise IndexError(f"place must be in 0..{messages.n - 1}, got {first}")
         if first >= messages.n:
@@ -283,7 +290,15 @@ cdef class RecordBuffers:
                     break
                 key_size += one.key_size
                 value_size += one.size
-                is_headed |= messages.headers_of(one, &found) == 0
+                start = end_of_plain(
+                    start, <const uint8_t *>one.key, one.key_size,
+                    <const uint8_t *>one.payload, one.size,
+                )
+                if start == NULL:
+                    if messages.headers_of(one, &found) == 0:
+                        is_headed = True
+                    elif one.payload != NULL:
+                        start = <const uint8_t *>one.payload + one.size + 1
             else:
                 n = messages.n - first
         if not n:

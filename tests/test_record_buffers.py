@@ -201,12 +201,52 @@ class Record:
 EMPTY = ctypes.create_string_buffer(1)
 
 
+def varint(value):
+    """Return an integer as a zigzag varint."""
+    left, found = (value << 1) ^ (value >> 63), bytearray()
+    while left > 127:
+        found.append(left & 127 | 128)
+        left >>= 7
+    return bytes([*found, left])
+
+
+def sized(value):
+    """Return bytes or None with their length."""
+    return varint(-1) if value is None else varint(len(value)) + value
+
+
+def put_together(some, wrong=0):
+    """Move the keys and values of records into one buffer, in Kafka's message format 2.
+
+    The lengths of the records are too large by ``wrong``.
+    """
+    whole, places = bytearray(), []
+    for number, record in enumerate(some):
+        _, value, key, headers, (_, ms), _ = record.given
+        parts = [b"\0", varint(ms), varint(number), sized(key), sized(value), varint(len(headers))]
+        body = b"".join([*parts, *(sized(name) + sized(of) for name, of in headers)])
+        whole += varint(len(body) + wrong)
+        ends = [len(whole) + len(b"".join(parts[:n])) for n in (4, 5)]
+        whole += body
+        places.append(
+            [end - len(each or b"") for end, each in zip(ends, (key, value), strict=True)]
+        )
+    memory = ctypes.create_string_buffer(bytes(whole), len(whole))
+    for record, (key_at, value_at) in zip(some, places, strict=True):
+        record.held.append(memory)
+        if record.message.key_size:
+            record.message.key = ctypes.addressof(memory) + key_at
+        if record.message.size:
+            record.message.payload = ctypes.addressof(memory) + value_at
+
+
 class Librdkafka:
     """The functions that are called, over a queue of records that a test fills."""
 
     def __init__(self):
         self.queue, self.out, self.kept = [], {}, []
         self.waited = []
+        self.headers_asked = 0
         functions = [
             signatures._CONSUME(self.consume),
             signatures._DESTROY(self.destroy),
@@ -237,6 +277,7 @@ class Librdkafka:
         return self.out[at].timestamp[1]
 
     def headers(self, at, found):
+        self.headers_asked += 1
         if not self.out[at].headers:
             return -156  # there are none
         ctypes.c_void_p.from_address(found).value = at
@@ -276,6 +317,7 @@ def test_messages_in_c_become_the_columns_that_objects_become(kafka_native, list
     at = data.draw(st.integers(0, 2**40))
     stop = at + data.draw(st.integers(0, 120))
     most = data.draw(st.integers(9, 60))
+    together, wrong = data.draw(st.booleans()), data.draw(st.sampled_from([0, 0, 1, -1]))
     for backend in (kafka_native, _reference):
         library, next_ = Librdkafka(), at
         raw = backend.RawMessages(library.addresses, 77)
@@ -285,6 +327,8 @@ def test_messages_in_c_become_the_columns_that_objects_become(kafka_native, list
                 next_ += gap + 1
                 library.queue.append(Record(next_, *rest))
             given_ = list(library.queue)
+            if together:
+                put_together(given_, wrong)
             raw.consume(20, 0.5)
             assert len(raw) == len(given_) == len(library.out)
             objects = [raw[place] for place in range(len(raw))]
@@ -313,6 +357,20 @@ def test_messages_in_c_become_the_columns_that_objects_become(kafka_native, list
         raw.clear()
         assert not library.out
         assert len(raw) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong", "asked"), [(b"k" * 70, 0, 3), (None, 0, 3), (b"k", 1, 90)]
+)
+def test_records_in_one_buffer_are_not_asked_for_headers(kafka_native, library, key, wrong, asked):
+    raw, buffers = kafka_native.RawMessages(library.addresses, 77), kafka_native.RecordBuffers()
+    many = [Record(n, None if n == 70 else b"v" * (n + 1), key) for n in range(90)]
+    put_together(many, wrong)
+    library.queue += many
+    raw.consume(90, 0)
+    assert buffers.add(raw) == 90
+    assert library.headers_asked == asked  # the first record, the one without a value, the next one
+    assert rows_of(buffers.taken()) == [one.row() for one in many]
 
 
 def test_batches_grow_from_several_calls(kafka_backend, library):

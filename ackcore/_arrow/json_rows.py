@@ -25,15 +25,9 @@ _Encode = Callable[[Any], str]
 def json_encoder(arrow_type: pa.DataType) -> Callable[[Any], str]:
     """Return a function that encodes values of a type, as ``to_pylist`` returns them, as JSON.
 
-    Parameters
-    ----------
-    arrow_type : pyarrow.DataType
-        The type of the values; None is encoded as ``null``.
+    Raises TypeError if the type, or one inside it, has no form in JSON; the message is that type.
 
-    Raises
-    ------
-    TypeError
-        If the type, or one inside it, has no form in JSON; the message is that type.
+    ``arrow_type``: the type of the values; None is encoded as ``null``.
     """
     encode = _encoder(arrow_type)
     return lambda value: "null" if value is None else encode(value)

@@ -38,15 +38,9 @@ def shown_values(
 ) -> list[Any]:
     """Return a column's values as ``to_pylist()`` does, but never raise for a value.
 
-    Parameters
-    ----------
-    column : pyarrow.Array or pyarrow.ChunkedArray
-        The values.
-    errors : str, default "backslashreplace"
-        The handling of bytes that are not UTF-8, as for `bytes.decode`.
-    far : callable, optional
-        Returns the text of a date or time that Python cannot represent, from its number and its
-        type.  ISO 8601 by default.
+    ``errors``: the handling of bytes that are not UTF-8, as for `bytes.decode`. ``far``: returns
+    the text of a date or time that Python cannot represent, from its number and its type. ISO 8601
+    by default.
     """
     try:
         return list(column.to_pylist())
@@ -104,12 +98,7 @@ def far_as_texts(
 ) -> pa.Array:
     """Return dates or times unchanged, or all as texts if Arrow formats one of their years wrongly.
 
-    Parameters
-    ----------
-    column : pyarrow.Array
-        Dates of 32 bits, or timestamps.
-    far : callable, optional
-        See `shown_values`.
+    ``column``: dates of 32 bits, or timestamps.
     """
     places, numbers = far_places(column)
     if not len(places):

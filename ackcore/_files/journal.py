@@ -99,12 +99,8 @@ class Journal:
 
     A journal is thread-safe.
 
-    Parameters
-    ----------
-    directory : path
-        A directory on a POSIX file system; created if it does not exist.
-    context : bytes
-        16 bytes that identify the kind of calls.  Files of another context are ignored.
+    ``directory``: a directory on a POSIX file system; created if it does not exist. ``context``: 16
+    bytes that identify the kind of calls. Files of another context are ignored.
 
     Raises
     ------
@@ -143,17 +139,9 @@ class Journal:
         """Return the answer to a key, or None.
 
         After a sync the answer is the same for all writers, if the key was appended or read before
-        it.
+        it. Raises OSError if a file cannot be read.
 
-        Parameters
-        ----------
-        key : bytes
-            The key, of 16 bytes.
-
-        Raises
-        ------
-        OSError
-            If a file cannot be read.
+        ``key``: the key, of 16 bytes.
         """
         with self._lock:
             data = self._known(key)
@@ -182,19 +170,10 @@ class Journal:
     def append(self, key: bytes, data: bytes) -> None:
         """Append an answer, which counts only if it turns out to be the first one.
 
-        Parameters
-        ----------
-        key : bytes
-            The key, of 16 bytes.
-        data : bytes
-            The answer, of less than 1 GiB.
+        Raises ValueError if the key has another size, or the answer is too large. Raises OSError if
+        it cannot be written.
 
-        Raises
-        ------
-        ValueError
-            If the key has another size, or the answer is too large.
-        OSError
-            If it cannot be written.
+        ``key``: the key, of 16 bytes. ``data``: the answer, of less than 1 GiB.
         """
         check_entry(key, data)
         with self._lock:
@@ -223,10 +202,7 @@ class Journal:
     def sync(self) -> None:
         """Make appended answers durable, and determine for each key the answer that counts.
 
-        Raises
-        ------
-        OSError
-            If it cannot be written; FileNotFoundError if the directory was removed.
+        Raises OSError if it cannot be written; FileNotFoundError if the directory was removed.
         """
         with self._lock:
             self._segments()

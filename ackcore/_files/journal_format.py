@@ -32,10 +32,7 @@ _ENTRY_MAGIC = b"\xf6ent"
 class FileFormat:
     """The layout of the entries of one file.
 
-    Parameters
-    ----------
-    salt : bytes
-        The file's salt, of 8 bytes.
+    ``salt``: the file's salt, of 8 bytes.
     """
 
     header_bytes = len(_MAGIC) + KEY_BYTES + 2 * _SUM_BYTES
@@ -63,14 +60,8 @@ class FileFormat:
     def entries(self, data: bytes, first: int, at: int) -> Iterator[tuple[bytes, int, int, int]]:
         """Find the entries of a part of the file.
 
-        Parameters
-        ----------
-        data : bytes
-            The part.
-        first : int
-            The offset in the part at which to begin.
-        at : int
-            The offset of the part in the file.
+        ``first``: the offset in the part at which to begin. ``at``: the offset of the part in the
+        file.
 
         Yields
         ------
@@ -107,10 +98,7 @@ class FileFormat:
 def read_header(data: bytes, context: bytes) -> FileFormat | None:
     """Return the format of a file's entries, or None if its header is incomplete.
 
-    Raises
-    ------
-    ValueError
-        If the file begins with other bytes, or has the header of another context.
+    Raises ValueError if the file begins with other bytes, or has the header of another context.
     """
     magic = data[: len(_MAGIC)]
     if len(magic) < len(_MAGIC):

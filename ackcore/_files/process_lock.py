@@ -18,10 +18,7 @@ from weakref import WeakSet
 class ProcessLock:
     """A file that this process holds open and can lock; closed in forked processes.
 
-    Parameters
-    ----------
-    path : str or Path
-        The file; created if it does not exist.
+    ``path``: the file; created if it does not exist.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -23,12 +23,8 @@ class Breaker:
 
     While it is open, the results of calls that began before do not count.
 
-    Parameters
-    ----------
-    failures : int or None
-        The number of failures in a row that open it; None for never.
-    reset_ns : int
-        The time for which it stays open, in nanoseconds.
+    ``failures``: the number of failures in a row that open it; None for never. ``reset_ns``: the
+    time for which it stays open, in nanoseconds.
 
     Attributes
     ----------
@@ -60,10 +56,7 @@ class Breaker:
     def succeeded(self, probe: bool) -> bool:
         """Record that a call was answered. Return whether that closed the breaker.
 
-        Parameters
-        ----------
-        probe : bool
-            Whether it is the trial call.
+        ``probe``: whether it is the trial call.
         """
         if self.state is BreakerState.CLOSED:
             self._failures = 0
@@ -79,14 +72,7 @@ class Breaker:
         """Record that a call failed. If that opens the breaker, return the open time in
         nanoseconds.
 
-        Parameters
-        ----------
-        error : BaseException
-            The error of the call.
-        now_ns : int
-            The time now.
-        probe : bool
-            Whether it is the trial call.
+        ``error``: the error of the call. ``probe``: whether it is the trial call.
         """
         if self.state is BreakerState.CLOSED:
             self._failures += 1
@@ -108,14 +94,7 @@ class TokenBucket:
     within its first t seconds at most ``rate_per_s * t`` calls begin, and many short tasks in a row
     do not exceed the rate either.
 
-    Parameters
-    ----------
-    rate_per_s : float
-        Tokens per second, above 0.
-    now_ns : int
-        The time now, in nanoseconds.
-    burst_s : float, default 0.1
-        Seconds.
+    ``rate_per_s``: tokens per second, above 0. ``now_ns``: the time now, in nanoseconds.
 
     Notes
     -----

@@ -204,10 +204,7 @@ def _endpoints(given: Any) -> tuple[Hashable, ...] | None:
 def exception_classes(given: Any, name: str) -> tuple[type[BaseException], ...]:
     """Return one exception class, or an iterable of them, as a tuple.
 
-    Raises
-    ------
-    TypeError
-        If it holds something else.
+    Raises TypeError if it holds something else.
     """
     classes = (given,) if isinstance(given, (type, str)) else given
     if not isinstance(classes, Iterable):

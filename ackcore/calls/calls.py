@@ -133,10 +133,7 @@ class Calls(Generic[Item, Value]):
     def complete(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run another coroutine in the event loop, between runs, and return its result.
 
-        Raises
-        ------
-        RuntimeError
-            If this is closed, or a run is not over.
+        Raises RuntimeError if this is closed, or a run is not over.
         """
         try:
             self._refuse()
@@ -236,12 +233,7 @@ class CallLoop(asyncio.SelectorEventLoop):
     not handled. If the clock continued meanwhile, all time-outs, the user's own ``asyncio.timeout``
     included, would expire as soon as the loop runs again, although their answers have arrived.
 
-    Parameters
-    ----------
-    clock : callable
-        Returns the time in nanoseconds.
-    selector : selectors.BaseSelector, optional
-        The selector of the loop.
+    ``clock``: returns the time in nanoseconds. ``selector``: the selector of the loop.
     """
 
     def __init__(

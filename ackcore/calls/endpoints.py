@@ -262,12 +262,7 @@ class Endpoints:
     def opens(self, now_ns: int, wait_ns: float) -> tuple[int, bool] | None:
         """Return the time when the first endpoint opens, and whether that is too late.
 
-        Parameters
-        ----------
-        now_ns : int
-            The time now.
-        wait_ns : float
-            The longest wait for a service that is down.
+        ``wait_ns``: the longest wait for a service that is down.
 
         Returns
         -------
@@ -335,10 +330,7 @@ def _made_chooser(settings: CallSettings) -> Chooser:
 def made_limit(settings: CallSettings, clock: Callable[[], int]) -> Limit:
     """Make the law of a window, by ``settings.max_concurrency``.
 
-    Raises
-    ------
-    TypeError
-        If that makes something else.
+    Raises TypeError if that makes something else.
     """
     make = settings.max_concurrency
     if isinstance(make, int):

@@ -87,54 +87,28 @@ class Unavailable(Retry):
 
 
 class CallOutcome(NamedTuple, Generic[Value]):
-    """The outcome of one item.
+    """The outcome of one item."""
 
-    Attributes
-    ----------
-    value : object
-        The result of the call; None if it failed.
-    error : BaseException or None
-        The last error; None if the call succeeded. `TimeoutError` if it took too long; `Retry` if
-        the item should be called again later; `Unavailable` also if it was not called, since no
-        endpoint answers.
-    attempts : int
-        The number of calls made for it; 0 if no endpoint answered at that time.
-    after_s : float or None
-        With `Retry`, the seconds after which the item should be called again, if known.
-    """
-
-    value: Value | None
+    value: Value | None  # the result of the call; None if it failed
+    #: The last error; None if the call succeeded. `TimeoutError` if it took too long; `Retry` if
+    #: the item should be called again later; `Unavailable` also if it was not called, since no
+    #: endpoint answers.
     error: BaseException | None
-    attempts: int
+    attempts: int  # the number of calls made for it; 0 if no endpoint answered at that time
+    #: With `Retry`, the seconds after which the item should be called again, if known.
     after_s: float | None = None
 
 
 @dataclass
 class CallCounts:
-    """The counts since the calls of a task began.
+    """The counts since the calls of a task began."""
 
-    Attributes
-    ----------
-    made : int
-        Calls begun.
-    failed : int
-        Calls that raised or timed out.
-    timed_out : int
-        Calls that timed out.
-    waited : int
-        Waits of items in the task before another call.
-    given_back : int
-        Items that ended without a result, because their wait for another call would be too long.
-    trips : int
-        Times that a breaker opened.
-    used : UsageCounts
-        The reports of `used`, if the limit has ``tokens_per_min`` or ``cost_per_run``.
-    """
-
-    made: int = 0
-    failed: int = 0
-    timed_out: int = 0
-    waited: int = 0
+    made: int = 0  # calls begun
+    failed: int = 0  # calls that raised or timed out
+    timed_out: int = 0  # calls that timed out
+    waited: int = 0  # waits of items in the task before another call
+    #: Items that ended without a result, because their wait for another call would be too long.
     given_back: int = 0
-    trips: int = 0
+    trips: int = 0  # Times that a breaker opened
+    #: The reports of `used`, if the limit has ``tokens_per_min`` or ``cost_per_run``.
     used: UsageCounts = field(default_factory=UsageCounts)

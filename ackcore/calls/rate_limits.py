@@ -164,13 +164,7 @@ cost_per_run=None)
 
 
 def checked_limit(given: Any) -> RateLimit | None:
-    """Return a limit, or None.
-
-    Raises
-    ------
-    TypeError
-        If it is something else.
-    """
+    """Return a limit, or None. Raises TypeError if it is something else."""
     if given is not None and not isinstance(given, RateLimit):
         raise TypeError(
             f"limit must be a RateLimit, got {type(given).__name__} {given!r}; write "

@@ -41,13 +41,8 @@ class CallThreads:
     continues, and its thread ends after it. Another thread takes its place at once. The function
     sees the context variables of the coroutine that calls it.
 
-    Parameters
-    ----------
-    function : callable
-    threads : int
-        The number of calls at once. Further calls are queued in order.
-    name : str
-        The name of the threads, for display.
+    ``threads``: the number of calls at once. Further calls are queued in order. ``name``: the name
+    of the threads, for display.
     """
 
     def __init__(self, function: Callable[..., Any], threads: int, name: str) -> None:
@@ -64,12 +59,8 @@ class CallThreads:
     ) -> asyncio.Future[Any]:
         """Call the function, and return a future of its result. Use it in the event loop.
 
-        Parameters
-        ----------
-        *arguments
-            The arguments of the function.
-        began : callable, optional
-            Called without arguments, in the thread, when the call begins.
+        ``*arguments``: the arguments of the function. ``began``: called without arguments, in the
+        thread, when the call begins.
         """
         loop = asyncio.get_running_loop()
         call = _ThreadCall(loop.create_future(), arguments, began, copy_context())

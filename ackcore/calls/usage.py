@@ -55,24 +55,14 @@ class KeySums(dict[str, float]):
 
 @dataclass
 class UsageCounts:
-    """The usage that calls reported.
+    """The usage that calls reported."""
 
-    Attributes
-    ----------
-    answered : int
-        Calls that returned.
-    with_tokens, with_cost : int
-        Calls that reported tokens, and a cost.
-    late : int
-        Reports after the end of their call, which were refused.
-    tokens : KeySums
-        The reported tokens by key of the limit; the key is "" without ``per``.
-    """
-
-    answered: int = 0
+    answered: int = 0  # calls that returned
+    #: Calls that reported tokens, and a cost.
     with_tokens: int = 0
     with_cost: int = 0
-    late: int = 0
+    late: int = 0  # Reports after the end of their call, which were refused
+    #: The reported tokens by key of the limit; the key is "" without ``per``.
     tokens: KeySums = field(default_factory=KeySums)
 
     def add(self, other: UsageCounts) -> None:
@@ -104,12 +94,7 @@ class UsageCounts:
 class Usage:
     """The tokens and the cost that one call has reported.
 
-    Parameters
-    ----------
-    key : str
-        The key of the limit that the call belongs to.
-    counts : UsageCounts
-        The counts of the task.
+    ``key``: the key of the limit that the call belongs to. ``counts``: the counts of the task.
     """
 
     __slots__ = ("_counts", "_ended", "cost", "key", "tokens")
@@ -122,13 +107,7 @@ class Usage:
         self._ended = False
 
     def report(self, tokens: float | None, cost: float | None) -> None:
-        """Add a report.
-
-        Raises
-        ------
-        RuntimeError
-            If the call has ended.
-        """
+        """Add a report. Raises RuntimeError if the call has ended."""
         if self._ended:
             self._counts.late += 1
             raise RuntimeError(

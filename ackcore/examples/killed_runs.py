@@ -19,14 +19,8 @@ def run_killed(command: Sequence[str], directory: Path, kills: int) -> int:
 
     Prints what the children print.
 
-    Parameters
-    ----------
-    command : sequence of str
-        The command.
-    directory : Path
-        The directory of the temporary files. Deleting it deletes the files of a killed Spark.
-    kills : int
-        The number of kills.
+    ``directory``: the directory of the temporary files. Deleting it deletes the files of a killed
+    Spark. ``kills``: the number of kills.
 
     Returns
     -------

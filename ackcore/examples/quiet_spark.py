@@ -80,15 +80,11 @@ def spark_session(
 ) -> Iterator[tuple[SparkSession, str]]:
     """Start Spark with all its files in a temporary directory, which is removed at the end.
 
-    Parameters
-    ----------
-    master : str
-        Spark's master.
-    conf : mapping from str to str, optional
-        Additional settings of Spark.
-    log : path, optional
-        The file for the JVM's output; files of a JVM crash are written beside it.  By default they
-        are in the temporary directory.
+    Raises SparkError if Spark does not start, or in place of an error of Spark in the enclosed
+    code.
+
+    ``conf``: additional settings of Spark. ``log``: the file for the JVM's output; files of a JVM
+    crash are written beside it. By default they are in the temporary directory.
 
     Yields
     ------
@@ -96,11 +92,6 @@ def spark_session(
         The session.
     directory : str
         The temporary directory.
-
-    Raises
-    ------
-    SparkError
-        If Spark does not start, or in place of an error of Spark in the enclosed code.
     """
     with tempfile.TemporaryDirectory(prefix="ackcore-", ignore_cleanup_errors=True) as directory:
         said = Path(directory, "spark.log") if log is None else Path(log).absolute()

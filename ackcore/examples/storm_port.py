@@ -52,10 +52,7 @@ class SplitSentence(Bolt):
 class Exclaim(Bolt):
     """A bolt that adds an exclamation mark; the first attempt at some words fails.
 
-    Parameters
-    ----------
-    fails : sequence of str
-        Words that fail at their sentence's first attempt.
+    ``fails``: words that fail at their sentence's first attempt.
     """
 
     outputs = _WORD

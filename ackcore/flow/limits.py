@@ -31,12 +31,8 @@ MAX_LIMIT = 1_000_000
 def limit_bounds(initial: Any, max_limit: Any) -> tuple[int, int]:
     """Return the initial and the largest value of a `Limit`, checked.
 
-    Raises
-    ------
-    TypeError
-        If one is not an integer.
-    ValueError
-        If one is out of range, or the initial value is larger than the largest.
+    Raises TypeError if one is not an integer. Raises ValueError if one is out of range, or the
+    initial value is larger than the largest.
     """
     most = as_count(max_limit, "max_limit", 1, MAX_LIMIT)
     return as_count(initial, "initial", 1, most), most

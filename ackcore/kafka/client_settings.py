@@ -49,14 +49,10 @@ class ClientSettings:
 
     It can be pickled if its callbacks can. Neither its ``repr`` nor errors show a secret.
 
-    Parameters
-    ----------
-    bootstrap_servers : str
-        ``host:port`` of brokers, separated by commas.
-    options : mapping of str, optional
-        librdkafka settings: ``security.protocol``, ``sasl.*``, ``ssl.*``, ``oauth_cb``,
-        ``isolation.level``, ``fetch.*`` and all others except those that decide which offsets are
-        committed and read, which ackcore sets.
+    ``bootstrap_servers``: ``host:port`` of brokers, separated by commas. ``options``: librdkafka
+    settings: ``security.protocol``, ``sasl.*``, ``ssl.*``, ``oauth_cb``, ``isolation.level``,
+    ``fetch.*`` and all others except those that decide which offsets are committed and read, which
+    ackcore sets.
 
     Raises
     ------
@@ -76,12 +72,8 @@ class ClientSettings:
     ) -> dict[str, Any]:
         """Return the configuration of a client.
 
-        Parameters
-        ----------
-        own : mapping
-            Settings that the client requires; the user's options do not override them.
-        defaults : mapping, optional
-            Settings that the user's options override.
+        ``own``: settings that the client requires; the user's options do not override them.
+        ``defaults``: settings that the user's options override.
         """
         where = {"bootstrap.servers": self.bootstrap_servers}
         return {**where, **(defaults or {}), **self.options, **own}

@@ -74,14 +74,9 @@ class _Bounds(NamedTuple):
 class Watermarks(_Bounds):
     """The bounds of a partition: its first offset ``low``, and ``high``, the next one to become
     readable.
-
-    Attributes
-    ----------
-    epoch : int or None
-        The epoch of the answering leader, if it sends one; not compared.
     """
 
-    epoch: int | None = None
+    epoch: int | None = None  # the epoch of the answering leader, if it sends one; not compared
 
 
 class Committed(NamedTuple):
@@ -131,12 +126,7 @@ class ClusterFailed(RuntimeError):
 class Cluster:
     """A client that makes requests to a cluster. One thread at a time may call its methods.
 
-    Parameters
-    ----------
-    settings : ClientSettings
-        The connection to the brokers.
-    timeout_s : float, default 30
-        The time-out of each request.
+    ``settings``: the connection to the brokers. ``timeout_s``: the time-out of each request.
 
     Raises
     ------
@@ -174,21 +164,12 @@ class Cluster:
     ) -> list[Partition]:
         """Return all partitions of topics, by topic and number.
 
-        Parameters
-        ----------
-        topics : iterable of str, optional
-            The names of topics.
-        pattern : str or re.Pattern, optional
-            Instead of names: all topics whose whole name matches, except Kafka's own.
-        missing_ok : bool, default False
-            Whether missing topics are left out instead of raising.
+        Raises UnknownTopics if named topics do not exist, unless ``missing_ok``. Raises
+        ClusterFailed if no broker answers in time.
 
-        Raises
-        ------
-        UnknownTopics
-            If named topics do not exist, unless ``missing_ok``.
-        ClusterFailed
-            If no broker answers in time.
+        ``topics``: the names of topics. ``pattern``: instead of names: all topics whose whole name
+        matches, except Kafka's own. ``missing_ok``: whether missing topics are left out instead of
+        raising.
         """
         if (topics is None) == (pattern is None):
             raise TypeError("partitions() takes either topics or pattern")
@@ -237,12 +218,8 @@ class Cluster:
     def bounds_of(self, topic: str) -> dict[TopicPartition, Watermarks]:
         """Return the first and last offsets of each partition of a topic, in order.
 
-        Raises
-        ------
-        UnknownTopics
-            If the topic does not exist.
-        ClusterFailed
-            If no broker answers in time, or the offsets of a partition are unknown.
+        Raises UnknownTopics if the topic does not exist. Raises ClusterFailed if no broker answers
+        in time, or the offsets of a partition are unknown.
         """
         keys = [one.key for one in self.partitions([topic])]
         answers = self.watermarks(keys)
@@ -323,15 +300,9 @@ class Cluster:
     ) -> PartitionAnswers[Committed]:
         """Commit offsets of a group without members, in one request if they fit into it.
 
-        Parameters
-        ----------
-        group : str
-            The group.
-        offsets : mapping of (topic, partition)
-            The next offset to read and its metadata, as `ackcore.offsets.Commit`.
-        patience_s : float, default 5
-            Seconds of retries while the coordinator moves, or does not answer. The call takes at
-            most 3 s more.
+        ``offsets``: the next offset to read and its metadata, as `ackcore.offsets.Commit`.
+        ``patience_s``: seconds of retries while the coordinator moves, or does not answer. The call
+        takes at most 3 s more.
 
         Returns
         -------

@@ -16,39 +16,21 @@ Content = tuple[bytes | str | None, bytes | str | None, list[tuple[str, bytes | 
 
 
 class MessageColumns(NamedTuple):
-    """The columns that hold the parts of a message.
+    """The columns that hold the parts of a message."""
 
-    Attributes
-    ----------
-    key : str or None
-        A column of text or bytes; no keys if None.
-    value : str or None
-        A column of text or bytes, sent unchanged, or a struct, sent as JSON; the whole row as JSON
-        if None.
-    headers : str or None
-        A list of structs of key and value, or a map; text or bytes.
-    """
-
-    key: str | None = None
+    key: str | None = None  # a column of text or bytes; no keys if None
+    #: A column of text or bytes, sent unchanged, or a struct, sent as JSON; the whole row as JSON
+    #: if None.
     value: str | None = None
-    headers: str | None = None
+    headers: str | None = None  # a list of structs of key and value, or a map; text or bytes
 
     def check(self, what: str, schema: pa.Schema) -> None:
         """Raise if columns are missing or have an unsuitable type.
 
-        Parameters
-        ----------
-        what : str
-            The beginning of error messages.
-        schema : pyarrow.Schema
-            The schema of the rows.
+        Raises ValueError if a column is missing. Raises TypeError if a column has a type that has
+        no form as bytes for Kafka.
 
-        Raises
-        ------
-        ValueError
-            If a column is missing.
-        TypeError
-            If a column has a type that has no form as bytes for Kafka.
+        ``what``: the beginning of error messages. ``schema``: the schema of the rows.
         """
         for argument, name in zip(self._fields, self, strict=True):
             if name is not None and schema.get_all_field_indices(name) == []:
@@ -93,12 +75,7 @@ class MessageColumns(NamedTuple):
     def unfit(self, batch: pa.RecordBatch, *more: str | None) -> dict[int, str]:
         """Return the positions of rows that would send text that is not UTF-8, with the reasons.
 
-        Parameters
-        ----------
-        batch : pyarrow.RecordBatch
-            The rows.
-        *more : str or None
-            Columns that are sent besides key, value and headers.
+        ``*more``: columns that are sent besides key, value and headers.
         """
         names = batch.schema.names if self.value is None else (self.value,)
         found: dict[int, str] = {}

@@ -138,22 +138,15 @@ PASSING = {
 
 
 class Undelivered(NamedTuple):
-    """A message that its topic refuses, or that shared a request with such a message.
+    """A message that its topic refuses, or that shared a request with such a message."""
 
-    Attributes
-    ----------
-    why : {"size", "no key", "beside"}
-        "size": the message or its request is too large. "no key": the topic requires a key.
-        "beside": another record of the request is invalid.
-    key, value : bytes or None
-    said : str
-        The error, with the remedy.
-    """
-
+    #: "size": the message or its request is too large. "no key": the topic requires a key.
+    #: "beside": another record of the request is invalid.
     why: Literal["size", "no key", "beside"]
+
     key: bytes | None
     value: bytes | None
-    said: str
+    said: str  # the error, with the remedy
 
 
 def _bytes(value: bytes | str | None) -> bytes | None:
@@ -176,12 +169,8 @@ class DeliveryError(RuntimeError):
 class Deliveries:
     """A producer and its messages under way. One thread at a time may use it.
 
-    Parameters
-    ----------
-    settings : ClientSettings
-        The connection to the brokers.
-    transactional_id : str, optional
-        The transactional id, if the messages are sent in transactions.
+    ``settings``: the connection to the brokers. ``transactional_id``: the transactional id, if the
+    messages are sent in transactions.
 
     Raises
     ------
@@ -238,10 +227,7 @@ class Deliveries:
     def reach(self, topic: str) -> None:
         """Request a topic's metadata, to check that a broker answers. The topic need not exist.
 
-        Raises
-        ------
-        DeliveryError
-            If no broker answers within 10 s.
+        Raises DeliveryError if no broker answers within 10 s.
         """
         try:
             self.producer.list_topics(topic, timeout=_REACH_S)
@@ -259,6 +245,8 @@ class Deliveries:
     ) -> None:
         """Queue a message; it is delivered once `flush` has returned.
 
+        Raises DeliveryError if an earlier message was not delivered, or this one cannot be.
+
         Parameters
         ----------
         topic : str
@@ -269,11 +257,6 @@ class Deliveries:
             The headers, in order.
         partition : int, optional
             The partition. By default the key determines it.
-
-        Raises
-        ------
-        DeliveryError
-            If an earlier message was not delivered, or this one cannot be.
         """
         self._sent += 1
         if self._sent % _EVERY == 0:
@@ -293,13 +276,7 @@ class Deliveries:
                 return
 
     def flush(self) -> None:
-        """Wait until all messages are delivered.
-
-        Raises
-        ------
-        DeliveryError
-            If one was not delivered.
-        """
+        """Wait until all messages are delivered. Raises DeliveryError if one was not delivered."""
         while self._serve(self.producer.flush, _SLICE_S):
             self._look(0)
         self._look(0)
@@ -307,11 +284,8 @@ class Deliveries:
     def close(self, *, in_transaction: bool = False) -> None:
         """Drop undelivered messages and close the producer. A second call does nothing.
 
-        Parameters
-        ----------
-        in_transaction : bool, default False
-            Whether a transaction may be open. ``Producer.close`` would abort it, and wait without
-            limit for brokers that are away.
+        ``in_transaction``: whether a transaction may be open. ``Producer.close`` would abort it,
+        and wait without limit for brokers that are away.
         """
         producer, self._producer = self._producer, None
         if producer is None:
@@ -327,10 +301,8 @@ class Deliveries:
     ) -> None:
         """Call a function of the producer with a time-out as its last argument, until it succeeds.
 
-        Raises
-        ------
-        DeliveryError
-            If it fails for good, or still fails after 60 s. ``what`` begins the message.
+        Raises DeliveryError if it fails for good, or still fails after 60 s. ``what`` begins the
+        message.
         """
         until = time.monotonic() + _TIMEOUT_MS / 1000
         while True:
@@ -347,12 +319,8 @@ class Deliveries:
         """Make a `call` in a separate thread, for a function that may never return.
 
         If the function does not return, its producer is abandoned. It is never closed, since that
-        would wait for the function. The next producer with its transactional id fences it.
-
-        Raises
-        ------
-        DeliveryError
-            Also if the function has not returned 5 s after its time-out of 30 s.
+        would wait for the function. The next producer with its transactional id fences it. Raises
+        DeliveryError also if the function has not returned 5 s after its time-out of 30 s.
         """
         raised: list[BaseException] = []
         done = threading.Event()
@@ -430,18 +398,10 @@ class Deliveries:
 
 
 class Mark(NamedTuple):
-    """The last committed transaction of a transactional id.
+    """The last committed transaction of a transactional id."""
 
-    Attributes
-    ----------
-    number : int
-        The number of the transaction.
-    note : str
-        The note that was committed with it.
-    """
-
-    number: int
-    note: str
+    number: int  # the number of the transaction
+    note: str  # the note that was committed with it
 
 
 class Transactions:
@@ -452,14 +412,8 @@ class Transactions:
     producer with the same id ends the open transactions of earlier ones, and reads the last
     committed mark.
 
-    Parameters
-    ----------
-    settings : ClientSettings
-        The connection to the brokers.
-    transactional_id : str
-        The transactional id. A new producer with it fences all earlier ones.
-    topic : str
-        The topic of the messages.
+    ``settings``: the connection to the brokers. ``transactional_id``: the transactional id. A new
+    producer with it fences all earlier ones. ``topic``: the topic of the messages.
 
     Raises
     ------

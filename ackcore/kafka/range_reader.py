@@ -150,20 +150,12 @@ class RangeReader:
     def read(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
         """Yield the records of a range in order, in `RECORD_SCHEMA`.
 
-        Raises
-        ------
-        ValueError
-            If the range begins below 0; at once.
-        RuntimeError
-            If another range is not read to its end and its iterator not closed, or the reader is
-            closed.
-        OffsetsLost
-            If offsets of the range were deleted. The records before them were yielded.
-        ReadTimedOut
-            If nothing came for ``timeout_s``.
-        ReadFailed
-            If the brokers refuse, or send unreadable data, or the partition's log was truncated and
-            written again. The records before it were yielded.
+        Raises ValueError if the range begins below 0; at once. Raises RuntimeError if another range
+        is not read to its end and its iterator not closed, or the reader is closed. Raises
+        OffsetsLost if offsets of the range were deleted. The records before them were yielded.
+        Raises ReadTimedOut if nothing came for ``timeout_s``. Raises ReadFailed if the brokers
+        refuse, or send unreadable data, or the partition's log was truncated and written again. The
+        records before it were yielded.
         """
         if range_.start < 0:
             # librdkafka uses -1 for the end and -2 for the beginning.

@@ -64,11 +64,6 @@ class RecordColumns:
 
     They hold copies of the messages' contents, so that librdkafka can reuse the memory of the
     messages while it is in the processor's caches.
-
-    Parameters
-    ----------
-    topic : str
-    partition : int
     """
 
     def __init__(self, topic: str, partition: int) -> None:

@@ -102,19 +102,11 @@ def raw_consumer(
 
     It returns None in four cases: a setting is neither text nor number (callbacks and loggers
     belong to confluent-kafka); SASL may fetch a token, which confluent-kafka does its own way; the
-    Python backend runs, which is slower with this consumer; librdkafka cannot be called.
+    Python backend runs, which is slower with this consumer; librdkafka cannot be called. Raises
+    KafkaException if librdkafka refuses the settings; it holds a `KafkaError`.
 
-    Parameters
-    ----------
-    conf : mapping
-        The settings, in confluent-kafka's form, without ``error_cb``.
-    heard : callable
-        Called with each error of the client itself, during a wait for messages.
-
-    Raises
-    ------
-    KafkaException
-        If librdkafka refuses the settings; it holds a `KafkaError`.
+    ``conf``: the settings, in confluent-kafka's form, without ``error_cb``. ``heard``: called with
+    each error of the client itself, during a wait for messages.
     """
     plain = all(type(value) in (str, int, float, bool) for value in conf.values())
     mechanisms = (str(conf.get(name, "")).upper() for name in ("sasl.mechanism", "sasl.mechanisms"))
@@ -171,14 +163,8 @@ class RawConsumer:
             self._heard(KafkaError(code, _decoded(text)))
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read partitions from their offsets on, and nothing else.
-
-        Raises
-        ------
-        KafkaException
-            If librdkafka refuses the assignment.
-        RuntimeError
-            If the consumer is closed.
+        """Read partitions from their offsets on, and nothing else. Raises KafkaException if
+        librdkafka refuses the assignment. Raises RuntimeError if the consumer is closed.
         """
         self._check_open()
         library, wanted = self._library, list(partitions)

@@ -19,12 +19,8 @@ Start = str | datetime | Mapping[tuple[str, int], int]
 def as_start(start: Any, names: tuple[str, ...]) -> Start:
     """Return a checked start; offsets are copied.
 
-    Raises
-    ------
-    TypeError
-        If offsets are not integers by (topic, partition).
-    ValueError
-        If it is none of the names, a time without a zone, or an offset below 0.
+    Raises TypeError if offsets are not integers by (topic, partition). Raises ValueError if it is
+    none of the names, a time without a zone, or an offset below 0.
     """
     if isinstance(start, datetime):
         check_zone(start, "start")

@@ -40,6 +40,8 @@ def truncated_at(
 ) -> int | None:
     """Return the offset from which on a log differs from the one that a leader of an epoch had.
 
+    Raises ConnectionError if the brokers do not answer in time.
+
     Parameters
     ----------
     settings : ClientSettings
@@ -59,11 +61,6 @@ def truncated_at(
     -------
     int or None
         At least ``low``; None if the log below ``position`` is unchanged.
-
-    Raises
-    ------
-    ConnectionError
-        If the brokers do not answer in time.
     """
     until = time.monotonic() + timeout_s
 

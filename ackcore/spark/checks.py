@@ -97,10 +97,7 @@ def interval_s(options: Mapping[str, Any]) -> float:
 def check_options(dead_letters: Place, accept_changes: bool, clock: Callable[[], int]) -> None:
     """Check the types of the other arguments of `start` and `run_batch`.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument has the wrong type or value; the message names it.
+    Raises TypeError or ValueError if an argument has the wrong type or value; the message names it.
     """
     if dead_letters is not None and not isinstance(dead_letters, DeadLetterTopic):
         place_of(dead_letters, "dead_letters")
@@ -121,10 +118,7 @@ def check_callable(name: str, function: Callable[..., object]) -> None:
 def check_dead_topic(topology: Topology, dead_letters: Place) -> None:
     """Refuse a dead-letter topic that a spout reads: dead letters would be read as records.
 
-    Raises
-    ------
-    ValueError
-        If a spout reads the topic; the message names both.
+    Raises ValueError if a spout reads the topic; the message names both.
     """
     if not isinstance(dead_letters, DeadLetterTopic):
         return
@@ -146,24 +140,13 @@ def _servers(settings: ClientSettings) -> set[str]:
 def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
     """Refuse a topology that cannot run.
 
-    Parameters
-    ----------
-    topology : Topology
-        The argument of `start` or `run_batch`.
-    spark : SparkSession
-        The session to run it in.
-    streaming : bool
-        Whether its sources must be streams; otherwise they must be bounded.
+    Raises TypeError if a type is not supported, a bolt cannot be pickled, or a sink cannot take its
+    stream. In a session of Spark Connect also if the sources are streams, or a sink needs a JVM.
+    Raises ValueError if a source is a stream instead of bounded, or the reverse, or there is no
+    spout. Raises WorkerPythonError if the workers' Python cannot run it.
 
-    Raises
-    ------
-    TypeError
-        If a type is not supported, a bolt cannot be pickled, or a sink cannot take its stream. In a
-        session of Spark Connect also if the sources are streams, or a sink needs a JVM.
-    ValueError
-        If a source is a stream instead of bounded, or the reverse, or there is no spout.
-    WorkerPythonError
-        If the workers' Python cannot run it.
+    ``topology``: the argument of `start` or `run_batch`. ``spark``: the session to run it in.
+    ``streaming``: whether its sources must be streams; otherwise they must be bounded.
     """
     if not isinstance(topology, Topology):
         raise TypeError(

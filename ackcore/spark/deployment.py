@@ -177,12 +177,8 @@ def _place_of(checkpoint: str | os.PathLike[str], dead_letters: Place) -> str:
 
 
 def _spark_checkpoint_of(checkpoint: str, given: str | os.PathLike[str] | None) -> Path:
-    """Return the directory of Spark's own part of a checkpoint.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If the argument is not a path of a file system, or is missing although it is required.
+    """Return the directory of Spark's own part of a checkpoint. Raises ValueError or TypeError if
+    the argument is not a path of a file system, or is missing although it is required.
     """
     if given is not None:
         return local_path(given, "spark_checkpoint")

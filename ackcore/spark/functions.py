@@ -152,10 +152,7 @@ def acker_task(root_id: ColumnOrName, n: int) -> Column:
 def xor_edges(edges: ColumnOrName) -> Column:
     """Return the XOR of the edge ids in each array: the init val of a row's deliveries.
 
-    Parameters
-    ----------
-    edges : Column or str
-        A column of type array<bigint>.
+    ``edges``: a column of type array<bigint>.
 
     Returns
     -------

@@ -307,10 +307,7 @@ _FORMS = "a schema: 'label string, score double', a StructType or a pyarrow.Sche
 def read_outputs(outputs: Any, frame: DataFrame) -> tuple[StructType, pa.Schema]:
     """Return the output columns of a function as a Spark schema and as an Arrow schema.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If they are not columns that Spark accepts from Python.
+    Raises TypeError or ValueError if they are not columns that Spark accepts from Python.
     """
     if isinstance(outputs, StructType):
         columns = outputs
@@ -374,11 +371,7 @@ def check_names(frame: DataFrame, columns: StructType, added: Sequence[str] = ()
     """Refuse columns if two of them have the same name in this session.
 
     ``columns`` are the outputs, ``added`` the names of columns that ackcore adds to the frame's.
-
-    Raises
-    ------
-    ValueError
-        If two names are equal; the message has both.
+    Raises ValueError if two names are equal; the message has both.
     """
     sensitive = is_case_sensitive(frame.sparkSession)
     taken: dict[str, tuple[str, str]] = {}
@@ -406,12 +399,8 @@ def read_concurrency(
     """Return the number of calls that a task makes at once, or a callable that returns a `Limit`.
 
     By default only an async function is called several times at once: few other functions are
-    thread-safe.
-
-    Raises
-    ------
-    ValueError
-        If several concurrent calls of a function of batches are requested.
+    thread-safe. Raises ValueError if several concurrent calls of a function of batches are
+    requested.
     """
     if kind is Kind.BATCH and given not in (None, 1):
         raise ValueError(
@@ -426,10 +415,8 @@ def read_concurrency(
 def check_limit(frame: DataFrame, kind: Kind, limit: RateLimit | None) -> None:
     """Refuse a limit with a key that rows of the frame do not have, or with a limit of the cost.
 
-    Raises
-    ------
-    ValueError
-        If the key is no column, the function has no rows, or there is a ``cost_per_run``.
+    Raises ValueError if the key is no column, the function has no rows, or there is a
+    ``cost_per_run``.
     """
     if limit is not None and limit.cost_per_run is not None:
         raise ValueError(
@@ -455,10 +442,7 @@ def check_limit(frame: DataFrame, kind: Kind, limit: RateLimit | None) -> None:
 def share_of(frame: DataFrame, limit: RateLimit | None, tasks: int | None) -> RateLimit | None:
     """Return the limit of one task: the total rate divided by the number of concurrent tasks.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If `tasks` is not a positive number, or is given without a limit.
+    Raises TypeError or ValueError if `tasks` is not a positive number, or is given without a limit.
     """
     if tasks is not None:
         tasks = _columns.as_count(tasks, "tasks", 1)

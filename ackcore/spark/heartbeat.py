@@ -48,10 +48,8 @@ _DIRECTORY = "ackcore-beats-"
 class Beats:
     """A directory in which each empty file is a beat.
 
-    Parameters
-    ----------
-    directory : Path
-        A path on the driver's machine.  The directory is created here, and removed by `close`.
+    ``directory``: a path on the driver's machine. The directory is created here, and removed by
+    `close`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -108,18 +106,11 @@ def with_heartbeat(spark: SparkSession, frame: DataFrame | None, directory: Path
 def forget_beats(checkpoint: Path) -> None:
     """Delete all traces of beats from Spark's part of a checkpoint.
 
-    Then neither a repeated micro-batch nor the next one has rows of the heartbeat.  An interrupted
-    call may be repeated.  Spark's query must not run.
+    Then neither a repeated micro-batch nor the next one has rows of the heartbeat. An interrupted
+    call may be repeated. Spark's query must not run. Raises StateError if the directory cannot be
+    written.
 
-    Parameters
-    ----------
-    checkpoint : Path
-        The directory of Spark's part.
-
-    Raises
-    ------
-    StateError
-        If the directory cannot be written.
+    ``checkpoint``: the directory of Spark's part.
     """
     offsets = checkpoint / "offsets"
     log = find_log(checkpoint)

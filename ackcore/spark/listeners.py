@@ -82,10 +82,7 @@ class QueryListener:
 class Listeners:
     """The listeners of one query.
 
-    Parameters
-    ----------
-    listeners : sequence
-        Objects with some of the methods of `QueryListener`.
+    ``listeners``: objects with some of the methods of `QueryListener`.
 
     Raises
     ------
@@ -107,10 +104,7 @@ class Listeners:
     def add(self, listener: Any, counts: Counts | None = None) -> None:
         """Add a listener. If the counts of a running query are given, call its ``on_start``.
 
-        Raises
-        ------
-        TypeError
-            If it has none of the methods.
+        Raises TypeError if it has none of the methods.
         """
         if isinstance(listener, type) or not any(
             callable(getattr(listener, name, None)) for name in _METHODS

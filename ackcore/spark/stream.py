@@ -36,10 +36,7 @@ _RECENT = 100
 class Stream(ABC):
     """A topology that runs on a stream; the constructor starts it.
 
-    Parameters
-    ----------
-    deployment : Deployment
-        The topology and its open checkpoint; closed when the stream has ended.
+    ``deployment``: the topology and its open checkpoint; closed when the stream has ended.
 
     Attributes
     ----------

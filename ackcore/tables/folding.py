@@ -22,15 +22,9 @@ def fold_rows(
 ) -> pa.Table:
     """Return the states of the keys of some rows.
 
-    Parameters
-    ----------
-    shape : TableShape
-        The table.
-    batches : iterable of pyarrow.RecordBatch or pyarrow.Table
-        The rows; columns that the table does not read are ignored.
-    now_ms : int
-        The time of the micro-batch in milliseconds since 1970; the ttl counts from it.  For a table
-        with windows, the bound until which windows are closed: late rows are left out.
+    ``batches``: the rows; columns that the table does not read are ignored. ``now_ms``: the time of
+    the micro-batch in milliseconds since 1970; the ttl counts from it. For a table with windows,
+    the bound until which windows are closed: late rows are left out.
 
     Returns
     -------
@@ -44,13 +38,8 @@ def fold_rows(
 def merge_states(shape: TableShape, older: pa.Table, newer: pa.Table) -> pa.Table:
     """Return the states of rows of which some were folded earlier and some later.
 
-    Parameters
-    ----------
-    shape : TableShape
-        The table.
-    older, newer : pyarrow.Table
-        Stored rows, ascending by hash; at most one row per key in each.  The sessions of a key are
-        joined if they overlap.
+    ``older``, ``newer``: stored rows, ascending by hash; at most one row per key in each. The
+    sessions of a key are joined if they overlap.
 
     Returns
     -------
@@ -87,12 +76,7 @@ def finished(shape: TableShape, stored: pa.Table) -> pa.Table:
 def newest_rows(shape: TableShape, tables: Sequence[pa.Table]) -> pa.Table:
     """Return the newest row of each key, ascending by hash.
 
-    Parameters
-    ----------
-    shape : TableShape
-        The table.
-    tables : sequence of pyarrow.Table
-        Stored rows, each ascending by hash with at most one row per key; the newest first.
+    ``tables``: stored rows, each ascending by hash with at most one row per key; the newest first.
     """
     tables = [table for table in tables if table.num_rows]
     if len(tables) == 1:

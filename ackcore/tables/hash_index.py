@@ -20,28 +20,16 @@ _BUCKET_ROWS = 4
 
 
 class HashIndex(NamedTuple):
-    """The places of ascending hashes.
+    """The places of ascending hashes."""
 
-    Attributes
-    ----------
-    rows : int
-        The number of hashes.
-    lo, hi : int
-        The range of the hashes: from ``lo`` to below ``hi``.
-    base : int
-        The smallest distance of a first row from the expected one.
-    distances : numpy.ndarray of unsigned int, shape (buckets + 1,)
-        The distances of the first row of each bucket, and of the number of rows; less ``base``.
-    bits : numpy.ndarray of uint8, shape (rows,)
-        8 bits of each hash.
-    """
-
-    rows: int
+    rows: int  # the number of hashes
+    #: The range of the hashes: from ``lo`` to below ``hi``.
     lo: int
     hi: int
-    base: int
+    base: int  # the smallest distance of a first row from the expected one
+    #: The distances of the first row of each bucket, and of the number of rows; less ``base``.
     distances: npt.NDArray[Any]
-    bits: npt.NDArray[np.uint8]
+    bits: npt.NDArray[np.uint8]  # 8 bits of each hash
 
     @classmethod
     def of(cls, hashes: UInt64s, lo: int, hi: int) -> HashIndex:
@@ -86,10 +74,7 @@ class HashIndex(NamedTuple):
     def candidates(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
         """Return the rows that may have some hashes.
 
-        Parameters
-        ----------
-        hashes : numpy.ndarray of uint64
-            Hashes in the range of the index.
+        ``hashes``: hashes in the range of the index.
 
         Returns
         -------

@@ -22,10 +22,7 @@ UInt64s = npt.NDArray[np.uint64]
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """Return the type in which a table holds values of a type: without encodings and views.
 
-    Raises
-    ------
-    pyarrow.ArrowNotImplementedError
-        If the type contains a union.
+    Raises pyarrow.ArrowNotImplementedError if the type contains a union.
     """
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
@@ -72,19 +69,12 @@ def hashes_of(keys: Sequence[pa.Array], n: int) -> UInt64s:
 
 @dataclass(frozen=True)
 class KeyGroups:
-    """The rows of each distinct key.
+    """The rows of each distinct key."""
 
-    Attributes
-    ----------
-    order : numpy.ndarray of int64
-        The row numbers: all rows of the first key, then of the second.  Keys ascend by their hash;
-        the rows of a key are in their original order.
-    starts : numpy.ndarray of int64, shape (keys + 1,)
-        The position in ``order`` of the first row of each key, and the number of rows.
-    """
-
+    #: The row numbers: all rows of the first key, then of the second.  Keys ascend by their hash;
+    #: the rows of a key are in their original order.
     order: Int64s
-    starts: Int64s
+    starts: Int64s  # the position in ``order`` of the first row of each key, and the number of rows
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -102,10 +92,7 @@ class KeyGroups:
     def among(self, wanted: Bools | None) -> tuple[Int64s, Int64s, Bools | None]:
         """Leave out rows, and the keys that then have none.
 
-        Parameters
-        ----------
-        wanted : numpy.ndarray of bool, or None
-            The rows that stay; all of them if None.
+        ``wanted``: the rows that stay; all of them if None.
 
         Returns
         -------
@@ -191,12 +178,8 @@ def rows_equal(
     Nulls are equal, and floats are compared as in `ackcore._arrow.hash_columns`: -0.0 equals 0.0,
     and all NaNs are equal.
 
-    Parameters
-    ----------
-    left, right : sequence of pyarrow.Array
-        The columns of the keys, of equal plain types.
-    left_rows, right_rows : numpy.ndarray of int64
-        The rows to compare; None for all rows of ``right``.
+    ``left``, ``right``: the columns of the keys, of equal plain types. ``left_rows``,
+    ``right_rows``: the rows to compare; None for all rows of ``right``.
     """
     equal = np.ones(len(left_rows), np.bool_)
     for one, other in zip(left, right, strict=True):

@@ -28,47 +28,26 @@ _ABOUT = 0.75
 
 
 class SegmentInfo(NamedTuple):
-    """A segment in the record of a micro-batch.
+    """A segment in the record of a micro-batch."""
 
-    Attributes
-    ----------
-    file : str
-        The name of the file.
-    rows : int
-        The number of rows in the range.
-    nbytes : int
-        The size of the file in bytes.
-    lo, hi : int
-        The range of hashes that count: from ``lo`` to below ``hi``.  The file may have others.
-    part : float
-        The part of the file's rows that are in the range.
-    """
-
-    file: str
-    rows: int
-    nbytes: int
+    file: str  # the name of the file
+    rows: int  # the number of rows in the range
+    nbytes: int  # the size of the file in bytes
+    #: The range of hashes that count: from ``lo`` to below ``hi``.  The file may have others.
     lo: int
     hi: int
-    part: float = 1.0
+    part: float = 1.0  # the part of the file's rows that are in the range
 
 
 class SegmentMerge(NamedTuple):
-    """A merge of a range of segments.
+    """A merge of a range of segments."""
 
-    Attributes
-    ----------
-    segments : tuple of SegmentInfo
-        The segments to read, the newest first.
-    lo, hi : int
-        The range of hashes: from ``lo`` to below ``hi``.
-    into_base : bool
-        Whether nothing older than the result remains.  Only then may expired rows be dropped:
-        pass ``horizon_ms`` to `merged_parts` if it is True, and None if it is False.
-    """
-
-    segments: tuple[SegmentInfo, ...]
+    segments: tuple[SegmentInfo, ...]  # the segments to read, the newest first
+    #: The range of hashes: from ``lo`` to below ``hi``.
     lo: int
     hi: int
+    #: Whether nothing older than the result remains.  Only then may expired rows be dropped: pass
+    #: ``horizon_ms`` to `merged_parts` if it is True, and None if it is False.
     into_base: bool
 
     @property
@@ -90,10 +69,7 @@ def weight_of(segments: Iterable[SegmentInfo], lo: int = 0, hi: int = HASH_END) 
 def merge_due(segments: Sequence[SegmentInfo]) -> SegmentMerge | None:
     """Return the merge that a table needs next, or None.
 
-    Parameters
-    ----------
-    segments : sequence of SegmentInfo
-        The segments of the table, the newest first.
+    ``segments``: the segments of the table, the newest first.
     """
     deltas, base = _divided(segments)
     return _of_deltas(deltas) or _into_base(deltas, base)

@@ -34,14 +34,8 @@ _ABSENT: Note = {"nulls": "all", "at": (0, 0)}
 def write_segment(shape: TableShape, stored: pa.Table, lo: int = 0, hi: int = HASH_END) -> bytes:
     """Return the bytes of a segment.
 
-    Parameters
-    ----------
-    shape : TableShape
-        The table.
-    stored : pyarrow.Table
-        Rows with ``shape.stored_schema``, ascending by hash, one per key.
-    lo, hi : int, default all hashes
-        The range of hashes that the segment covers: from ``lo`` to below ``hi``.
+    ``stored``: rows with ``shape.stored_schema``, ascending by hash, one per key. ``lo``, ``hi``:
+    the range of hashes that the segment covers: from ``lo`` to below ``hi``.
     """
     n = stored.num_rows
     index = HashIndex.of(one_chunk(stored.column(HASH)).to_numpy(), lo, hi)
@@ -76,21 +70,13 @@ def write_segment(shape: TableShape, stored: pa.Table, lo: int = 0, hi: int = HA
 
 @dataclass(frozen=True)
 class TableSegment:
-    """An open segment, or the part of one in a range of hashes.
+    """An open segment, or the part of one in a range of hashes."""
 
-    Attributes
-    ----------
-    shape : TableShape
-        The table; a state that the segment does not have is null.
-    lo, hi : int
-        The range of hashes: from ``lo`` to below ``hi``.
-    start, stop : int
-        The range of rows.
-    """
-
-    shape: TableShape
+    shape: TableShape  # the table; a state that the segment does not have is null
+    #: The range of hashes: from ``lo`` to below ``hi``.
     lo: int
     hi: int
+    #: The range of rows.
     start: int
     stop: int
     _index: HashIndex
@@ -164,19 +150,15 @@ class TableSegment:
 
     def rows_of(self, hashes: UInt64s) -> pa.Table:
         """Return all rows with some hashes, which ascend; with ``shape.stored_schema``."""
-        if not self.rows:
-            return self.shape.stored_schema.empty_table()
-        first, last = np.uint64(self.lo), np.uint64(self.hi - 1)
-        hashes = np.unique(hashes[(hashes >= first) & (hashes <= last)])
-        numbers, rows = self.candidates(hashes)
-        found = rows_in(self.shape, [(self, rows)])
-        stored: UInt64s = one_chunk(found.column(HASH)).to_numpy()
-        return found.filter(pa.array(stored == hashes[numbers]))
+        last = np.uint64(self.hi - 1)
+        hashes = hashes[(hashes >= np.uint64(self.lo)) & (hashes <= last)]
+        rows = rows_in(self.shape, [(self, np.unique(self.candidates(hashes)[1]))])
+        return rows.filter(pa.array(np.isin(one_chunk(rows.column(HASH)).to_numpy(), hashes)))
 
     def expires(self) -> Int64s:
         """Return the time at which each row ends to exist, in milliseconds."""
         column = self.stored(slice(self.start, self.stop))[EXPIRES]
-        return unpacked([column], pa.int64()).to_numpy()  # type: ignore[no-any-return]
+        return one_chunk(unpacked([column], pa.int64())).to_numpy()  # type: ignore[no-any-return]
 
     def take(self, rows: Int64s) -> pa.Table:
         """Return rows by their numbers, with ``shape.stored_schema``."""
@@ -230,14 +212,8 @@ def rows_in(
 class TableReader:
     """The rows of a table in all its segments.
 
-    Parameters
-    ----------
-    shape : TableShape
-        The table.
-    segments : sequence of TableSegment
-        The newest first; a row replaces that of the same key in older segments.
-    horizon_ms : int
-        The time in milliseconds since 1970 at which rows with a ttl may have expired.
+    ``segments``: the newest first; a row replaces that of the same key in older segments.
+    ``horizon_ms``: the time in milliseconds since 1970 at which rows with a ttl may have expired.
     """
 
     def __init__(
@@ -250,10 +226,7 @@ class TableReader:
     def lookup(self, keys: pa.RecordBatch | pa.Table) -> pa.Table:
         """Return the stored row of each key.
 
-        Parameters
-        ----------
-        keys : pyarrow.RecordBatch or pyarrow.Table
-            The columns of the key; other columns are ignored.
+        ``keys``: the columns of the key; other columns are ignored.
 
         Returns
         -------

@@ -27,33 +27,19 @@ HASH_END = 2**64
 
 @dataclass(frozen=True)
 class TableShape:
-    """The columns of a table, and how they are computed.
+    """The columns of a table, and how they are computed."""
 
-    Attributes
-    ----------
-    name : str
-        The name of the table.
-    key : tuple of pyarrow.Field
-        The columns of the key, in their plain types: without dictionaries and views.
-    aggregates : mapping of str to Aggregate
-        The aggregates by the names of their columns.
-    ttl_s : float or None
-        The seconds after the last change of a row at which it ends to exist.
-    inputs : mapping of str to pyarrow.DataType
-        The plain types of the columns that the key and the aggregates read.
-    expires_by : str or None
-        The column with the time at which a row ends to exist, in milliseconds since 1970; of the
-        rows of a key, the latest counts. None: the ttl after the micro-batch.
-    window : Window or None
-        The windows of time.  Their start is the last column of the key, their end the first value.
-    """
-
-    name: str
+    name: str  # the name of the table
+    #: The columns of the key, in their plain types: without dictionaries and views.
     key: tuple[pa.Field, ...]
-    aggregates: Mapping[str, Aggregate]
-    ttl_s: float | None
+    aggregates: Mapping[str, Aggregate]  # the aggregates by the names of their columns
+    ttl_s: float | None  # the seconds after the last change of a row at which it ends to exist
+    #: The plain types of the columns that the key and the aggregates read.
     inputs: Mapping[str, pa.DataType]
+    #: The column with the time at which a row ends to exist, in milliseconds since 1970; of the
+    #: rows of a key, the latest counts. None: the ttl after the micro-batch.
     expires_by: str | None = None
+    #: The windows of time.  Their start is the last column of the key, their end the first value.
     window: Window | None = None
 
     @classmethod
@@ -68,6 +54,8 @@ class TableShape:
         window: Window | None = None,
     ) -> TableShape:
         """Return the shape of a table that is folded from rows of a schema.
+
+        Raises TypeError or ValueError if an argument is wrong; the text names it.
 
         Parameters
         ----------
@@ -86,11 +74,6 @@ class TableShape:
             The int64 column with the time at which a row ends to exist, in milliseconds since 1970.
         window : Window, optional
             The windows of time.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If an argument is wrong; the text names it.
         """
         where = f"table {name!r}:"
         keys = (key,) if isinstance(key, str) else tuple(key)
@@ -255,10 +238,7 @@ class TableShape:
     def key_arrays(self, rows: pa.RecordBatch | pa.Table) -> list[pa.Array]:
         """Return the columns of the key, in their plain types and one chunk each.
 
-        Raises
-        ------
-        TypeError, ValueError
-            If a column is missing or has another type.
+        Raises TypeError or ValueError if a column is missing or has another type.
         """
         arrays = []
         for field in self.key:

@@ -31,27 +31,14 @@ _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 @dataclass(frozen=True)
 class Window:
-    """The windows of a table; `tumbling`, `sliding` and `session` make it.
+    """The windows of a table; `tumbling`, `sliding` and `session` make it."""
 
-    Attributes
-    ----------
-    time : str
-        The column with the time of a row.
-    size_ms : int
-        The length of a window; of a session, the gap that ends it.
-    step_ms : int or None
-        The distance between the starts of two windows.  None: the windows are sessions.
-    late_ms : int
-        The time for which windows stay open for records out of order.
-    idle_ms : int or None
-        The time after which a spout without records does not hold windows open.
-    """
-
-    time: str
-    size_ms: int
+    time: str  # the column with the time of a row
+    size_ms: int  # the length of a window; of a session, the gap that ends it
+    #: The distance between the starts of two windows.  None: the windows are sessions.
     step_ms: int | None
-    late_ms: int
-    idle_ms: int | None
+    late_ms: int  # the time for which windows stay open for records out of order
+    idle_ms: int | None  # the time after which a spout without records does not hold windows open
 
     @property
     def is_session(self) -> bool:
@@ -70,10 +57,7 @@ class Window:
     def start_type(self, kind: pa.DataType) -> pa.DataType:
         """Return the type of the start and of the end of windows, given that of the times.
 
-        Raises
-        ------
-        TypeError
-            If it is no type of timestamps; the text is the part after "must be".
+        Raises TypeError if it is no type of timestamps; the text is the part after "must be".
         """
         if not pa.types.is_timestamp(kind):
             raise TypeError("a column of timestamps")
@@ -126,14 +110,8 @@ class Window:
         Rows without a usable time, and late rows, are left out.  A row of a session has the start
         of the session among these rows, and the end of a session of its own.
 
-        Parameters
-        ----------
-        columns : mapping from str to pyarrow.Array
-            The columns of the rows.
-        keys : sequence of str
-            The columns of the key, without the start of the window.
-        horizon_ms : int
-            The windows that close until then are closed.
+        ``columns``: the columns of the rows. ``keys``: the columns of the key, without the start of
+        the window. ``horizon_ms``: the windows that close until then are closed.
         """
         us, usable = self.times(columns[self.time])
         usable &= self.closes_ms(us) > horizon_ms
@@ -168,12 +146,8 @@ def sessions(groups: KeyGroups, starts: Int64s, ends: Int64s) -> Int64s:
     Rows of one key belong to the same session if their intervals overlap, or are connected by
     others that do.
 
-    Parameters
-    ----------
-    groups : KeyGroups
-        The rows of each key.
-    starts, ends : numpy.ndarray of int64
-        The interval of each row: from the start to before the end.
+    ``groups``: the rows of each key. ``starts``, ``ends``: the interval of each row: from the start
+    to before the end.
     """
     n = len(starts)
     if not n:

@@ -21,31 +21,19 @@ MAX_MARKS = 64
 
 @dataclass(frozen=True)
 class WindowWatermarks:
-    """The watermarks of a table after a micro-batch.
+    """The watermarks of a table after a micro-batch."""
 
-    Attributes
-    ----------
-    times : mapping from str to int
-        By spout, the largest time of a row of an ACKED record.
-    seen_ms : mapping from str to int
-        By spout, the time of the last plan with such a row.
-    begun_ms : int or None
-        The time of the first plan.
-    reached : int
-        The bound that the rows of all spouts have reached.  It never goes back.
-    closed : int
-        The bound until which windows are closed: that of ``reached``, unless a record waits that
-        was first read before.  It never goes back.
-    marks : tuple of (int, int)
-        For the micro-batches that first read waiting records: the time of the plan, and the bound
-        that was reached before.
-    """
-
+    #: By spout, the largest time of a row of an ACKED record.
     times: Mapping[str, int] = field(default_factory=dict)
+    #: By spout, the time of the last plan with such a row.
     seen_ms: Mapping[str, int] = field(default_factory=dict)
-    begun_ms: int | None = None
-    reached: int = NEVER
+    begun_ms: int | None = None  # the time of the first plan
+    reached: int = NEVER  # the bound that the rows of all spouts have reached.  It never goes back
+    #: The bound until which windows are closed: that of ``reached``, unless a record waits that was
+    #: first read before.  It never goes back.
     closed: int = NEVER
+    #: For the micro-batches that first read waiting records: the time of the plan, and the bound
+    #: that was reached before.
     marks: tuple[tuple[int, int], ...] = ()
 
     @classmethod
@@ -63,10 +51,7 @@ class WindowWatermarks:
         It is what was reached before the record was first read, so that a retry does not make a
         record late.
 
-        Parameters
-        ----------
-        first_ms : int
-            The time of the plan that first read the record.
+        ``first_ms``: the time of the plan that first read the record.
         """
         at = bisect(self.marks, (first_ms, EVER))
         return max(self.closed, self.marks[at - 1][1] if at else NEVER)

@@ -22,14 +22,7 @@ def merged_sessions(
 ) -> tuple[int, pa.Table]:
     """Return sessions after some rows: the joined ones, and a mark for each that has gone.
 
-    Parameters
-    ----------
-    shape : TableShape
-        The table.
-    reader : TableReader
-        The table before.
-    partial : pyarrow.Table
-        The sessions among the new rows, as `fold_rows` returns them.
+    ``partial``: the sessions among the new rows, as `fold_rows` returns them.
 
     Returns
     -------
@@ -82,12 +75,8 @@ def _among(shape: TableShape, rows: pa.Table, others: pa.Table) -> Bools:
 def closing_rows(reader: TableReader, until_ms: int) -> Iterator[pa.Table]:
     """Yield the rows whose windows close, in tables of bounded size.
 
-    Parameters
-    ----------
-    reader : TableReader
-        The table, with all rows of the micro-batch; its horizon is the bound before.
-    until_ms : int
-        The bound until which windows are closed now.
+    ``reader``: the table, with all rows of the micro-batch; its horizon is the bound before.
+    ``until_ms``: the bound until which windows are closed now.
     """
     shape, from_ms = reader.shape, reader.horizon_ms
     places: list[tuple[TableSegment, Int64s]] = []

@@ -190,14 +190,8 @@ def _is_lists(parents: Any) -> bool:
 
 
 def _row_numbers(column: Any, name: str, rows: int) -> Int64s:
-    """Return row numbers as a column.
-
-    Raises
-    ------
-    TypeError
-        If they are not a column of integers.
-    ValueError
-        If the column has a null, or a number that is not the number of a row.
+    """Return row numbers as a column. Raises TypeError if they are not a column of integers. Raises
+    ValueError if the column has a null, or a number that is not the number of a row.
     """
     if isinstance(column, pa.Array | pa.ChunkedArray):
         if column.null_count:
@@ -230,10 +224,7 @@ def _as_numpy(column: pa.Array) -> Any:
 def conform(columns: Any, schema: pa.Schema, title: str) -> pa.RecordBatch:
     """Convert columns to a batch with exactly the given schema.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If the columns do not fit the schema.
+    Raises TypeError or ValueError if the columns do not fit the schema.
     """
     names = schema.names
     if isinstance(columns, pa.RecordBatch | pa.Table):

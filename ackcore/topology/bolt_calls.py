@@ -125,19 +125,10 @@ def call_settings(
 ) -> CallSettings | None:
     """Return the settings of a bolt's calls in one task; None for a bolt with one call at a time.
 
-    Parameters
-    ----------
-    bolt : Component
-        The bolt.
-    tasks : int, default 1
-        The number of tasks that share the bolt's rate.
-    reject : iterable of exception class or str
-        The exceptions that are final, in addition to the bolt's own `reject`.
+    Raises TypeError or ValueError if an option has another type or is out of range.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If an option has another type or is out of range.
+    ``tasks``: the number of tasks that share the bolt's rate. ``reject``: the exceptions that are
+    final, in addition to the bolt's own `reject`.
     """
     if isinstance(bolt, Bolt | BasicBolt):
         threads = as_count(bolt.threads, "threads", 1, MAX_THREADS)
@@ -209,10 +200,7 @@ def overrides_flush(component: object, base: type) -> bool:
 def journaled(component: Component) -> BasicBolt | AsyncBolt:
     """Return a bolt that has ``journal = True``, if a journal is possible for its methods.
 
-    Raises
-    ------
-    TypeError
-        If no journal is possible, or ``journal`` is not a bool.
+    Raises TypeError if no journal is possible, or ``journal`` is not a bool.
     """
     made = type(component).__name__
     if not isinstance(component.journal, bool):

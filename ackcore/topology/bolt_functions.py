@@ -43,20 +43,11 @@ def kind_of(function: Any, name: str = "fn") -> Kind:
     """Return the kind of a function.
 
     It is a function of batches if its first parameter is annotated as a `pyarrow.RecordBatch`, and
-    otherwise a function of rows.
+    otherwise a function of rows. Raises TypeError if it cannot be called with one argument, if a
+    call would not run it, or if it is annotated to take tables of another kind.
 
-    Parameters
-    ----------
-    function : callable
-        A function, a `functools.partial` or an object with a ``__call__``.
-    name : str, default "fn"
-        The name of the function in messages.
-
-    Raises
-    ------
-    TypeError
-        If it cannot be called with one argument, if a call would not run it, or if it is annotated
-        to take tables of another kind.
+    ``function``: a function, a `functools.partial` or an object with a ``__call__``. ``name``: the
+    name of the function in messages.
     """
     if isinstance(function, type):
         raise TypeError(
@@ -125,10 +116,7 @@ def _annotation(function: Any) -> str | None:
 class AnswerRows:
     """Conversion of the values that a function returns into rows of a schema.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The schema of the answers.
+    ``schema``: the schema of the answers.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -139,18 +127,12 @@ class AnswerRows:
     def row(self, answer: Any) -> Row:
         """Return the values of an answer; later changes of the answer do not affect them.
 
-        Parameters
-        ----------
-        answer : tuple, list, dict or value
-            The values in the order of the schema, or by name in a dict, a Row, a namedtuple, a
-            dataclass or a pydantic object. If the schema has one field, also the bare value of that
-            field, unless it is a tuple, a list or a dict. An object with names is the bare value if
-            the field is a struct and none of these names is the field's.
+        Raises TypeError or ValueError if the answer does not fit the schema.
 
-        Raises
-        ------
-        TypeError, ValueError
-            If the answer does not fit the schema.
+        ``answer``: the values in the order of the schema, or by name in a dict, a Row, a
+        namedtuple, a dataclass or a pydantic object. If the schema has one field, also the bare
+        value of that field, unless it is a tuple, a list or a dict. An object with names is the
+        bare value if the field is a struct and none of these names is the field's.
         """
         if isinstance(answer, NOT_RUN):
             raise _not_run(answer)
@@ -190,20 +172,11 @@ class AnswerRows:
 def columns_of(answer: Any, schema: pa.Schema, rows: int) -> pa.RecordBatch:
     """Convert the answer of a function of batches to a batch of a schema.
 
-    Parameters
-    ----------
-    answer : RecordBatch, Table, mapping, list of columns, or column
-        The value that the function returned: columns as for `BatchOutput.emit`, or, if the schema
-        has one field, a bare Arrow, numpy or pandas column.
-    schema : pyarrow.Schema
-        The schema of the answers.
-    rows : int
-        The number of rows that the function received.
+    Raises TypeError or ValueError if the answer does not fit, or has another number of rows.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If the answer does not fit, or has another number of rows.
+    ``answer``: the value that the function returned: columns as for `BatchOutput.emit`, or, if the
+    schema has one field, a bare Arrow, numpy or pandas column. ``schema``: the schema of the
+    answers. ``rows``: the number of rows that the function received.
     """
     if isinstance(answer, NOT_RUN):
         raise _not_run(answer)

@@ -47,14 +47,9 @@ class CallExecutor(RowExecutor):
 
     See `ackcore.topology.executors.Executor`.
 
-    Parameters
-    ----------
-    component, context, reasons
-        The same as for a `RowExecutor`.
-    settings : CallSettings
-        The settings of the bolt's calls.
-    progressed : callable
-        Called after each call, in the order of the inputs.
+    ``component``, ``context``, ``reasons``: the same as for a `RowExecutor`. ``settings``: the
+    settings of the bolt's calls. ``progressed``: called after each call, in the order of the
+    inputs.
     """
 
     def __init__(

@@ -203,44 +203,31 @@ class Context:
 class Component:
     """The base class of every bolt.
 
-    Attributes
-    ----------
-    outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
-        The schema of each emitted stream; a bare schema is the stream ``"default"``. A column may
-        be declared not nullable. Nested fields may be null, whatever is declared.
-    inputs : pyarrow.Schema, optional
-        The fields that inputs must have; they may have more. Checked when the topology is built.
-    reject : list of exception classes or of their names, default ()
-        The exceptions that make a record a dead letter at once, when this bolt raises them or fails
-        a tuple with them. They add to `Reject` and to the setting ``reject`` of all bolts.
-    retry_on : list of exception classes or of their names, optional
-        The only exceptions after which a record is retried. All others then make it a dead letter
-        at once, also those of ``prepare`` and of Arrow's conversion of emitted values. A
-        failure by `Retry`, with a text or without a reason is always retried.
-    journal : bool, default False
-        Whether the result of each call is kept until the micro-batch is done, so that no finished
-        call is made again after a crash. For an `AsyncBolt`, or a `BasicBolt` without ``flush``.
-    uses : list of str, default ()
-        The tables of the topology that the bolt looks up.
-    tables : mapping from str to TableView
-        The tables in ``uses``, as they were after the last finished micro-batch. Set before
-        ``prepare`` is called.
-    needs_identity : bool
-        Whether the bolt receives the record of each row.
-
     Set each on the class or on the instance. A name is a builtin's, ``"TimeoutError"``, or
     ``"package.module.Class"``.
     """
 
+    #: The schema of each emitted stream; a bare schema is the stream ``"default"``. A column may be
+    #: declared not nullable. Nested fields may be null, whatever is declared.
     outputs: pa.Schema | Mapping[str, pa.Schema] | None = None
+    #: The fields that inputs must have; they may have more. Checked when the topology is built.
     inputs: pa.Schema | None = None
+    #: The exceptions that make a record a dead letter at once, when this bolt raises them or fails
+    #: a tuple with them. They add to `Reject` and to the setting ``reject`` of all bolts.
     reject: Iterable[type[Exception] | str] = ()
+    #: The only exceptions after which a record is retried. All others then make it a dead letter at
+    #: once, also those of ``prepare`` and of Arrow's conversion of emitted values. A failure by
+    #: `Retry`, with a text or without a reason is always retried.
     retry_on: Iterable[type[Exception] | str] | None = None
+    #: Whether the result of each call is kept until the micro-batch is done, so that no finished
+    #: call is made again after a crash. For an `AsyncBolt`, or a `BasicBolt` without ``flush``.
     journal: bool = False
-    uses: Sequence[str] = ()
+    uses: Sequence[str] = ()  # the tables of the topology that the bolt looks up
     #: Each is a `TableView`, whose module needs this one.
+    #: The tables in ``uses``, as they were after the last finished micro-batch. Set before
+    #: ``prepare`` is called.
     tables: Mapping[str, Any] = MappingProxyType({})
-    needs_identity: ClassVar[bool] = False
+    needs_identity: ClassVar[bool] = False  # whether the bolt receives the record of each row
 
     def prepare(self, context: Context) -> None:
         """Prepare the bolt, before a task's first row.
@@ -452,14 +439,9 @@ class BatchBolt(Component):
 def output_streams(component: Component) -> dict[str, pa.Schema]:
     """Return the streams of a component as a mapping of name to schema, all nested nullable.
 
-    Parquet raises for a null in a nested field that is declared NOT NULL.
-
-    Raises
-    ------
-    TypeError
-        If ``outputs`` is neither a schema nor a mapping of str to schema.
-    ValueError
-        If a stream has no fields.
+    Parquet raises for a null in a nested field that is declared NOT NULL. Raises TypeError if
+    ``outputs`` is neither a schema nor a mapping of str to schema. Raises ValueError if a stream
+    has no fields.
     """
     outputs, name = component.outputs, type(component).__name__
     if outputs is None:

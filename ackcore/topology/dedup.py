@@ -45,12 +45,7 @@ _NO_KEYS = (
 class DedupBolt(Component):
     """The bolt that lets one record of each key pass.
 
-    Parameters
-    ----------
-    spout : str
-        The name of the spout.
-    dedup : Dedup
-        Its arguments.
+    ``spout``: the name of the spout.
     """
 
     def __init__(self, spout: str, dedup: Dedup) -> None:
@@ -71,10 +66,7 @@ def dedup_of(
 ) -> Dedup | None:
     """Return the checked arguments of a spout; None without ``dedup``.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is wrong, or is given without ``dedup``.
+    Raises TypeError or ValueError if an argument is wrong, or is given without ``dedup``.
     """
     of = f"of spout {spout!r}"
     given = {"within_s": within_s, "within_keys": within_keys, "event_time": event_time}
@@ -188,12 +180,8 @@ def with_dedup(
 ) -> tuple[list[BoltSpec], list[SinkSpec], list[TableSpec]]:
     """Return the bolts, sinks and tables of a topology with those for duplicates.
 
-    The readers of a spout with ``dedup`` read its bolt instead.
-
-    Raises
-    ------
-    ValueError
-        If a column of a key has a reserved name.
+    The readers of a spout with ``dedup`` read its bolt instead. Raises ValueError if a column of a
+    key has a reserved name.
     """
     instead = {spout.name: spout.emitter for spout in spouts}
 

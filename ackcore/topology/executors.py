@@ -49,28 +49,16 @@ class Executor(Protocol):
     ) -> Results:
         """Run the bolt on a batch.
 
-        Parameters
-        ----------
-        source, stream : str
-            The component and its stream that the batch comes from.
-        batch : pyarrow.RecordBatch
-            The rows.
-        identity : Identity, optional
-            The records of the rows, if the bolt has ``needs_identity``.
+        Raises RuntimeError if the executor was flushed.
 
-        Raises
-        ------
-        RuntimeError
-            If the executor was flushed.
+        ``source``, ``stream``: the component and its stream that the batch comes from.
+        ``identity``: the records of the rows, if the bolt has ``needs_identity``.
         """
 
     def flush(self) -> Results:
         """Flush the bolt; then fail all inputs that are neither acked nor failed.
 
-        Raises
-        ------
-        RuntimeError
-            If the executor was flushed before.
+        Raises RuntimeError if the executor was flushed before.
         """
 
     def cleanup(self) -> None:
@@ -91,7 +79,8 @@ def executor_for(
 ) -> Executor:
     """Make the executor of one task of a bolt.
 
-    The bolt is prepared with its first row, so that a task without rows costs nothing.
+    The bolt is prepared with its first row, so that a task without rows costs nothing. Raises
+    TypeError or ValueError if the component is not a bolt, or its methods or outputs cannot be run.
 
     Parameters
     ----------
@@ -116,11 +105,6 @@ def executor_for(
         flight.
     tables : mapping from str to TableView
         The tables that the bolt uses.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the component is not a bolt, or its methods or outputs cannot be run.
     """
     refuse_unrunnable(component)
     assert isinstance(component, Bolt | BasicBolt | AsyncBolt | BatchBolt)

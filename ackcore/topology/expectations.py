@@ -107,34 +107,18 @@ class WrongResult(TypeError):
 
 @dataclass(frozen=True)
 class StreamCheck:
-    """A condition, compiled for a stream.
+    """A condition, compiled for a stream."""
 
-    Attributes
-    ----------
-    name : str
-        The SQL text, or the name of the function.
-    on_fail : {"dead_letter", "drop", "fail"}
-        The consequence for a tuple that does not meet the condition.
-    condition : Node or callable
-        The compiled expression, or the function.
-    columns : tuple of str
-        The columns whose values a reason shows.
-    """
-
-    name: str
-    on_fail: OnFail
-    condition: Node | BatchCondition
-    columns: tuple[str, ...]
+    name: str  # the SQL text, or the name of the function
+    on_fail: OnFail  # the consequence for a tuple that does not meet the condition
+    condition: Node | BatchCondition  # the compiled expression, or the function
+    columns: tuple[str, ...]  # the columns whose values a reason shows
 
     def failed(self, batch: pa.RecordBatch) -> tuple[Int64s, dict[int, str]]:
         """Return the places of tuples that do not meet the condition, and the errors by place.
 
-        A batch that raises is bisected, so an error concerns only the tuples that cause it.
-
-        Raises
-        ------
-        WrongResult
-            If a function does not return a boolean for each tuple.
+        A batch that raises is bisected, so an error concerns only the tuples that cause it. Raises
+        WrongResult if a function does not return a boolean for each tuple.
         """
         found: list[Int64s] = []
         errors: dict[int, str] = {}

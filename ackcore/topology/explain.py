@@ -68,12 +68,8 @@ def draw(
 ) -> str:
     """Return an SVG of a topology.
 
-    Parameters
-    ----------
-    structure : mapping
-        `Topology.structure`, possibly read from JSON.
-    counts : mapping, optional
-        The number of emitted tuples, by component and stream, shown on the edges.
+    ``structure``: `Topology.structure`, possibly read from JSON. ``counts``: the number of emitted
+    tuples, by component and stream, shown on the edges.
 
     Returns
     -------
@@ -222,14 +218,7 @@ _ALWAYS = ("max_attempts", "backoff_s", "max_backoff_s")
 def explain(parts: Parts, fingerprint: str, settings: Settings) -> str:
     """Return the drawing of a topology.
 
-    Parameters
-    ----------
-    parts : Parts
-        The topology.
-    fingerprint : str
-        The topology's fingerprint. The drawing shows its first 12 characters.
-    settings : Settings
-        The topology's settings.
+    ``fingerprint``: the topology's fingerprint. The drawing shows its first 12 characters.
 
     Returns
     -------

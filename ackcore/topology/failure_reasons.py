@@ -21,19 +21,11 @@ from ackcore.topology.tuples import Reason
 def exception_classes(given: Any, title: str) -> tuple[type[Exception], ...]:
     """Convert a list of exception classes, or of their names, to classes.
 
-    Parameters
-    ----------
-    given : iterable of exception class or str
-        A name is a builtin's, ``"ValueError"``, or ``"package.module.Class"``.
-    title : str
-        The name of the argument in errors.
+    Raises TypeError if it is not such a list. Raises ValueError if a name cannot be found, or an
+    item is not a class derived from Exception.
 
-    Raises
-    ------
-    TypeError
-        If it is not such a list.
-    ValueError
-        If a name cannot be found, or an item is not a class derived from Exception.
+    ``given``: a name is a builtin's, ``"ValueError"``, or ``"package.module.Class"``. ``title``:
+    the name of the argument in errors.
     """
     if isinstance(given, (str, type)) or not isinstance(given, Iterable):
         raise TypeError(
@@ -48,12 +40,8 @@ def contradictions(
 ) -> Iterator[str]:
     """Yield an error for each exception in a bolt's `retry_on` that is rejected anyway.
 
-    Parameters
-    ----------
-    bolt : str
-        The bolt's name.
-    reject, retry_on : iterable of exception class
-        The exceptions rejected by the bolt or by the topology's settings, and those retried.
+    ``reject``, ``retry_on``: the exceptions rejected by the bolt or by the topology's settings, and
+    those retried.
     """
     first: tuple[type[Exception], ...] = (Reject, *reject)
     for kind in retry_on:
@@ -71,12 +59,8 @@ def contradictions(
 class FinalErrors:
     """The final exceptions, after which a record is not retried; test one with ``in``.
 
-    Parameters
-    ----------
-    reject : tuple of exception class
-        The final exceptions besides `Reject`; their subclasses are final too.
-    retry_on : tuple of exception class, optional
-        If given, all other exceptions are final, except `Retry`.
+    ``reject``: the final exceptions besides `Reject`; their subclasses are final too. ``retry_on``:
+    if given, all other exceptions are final, except `Retry`.
     """
 
     def __init__(
@@ -123,15 +107,9 @@ MAX_AFTER_MS = int(MAX_AFTER_S * 1000)
 class ReasonMaker:
     """The conversion of exceptions and texts to the reasons of one component.
 
-    Parameters
-    ----------
-    component : str
-        The name of the component, which its reasons carry.
-    reject : iterable of exception class or str
-        The exceptions that make a record a dead letter at once, besides `Reject`; their subclasses
-        too.
-    retry_on : iterable of exception class or str, optional
-        If given, all other exceptions make it a dead letter too, except `Retry`.
+    ``component``: the name of the component, which its reasons carry. ``reject``: the exceptions
+    that make a record a dead letter at once, besides `Reject`; their subclasses too. ``retry_on``:
+    if given, all other exceptions make it a dead letter too, except `Retry`.
 
     Raises
     ------
@@ -154,10 +132,7 @@ class ReasonMaker:
     def of(self, reason: BaseException | Reason | str | None) -> Reason:
         """Convert an exception, a text or None to a reason.
 
-        Raises
-        ------
-        TypeError
-            If it is another object.
+        Raises TypeError if it is another object.
         """
         if isinstance(reason, BaseException):
             return self._of_error(reason)
@@ -198,14 +173,8 @@ def missing_column(error: BaseException, columns: Sequence[str], batch: str) -> 
     Arrow's message has only the column's name. A row that became a dict raises only the key, which
     is taken for a column if it is similar to one.
 
-    Parameters
-    ----------
-    error : BaseException
-        The exception that the bolt raised.
-    columns : sequence of str
-        The columns of the batch; empty if the bolt was not called with one.
-    batch : str
-        The name of the batch in the hint.
+    ``error``: the exception that the bolt raised. ``columns``: the columns of the batch; empty if
+    the bolt was not called with one. ``batch``: the name of the batch in the hint.
 
     Returns
     -------

@@ -131,14 +131,10 @@ class BatchFunction(_Calling, BatchBolt):
     `Retry`, a time-out, a failed connection or an exception in ``settings.retry_on`` is a failure
     of the call, and fails all rows of the batch. Any other exception is a failure of a row, and the
     batch is bisected to the rows that raise when called alone.
-
-    Attributes
-    ----------
-    attempts : dict of int to int, optional
-        If set, maps the task's number of each failed row to the number of calls that were made the
-        last time the function was called with it.
     """
 
+    #: If set, maps the task's number of each failed row to the number of calls that were made the
+    #: last time the function was called with it.
     attempts: dict[int, int] | None = None
     _calls: Calls[pa.RecordBatch, Any] | None = None
 
@@ -187,21 +183,11 @@ class FailedRow(NamedTuple):
 
 
 class RowOutcomes(NamedTuple):
-    """The outcomes of some rows.
+    """The outcomes of some rows."""
 
-    Attributes
-    ----------
-    batch : pyarrow.RecordBatch
-        The rows as they were passed in.
-    pieces : list of (numpy.ndarray of int64, pyarrow.RecordBatch)
-        The numbers of the answered rows, from 0 and in order, and their answers.
-    failed : dict of int to FailedRow
-        All other rows, by number.
-    """
-
-    batch: pa.RecordBatch
-    pieces: list[Piece]
-    failed: dict[int, FailedRow]
+    batch: pa.RecordBatch  # the rows as they were passed in
+    pieces: list[Piece]  # the numbers of the answered rows, from 0 and in order, and their answers
+    failed: dict[int, FailedRow]  # all other rows, by number
 
 
 #: The parts of limits without an effect that this process has warned of.

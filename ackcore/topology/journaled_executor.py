@@ -234,10 +234,10 @@ class Answers:
     ) -> tuple[list[Emission], dict[int, Reason]]:
         """Agree with all other tasks on the answers to some inputs, and return them.
 
-        Parameters
-        ----------
-        inputs : sequence of (bytes, int)
-            Keys and handles of inputs, in order. Each key has an answer.
+        Raises RuntimeError if an answer is missing or damaged. Raises OSError if the journal cannot
+        be written.
+
+        ``inputs``: keys and handles of inputs, in order. Each key has an answer.
 
         Returns
         -------
@@ -245,13 +245,6 @@ class Answers:
             The emissions, in the order of the inputs.
         failures : dict of int to Reason
             The reasons of the failed inputs, by handle.
-
-        Raises
-        ------
-        RuntimeError
-            If an answer is missing or damaged.
-        OSError
-            If the journal cannot be written.
         """
         self._journal.sync()
         pieces: dict[str, list[tuple[pa.RecordBatch, Anchors]]] = {name: [] for name in self._names}
@@ -306,14 +299,8 @@ def context_of(key: int, component: str, schemas: Mapping[str, pa.Schema]) -> by
 
     Answers that were written with one digest are never returned for another.
 
-    Parameters
-    ----------
-    key : int
-        The key of the micro-batch, of 64 bits.
-    component : str
-        The bolt's name.
-    schemas : mapping of str to pyarrow.Schema
-        The schema of each stream that the bolt emits.
+    ``key``: the key of the micro-batch, of 64 bits. ``schemas``: the schema of each stream that the
+    bolt emits.
     """
     text = f"{key:x}/{component}/".encode()
     for name, schema in schemas.items():
@@ -343,10 +330,7 @@ class _Journaled(RowExecutor):
     ) -> Results:
         """Run the bolt on the rows of a batch that have no answer.
 
-        Raises
-        ------
-        RuntimeError, OSError
-            If the journal fails.
+        Raises RuntimeError or OSError if the journal fails.
         """
         if self._flushed:
             raise RuntimeError(f"{self.reasons.component} has been flushed and takes no more input")

@@ -144,64 +144,32 @@ class Input:
 
 
 class Dedup(NamedTuple):
-    """The arguments of a spout that concern duplicates; see `TopologyBuilder.spout`.
+    """The arguments of a spout that concern duplicates; see `TopologyBuilder.spout`."""
 
-    Attributes
-    ----------
-    columns : tuple of str
-        The columns of the key.
-    within_s : float or None
-        The seconds for which the key of an ACKED record is kept.
-    within_keys : int or None
-        The number of keys that are kept; older ones are forgotten.
-    event_time : str or None
-        The column of the time that `within_s` counts from; None for the time of arrival.
-    """
-
-    columns: tuple[str, ...]
-    within_s: float | None
-    within_keys: int | None
+    columns: tuple[str, ...]  # the columns of the key
+    within_s: float | None  # the seconds for which the key of an ACKED record is kept
+    within_keys: int | None  # the number of keys that are kept; older ones are forgotten
+    #: The column of the time that `within_s` counts from; None for the time of arrival.
     event_time: str | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spout:
-    """A source of records. Its only stream is ``"default"``.
+    """A source of records. Its only stream is ``"default"``."""
 
-    Parameters
-    ----------
-    name : str
-        The name of the component.
-    source : DataFrame, KafkaSpout or PlannedSource
-        The records. This package uses only the names of its columns.
-    fields : tuple of str
-        The names of its columns.
-    message_id : tuple of str
-        The columns that identify a record; empty if ackcore numbers the records.
-    tracked : bool
-        Whether its records are retried until they are ACKED or DEAD.
-    unique : bool
-        Whether `message_id` is known to be unique, so that it is not checked.
-    group : KafkaGroup or None
-        The consumer group whose offsets are committed, for Spark's own Kafka source.
-    ordered_by : tuple of str
-        The columns of a key. No record overtakes an earlier one with the same key. Empty for none.
-    expect : tuple of Expectations
-        The conditions of its tuples.
-    dedup : Dedup or None
-        The key by which duplicates are recognised.
-    """
-
-    name: str
-    source: Any
-    fields: tuple[str, ...]
+    name: str  # the name of the component
+    source: Any  # the records. This package uses only the names of its columns
+    fields: tuple[str, ...]  # the names of its columns
+    #: The columns that identify a record; empty if ackcore numbers the records.
     message_id: tuple[str, ...]
-    tracked: bool
-    unique: bool
+    tracked: bool  # whether its records are retried until they are ACKED or DEAD
+    unique: bool  # whether `message_id` is known to be unique, so that it is not checked
+    #: The consumer group whose offsets are committed, for Spark's own Kafka source.
     group: Any = None
+    #: The columns of a key. No record overtakes an earlier one with the same key. Empty for none.
     ordered_by: tuple[str, ...] = ()
-    expect: tuple[Expectations, ...] = ()
-    dedup: Dedup | None = None
+    expect: tuple[Expectations, ...] = ()  # the conditions of its tuples
+    dedup: Dedup | None = None  # the key by which duplicates are recognised
 
     @property
     def checks_ids(self) -> bool:
@@ -228,30 +196,14 @@ def kind_of(source: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoltSpec:
-    """A bolt, its inputs, and its output streams.
+    """A bolt, its inputs, and its output streams."""
 
-    Parameters
-    ----------
-    name : str
-        The name of the component.
-    component : Component
-        The bolt itself.
-    schemas : mapping from str to pyarrow.Schema
-        The schema of each stream that it emits.
-    parallelism : int or None
-        The requested number of tasks.
-    inputs : tuple of Input
-        Its inputs, as declared.
-    expect : tuple of Expectations
-        The conditions of its tuples.
-    """
-
-    name: str
-    component: Component
-    schemas: Mapping[str, pa.Schema]
-    parallelism: int | None
-    inputs: tuple[Input, ...]
-    expect: tuple[Expectations, ...] = ()
+    name: str  # the name of the component
+    component: Component  # the bolt itself
+    schemas: Mapping[str, pa.Schema]  # the schema of each stream that it emits
+    parallelism: int | None  # the requested number of tasks
+    inputs: tuple[Input, ...]  # its inputs, as declared
+    expect: tuple[Expectations, ...] = ()  # the conditions of its tuples
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -286,10 +238,7 @@ class DeclaredTable(NamedTuple):
     def spec(self, schema: pa.Schema) -> TableSpec:
         """Return the table of a stream with this schema.
 
-        Raises
-        ------
-        TypeError, ValueError
-            If the key or a value does not fit the schema.
+        Raises TypeError or ValueError if the key or a value does not fit the schema.
         """
         shape = TableShape.of(
             self.name, schema, self.key, self.value, self.ttl_s, window=self.window
@@ -421,10 +370,7 @@ class Parts:
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
     """Describe the differences between two structures.
 
-    Parameters
-    ----------
-    old, new : mapping
-        The `Parts.structure` of each, possibly read from JSON.
+    ``old``, ``new``: the `Parts.structure` of each, possibly read from JSON.
 
     Returns
     -------

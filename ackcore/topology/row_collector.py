@@ -60,14 +60,8 @@ Emitted = dict[_Stream, list[tuple[Row, Tuple | tuple[Tuple, ...]]]]
 class RowCollector:
     """The `Collector` of one task, and the methods with which its executor takes the results.
 
-    Parameters
-    ----------
-    reasons : ReasonMaker
-        The reasons of the component.
-    schemas : mapping of str to pyarrow.Schema
-        The schema of each stream that the bolt emits.
-    basic : bool
-        Whether the emissions of a tuple are dropped when the tuple fails.
+    ``reasons``: the reasons of the component. ``schemas``: the schema of each stream that the bolt
+    emits. ``basic``: whether the emissions of a tuple are dropped when the tuple fails.
     """
 
     def __init__(self, reasons: ReasonMaker, schemas: Mapping[str, pa.Schema], basic: bool) -> None:

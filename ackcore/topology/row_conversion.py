@@ -121,12 +121,7 @@ def _by_halves(
 class RowSchema:
     """The schema of a stream, with the check and conversion of its rows.
 
-    Parameters
-    ----------
-    component, stream : str
-        The names that messages use.
-    schema : pyarrow.Schema
-        The schema.
+    ``component``, ``stream``: the names that messages use.
     """
 
     def __init__(self, component: str, stream: str, schema: pa.Schema) -> None:
@@ -142,11 +137,8 @@ class RowSchema:
     def row(self, values: Any) -> Row:
         """Return emitted values as a row; later changes of the values do not affect it.
 
-        Raises
-        ------
-        TypeError, ValueError
-            If they are neither a sequence of values that fits the schema, nor an object with the
-            names of its fields (`ackcore._arrow.as_mapping`).
+        Raises TypeError or ValueError if they are neither a sequence of values that fits the
+        schema, nor an object with the names of its fields (`ackcore._arrow.as_mapping`).
         """
         kind = type(values)
         if kind is tuple or kind is list:  # nearly always
@@ -184,13 +176,8 @@ class RowSchema:
         return tuple([values[name] for name in self.names])
 
     def batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
-        """Convert rows to a batch.
-
-        Raises
-        ------
-        Exception
-            Arrow's exception if a value does not fit, or `ValueError` if the conversion would
-            change it.
+        """Convert rows to a batch. Raises Arrow's exception if a value does not fit, or
+        `ValueError` if the conversion would change it.
         """
         columns = []
         for field, values in zip(self.schema, _transposed(rows, self.width), strict=True):

@@ -117,19 +117,11 @@ def _constant(value: Any, type_: pa.DataType) -> LiteralNode:
 def compile_condition(sql: str, types: Mapping[str, pa.DataType | None]) -> Node:
     """Return a condition as a tree of Arrow calls.
 
-    Parameters
-    ----------
-    sql : str
-        The condition, in Spark's SQL.
-    types : mapping from str to pyarrow.DataType or None
-        The types of the columns; None for types that conditions cannot compare.
+    Raises UnsupportedSql if it is not a condition over these columns, or Arrow does not evaluate it
+    as Spark does. Raises ImportError if sqlglot is missing.
 
-    Raises
-    ------
-    UnsupportedSql
-        If it is not a condition over these columns, or Arrow does not evaluate it as Spark does.
-    ImportError
-        If sqlglot is missing.
+    ``sql``: the condition, in Spark's SQL. ``types``: the types of the columns; None for types that
+    conditions cannot compare.
     """
     try:
         import sqlglot  # noqa: PLC0415 - optional

@@ -30,30 +30,16 @@ from ackcore.topology.parts import Grouping, Parts
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The subscription of one bolt to one stream (Storm's word).
+    """The subscription of one bolt to one stream (Storm's word)."""
 
-    Parameters
-    ----------
-    index : int
-        Its number, from 0, in the order of declaration. It tags packed tuples.
-    source, stream : str
-        The component and its stream that the bolt reads.
-    target : str
-        The bolt.
-    grouping : Grouping
-        The assignment of tuples to tasks.
-    parallelism : int or None
-        The requested number of tasks of the target.
-    level_from, level_to : int
-        The levels of source and target.
-    """
-
-    index: int
+    index: int  # its number, from 0, in the order of declaration. It tags packed tuples
+    #: The component and its stream that the bolt reads.
     source: str
     stream: str
-    target: str
-    grouping: Grouping
-    parallelism: int | None
+    target: str  # the bolt
+    grouping: Grouping  # the assignment of tuples to tasks
+    parallelism: int | None  # the requested number of tasks of the target
+    #: The levels of source and target.
     level_from: int
     level_to: int
 
@@ -76,30 +62,19 @@ class Subscription:
 class Layout:
     """Levels, subscriptions and needs of a topology, without its components, so that it is small to
     send.
-
-    Parameters
-    ----------
-    levels : mapping from str to int
-        The level of each component: 1 reads the source, k + 1 is behind k exchanges.
-    order : tuple of str
-        The bolts, each after those it reads, and otherwise in the order of declaration.
-    subscriptions : tuple of Subscription
-        The subscriptions, by index.
-    sinks : frozenset of (str, str)
-        The component and stream of each stream with a sink or a table.
-    needs_identity : frozenset of str
-        The components that need the identity of rows (message id, attempt, stable id): bolts that
-        process single tuples, and everything upstream of them, which must pass it on.
-    checks_unique : bool
-        Whether the message ids of a spout must be checked for duplicates.
     """
 
+    #: The level of each component: 1 reads the source, k + 1 is behind k exchanges.
     levels: Mapping[str, int]
+    #: The bolts, each after those it reads, and otherwise in the order of declaration.
     order: tuple[str, ...]
-    subscriptions: tuple[Subscription, ...]
+    subscriptions: tuple[Subscription, ...]  # the subscriptions, by index
+    #: The component and stream of each stream with a sink or a table.
     sinks: frozenset[tuple[str, str]]
+    #: The components that need the identity of rows (message id, attempt, stable id): bolts that
+    #: process single tuples, and everything upstream of them, which must pass it on.
     needs_identity: frozenset[str]
-    checks_unique: bool
+    checks_unique: bool  # whether the message ids of a spout must be checked for duplicates
 
     @classmethod
     def of(cls, topology: Parts) -> Layout:

@@ -43,12 +43,8 @@ class TableSource(Protocol):
     """A table at one point in time, which a task can open."""
 
     def reader(self) -> TableReader:
-        """Open the table.
-
-        Raises
-        ------
-        CheckpointCorrupt, StateError
-            If a file of the table is missing, damaged or unreadable.
+        """Open the table. Raises CheckpointCorrupt or StateError if a file of the table is missing,
+        damaged or unreadable.
         """
 
 
@@ -83,25 +79,18 @@ class TableView:
     def lookup(self, keys: Any) -> pa.RecordBatch:
         """Return the rows of some keys.
 
-        Parameters
-        ----------
-        keys : RecordBatch, Table, or mapping of str to column
-            The key columns. Other columns are ignored, so that you can pass a bolt's whole batch. A
-            column is an Arrow array, a numpy array, or a sequence of values, and is cast to the
-            type of the key if the cast is lossless. NULL is a key like any other.
+        Raises TypeError if ``keys`` has another type. Raises ValueError if a key column is missing
+        or cannot be cast.
+
+        ``keys``: the key columns. Other columns are ignored, so that you can pass a bolt's whole
+        batch. A column is an Arrow array, a numpy array, or a sequence of values, and is cast to
+        the type of the key if the cast is lossless. NULL is a key like any other.
 
         Returns
         -------
         pyarrow.RecordBatch
             One row per key, in the order of the keys, in the columns of `schema`. All columns of a
             row, also the key columns, are null if the table has no row for its key.
-
-        Raises
-        ------
-        TypeError
-            If ``keys`` has another type.
-        ValueError
-            If a key column is missing or cannot be cast.
         """
         rows, _ = self._found(conform(self._key_columns(keys), self._key_schema, self._title))
         return rows
@@ -110,18 +99,11 @@ class TableView:
         """Return the row of one key, or None if the table has none.
 
         To look up many keys, call `lookup` once: it costs about as much as a few calls of `get`.
+        Raises ValueError or TypeError if the key has another number of values than the table has
+        key columns, or a value cannot be cast.
 
-        Parameters
-        ----------
-        key : object
-            The value of the key column; for several key columns, a tuple of their values in the
-            order of `key`, or a mapping.
-
-        Raises
-        ------
-        ValueError, TypeError
-            If the key has another number of values than the table has key columns, or a value
-            cannot be cast.
+        ``key``: the value of the key column; for several key columns, a tuple of their values in
+        the order of `key`, or a mapping.
         """
         names = self.key
         named = as_mapping(key)

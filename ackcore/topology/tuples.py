@@ -274,71 +274,38 @@ class Tuple:
 
 
 class Anchors(NamedTuple):
-    """The input rows that the rows of an emission are anchored to.
+    """The input rows that the rows of an emission are anchored to."""
 
-    Attributes
-    ----------
-    handles : numpy.ndarray of int64
-        The handles of inputs.
-    offsets : numpy.ndarray of int64, optional
-        None if each row has exactly one anchor, ``handles[i]``. Otherwise the anchors of row i are
-        ``handles[offsets[i]:offsets[i + 1]]``: none (unanchored), one, or several.
-    """
-
-    handles: Int64s
+    handles: Int64s  # the handles of inputs
+    #: None if each row has exactly one anchor, ``handles[i]``. Otherwise the anchors of row i are
+    #: ``handles[offsets[i]:offsets[i + 1]]``: none (unanchored), one, or several.
     offsets: Int64s | None
 
 
 class Emission(NamedTuple):
-    """Rows emitted to one stream, in order of emission.
+    """Rows emitted to one stream, in order of emission."""
 
-    Attributes
-    ----------
-    stream : str
-        The stream.
-    batch : pyarrow.RecordBatch
-        The rows, at least one, with exactly the stream's schema.
-    anchors : Anchors
-        The anchors of the rows.
-    """
-
-    stream: str
-    batch: pa.RecordBatch
-    anchors: Anchors
+    stream: str  # the stream
+    batch: pa.RecordBatch  # the rows, at least one, with exactly the stream's schema
+    anchors: Anchors  # the anchors of the rows
 
 
 class FailedInputs(NamedTuple):
-    """Inputs that failed; each handle occurs once.
+    """Inputs that failed; each handle occurs once."""
 
-    Attributes
-    ----------
-    handles : numpy.ndarray of int64
-        The handles of the inputs.
-    reasons : list of Reason
-        One reason per handle, or a single one for all.
-    """
-
-    handles: Int64s
-    reasons: list[Reason]
+    handles: Int64s  # the handles of the inputs
+    reasons: list[Reason]  # one reason per handle, or a single one for all
 
 
 @dataclass(frozen=True)
 class Raised:
     """The counts of exceptions that ``process`` of a `BatchBolt` raised, in batches that were
     bisected.
-
-    Attributes
-    ----------
-    calls : int
-        The number of calls that raised.
-    rows : int
-        The number of rows that raised when processed alone.
-    types : collections.Counter of str
-        The number of these rows by type of exception.
     """
 
-    calls: int = 0
-    rows: int = 0
+    calls: int = 0  # the number of calls that raised
+    rows: int = 0  # the number of rows that raised when processed alone
+    #: The number of these rows by type of exception.
     types: Counter[str] = field(default_factory=Counter)
 
     def __add__(self, other: Raised) -> Raised:
@@ -368,26 +335,13 @@ class Results(NamedTuple):
     """The results of one call of an executor.
 
     They refer only to handles of the call's batch and to handles that were open before.
-
-    Attributes
-    ----------
-    emissions : list of Emission
-        The emitted rows.
-    failures : list of FailedInputs
-        The failed inputs.
-    open : int
-        The number of handles that are neither acked nor failed so far.
-    raised : Raised, optional
-        The counts of a `BatchBolt`'s exceptions, if it raised.
-    breaker_trips : int, default 0
-        The number of times that a breaker of the bolt's calls opened during the call.
-    used : UsageCounts, optional
-        The usage that the bolt's calls reported, if its limit counts it.
     """
 
-    emissions: list[Emission]
-    failures: list[FailedInputs]
-    open: int
-    raised: Raised | None = None
+    emissions: list[Emission]  # the emitted rows
+    failures: list[FailedInputs]  # the failed inputs
+    open: int  # the number of handles that are neither acked nor failed so far
+    raised: Raised | None = None  # the counts of a `BatchBolt`'s exceptions, if it raised
+    #: The number of times that a breaker of the bolt's calls opened during the call.
     breaker_trips: int = 0
+    #: The usage that the bolt's calls reported, if its limit counts it.
     used: UsageCounts | None = None

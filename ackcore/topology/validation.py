@@ -116,14 +116,8 @@ def problems(
 ) -> Iterator[str]:
     """Yield all problems of a topology, except those of the keys and values of tables.
 
-    Parameters
-    ----------
-    spouts, bolts, sinks, tables : sequence
-        The components as declared; several may have the same name.
-    broken : set of str
-        The bolts whose streams are unknown, because their outputs were refused.
-    reject : sequence of exception class
-        The setting ``reject``.
+    ``spouts``, ``bolts``, ``sinks``, ``tables``: the components as declared; several may have the
+    same name. ``broken``: the bolts whose streams are unknown, because their outputs were refused.
     """
     yield from _names(spouts, bolts, sinks, tables)
     names = [table.name for table in tables]

@@ -48,10 +48,7 @@ _Refused = list[tuple[KafkaError, PartitionCommit]]
 def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> Consumer:
     """Return a client; it calls ``on_commit`` with the result of each asynchronous commit.
 
-    Raises
-    ------
-    ConsumerError
-        If librdkafka refuses the settings.
+    Raises ConsumerError if librdkafka refuses the settings.
     """
     own: dict[str, Value] = {
         "logger": settings.client.logger(_log),
@@ -88,12 +85,8 @@ def settings_refused(settings: ConsumerSettings, error: KafkaException) -> Consu
 def wait_until_known(client: Consumer, partitions: Iterable[Key]) -> None:
     """Make a client fetch the metadata of partitions, which may be new.
 
-    Without this call, librdkafka would refresh its metadata only after minutes.
-
-    Raises
-    ------
-    ConsumerError
-        If the brokers still do not list the partitions after 30 s.
+    Without this call, librdkafka would refresh its metadata only after minutes. Raises
+    ConsumerError if the brokers still do not list the partitions after 30 s.
     """
     until = time.monotonic() + REQUEST_S
     wanted = set(partitions)
@@ -119,10 +112,8 @@ def wait_until_known(client: Consumer, partitions: Iterable[Key]) -> None:
 def answer_of(ask: Callable[[], _T], what: str) -> _T:
     """Send a request, again while a leader or a coordinator moves, and return the brokers' answer.
 
-    Raises
-    ------
-    ConsumerError
-        If the brokers do not answer within 30 s. The message names the request by ``what``.
+    Raises ConsumerError if the brokers do not answer within 30 s. The message names the request by
+    ``what``.
     """
     until = time.monotonic() + REQUEST_S
     while True:
@@ -149,10 +140,7 @@ def without_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:
 def watermarks(client: Consumer, partition: TopicPartition) -> tuple[int, int]:
     """Return the first offset of a partition, and the last one plus 1.
 
-    Raises
-    ------
-    ConsumerError
-        If the broker does not answer.
+    Raises ConsumerError if the broker does not answer.
     """
     low, high = answer_of(
         lambda: client.get_watermark_offsets(partition, REQUEST_S),

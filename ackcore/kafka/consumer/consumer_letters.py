@@ -96,11 +96,7 @@ def headers_of(letter: DyingRecord) -> Headers:
 
     The record's timestamp is one of them. The letter's own timestamp must be the time of the death:
     retention goes by timestamps, so a broker would delete the letter of an old record at once.
-
-    Raises
-    ------
-    ConsumerError
-        If the record has died more than 20 times.
+    Raises ConsumerError if the record has died more than 20 times.
     """
     record, failure = letter.record, letter.failure
     died = deaths(record.headers) + 1
@@ -152,13 +148,8 @@ class TopicKeeper:
     After a fatal error, which an idempotent producer may meet, a producer sends nothing more. It is
     then replaced, and the undelivered letters are sent again.
 
-    Parameters
-    ----------
-    topic : str
-    config : dict
-        The configuration of an idempotent producer.
-    log : Log, optional
-        Receives a warning when the producer is replaced.
+    ``config``: the configuration of an idempotent producer. ``log``: receives a warning when the
+    producer is replaced.
     """
 
     def __init__(self, topic: str, config: dict[str, Any], log: Log = _log) -> None:
@@ -259,11 +250,7 @@ def _identity(letter: DyingRecord) -> tuple[str, int, int, int]:
 class LettersUnderWay:
     """Dead letters under way, each until it is stored.
 
-    Parameters
-    ----------
-    keeper : Keeper
-    log : Log, optional
-        Receives, at most once a minute, a letter that is not stored, with the reason.
+    ``log``: receives, at most once a minute, a letter that is not stored, with the reason.
     """
 
     def __init__(self, keeper: Keeper, log: Log = _log) -> None:

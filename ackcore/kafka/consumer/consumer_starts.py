@@ -53,6 +53,10 @@ def begin(
 ) -> list[Begun]:
     """Decide where partitions begin.
 
+    Raises OffsetsOutOfRange if a topic was deleted and created again, or a partition is too far
+    behind, and ``out_of_range`` is "fail". Raises ConsumerError if the broker does not answer a
+    request.
+
     Parameters
     ----------
     client, settings
@@ -66,14 +70,6 @@ def begin(
     is_new : callable
         Returns whether a partition was added to its topic after this consumer began to read the
         topic.
-
-    Raises
-    ------
-    OffsetsOutOfRange
-        If a topic was deleted and created again, or a partition is too far behind, and
-        ``out_of_range`` is "fail".
-    ConsumerError
-        If the broker does not answer a request.
     """
     log = settings.client.logger(_log)
     found = _committed(client, settings, partitions)

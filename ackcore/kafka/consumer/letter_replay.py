@@ -188,10 +188,7 @@ def _start(
 ) -> tuple[int, int, int]:
     """Return the first letter to send of a partition, its end, and the last letter sent before.
 
-    Raises
-    ------
-    ValueError
-        If it is not known which letters were sent, and no time is given.
+    Raises ValueError if it is not known which letters were sent, and no time is given.
     """
     low, high = bounds
     done, of = (-1, "") if last is None else last

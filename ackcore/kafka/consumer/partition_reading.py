@@ -162,10 +162,7 @@ class PartitionReading:
     def learn_ids(self, ids: Mapping[str, str | None]) -> None:
         """Store the present ids of topics. A topic with a new id was created again.
 
-        Raises
-        ------
-        OffsetsOutOfRange
-            If a topic was created again, and ``out_of_range`` is "fail".
+        Raises OffsetsOutOfRange if a topic was created again, and ``out_of_range`` is "fail".
         """
         for key, begun in list(self._begun.items()):
             now = ids.get(key[0])
@@ -371,10 +368,7 @@ class PartitionReading:
     def _is_truncated(self, key: Key, low: int, position: int) -> bool:
         """Return whether the log below a position was truncated. If so, plan to read it again.
 
-        Raises
-        ------
-        OffsetsOutOfRange
-            If the log was truncated, and ``out_of_range`` is "fail".
+        Raises OffsetsOutOfRange if the log was truncated, and ``out_of_range`` is "fail".
         """
         epoch, name = self._epochs.get(key), f"{key[0]}-{key[1]}"
         if epoch is None:

@@ -25,12 +25,8 @@ _SOON_MS = 500
 class TopicWatch:
     """A periodic look-up of topics and their partitions.
 
-    Parameters
-    ----------
-    settings : ConsumerSettings
-        The topics, and the interval of look-ups.
-    now_ms : int
-        The time of a monotonic clock, as all times here.
+    ``settings``: the topics, and the interval of look-ups. ``now_ms``: the time of a monotonic
+    clock, as all times here.
     """
 
     def __init__(self, settings: ConsumerSettings, now_ms: int) -> None:
@@ -54,21 +50,12 @@ class TopicWatch:
     def subscribed(self) -> list[Partition]:
         """Return all partitions of the subscribed topics, in order.
 
-        Raises
-        ------
-        ConsumerError
-            If no broker answers, or a named topic does not exist.
+        Raises ConsumerError if no broker answers, or a named topic does not exist.
         """
         return self._answer(lambda: self._subscribed(missing_ok=False))
 
     def ids(self, topics: Iterable[str]) -> dict[str, str | None]:
-        """Return the ids of those topics that exist.
-
-        Raises
-        ------
-        ConsumerError
-            If no broker answers.
-        """
+        """Return the ids of those topics that exist. Raises ConsumerError if no broker answers."""
         return ids_of(self._answer(lambda: self._of(topics)))
 
     def is_new(self, key: tuple[str, int]) -> bool:

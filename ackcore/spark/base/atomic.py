@@ -85,21 +85,10 @@ def check_fence() -> None:
 def write_file(path: Path, write: Callable[[BinaryIO], object], *, once: bool = False) -> None:
     """Fill a file and give it the name ``path``, atomically and durably.
 
-    Parameters
-    ----------
-    path : Path
-        The file's name.
-    write : callable
-        Writes the content to the open file.
-    once : bool, default False
-        Whether the file must not exist.
+    Raises FileExistsError if it is to be written ``once`` and exists. Raises CheckpointInUse if
+    another driver has taken over.
 
-    Raises
-    ------
-    FileExistsError
-        If it is to be written ``once`` and exists.
-    CheckpointInUse
-        If another driver has taken over.
+    ``write``: writes the content to the open file. ``once``: whether the file must not exist.
     """
     # Random, because a suspended driver that resumes after a takeover may still have its file open.
     temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
@@ -124,13 +113,9 @@ def write_file(path: Path, write: Callable[[BinaryIO], object], *, once: bool = 
 def link_file(source: Path, path: Path, *, named: bool = True) -> None:
     """Make ``path`` a hard link to a finished file, atomically and durably.
 
-    If the file system has no links, or ``path`` is on another one, the file is copied.  With
-    ``named=False`` the name becomes durable only when the caller syncs its directory.
-
-    Raises
-    ------
-    CheckpointInUse
-        If another driver has taken over.
+    If the file system has no links, or ``path`` is on another one, the file is copied. With
+    ``named=False`` the name becomes durable only when the caller syncs its directory. Raises
+    CheckpointInUse if another driver has taken over.
     """
     temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
     with writing(path):

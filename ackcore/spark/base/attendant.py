@@ -7,13 +7,7 @@ from abc import ABC, abstractmethod
 
 
 class Attendant(ABC):
-    """A daemon thread that runs until it is stopped.
-
-    Parameters
-    ----------
-    name : str
-        The thread's name.
-    """
+    """A daemon thread that runs until it is stopped."""
 
     def __init__(self, name: str) -> None:
         self._stopped = False

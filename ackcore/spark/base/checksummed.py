@@ -76,14 +76,8 @@ def record_bytes(name: str, body: Mapping[str, Any]) -> bytes:
 
 
 def record_in(data: bytes, path: str | os.PathLike[str], name: str) -> dict[str, Any]:
-    """Return the record in the bytes of an object.
-
-    Raises
-    ------
-    CheckpointCorrupt
-        If the object is damaged, or is another record.
-    CheckpointNewer
-        If a later version of ackcore wrote it.
+    """Return the record in the bytes of an object. Raises CheckpointCorrupt if the object is
+    damaged, or is another record. Raises CheckpointNewer if a later version of ackcore wrote it.
     """
     line, _, rest = data.partition(b"\n")
     if rest != b"blake2b %s\n" % digest_of(line).encode():
@@ -322,10 +316,7 @@ def table_in(
 ) -> pa.Table:
     """Return the table in the bytes of an object, checked against the object's name.
 
-    Raises
-    ------
-    CheckpointCorrupt
-        If the bytes are damaged.
+    Raises CheckpointCorrupt if the bytes are damaged.
     """
     check_data(data, path, content=check, way_out=way_out)
     try:
@@ -355,10 +346,7 @@ def check_data(
 ) -> None:
     """Check the bytes of an object against the checksum in its name.
 
-    Raises
-    ------
-    CheckpointCorrupt
-        If they differ.
+    Raises CheckpointCorrupt if they differ.
     """
     named = checksum_in(path)
     if named is None:
@@ -382,6 +370,9 @@ def read_table(
 ) -> pa.Table:
     """Return a table whose columns are in a memory map of its file.
 
+    Raises CheckpointCorrupt if the file is missing or damaged. Raises StateError if the system
+    cannot read it.
+
     Parameters
     ----------
     path : Path
@@ -392,13 +383,6 @@ def read_table(
         The recorded size of the file in bytes.
     way_out : str, optional
         The end of the message about damage: a sentence without the full stop.
-
-    Raises
-    ------
-    CheckpointCorrupt
-        If the file is missing or damaged.
-    StateError
-        If the system cannot read it.
     """
     named = _NAMED.search(path.name)
     with _reading(path, way_out):

@@ -30,12 +30,8 @@ def read_clock(clock: Clock) -> int:
 class SteadyClock:
     """A clock that never goes back, even if the underlying clock does.
 
-    Parameters
-    ----------
-    clock : callable
-        Returns milliseconds; may go back, or return the same time again.
-    at_least : int, default 0
-        The lowest time to return, in milliseconds: the last recorded time.
+    ``clock``: returns milliseconds; may go back, or return the same time again. ``at_least``: the
+    lowest time to return, in milliseconds: the last recorded time.
     """
 
     def __init__(self, clock: Clock, at_least: int = 0) -> None:

@@ -65,10 +65,7 @@ _POINTS = parse(os.environ.get(VARIABLE, ""))
 def failpoint(name: Name, batch: int | None = None) -> None:
     """Kill the process, raise, or stop the process once, if the environment sets this failpoint.
 
-    Raises
-    ------
-    FailpointReached
-        If the failpoint is set to ``=raise``.
+    Raises FailpointReached if the failpoint is set to ``=raise``.
     """
     if not _POINTS:
         return

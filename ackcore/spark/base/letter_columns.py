@@ -84,14 +84,8 @@ def as_tracked(
 ) -> pa.Table:
     """Return dead letters in `TRACKING` and the source's columns, due at once.
 
-    Parameters
-    ----------
-    letters : pyarrow.Table
-        The dead letters.
-    attempts, replayed : pyarrow.Array
-        The values of these two columns.
-    payload : bool, default True
-        Whether to include the source's columns.
+    ``attempts``, ``replayed``: the values of these two columns. ``payload``: whether to include the
+    source's columns.
     """
     values = {
         tracked: letters[name].cast(LETTER.field(name).type) for name, tracked in _TRACKED.items()

@@ -43,12 +43,8 @@ class Lock:
     def check(self) -> None:
         """Check that this driver still holds the lock.
 
-        Raises
-        ------
-        CheckpointInUse
-            If another driver took the lock over, or can do so because the file was removed.
-        StateError
-            If the file cannot be read.
+        Raises CheckpointInUse if another driver took the lock over, or can do so because the file
+        was removed. Raises StateError if the file cannot be read.
         """
         try:
             found = self.path.read_bytes()
@@ -70,27 +66,16 @@ class Lock:
 
 
 class Holder(NamedTuple):
-    """The current or last holder of a lock.
+    """The current or last holder of a lock."""
 
-    Attributes
-    ----------
-    name : str
-        The process and its host.
-    holds : bool or None
-        Whether it holds the lock now; None if this host cannot determine it.
-    """
-
-    name: str
-    holds: bool | None
+    name: str  # the process and its host
+    holds: bool | None  # whether it holds the lock now; None if this host cannot determine it
 
 
 def holder_of(path: Path) -> Holder | None:
     """Return the holder of a lock without locking; None if the file does not exist.
 
-    Raises
-    ------
-    StateError
-        If the file cannot be read.
+    Raises StateError if the file cannot be read.
     """
     try:
         name, inode = _holder(path.read_bytes()), path.stat().st_ino

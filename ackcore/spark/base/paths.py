@@ -14,12 +14,8 @@ Place: TypeAlias = str | os.PathLike[str]
 def local_path(path: str | os.PathLike[str], argument: str) -> Path:
     """Return an absolute path on a local or shared file system.
 
-    Raises
-    ------
-    ValueError
-        If it is a URI with a scheme other than ``file:``, empty, or on a kernel file system.
-    TypeError
-        If it is not a path.
+    Raises ValueError if it is a URI with a scheme other than ``file:``, empty, or on a kernel file
+    system. Raises TypeError if it is not a path.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"{argument} must be a str or a path, got {type(path).__name__}")

@@ -125,12 +125,8 @@ def with_several(tables: list[pa.Table], firsts: pa.Table) -> Int64s:
 def look_up(reasons: pa.Table, root_ids: Int64s) -> tuple[pa.Array, pa.Array]:
     """Return the texts and times of these roots' reasons; null for a root without a reason.
 
-    Parameters
-    ----------
-    reasons : pyarrow.Table
-        A result of `earliest`: one row per root, in their order.
-    root_ids : numpy.ndarray of int64, shape (n,)
-        Any roots.
+    ``reasons``: a result of `earliest`: one row per root, in their order. ``root_ids``
+    (numpy.ndarray of int64, shape (n,)): Any roots.
     """
     n = len(root_ids)
     if len(reasons) == 0:

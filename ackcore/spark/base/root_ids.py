@@ -111,10 +111,7 @@ def found_in(ordered: Int64s, columns: Iterable[Int64s]) -> Bools:
 class RootColumns:
     """The root ids of a decision, which may be too many to sort at once.
 
-    Parameters
-    ----------
-    columns : sequence of numpy.ndarray of int64
-        The ids, possibly with duplicates.
+    ``columns``: the ids, possibly with duplicates.
     """
 
     def __init__(self, columns: Sequence[Int64s]) -> None:

@@ -276,15 +276,9 @@ def collected(frame: DataFrame) -> pa.Table:
     """Run a job, with every partition of each side of a union in a task of its own.
 
     Since Spark 4.1, a union of sides with equal partitioning, such as single partitions, puts the
-    first partitions of all sides into one task.  Two partitions of spouts would then have the same
-    task number, and each would end the output of that task.
-
-    Raises
-    ------
-    ResultsTooLarge
-        If the results are too large for the driver.
-    Py4JError, PySparkException
-        The error of the job.
+    first partitions of all sides into one task. Two partitions of spouts would then have the same
+    task number, and each would end the output of that task. Raises ResultsTooLarge if the results
+    are too large for the driver. Raises Py4JError or PySparkException the error of the job.
     """
     session = frame.sparkSession
     key = session_key(session)

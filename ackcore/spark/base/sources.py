@@ -45,12 +45,7 @@ def _kept(spout: Spout, schema: pa.Schema) -> pa.Schema:
 def kept_schemas(schemas: Mapping[str, pa.Schema], topology: Any) -> dict[str, pa.Schema]:
     """Return the schemas of waiting records: the source's, with the numbers that its spout needs.
 
-    Parameters
-    ----------
-    schemas : mapping from str to pyarrow.Schema
-        The sources' schemas by spout.
-    topology : Topology
-        The topology with the spouts.
+    ``schemas``: the sources' schemas by spout. ``topology``: the topology with the spouts.
     """
     numbers = {name: number_of(topology.spouts[name]) for name in schemas}
     return {

@@ -7,30 +7,14 @@ from typing import Any, NamedTuple
 
 
 class Step(NamedTuple):
-    """One call of a bolt with tuples of a record.
+    """One call of a bolt with tuples of a record."""
 
-    Attributes
-    ----------
-    component : str
-        The bolt.
-    partition : int
-        The task's partition.
-    rows : int
-        The number of tuples of the record in the call.
-    started_ms : float
-        The start of the call, in milliseconds since 1970 by the worker's clock.
-    took_s : float
-        The duration of the whole call in seconds, with the tuples of other records.
-    call_rows : int
-        The number of tuples of all records in the call; 0 for a flush.
-    """
-
-    component: str
-    partition: int
-    rows: int
-    started_ms: float
-    took_s: float
-    call_rows: int
+    component: str  # the bolt
+    partition: int  # the task's partition
+    rows: int  # the number of tuples of the record in the call
+    started_ms: float  # the start of the call, in milliseconds since 1970 by the worker's clock
+    took_s: float  # the duration of the whole call in seconds, with the tuples of other records
+    call_rows: int  # the number of tuples of all records in the call; 0 for a flush
 
 
 class RecordTrace(NamedTuple):

@@ -42,10 +42,7 @@ TESTED = ("3.5", "4.0", "4.1", "4.2", "4.3")
 def read_version(text: str) -> tuple[int, int]:
     """Return the first two numbers of a Spark version.
 
-    Raises
-    ------
-    ImportError
-        If it is older than the oldest tested version.
+    Raises ImportError if it is older than the oldest tested version.
 
     Warns
     -----

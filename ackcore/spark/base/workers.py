@@ -79,15 +79,11 @@ def use_drivers_python(context: Any) -> None:
 def check_workers(spark: SparkSession) -> None:
     """Refuse a session whose workers cannot run ackcore.
 
-    The check takes a small job, once per SparkContext or session of Spark Connect.  It takes none
-    on a local master whose workers run the driver's interpreter and import ackcore from the same
+    The check takes a small job, once per SparkContext or session of Spark Connect. It takes none on
+    a local master whose workers run the driver's interpreter and import ackcore from the same
     place. If the job fails for another reason it is run once more; then a warning is logged and the
-    check is skipped.
-
-    Raises
-    ------
-    WorkerPythonError
-        If their Python cannot be started, lacks something, or has another version of ackcore.
+    check is skipped. Raises WorkerPythonError if their Python cannot be started, lacks something,
+    or has another version of ackcore.
     """
     connect = is_connect(spark)
     context: Any = spark if connect else spark.sparkContext
@@ -211,19 +207,10 @@ def _refusal(value: object) -> Exception | None:
 def refuse_unpicklable(subject: str, value: object, where: str) -> None:
     """Refuse an object that cannot be sent to the workers; the message names the part at fault.
 
-    Parameters
-    ----------
-    subject : str
-        The object's name in messages.
-    value : object
-        A function, or an object whose methods are called.
-    where : str
-        The place at which to create the unpicklable part instead.
+    Raises TypeError if pickling it raises.
 
-    Raises
-    ------
-    TypeError
-        If pickling it raises.
+    ``subject``: the object's name in messages. ``value``: a function, or an object whose methods
+    are called. ``where``: the place at which to create the unpicklable part instead.
     """
     error = _refusal(value)
     if error is None:

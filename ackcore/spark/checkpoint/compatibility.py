@@ -72,12 +72,8 @@ def claim(
 ) -> dict[str, Any]:
     """Return the content of meta.json. A checkpoint without a run is assigned to this topology.
 
-    Raises
-    ------
-    CheckpointForeign
-        If the checkpoint belongs to another topology.
-    CheckpointCorrupt
-        If meta.json is missing, and other files are there.
+    Raises CheckpointForeign if the checkpoint belongs to another topology. Raises CheckpointCorrupt
+    if meta.json is missing, and other files are there.
     """
     path = records.entry(META)
     meta = records.read_meta()
@@ -187,6 +183,8 @@ def check_waiting(
 ) -> None:
     """Refuse a topology that lacks a spout whose records wait for a retry.
 
+    Raises CheckpointForeign if the topology has no such spout, or does not track it.
+
     Parameters
     ----------
     root : str
@@ -197,11 +195,6 @@ def check_waiting(
         Records that wait for a retry.
     requests : iterable of str
         Names of requests to replay dead letters.
-
-    Raises
-    ------
-    CheckpointForeign
-        If the topology has no such spout, or does not track it.
     """
     waits = [(f"{waiting.rows(spout)} records", spout) for spout in waiting]
     waits += [(f"the replay {name}", replays.spout_of(name)) for name in requests]
@@ -223,7 +216,10 @@ def check_tables(
 ) -> None:
     """Refuse changes of tables that `accept_changes` does not allow.
 
-    Values may be added, and start empty; values and tables may be removed.
+    Values may be added, and start empty; values and tables may be removed. Raises CheckpointForeign
+    if the key, the windows, the type of a value, or the presence of a ttl has changed; if a value
+    has the name of a removed one; or if anything of a table has changed while a micro-batch is
+    decided.
 
     Parameters
     ----------
@@ -235,13 +231,6 @@ def check_tables(
         The structures of the recorded topology, and of the one that is to run.
     decided : int or None
         The micro-batch that is decided and not done: its rows are those of the recorded topology.
-
-    Raises
-    ------
-    CheckpointForeign
-        If the key, the windows, the type of a value, or the presence of a ttl has changed; if a
-        value has the name of a removed one; or if anything of a table has changed while a
-        micro-batch is decided.
     """
     before, after = (structure.get("tables", {}) for structure in structures)
     for name in sorted(recorded.keys() & after.keys()):
@@ -294,19 +283,10 @@ def check_offsets(log: Path, root: str, ours: int | None) -> None:
     """Compare our last plan with Spark's log: Spark logs N before we plan N, and N + 1 after we
     mark N.
 
-    Parameters
-    ----------
-    log : Path
-        Spark's offset log.
-    root : str
-        The ackcore part of the checkpoint.
-    ours : int or None
-        The last micro-batch with a plan of ours.
+    Raises CheckpointCorrupt if one of the two is older than the other, or missing.
 
-    Raises
-    ------
-    CheckpointCorrupt
-        If one of the two is older than the other, or missing.
+    ``root``: the ackcore part of the checkpoint. ``ours``: the last micro-batch with a plan of
+    ours.
     """
     sparks = max(numbered(log), default=None)
     following = 0 if ours is None else ours + 1

@@ -81,10 +81,7 @@ class DeadLettersFile:
     def path(self) -> Place:
         """Return the path or URL of the file after a check of its length and checksum.
 
-        Raises
-        ------
-        CheckpointCorrupt
-            If the check fails.
+        Raises CheckpointCorrupt if the check fails.
         """
         return self.cache.checked(self.file, self.nbytes)
 
@@ -112,10 +109,7 @@ class Dead(Mapping[str, pa.Table]):
     """Records that died, by spout. As a mapping it returns all dead records of a spout in one
     table.
 
-    Parameters
-    ----------
-    parts : mapping from str to sequence of DeadPart
-        The parts by spout; parts without rows are left out.
+    ``parts``: the parts by spout; parts without rows are left out.
     """
 
     def __init__(self, parts: Mapping[str, Sequence[DeadPart]]):
@@ -182,13 +176,8 @@ class Dead(Mapping[str, pa.Table]):
     def pieces(self, spout: str, *, payload: bool = True) -> Iterator[pa.Table]:
         """Yield the dead records of a spout in pieces. Earlier pieces need not stay in memory.
 
-        Parameters
-        ----------
-        spout : str
-            The name of the spout.
-        payload : bool, default True
-            Whether to include the source's columns with those of `TRACKING`. If False, they may
-            still be present.
+        ``spout``: the name of the spout. ``payload``: whether to include the source's columns with
+        those of `TRACKING`. If False, they may still be present.
         """
         for part in self.parts[spout]:
             yield from pieces_of(part, payload=payload)

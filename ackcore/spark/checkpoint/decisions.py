@@ -133,10 +133,7 @@ class BatchDecision:
         """Write its tables to the directory of its number, and return the decision as an object for
         JSON.
 
-        Raises
-        ------
-        ValueError
-            If the columns of a table are wrong.
+        Raises ValueError if the columns of a table are wrong.
         """
         dead = dead_of(self.dead)
         for spout, parts in self.waiting.parts.items():
@@ -218,12 +215,8 @@ class TableFile(NamedTuple):
 class Tables(Mapping[str, pa.Table]):
     """Tables by name, each read at the first access.
 
-    Parameters
-    ----------
-    cache : TableCache
-        The tables of the directory that contains the files.
-    files : mapping from str to TableFile
-        The file of each table.
+    ``cache``: the tables of the directory that contains the files. ``files``: the file of each
+    table.
     """
 
     def __init__(self, cache: TableCache, files: Mapping[str, TableFile]):
@@ -252,10 +245,7 @@ class Tables(Mapping[str, pa.Table]):
 def _check_tracking(table: pa.Table, what: str) -> None:
     """Refuse a table unless it begins with the `TRACKING` columns, without nulls.
 
-    Raises
-    ------
-    ValueError
-        If a `TRACKING` column is missing, misplaced, or contains nulls.
+    Raises ValueError if a `TRACKING` column is missing, misplaced, or contains nulls.
     """
     for field_, column in zip(TRACKING, table.schema, strict=False):
         if field_.name != column.name or field_.type != column.type:

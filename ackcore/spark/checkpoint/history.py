@@ -24,19 +24,10 @@ class History(NamedTuple):
 def read_history(records: Records, plan_of: ReadPlan, begun: bool) -> History:
     """Return the progress of a checkpoint.
 
-    Parameters
-    ----------
-    records : Records
-        The checkpoint's plans, marks and decisions.
-    plan_of : callable
-        Returns the plan of a micro-batch.
-    begun : bool
-        Whether the checkpoint ever had a plan.
+    Raises CheckpointCorrupt if a file is missing.
 
-    Raises
-    ------
-    CheckpointCorrupt
-        If a file is missing.
+    ``records``: the checkpoint's plans, marks and decisions. ``plan_of``: returns the plan of a
+    micro-batch. ``begun``: whether the checkpoint ever had a plan.
     """
     plans, dones = records.numbers("batches", ".plan"), records.numbers("batches", ".done")
     last = max([*plans, *dones, *records.numbers("batches", ".decision")], default=None)

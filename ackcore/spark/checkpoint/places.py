@@ -48,12 +48,8 @@ _EVERY = 8
 class RunPlaces:
     """The places of runs, ``work/<number>.<token>``: paths of directories, or URLs.
 
-    Parameters
-    ----------
-    store : Store
-        The file system or the bucket, rooted at ``<checkpoint>/ackcore``.
-    check_owner : callable
-        Raises if another driver has taken over.
+    ``store``: the file system or the bucket, rooted at ``<checkpoint>/ackcore``. ``check_owner``:
+    Raises if another driver has taken over.
     """
 
     def __init__(self, store: Store, check_owner: Callable[[], object]) -> None:
@@ -68,12 +64,8 @@ class RunPlaces:
         """Return the place of a new run of a micro-batch.
 
         In a bucket only the second and later runs of a micro-batch check the ownership, since this
-        takes a request.
-
-        Raises
-        ------
-        CheckpointInUse
-            If that check finds that another driver has taken over.
+        takes a request. Raises CheckpointInUse if that check finds that another driver has taken
+        over.
         """
         if number == self._last or self._root is not None:
             self._check_owner()

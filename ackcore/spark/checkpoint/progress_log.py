@@ -27,13 +27,7 @@ _BLOCK_BYTES = 1 << 16
 
 
 class ProgressLog:
-    """The writer of a checkpoint's log, for its driver.
-
-    Parameters
-    ----------
-    root : Path
-        ``<checkpoint>/ackcore``.
-    """
+    """The writer of a checkpoint's log, for its driver."""
 
     def __init__(self, root: Path):
         self._path, self._older = root / _NAME, root / _OLDER
@@ -42,10 +36,7 @@ class ProgressLog:
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a line. If it cannot be written, log one warning.
 
-        Raises
-        ------
-        CheckpointInUse
-            If another driver has taken over.
+        Raises CheckpointInUse if another driver has taken over.
         """
         check_fence()
         text = json.dumps(line, separators=(",", ":"), default=float)
@@ -68,12 +59,7 @@ def read_progress(root: Path, most: int) -> list[dict[str, Any]]:
     It reads no more of the files than it needs, however long they are: a progress display calls it
     twice a second.
 
-    Parameters
-    ----------
-    root : Path
-        ``<checkpoint>/ackcore``.
-    most : int
-        The largest number of lines to return.
+    ``most``: the largest number of lines to return.
     """
     found: dict[int, dict[str, Any]] = {}
     # The newer file first: if it is renamed in between, its lines are found in the older one.

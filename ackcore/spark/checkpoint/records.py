@@ -64,12 +64,8 @@ class Records:
     They are only read at first, and owned from the first write or `take_over` on.  So a driver that
     is refused because its topology differs has fenced no other driver.
 
-    Parameters
-    ----------
-    store : Store
-        The file system or the bucket, rooted at ``<checkpoint>/ackcore``.
-    lock : Lock, optional
-        The lock of a checkpoint on a file system; `close` releases it.
+    ``store``: the file system or the bucket, rooted at ``<checkpoint>/ackcore``. ``lock``: the lock
+    of a checkpoint on a file system; `close` releases it.
     """
 
     def __init__(self, store: Store, lock: Lock | None = None) -> None:
@@ -131,10 +127,7 @@ class Records:
     def take_over(self) -> None:
         """Take over the checkpoint with the records that were read. Repeated calls do nothing.
 
-        Raises
-        ------
-        HeadMoved
-            If the head has changed since it was read.
+        Raises HeadMoved if the head has changed since it was read.
         """
         with self._lock:
             if not self._owned:
@@ -176,10 +169,7 @@ class Records:
     def _read_own(self) -> tuple[str, Bodies]:
         """Return the version and the records of the stored head.
 
-        Raises
-        ------
-        CheckpointInUse
-            If the head belongs to another driver.
+        Raises CheckpointInUse if the head belongs to another driver.
         """
         found = self._store.get(HEAD)
         head = {} if found is None else self._parsed(found.data)
@@ -211,10 +201,7 @@ class Records:
     def _replace(self, change: Callable[[Bodies], Bodies], *, is_open: bool = True) -> None:
         """Replace the records by the result of ``change``.
 
-        Raises
-        ------
-        CheckpointInUse
-            If another driver has taken over.
+        Raises CheckpointInUse if another driver has taken over.
         """
         with self._lock:
             if not self._owned:
@@ -304,12 +291,8 @@ class Records:
     def read(self, name: str) -> dict[str, Any] | None:
         """Return a record, or None if it does not exist.
 
-        Raises
-        ------
-        CheckpointCorrupt, CheckpointNewer, StateError
-            In the cases of `record_in`.
-        CheckpointForeign
-            If the record belongs to another deployment.
+        Raises CheckpointCorrupt, CheckpointNewer or StateError in the cases of `record_in`. Raises
+        CheckpointForeign if the record belongs to another deployment.
         """
         with self._lock:
             if self._owned and self._version is None:
@@ -336,13 +319,9 @@ class Records:
     ) -> None:
         """Write a record. With ``once`` it must not exist yet.
 
-        With ``with_next`` it is written together with the next record or at `close`, in one put,
-        so that it costs none.  Until then only this driver reads it.
-
-        Raises
-        ------
-        CheckpointInUse
-            If another driver has taken over, or has written a record with ``once``.
+        With ``with_next`` it is written together with the next record or at `close`, in one put, so
+        that it costs none. Until then only this driver reads it. Raises CheckpointInUse if another
+        driver has taken over, or has written a record with ``once``.
         """
         body = {"deployment_key": self._deployment, "epoch": self.epoch, **body}
         self._write(name, body, once, with_next=with_next)
@@ -447,10 +426,7 @@ def of_deployment(
 ) -> dict[str, Any] | None:
     """Return a record of this deployment unchanged, and refuse other records.
 
-    Raises
-    ------
-    CheckpointForeign
-        If the record belongs to another deployment.
+    Raises CheckpointForeign if the record belongs to another deployment.
     """
     if body is not None and body["deployment_key"] != deployment:
         raise CheckpointForeign(

@@ -41,15 +41,7 @@ class Refusal(NamedTuple):
 
 
 class Refusals:
-    """The refusals of a checkpoint, by micro-batch.
-
-    Parameters
-    ----------
-    records : Records
-        The checkpoint's records.
-    cache : TableCache
-        The checkpoint's tables.
-    """
+    """The refusals of a checkpoint, by micro-batch."""
 
     def __init__(self, records: Records, cache: TableCache) -> None:
         self._records = records
@@ -67,10 +59,7 @@ class Refusals:
     def add(self, number: int, place: int, refusal: Refusal) -> None:
         """Record an answer as number ``place``: the number of answers that are recorded already.
 
-        Raises
-        ------
-        CheckpointInUse
-            If another driver has taken over, or has recorded this number.
+        Raises CheckpointInUse if another driver has taken over, or has recorded this number.
         """
         file = self._write(number, f"refused-{place}", refusal.rows.cast(REFUSED))
         self._cache.sync()
@@ -91,19 +80,11 @@ class Refusals:
     ) -> None:
         """Record the result of all answers for a micro-batch.
 
-        Parameters
-        ----------
-        number : int
-            The micro-batch.
-        dead : mapping from str to pyarrow.Table
-            The records that are dead because of the answers, by spout, like ``BatchDecision.dead``.
-        counts, totals : mapping
-            The new values of ``BatchDecision.counts`` and ``totals``.
+        Raises CheckpointInUse if another driver has taken over, or has recorded the result.
 
-        Raises
-        ------
-        CheckpointInUse
-            If another driver has taken over, or has recorded the result.
+        ``dead``: the records that are dead because of the answers, by spout, like
+        ``BatchDecision.dead``. ``counts``, ``totals``: the new values of ``BatchDecision.counts``
+        and ``totals``.
         """
         files = {
             spout: self._write(number, f"refused-{spout}", some) for spout, some in dead.items()

@@ -34,19 +34,11 @@ def write(directory: Path, request: str, spout: str, tables: Iterable[pa.Table])
 def fitted(table: pa.Table, schema: pa.Schema, name: str, place: str, way_out: str) -> pa.Table:
     """Return the rows of a request, converted to the present columns of its source.
 
-    Parameters
-    ----------
-    table : pyarrow.Table
-        The rows as they were written.
-    schema : pyarrow.Schema
-        The present columns of the source.
-    name, place, way_out : str
-        The request's name, its path or URL, and how to continue without it.
+    Raises ColumnsChanged if the rows do not fit.
 
-    Raises
-    ------
-    ColumnsChanged
-        If the rows do not fit.
+    ``table``: the rows as they were written. ``schema``: the present columns of the source.
+    ``name``, ``place``, ``way_out``: the request's name, its path or URL, and how to continue
+    without it.
     """
     table = table.replace_schema_metadata(None)
     what = f"the {table.num_rows} dead letters of spout {spout_of(name)!r} that {place} requests"

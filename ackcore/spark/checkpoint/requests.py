@@ -34,12 +34,8 @@ REQUESTS, _WITHDRAWN = ".requests", ".withdrawn"
 class Requests:
     """Requests in the index of a store of dead letters.
 
-    Parameters
-    ----------
-    where : callable
-        Returns the URL of the store; called after the checkpoint was read.
-    owner : Records
-        The records of the checkpoint.
+    ``where``: returns the URL of the store; called after the checkpoint was read. ``owner``: the
+    records of the checkpoint.
     """
 
     def __init__(self, where: Callable[[], str], owner: Records) -> None:
@@ -91,12 +87,8 @@ class Requests:
     def read(self, name: str, schema: pa.Schema) -> pa.Table:
         """Return the rows of a request, converted to the present columns of its source.
 
-        Raises
-        ------
-        CheckpointCorrupt
-            If the request is damaged or missing.
-        ColumnsChanged
-            If the rows do not fit these columns.
+        Raises CheckpointCorrupt if the request is damaged or missing. Raises ColumnsChanged if the
+        rows do not fit these columns.
         """
         place = f"{self._store.url}/{REQUESTS}/{name}"
         way_out = (

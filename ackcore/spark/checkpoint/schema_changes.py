@@ -32,6 +32,9 @@ class ColumnsChanged(CheckpointForeign):
 def fit_columns(table: pa.Table, schema: pa.Schema, what: str, way_out: str) -> pa.Table:
     """Return kept records, converted to the present columns of their source.
 
+    Raises ColumnsChanged if a column does not fit. The message names each such column, with its old
+    and new types.
+
     Parameters
     ----------
     table : pyarrow.Table
@@ -49,11 +52,6 @@ def fit_columns(table: pa.Table, schema: pa.Schema, what: str, way_out: str) -> 
     pyarrow.Table
         The `TRACKING` columns, then those of ``schema``, in its order and of its types.  It is
         ``table`` itself if the columns did not change.
-
-    Raises
-    ------
-    ColumnsChanged
-        If a column does not fit. The message names each such column, with its old and new types.
     """
     was = pa.schema([table.schema.field(n) for n in range(len(TRACKING), table.num_columns)])
     if was.names == schema.names and was.types == schema.types:

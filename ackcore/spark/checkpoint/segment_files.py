@@ -62,12 +62,8 @@ _CHECKED = _Checked()
 class SegmentFiles:
     """The files of a checkpoint's tables; it can be pickled.
 
-    Parameters
-    ----------
-    store : Store
-        The file system or the bucket, rooted at ``<checkpoint>/ackcore``.
-    epoch : int
-        The epoch of the driver.
+    ``store``: the file system or the bucket, rooted at ``<checkpoint>/ackcore``. ``epoch``: the
+    epoch of the driver.
     """
 
     def __init__(self, store: Store, epoch: int) -> None:
@@ -90,14 +86,8 @@ class SegmentFiles:
         return SegmentInfo(file, rows, len(data), lo, hi)
 
     def read(self, segment: SegmentInfo) -> pa.Buffer:
-        """Return the bytes of a segment, memory-mapped where possible.
-
-        Raises
-        ------
-        CheckpointCorrupt
-            If the file is missing or damaged.
-        StateError
-            If it cannot be read.
+        """Return the bytes of a segment, memory-mapped where possible. Raises CheckpointCorrupt if
+        the file is missing or damaged. Raises StateError if it cannot be read.
         """
         place = self.place(segment.file)
         is_local = isinstance(self._store, LocalStore)

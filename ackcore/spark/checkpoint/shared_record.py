@@ -26,12 +26,8 @@ _TRIES = 50
 class SharedRecord:
     """A record of a store that several processes change.
 
-    Parameters
-    ----------
-    store : Store
-        The store of the record.
-    key : str
-        The record's key, which its content states as its name too.
+    ``store``: the store of the record. ``key``: the record's key, which its content states as its
+    name too.
     """
 
     def __init__(self, store: Store, key: str) -> None:
@@ -49,10 +45,7 @@ class SharedRecord:
     def read(self) -> Body:
         """Return the record as last read or replaced; empty if it does not exist.
 
-        Raises
-        ------
-        CheckpointCorrupt, CheckpointNewer, StateError
-            If the record cannot be read.
+        Raises CheckpointCorrupt, CheckpointNewer or StateError if the record cannot be read.
         """
         with self._lock:
             return self._body if self._known else self.load()
@@ -70,16 +63,10 @@ class SharedRecord:
         """Replace the record by the result of ``change``, and retry each time that another process
         was faster.
 
-        Parameters
-        ----------
-        change : callable
-            Returns the new record without changing its argument; None if there is nothing to do.
-            It must recognize its own earlier change: the answer to a put may be lost.
+        Raises StateError if the record cannot be written, or other processes are faster every time.
 
-        Raises
-        ------
-        StateError
-            If the record cannot be written, or other processes are faster every time.
+        ``change``: returns the new record without changing its argument; None if there is nothing
+        to do. It must recognize its own earlier change: the answer to a put may be lost.
         """
         with self._lock:
             for _ in range(_TRIES):

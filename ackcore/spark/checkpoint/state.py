@@ -101,6 +101,11 @@ class State:
     ) -> State:
         """Make the checkpoint if it does not exist, check it, and lock it.
 
+        Raises ValueError if ``path`` is a URI, other than ``file:`` and those of buckets. Raises
+        CheckpointInUse, CheckpointReadOnly, CheckpointCorrupt, CheckpointForeign or CheckpointNewer
+        in the cases that their names describe. Raises StateError if it cannot be read or written
+        for another reason, such as a full disk.
+
         Parameters
         ----------
         path : path
@@ -128,15 +133,6 @@ class State:
         -------
         State
             The open checkpoint. The caller must close it.
-
-        Raises
-        ------
-        ValueError
-            If ``path`` is a URI, other than ``file:`` and those of buckets.
-        CheckpointInUse, CheckpointReadOnly, CheckpointCorrupt, CheckpointForeign, CheckpointNewer
-            In the cases that their names describe.
-        StateError
-            If it cannot be read or written for another reason, such as a full disk.
         """
         log = None
         if kind == "stream" and by_spark:
@@ -191,10 +187,7 @@ class State:
         """Read all tables that will be needed, before the first retry, and return the last
         decision.
 
-        Raises
-        ------
-        CheckpointCorrupt
-            If a table is missing or damaged.
+        Raises CheckpointCorrupt if a table is missing or damaged.
         """
         planned, done = self.last_plan, self.last_done
         last = None if planned is None else self.decision(planned)
@@ -253,12 +246,8 @@ class State:
         return self._records
 
     def check_owner(self) -> None:
-        """Check that no other driver has taken over.
-
-        Raises
-        ------
-        CheckpointInUse
-            If another driver has taken over. This driver must then write nothing more.
+        """Check that no other driver has taken over. Raises CheckpointInUse if another driver has
+        taken over. This driver must then write nothing more.
         """
         self._records.check_owner()
 
@@ -303,11 +292,8 @@ class State:
     def is_done(self, number: int) -> bool:
         """Return whether a micro-batch has its mark.
 
-        Raises
-        ------
-        CheckpointCorrupt
-            If ``number`` is neither the last micro-batch that is done nor the next one: either
-            answer would skip records or repeat them.
+        Raises CheckpointCorrupt if ``number`` is neither the last micro-batch that is done nor the
+        next one: either answer would skip records or repeat them.
         """
         expected = 0 if self.last_done is None else self.last_done + 1
         if number == expected:
@@ -340,27 +326,17 @@ class State:
     def make_plan(self, number: int, clock_ms: int, max_retries: int | None = None) -> Plan:
         """Return a new plan, which is not written yet.
 
-        Parameters
-        ----------
-        number : int
-            The micro-batch after the last one that is done.
-        clock_ms : int
-            The clock's time in milliseconds.  If the clock went back, the plan keeps its parent's
-            time.
-        max_retries : int, optional
-            The most due rows that the plan takes, replays included.
+        Raises CheckpointCorrupt if another micro-batch is next. Raises ColumnsChanged if a request
+        does not fit the present columns of its source.
+
+        ``number``: the micro-batch after the last one that is done. ``clock_ms``: the clock's time
+        in milliseconds. If the clock went back, the plan keeps its parent's time. ``max_retries``:
+        the most due rows that the plan takes, replays included.
 
         Returns
         -------
         Plan
             The plan, with the number of due rows and the replay requests that no plan has taken.
-
-        Raises
-        ------
-        CheckpointCorrupt
-            If another micro-batch is next.
-        ColumnsChanged
-            If a request does not fit the present columns of its source.
         """
         if self.is_done(number):
             raise ValueError(f"micro-batch {number} is done already; call is_done first")
@@ -377,10 +353,7 @@ class State:
     def write_plan(self, plan: Plan) -> None:
         """Record a plan, or replace it while its micro-batch has no decision.
 
-        Raises
-        ------
-        ValueError
-            If the micro-batch has a decision.
+        Raises ValueError if the micro-batch has a decision.
         """
         if self.is_done(plan.number) or self.decision(plan.number) is not None:
             raise ValueError(f"micro-batch {plan.number} has a decision, so its plan cannot change")
@@ -407,12 +380,8 @@ class State:
         """Split the parent's waiting rows into due and other rows, and add the requests of the
         plan.
 
-        Raises
-        ------
-        CheckpointCorrupt
-            If the number of due rows differs from the plan, or a request is missing.
-        ColumnsChanged
-            If the rows do not fit the present columns of their source.
+        Raises CheckpointCorrupt if the number of due rows differs from the plan, or a request is
+        missing. Raises ColumnsChanged if the rows do not fit the present columns of their source.
         """
         waiting = self._waiting_after(plan.parent)
         found = waiting.due(plan.now_ms)
@@ -446,10 +415,7 @@ class State:
     def fitted(self, spout: str, table: pa.Table) -> pa.Table:
         """Return waiting rows, converted to the present columns of their source.
 
-        Raises
-        ------
-        ColumnsChanged
-            If the rows do not fit.
+        Raises ColumnsChanged if the rows do not fit.
         """
         return fit_columns(
             table,
@@ -489,22 +455,15 @@ class State:
     def write_decision(self, decision: BatchDecision) -> BatchDecision:
         """Record the decision of a micro-batch.
 
-        Parameters
-        ----------
-        decision : BatchDecision
-            The decision of a micro-batch that has a plan and no decision.
+        Raises ValueError if there is no plan, or a decision already, or a table has wrong columns.
+        Raises StateError if the decision cannot be written.
+
+        ``decision``: the decision of a micro-batch that has a plan and no decision.
 
         Returns
         -------
         BatchDecision
             The decision as `decision` reads it, with the fields that the state sets.
-
-        Raises
-        ------
-        ValueError
-            If there is no plan, or a decision already, or a table has wrong columns.
-        StateError
-            If the decision cannot be written.
         """
         number = decision.number
         plan = None if self.is_done(number) else self.plan(number)
@@ -532,10 +491,8 @@ class State:
     def waiting(self, number: int) -> Waiting:
         """Return the rows that waited after a micro-batch. They are read at the first access.
 
-        Raises
-        ------
-        CheckpointCorrupt
-            If the micro-batch has no decision; or later, if a table is damaged.
+        Raises CheckpointCorrupt if the micro-batch has no decision; or later, if a table is
+        damaged.
         """
         return self._decided(number).waiting
 
@@ -545,10 +502,7 @@ class State:
     def write_done(self, number: int) -> None:
         """Mark a micro-batch as done, after all effects of its decision.
 
-        Raises
-        ------
-        ValueError
-            If the micro-batch has no decision.
+        Raises ValueError if the micro-batch has no decision.
         """
         if self.is_done(number):
             return
@@ -567,13 +521,8 @@ class State:
         """Remove files that are not read any more after micro-batch ``number`` is done.
 
         These are plans, decisions and marks before ``number - 1``, the work of all finished
-        micro-batches, and the requests that were taken.  A crash at any point does no harm: the
-        next call completes it.
-
-        Raises
-        ------
-        ValueError
-            If ``number`` is not the last micro-batch that is done.
+        micro-batches, and the requests that were taken. A crash at any point does no harm: the next
+        call completes it. Raises ValueError if ``number`` is not the last micro-batch that is done.
         """
         if number != self.last_done:
             raise ValueError(f"micro-batch {number} must be the last one done, {self.last_done}")

@@ -43,14 +43,9 @@ class TableCache:
     In a bucket a table is checked each time its bytes are fetched.  A table that stays in memory,
     or in a mapped file on this machine, is not fetched again.
 
-    Parameters
-    ----------
-    store : Store
-        The file system or the bucket, rooted at ``<checkpoint>/ackcore``.
-    epoch : int
-        The epoch of this driver.
-    check : bool, default True
-        Whether to check the lengths and checksums of files on a file system.
+    ``store``: the file system or the bucket, rooted at ``<checkpoint>/ackcore``. ``epoch``: the
+    epoch of this driver. ``check``: whether to check the lengths and checksums of files on a file
+    system.
     """
 
     def __init__(self, store: Store, epoch: int, *, check: bool = True):
@@ -77,10 +72,7 @@ class TableCache:
     def read(self, file: str, keep: bool = True) -> pa.Table:
         """Return a table. With ``keep=False`` the cache does not keep it mapped.
 
-        Raises
-        ------
-        CheckpointCorrupt, StateError
-            If the table is missing, damaged or unreadable.
+        Raises CheckpointCorrupt or StateError if the table is missing, damaged or unreadable.
         """
         if file in self._mapped:
             return self._mapped[file]
@@ -107,12 +99,8 @@ class TableCache:
         """Return the path or URL of a file that is no Arrow table, after a check of length and
         checksum.
 
-        A file that this driver has written is not read for the check.
-
-        Raises
-        ------
-        CheckpointCorrupt, StateError
-            If the file is missing, damaged or unreadable.
+        A file that this driver has written is not read for the check. Raises CheckpointCorrupt or
+        StateError if the file is missing, damaged or unreadable.
         """
         if file not in self._verified or self._sizes.get(file) != nbytes:
             self.opened(file, nbytes)
@@ -179,23 +167,11 @@ class TableCache:
     def adopt(self, path: Place, directory: str, nbytes: int | None) -> str:
         """Link or copy a file that tasks wrote, unless this was done before; return its new name.
 
-        The original is removed with its run.
+        The original is removed with its run. Raises CheckpointCorrupt if the file has another
+        length. Raises StateError if the file is missing, or cannot be linked or copied.
 
-        Parameters
-        ----------
-        path : path
-            The path or URL of the file.
-        directory : str
-            The prefix of its new name.
-        nbytes : int or None
-            Its length in bytes, as its task reported it.
-
-        Raises
-        ------
-        CheckpointCorrupt
-            If the file has another length.
-        StateError
-            If the file is missing, or cannot be linked or copied.
+        ``path``: the path or URL of the file. ``directory``: the prefix of its new name.
+        ``nbytes``: its length in bytes, as its task reported it.
         """
         file = f"{directory}.{os.path.basename(path)}"
         if file in self._sizes:

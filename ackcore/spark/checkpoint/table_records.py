@@ -16,40 +16,24 @@ from ackcore.tables.table_compaction import SegmentInfo
 
 
 class TableState(NamedTuple):
-    """A table after a micro-batch.
+    """A table after a micro-batch."""
 
-    Attributes
-    ----------
-    structure : mapping
-        `TableShape.structure` of the table.
-    horizon_ms : int
-        The time of the plan in milliseconds since 1970: rows that expire until then do not exist.
-        For a table of keys, see `ackcore.spark.tables.seen_keys`.
-    rows : int
-        The number of rows; with a ttl at least this number, since expired rows may still count.
-    segments : tuple of SegmentInfo
-        The segments with the rows, the newest first.
-    changed : tuple of SegmentInfo
-        The segments with the rows that the micro-batch changed.
-    removed : tuple of str
-        The names of removed values, whose states may still be in segments.
-    spans : tuple of (int, int)
-        Of a table of keys with a bound by number: times, and the number of keys of each.
-    closed : tuple of SegmentInfo
-        The segments with the rows of the windows that the micro-batch closed.
-    watermarks : mapping, optional
-        `WindowWatermarks.body` of a table with windows.  Its ``horizon_ms`` is the bound until
-        which windows are closed.
-    """
-
-    structure: Mapping[str, Any]
+    structure: Mapping[str, Any]  # `TableShape.structure` of the table
+    #: The time of the plan in milliseconds since 1970: rows that expire until then do not exist.
+    #: For a table of keys, see `ackcore.spark.tables.seen_keys`.
     horizon_ms: int
+    #: The number of rows; with a ttl at least this number, since expired rows may still count.
     rows: int = 0
-    segments: tuple[SegmentInfo, ...] = ()
-    changed: tuple[SegmentInfo, ...] = ()
+    segments: tuple[SegmentInfo, ...] = ()  # the segments with the rows, the newest first
+    changed: tuple[SegmentInfo, ...] = ()  # the segments with the rows that the micro-batch changed
+    #: The names of removed values, whose states may still be in segments.
     removed: tuple[str, ...] = ()
+    #: Of a table of keys with a bound by number: times, and the number of keys of each.
     spans: tuple[tuple[int, int], ...] = ()
+    #: The segments with the rows of the windows that the micro-batch closed.
     closed: tuple[SegmentInfo, ...] = ()
+    #: `WindowWatermarks.body` of a table with windows.  Its ``horizon_ms`` is the bound until which
+    #: windows are closed.
     watermarks: Mapping[str, Any] | None = None
 
     @classmethod
@@ -71,13 +55,7 @@ class TableState(NamedTuple):
 
 
 class TableRecords:
-    """The tables of a checkpoint, by micro-batch.
-
-    Parameters
-    ----------
-    records : Records
-        The checkpoint's records.
-    """
+    """The tables of a checkpoint, by micro-batch."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -92,10 +70,7 @@ class TableRecords:
     def write(self, number: int, tables: Mapping[str, TableState]) -> None:
         """Record the tables after a micro-batch, together with the next record.
 
-        Raises
-        ------
-        CheckpointInUse
-            If another driver has taken over, or has recorded them.
+        Raises CheckpointInUse if another driver has taken over, or has recorded them.
         """
         body = {"tables": {name: state._asdict() for name, state in tables.items()}}
         self._records.write(_name(number), body, once=True, with_next=True)

@@ -10,12 +10,7 @@ from ackcore.spark.stores.interface import Store
 class UnnamedFiles:
     """The known files below a prefix, whose names begin with the number of their micro-batch.
 
-    Parameters
-    ----------
-    store : Store
-        The store.
-    below : str
-        The prefix, without the slash.
+    ``below``: the prefix, without the slash.
     """
 
     def __init__(self, store: Store, below: str) -> None:
@@ -32,12 +27,8 @@ class UnnamedFiles:
     def take(self, number: int, named: Collection[str]) -> set[str]:
         """Return the keys of files before micro-batch ``number - 1`` that no record names, once.
 
-        Parameters
-        ----------
-        number : int
-            The last micro-batch that is done.
-        named : collection of str
-            The files that the kept records name.
+        ``number``: the last micro-batch that is done. ``named``: the files that the kept records
+        name.
         """
         kept = {f"{self._below}/{file}" for file in named}
         if self._there is None:

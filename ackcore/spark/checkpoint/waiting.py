@@ -52,10 +52,7 @@ class Waiting(Mapping[str, pa.Table]):
 
     As a mapping it returns all rows of a spout in one concatenated table, for inspection only.
 
-    Parameters
-    ----------
-    parts : mapping from str to sequence of Segment, FailedFile or pyarrow.Table
-        The parts by spout; parts without rows are left out.
+    ``parts``: the parts by spout; parts without rows are left out.
     """
 
     def __init__(self, parts: Mapping[str, Sequence[Part]]):
@@ -196,12 +193,8 @@ class Waiting(Mapping[str, pa.Table]):
         """Write the parts that are not recorded yet, merge segments if needed, and return only
         segments.
 
-        Parameters
-        ----------
-        cache : TableCache
-            The cache of the files.
-        directory : str
-            The prefix of new files' names, below the cache's root.
+        ``cache``: the cache of the files. ``directory``: the prefix of new files' names, below the
+        cache's root.
         """
         parts: dict[str, list[Part]] = {}
         every = (part for some in self.parts.values() for part in some)

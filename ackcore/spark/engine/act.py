@@ -51,27 +51,14 @@ def ask_sinks(
 ) -> None:
     """Write the accepted rows to the sinks, and record which rows they refuse.
 
-    ``age_ms`` is the age of a decision that another driver made; see `SinkBatch`.
-
-    Raises
-    ------
-    SinkError
-        If a sink failed as often as the settings allow; the message names it.
-    CheckpointCorrupt
-        If a file with the rows differs from what the run wrote.
-    InvalidRejects
-        If a sink's refusal is invalid: it names no rows, or rows that the sink was not given.
-    TooManyRefused
-        If a sink refuses more rows than its `max_refused`.
-    CheckpointForeign
-        If the stream of some rows has no sink any more, or it is unknown whether a sink has taken
-        the rows.
-    CheckpointInUse
-        If another driver has taken over.
-    Stopped
-        If the query is being stopped.
-    RunCancelled
-        If a Spark job of a sink was cancelled from outside.
+    ``age_ms`` is the age of a decision that another driver made; see `SinkBatch`. Raises SinkError
+    if a sink failed as often as the settings allow; the message names it. Raises CheckpointCorrupt
+    if a file with the rows differs from what the run wrote. Raises InvalidRejects if a sink's
+    refusal is invalid: it names no rows, or rows that the sink was not given. Raises TooManyRefused
+    if a sink refuses more rows than its `max_refused`. Raises CheckpointForeign if the stream of
+    some rows has no sink any more, or it is unknown whether a sink has taken the rows. Raises
+    CheckpointInUse if another driver has taken over. Raises Stopped if the query is being stopped.
+    Raises RunCancelled if a Spark job of a sink was cancelled from outside.
     """
     number, nonacked = decision.number, decision.nonacked
     assert isinstance(nonacked, pa.Table)  # as on record
@@ -124,14 +111,9 @@ def fold_tables(
 ) -> None:
     """Fold the rows of ACKED records into the tables, and record the tables, unless it is done.
 
-    Raises
-    ------
-    SinkError
-        If the fold of a table failed as often as the settings allow; the message names it.
-    CheckpointCorrupt
-        If a file with rows or a segment of a table is missing or damaged.
-    CheckpointInUse, Stopped, RunCancelled
-        As in `ask_sinks`.
+    Raises SinkError if the fold of a table failed as often as the settings allow; the message names
+    it. Raises CheckpointCorrupt if a file with rows or a segment of a table is missing or damaged.
+    Raises CheckpointInUse, Stopped or RunCancelled as in `ask_sinks`.
     """
     number = decision.number
     last = state.last_done
@@ -305,15 +287,13 @@ def without_refused(batch: SinkBatch, refusals: Sequence[Refusal]) -> SinkBatch:
 def refused_rows(rejects: SinkRejects, batch: SinkBatch) -> pa.Table:
     """Find the rows that a sink refuses among those that it was given.
 
+    Raises InvalidRejects if the sink names rows that it was not given: they would be neither
+    written nor dead.
+
     Returns
     -------
     pyarrow.Table
         The refused rows in `REFUSED`, each once.
-
-    Raises
-    ------
-    InvalidRejects
-        If the sink names rows that it was not given: they would be neither written nor dead.
     """
     found, at = _by_places(rejects, batch) if rejects.places else _by_values(rejects, batch)
     texts = pa.array([_reason(batch.sink, one) for one in rejects.reasons], pa.string())
@@ -452,6 +432,8 @@ def isolate(
 ) -> SinkRejects | None:
     """Bisect a batch for which a sink raises, down to the single rows for which it raises.
 
+    Raises TooManyRefused if more rows fail than the sink's `max_refused`.
+
     Parameters
     ----------
     sink : SinkSpec
@@ -467,11 +449,6 @@ def isolate(
     -------
     SinkRejects or None
         None if no row is certain: the sink is down, or rows fail only together.
-
-    Raises
-    ------
-    TooManyRefused
-        If more rows fail than the sink's `max_refused`.
     """
     files, places = _all_places(batch)
     found: list[int] = []

@@ -155,33 +155,20 @@ class Engine:
     def process(self, number: int, inputs: Sequence[InputFrame]) -> Progress:
         """Take one micro-batch through the steps that are not recorded yet.
 
-        Parameters
-        ----------
-        number : int
-            The micro-batch's number: the last one, or the one after it.
-        inputs : sequence of InputFrame
-            The new rows, except those whose offsets the plan names.
+        Raises RunFailed if no run of the micro-batch was accepted. Raises RunCancelled if a Spark
+        job of the micro-batch was cancelled from outside. Raises SinkError if a sink or the
+        dead-letter store failed too often. Raises StateError if the checkpoint cannot be read or
+        written. Raises Stopped if the query is stopped during the micro-batch. Raises
+        KeyboardInterrupt or SystemExit if a signal handler raised it during the micro-batch. Raises
+        CheckpointInUse if another driver has taken over; this replaces any error that the take-over
+        caused.
+
+        ``number``: the micro-batch's number: the last one, or the one after it. ``inputs``: the new
+        rows, except those whose offsets the plan names.
 
         Returns
         -------
         Progress
-
-        Raises
-        ------
-        RunFailed
-            If no run of the micro-batch was accepted.
-        RunCancelled
-            If a Spark job of the micro-batch was cancelled from outside.
-        SinkError
-            If a sink or the dead-letter store failed too often.
-        StateError
-            If the checkpoint cannot be read or written.
-        Stopped
-            If the query is stopped during the micro-batch.
-        KeyboardInterrupt, SystemExit
-            If a signal handler raised it during the micro-batch.
-        CheckpointInUse
-            If another driver has taken over; this replaces any error that the take-over caused.
         """
         try:
             with fenced(self.state.check_owner):

@@ -142,12 +142,7 @@ def close_run(
     """Log the deaths of a run that has ended, and return the counts.
 
     ``reasons`` has the reasons, in `DEATHS`, of the dead letters that were not replayed. It is read
-    only if there are dead records.
-
-    Raises
-    ------
-    TooManyDead
-        If more records died than the limit allows.
+    only if there are dead records. Raises TooManyDead if more records died than the limit allows.
     """
     if not counts.dead:
         return counts
@@ -210,10 +205,7 @@ class StreamLimit:
     def after(self, number: int, dead: Mapping[str, pa.Table], counts: Counts) -> None:
         """Check the limit after a finished micro-batch; log its deaths.
 
-        Raises
-        ------
-        TooManyDead
-            If more records died than the limit allows.
+        Raises TooManyDead if more records died than the limit allows.
         """
         new_dead = 0
         for table in _tracked(dead):
@@ -237,10 +229,7 @@ class StreamLimit:
     def at_end(self, counts: Counts) -> None:
         """Check the limit when the stream has ended with its sources, even after few records.
 
-        Raises
-        ------
-        TooManyDead
-            If more records died than the limit allows.
+        Raises TooManyDead if more records died than the limit allows.
         """
         self._end(self._limit.judge(1), counts)
 

@@ -67,15 +67,9 @@ class SinkCalls:
     def once(self, what: str, call: Callable[[], T], *, fenced: bool = False) -> T:
         """Call once and return the result.
 
-        ``fenced`` means that the called function checks the fence itself.
-
-        Raises
-        ------
-        Failed
-            With the exception that the called function raised.
-        Exception
-            An error that ends the query: from a signal handler, a stop, or a take-over by another
-            driver.
+        ``fenced`` means that the called function checks the fence itself. Raises Failed with the
+        exception that the called function raised. An exception that ends the query, from a signal
+        handler, a stop, or a take-over by another driver, is raised as it is.
         """
         if not fenced:
             check_fence()
@@ -119,6 +113,9 @@ class SinkCalls:
     ) -> T:
         """Call until the call returns, with growing pauses, as often as the settings allow.
 
+        Raises SinkError if it failed as often as the settings allow. Raises the errors
+        of `once` that end the query.
+
         Parameters
         ----------
         what, call, settings
@@ -132,13 +129,6 @@ class SinkCalls:
         fenced : bool, default False
             Whether the called function checks the fence itself, right before its first effect.  In
             a bucket each check is a request.
-
-        Raises
-        ------
-        SinkError
-            If it failed as often as the settings allow.
-        Exception
-            The errors of `once` that end the query.
         """
         for attempt in range(1, settings.max_sink_attempts + 1):
             try:
@@ -214,12 +204,8 @@ class Outage:
     def wait(self, plan: Plan, said: str) -> bool:
         """Wait until a run may read the planned rows; return True if the query is to stop.
 
-        ``said`` is the error of the failed run; it names the rows that could not be read.
-
-        Raises
-        ------
-        RowsMissing
-            If the rows are missing for longer than the obstacle's time-out.
+        ``said`` is the error of the failed run; it names the rows that could not be read. Raises
+        RowsMissing if the rows are missing for longer than the obstacle's time-out.
         """
         self._runs += 1
         asked = 0

@@ -33,21 +33,11 @@ _log = logging.getLogger("ackcore")
 
 @dataclass(frozen=True)
 class ReadRecords:
-    """The records of a run, by their root ids.
+    """The records of a run, by their root ids."""
 
-    Attributes
-    ----------
-    keys : mapping from str to int
-        The key of the root ids of each tracked spout.
-    read : mapping from int to mapping from str to int
-        By partition and spout, the number of new records.
-    due : mapping from str to pyarrow.Table
-        By spout, the retried records.
-    """
-
-    keys: Mapping[str, int]
-    read: Mapping[int, Mapping[str, int]]
-    due: Mapping[str, pa.Table]
+    keys: Mapping[str, int]  # the key of the root ids of each tracked spout
+    read: Mapping[int, Mapping[str, int]]  # by partition and spout, the number of new records
+    due: Mapping[str, pa.Table]  # by spout, the retried records
 
     def owners(self, roots: Int64s) -> Int64s:
         """Return the number of the spout of each root; -1 for a root that is of none."""
@@ -92,37 +82,19 @@ class ReadRecords:
 
 @dataclass(frozen=True)
 class WindowedRows:
-    """The rows of a run that are folded into tables with windows.
+    """The rows of a run that are folded into tables with windows."""
 
-    Attributes
-    ----------
-    topology : Topology
-        The topology.
-    tables : mapping from str to TableState
-        The tables after the micro-batch before.
-    records : ReadRecords
-        The records of the run.
-    files : sequence of SinkFile
-        The files of the run.
-    work : str
-        The directory of the files.
-    """
-
-    topology: Parts
-    tables: Mapping[str, TableState]
-    records: ReadRecords
-    files: Sequence[SinkFile]
-    work: str
+    topology: Parts  # the topology
+    tables: Mapping[str, TableState]  # the tables after the micro-batch before
+    records: ReadRecords  # the records of the run
+    files: Sequence[SinkFile]  # the files of the run
+    work: str  # the directory of the files
 
     def with_late(self, failed: pa.Table, nonacked: Int64s) -> pa.Table:
         """Return the failures with the late records, and with those without a usable time.
 
-        Parameters
-        ----------
-        failed : pyarrow.Table
-            The failures, in `FAILED`.
-        nonacked : numpy.ndarray of int64
-            The roots of all failed records; sorted.
+        ``failed``: the failures, in `FAILED`. ``nonacked``: the roots of all failed records;
+        sorted.
         """
         found = [failed.cast(FAILED)]
         for table, window, watermarks in self._windowed():

@@ -38,31 +38,16 @@ MANY_CALLS = 100
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The counts of one spout's records.
+    """The counts of one spout's records."""
 
-    Parameters
-    ----------
-    records : int
-        Records read from the source.
-    replayed : int
-        Dead letters sent again by `replay`.
-    acked, dead : int
-        Records that are ACKED or DEAD; a replayed record that dies again counts twice as dead.
-    waiting : int
-        Records that wait for a retry at the end of the last micro-batch.
-    retried : int
-        Executions beyond each record's first, including those that are no attempt.
-    resolved : int
-        Replayed records that are ACKED.
-    """
-
-    records: int = 0
-    replayed: int = 0
+    records: int = 0  # records read from the source
+    replayed: int = 0  # Dead letters sent again by `replay`
+    #: Records that are ACKED or DEAD; a replayed record that dies again counts twice as dead.
     acked: int = 0
     dead: int = 0
-    waiting: int = 0
-    retried: int = 0
-    resolved: int = 0
+    waiting: int = 0  # records that wait for a retry at the end of the last micro-batch
+    retried: int = 0  # Executions beyond each record's first, including those that are no attempt
+    resolved: int = 0  # Replayed records that are ACKED
 
     @property
     def balanced(self) -> bool:

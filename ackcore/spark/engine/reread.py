@@ -66,6 +66,9 @@ _READ_HERE = 1 << 25
 def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) -> FailedRows:
     """Read the failed records of a run again, and judge them where they are read.
 
+    Raises RuntimeError if a record cannot be found any more. Raises ResultsTooLarge if there are so
+    many records that Spark does not return their ids to the driver.
+
     Parameters
     ----------
     setup : RunSetup
@@ -77,13 +80,6 @@ def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) 
         spouts need.
     rules : Rules
         The settings and times that decide whether a record waits.
-
-    Raises
-    ------
-    RuntimeError
-        If a record cannot be found any more.
-    ResultsTooLarge
-        If there are so many records that Spark does not return their ids to the driver.
     """
     work = setup.plan.work
     directory = os.path.join(work, "failed")
@@ -167,17 +163,10 @@ def find_keys(
 ) -> dict[str, pa.Table]:
     """Return the records with given roots and new records with given keys, in `KEYED`, by spout.
 
-    Parameters
-    ----------
-    setup, accepted
-        See `judge`.
-    roots, keys : mapping from str to numpy.ndarray of int64
-        Sorted roots, and sorted hashes of keys, by spout. The roots may belong to another spout.
+    Raises RuntimeError if the rows cannot be found any more.
 
-    Raises
-    ------
-    RuntimeError
-        If the rows cannot be found any more.
+    ``roots``, ``keys``: sorted roots, and sorted hashes of keys, by spout. The roots may belong to
+    another spout.
     """
     sought = None if keys else [*roots.values()]
     function = partial(pick_keyed, roots=roots, keys=keys)

@@ -459,14 +459,10 @@ class Runs:
     ) -> FailedRows:
         """Judge records of the run that a decision accepted, made by this driver or an earlier one.
 
-        ``failed`` has the roots of the records, in `FAILED`.  All of them are returned in memory.
-
-        Raises
-        ------
-        CheckpointForeign
-            If ``ordered_by`` or ``dedup`` has changed: the due records had other places in the run.
-        Disagreement, RuntimeError
-            If the records cannot be found any more.
+        ``failed`` has the roots of the records, in `FAILED`. All of them are returned in memory.
+        Raises CheckpointForeign if ``ordered_by`` or ``dedup`` has changed: the due records had
+        other places in the run. Raises Disagreement or RuntimeError if the records cannot be found
+        any more.
         """
         if plan.ordered_by != self.held_by:
             raise CheckpointForeign(

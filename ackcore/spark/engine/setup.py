@@ -163,127 +163,77 @@ class PlannedRows:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The plan of a run.
+    """The plan of a run."""
 
-    Attributes
-    ----------
-    number : int
-        The micro-batch's number.
-    now_ms : int
-        The micro-batch's time, in milliseconds since 1970.
-    key : int
-        The 64-bit key of all ids of the run, a function of the deployment's key and the number.
-    work : str
-        A directory that driver and workers share, or a bucket's URL, with the due retries in it.
-    journal : str
-        A directory that all runs of the micro-batch share, with the outcomes of calls.
-    retries : mapping from str to RowFile
-        By spout, the due records: the columns that `state` keeps of waiting records, and the
-        source's columns.
-    careful : bool
-        Whether in-flight markers name roots, from which the driver finds crashing records.
-    suspects, rejected : tuple of int
-        Suspects are roots that are run alone; one is repeated for each attempt that crashed with it
-        alone. Rejected roots are not run, but fail.
-    blocked : mapping from str to numpy.ndarray of int64
-        By ordered spout, the hashes of the keys that have a waiting record.
-    rules : Rules or None
-        The rules by which tasks judge failed records that they hold in memory; None if all failed
-        records are to be read again.
-    by_root : bool
-        Whether each root is settled by itself, and not with its cohort.
-    tables : mapping from str to TableSource
-        The tables that bolts use, as they were after the last finished micro-batch.
-    spent : mapping from str to float
-        See `TaskSpec.spent`.
-    """
-
-    number: int
-    now_ms: int
+    number: int  # the micro-batch's number
+    now_ms: int  # the micro-batch's time, in milliseconds since 1970
+    #: The 64-bit key of all ids of the run, a function of the deployment's key and the number.
     key: int
+    #: A directory that driver and workers share, or a bucket's URL, with the due retries in it.
     work: str
-    journal: str
+    journal: str  # a directory that all runs of the micro-batch share, with the outcomes of calls
+    #: By spout, the due records: the columns that `state` keeps of waiting records, and the
+    #: source's columns.
     retries: Mapping[str, RowFile] = field(default_factory=dict)
+    #: Whether in-flight markers name roots, from which the driver finds crashing records.
     careful: bool = False
+    #: Suspects are roots that are run alone; one is repeated for each attempt that crashed with it
+    #: alone. Rejected roots are not run, but fail.
     suspects: tuple[int, ...] = ()
     rejected: tuple[int, ...] = ()
+    #: By ordered spout, the hashes of the keys that have a waiting record.
     blocked: Mapping[str, Int64s] = field(default_factory=dict)
+    #: The rules by which tasks judge failed records that they hold in memory; None if all failed
+    #: records are to be read again.
     rules: Rules | None = None
-    by_root: bool = False
+    by_root: bool = False  # whether each root is settled by itself, and not with its cohort
+    #: The tables that bolts use, as they were after the last finished micro-batch.
     tables: Mapping[str, TableSource] = field(default_factory=dict)
-    spent: Mapping[str, float] = field(default_factory=dict)
+    spent: Mapping[str, float] = field(default_factory=dict)  # See `TaskSpec.spent`
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run.
+    """The result of a run."""
 
-    Attributes
-    ----------
-    records, retried : mapping from str to int
-        By spout, the numbers of new records and of due records.
-    failed : pyarrow.Table
-        ``root_id, spout, reason`` of every record that is not ACKED; those in ``judged`` may be
-        missing.
-    files : tuple of SinkFile
-        The files with rows for streams with a sink.
-    problems : tuple of str
-        The reasons why the run must not be accepted; empty if it may be.
-    untracked_failures : int
-        The number of untracked tuples that failed.
-    spilled : mapping from str to tuple of RowFile
-        By spout with rows that cannot be read again by position: the files with the rows, relative
-        to the run's directory.
-    content : mapping from int to mapping from str to int
-        By partition of the spout stage and spout: the fingerprint of the rows that were read
-        (`spout_stage.sampled`).
-    raised : mapping from str to Raised
-        By bolt, the errors that it raised.
-    breaker_trips : int
-        The number of times that a breaker opened in the run's tasks.
-    emitted : mapping from str to mapping from str to int
-        By component and stream, the number of emitted tuples.
-    expectations : mapping
-        The counts of `Progress.expectations`.
-    spent : mapping
-        The costs of `Progress.spent`.
-    used : mapping from str to UsageCounts
-        The usage that each bolt's calls reported.
-    unexpected : str or None
-        A tuple that did not meet an expectation with ``on_fail="fail"``: the query must end.
-    traces : tuple of (int, RecordTrace)
-        Pairs of a traced root and its trace, without an outcome yet.
-    read : mapping from int to mapping from str to int
-        By partition of the spout stage and spout: the number of new records; empty if unknown.
-    judged : FailedRows
-        The records that are not ACKED and that their tasks have judged.
-    kept : mapping from str to tuple of RowFile
-        By spout, files like those in ``spilled``, of tasks with few rows of sources that can be
-        read again.  Only this driver uses them, and only before the decision: they are not synced.
-    unsettled : int
-        The number of cohorts whose roots could not be settled together.
-    """
-
+    #: By spout, the numbers of new records and of due records.
     records: Mapping[str, int] = field(default_factory=dict)
     retried: Mapping[str, int] = field(default_factory=dict)
+    #: ``root_id, spout, reason`` of every record that is not ACKED; those in ``judged`` may be
+    #: missing.
     failed: pa.Table = field(default_factory=FAILED.empty_table)
-    files: tuple[SinkFile, ...] = ()
+    files: tuple[SinkFile, ...] = ()  # the files with rows for streams with a sink
+    #: The reasons why the run must not be accepted; empty if it may be.
     problems: tuple[str, ...] = ()
-    untracked_failures: int = 0
+    untracked_failures: int = 0  # the number of untracked tuples that failed
+    #: By spout with rows that cannot be read again by position: the files with the rows, relative
+    #: to the run's directory.
     spilled: Mapping[str, tuple[RowFile, ...]] = field(default_factory=dict)
+    #: By partition of the spout stage and spout: the fingerprint of the rows that were read
+    #: (`spout_stage.sampled`).
     content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    raised: Mapping[str, Raised] = field(default_factory=dict)
-    breaker_trips: int = 0
+    raised: Mapping[str, Raised] = field(default_factory=dict)  # by bolt, the errors that it raised
+    breaker_trips: int = 0  # the number of times that a breaker opened in the run's tasks
+    #: By component and stream, the number of emitted tuples.
     emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    #: The counts of `Progress.expectations`.
     expectations: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
+    #: The costs of `Progress.spent`.
     spent: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    #: The usage that each bolt's calls reported.
     used: Mapping[str, UsageCounts] = field(default_factory=dict)
+    #: A tuple that did not meet an expectation with ``on_fail="fail"``: the query must end.
     unexpected: str | None = None
+    #: Pairs of a traced root and its trace, without an outcome yet.
     traces: tuple[tuple[int, RecordTrace], ...] = ()
+    #: By partition of the spout stage and spout: the number of new records; empty if unknown.
     read: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    #: The records that are not ACKED and that their tasks have judged.
     judged: FailedRows = field(default_factory=FailedRows)
+    #: By spout, files like those in ``spilled``, of tasks with few rows of sources that can be read
+    #: again.  Only this driver uses them, and only before the decision: they are not synced.
     kept: Mapping[str, tuple[RowFile, ...]] = field(default_factory=dict)
-    unsettled: int = 0
+    unsettled: int = 0  # the number of cohorts whose roots could not be settled together
 
     def to_reread(self) -> dict[str, Any]:
         """Return the JSON fields for reading the run's records again; `of_decided` reads them."""

@@ -35,17 +35,10 @@ _RECORD = "pinned.json"
 def load_snapshot(inputs: Sequence[InputFrame], directory: Place) -> list[InputFrame] | None:
     """Return inputs that read the snapshot, or None if there is no intact snapshot of these inputs.
 
-    Parameters
-    ----------
-    inputs : sequence of InputFrame
-        The inputs that the snapshot replaces.
-    directory : path
-        The directory that was given to `snapshot_inputs`.
+    Raises CheckpointCorrupt if the record of the snapshot is damaged.
 
-    Raises
-    ------
-    CheckpointCorrupt
-        If the record of the snapshot is damaged.
+    ``inputs``: the inputs that the snapshot replaces. ``directory``: the directory that was given
+    to `snapshot_inputs`.
     """
     record = _record(directory).read()
     if record is None or [one["reads"] for one in record["inputs"]] != _reads(inputs):
@@ -77,21 +70,11 @@ def snapshot_inputs(
 ) -> list[InputFrame]:
     """Write the rows of inputs to files, and return inputs that read the files.
 
-    Parameters
-    ----------
-    inputs : sequence of InputFrame
-        The inputs, which are read once.
-    directory : path
-        A directory that driver and workers share; its old content is replaced.
-    epoch : int, default 0
-        The driver's epoch, for the record.
+    Raises Exception if Spark cannot read the source. Raises StateError if the directory cannot be
+    written.
 
-    Raises
-    ------
-    Exception
-        If Spark cannot read the source.
-    StateError
-        If the directory cannot be written.
+    ``inputs``: the inputs, which are read once. ``directory``: a directory that driver and workers
+    share; its old content is replaced. ``epoch``: the driver's epoch, for the record.
     """
     # Tasks of an earlier snapshot may still run and write here, so the path is new.
     token, kept = secrets.token_hex(8), _record(directory)

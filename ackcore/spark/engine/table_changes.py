@@ -49,14 +49,10 @@ def write_changes(
 ) -> None:
     """Pass the rows of tables that a micro-batch changed or closed to the sinks that read them.
 
-    The arguments are those of `ask_sinks`, and the tables of the micro-batch are recorded.
-
-    Raises
-    ------
-    SinkError, CheckpointCorrupt, CheckpointForeign, CheckpointInUse, Stopped, RunCancelled
-        Like `ask_sinks`.
-    TooManyRefused
-        If a sink refuses a row, because no record can become a dead letter for it.
+    The arguments are those of `ask_sinks`, and the tables of the micro-batch are recorded. Raises
+    SinkError, CheckpointCorrupt, CheckpointForeign, CheckpointInUse, Stopped or RunCancelled like
+    `ask_sinks`. Raises TooManyRefused if a sink refuses a row, because no record can become a dead
+    letter for it.
     """
     sinks = [sink for sink in topology.sinks.values() if topology.table_read(sink) is not None]
     if not sinks:

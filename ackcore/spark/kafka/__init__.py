@@ -25,14 +25,9 @@ def kafka_sources(
 ) -> KafkaSources | None:
     """Return the spouts of a topology that read Kafka; None if there are none.
 
-    Parameters
-    ----------
-    topology, spark, state
-        The topology, the Spark session and the state of the checkpoint.
-    ends : bool
-        Whether the query ends at the present ends of the partitions.
-    once : bool, default False
-        Whether the first micro-batch takes all records up to there.
+    ``topology``, ``spark``, ``state``: the topology, the Spark session and the state of the
+    checkpoint. ``ends``: whether the query ends at the present ends of the partitions. ``once``:
+    whether the first micro-batch takes all records up to there.
     """
     if all(spout.kind != "kafka" for spout in topology.spouts.values()):
         return None
@@ -48,12 +43,8 @@ def frame_groups(topology: Topology, state: State, log: Path) -> FrameGroups | N
 
     Commits the offsets that were done before.
 
-    Parameters
-    ----------
-    topology, state
-        The topology and the state of the checkpoint.
-    log : Path
-        Spark's own log of offsets.
+    ``topology``, ``state``: the topology and the state of the checkpoint. ``log``: Spark's own log
+    of offsets.
     """
     if all(spout.group is None for spout in topology.spouts.values()):
         return None

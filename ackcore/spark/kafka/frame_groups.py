@@ -31,14 +31,8 @@ _log = logging.getLogger("ackcore")
 class FrameGroups:
     """The groups of a topology whose records come from Spark's own Kafka source.
 
-    Parameters
-    ----------
-    topology : Topology
-        The topology, with its spouts in the order of the checkpoint.
-    deployment : int
-        The key of the checkpoint that makes the commits.
-    log : Path
-        Spark's own log of offsets.
+    ``topology``: the topology, with its spouts in the order of the checkpoint. ``deployment``: the
+    key of the checkpoint that makes the commits. ``log``: Spark's own log of offsets.
     """
 
     def __init__(self, topology: Topology, deployment: int, log: Path) -> None:
@@ -142,17 +136,10 @@ def _positions(offsets: Mapping[Key, int]) -> dict[str, dict[int, Position]]:
 def read_offsets(text: str, sources: Sequence[int]) -> dict[int, dict[Key, int]]:
     """Return the end offsets of a micro-batch, by the number of each source that reads Kafka.
 
-    Parameters
-    ----------
-    text : str
-        Spark's log entry of the micro-batch.
-    sources : sequence of int
-        The source number of each stream in the query's plan, in order.
+    Raises ValueError if the entry has another number of streams, so that they cannot be matched.
 
-    Raises
-    ------
-    ValueError
-        If the entry has another number of streams, so that they cannot be matched.
+    ``text``: Spark's log entry of the micro-batch. ``sources``: the source number of each stream in
+    the query's plan, in order.
     """
     version, _, *lines = text.split("\n")
     if version == "v1":

@@ -42,12 +42,8 @@ Key = tuple[str, int]
 def states(plan: OffsetPlan, waiting: Iterable[pa.Table]) -> Iterator[tuple[str, int, OffsetState]]:
     """Yield topic, partition and done offsets of each partition after a micro-batch.
 
-    Parameters
-    ----------
-    plan : OffsetPlan
-        The plan of the micro-batch.
-    waiting : iterable of pyarrow.Table
-        The spout's records that wait for a retry after it.
+    ``plan``: the plan of the micro-batch. ``waiting``: the spout's records that wait for a retry
+    after it.
     """
     wait = _by_partition(waiting)
     for topic, partition, position in plan.each():
@@ -100,10 +96,7 @@ def _by_partition(tables: Iterable[pa.Table]) -> dict[tuple[str, int], tuple[Int
 class CommitCache:
     """A cache of the last commits, since most partitions do not change between micro-batches.
 
-    Parameters
-    ----------
-    deployment : int
-        The key of the checkpoint that makes the commits.
+    ``deployment``: the key of the checkpoint that makes the commits.
     """
 
     def __init__(self, deployment: int) -> None:
@@ -186,14 +179,8 @@ def refuse_two_tellers(tellers: Iterable[Teller]) -> None:
 class ToldGroup:
     """A consumer group to which a spout commits.
 
-    Parameters
-    ----------
-    spout : str
-        The name of the spout.
-    group_id : str
-        The name of the group.
-    deployment : int
-        The key of the checkpoint that makes the commits.
+    ``spout``: the name of the spout. ``group_id``: the name of the group. ``deployment``: the key
+    of the checkpoint that makes the commits.
     """
 
     def __init__(self, spout: str, group_id: str, deployment: int) -> None:
@@ -243,7 +230,7 @@ class ToldGroup:
         """Commit the done offsets; return the last committed offset of each partition that has one.
 
         A failed commit is repeated with the next one. The result has only commits that the broker
-        confirmed.
+        confirmed. Raises CheckpointInUse if another driver has taken over.
 
         Parameters
         ----------
@@ -255,11 +242,6 @@ class ToldGroup:
             The done offsets, by partition.
         topic_ids : mapping from str to str
             The ids of the topics, where known.
-
-        Raises
-        ------
-        CheckpointInUse
-            If another driver has taken over.
         """
         commits = self._cache.commits(done, topic_ids)
         new = {each: one for each, one in commits.items() if self._told.get(each) != one}

@@ -32,15 +32,8 @@ class ReadOffsets:
     The batches of a task are cut by position and by the contents of the records, so that a repeated
     task has the same chunks. The batches of a `RangeReader` depend on the timing of the brokers.
 
-    Parameters
-    ----------
-    client : ClientSettings
-        The connection to the brokers.
-    tasks : sequence of sequence of OffsetRange
-        The ranges of each task.
-    lost : sequence of OffsetRange
-        Deleted ranges. The last task returns a row without key and value for each, at its first
-        offset.
+    ``client``: the connection to the brokers. ``tasks``: the ranges of each task. ``lost``: deleted
+    ranges. The last task returns a row without key and value for each, at its first offset.
     """
 
     def __init__(
@@ -82,12 +75,7 @@ class ReadOffsets:
         If each offset of a task has a record, a place determines the offset. Else the task is read
         whole.
 
-        Parameters
-        ----------
-        places : mapping from int to numpy.ndarray of int64
-            The sorted places of rows, by task.
-        rows : mapping from int to int
-            The number of rows, by task.
+        ``places``: the sorted places of rows, by task. ``rows``: the number of rows, by task.
         """
         found = []
         for task, at in sorted(places.items()):

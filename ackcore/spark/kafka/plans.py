@@ -41,30 +41,20 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OffsetPlan:
-    """The offsets that a micro-batch takes from one spout.
+    """The offsets that a micro-batch takes from one spout."""
 
-    Attributes
-    ----------
-    positions : mapping from str to mapping from int to Position
-        The start of the next micro-batch, by topic and partition.
-    topic_ids : mapping from str to str
-        The ids of the topics, where the broker has them.
-    tasks : tuple of tuple of OffsetRange
-        The ranges of each task, in the order of reading.
-    lost : tuple of OffsetRange
-        Offsets that were deleted before they were read. Each range has one dead record, at its
-        start.
-    refused : tuple of RefusedOffsets
-        The dead records of lost ranges, and of read records that are dead at once.
-    tried : tuple of Tried
-        Records that failed before, from the metadata of the group with which the checkpoint began.
-    """
-
+    #: The start of the next micro-batch, by topic and partition.
     positions: Mapping[str, Mapping[int, Position]] = field(default_factory=dict)
+    #: The ids of the topics, where the broker has them.
     topic_ids: Mapping[str, str] = field(default_factory=dict)
+    #: The ranges of each task, in the order of reading.
     tasks: tuple[tuple[OffsetRange, ...], ...] = ()
+    #: Offsets that were deleted before they were read. Each range has one dead record, at its
+    #: start.
     lost: tuple[OffsetRange, ...] = ()
+    #: The dead records of lost ranges, and of read records that are dead at once.
     refused: tuple[RefusedOffsets, ...] = ()
+    #: Records that failed before, from the metadata of the group with which the checkpoint began.
     tried: tuple[Tried, ...] = ()
 
     def body(self) -> dict[str, Any]:
@@ -201,10 +191,7 @@ class Intake:
     retries take much of the time. If they displaced new records, in the end none would be taken. So
     new records have at least half of the capacity, and retries at most half.
 
-    Parameters
-    ----------
-    spout : KafkaSpout
-        The spout with the settings ``max_records`` and ``target_batch_s``.
+    ``spout``: the spout with the settings ``max_records`` and ``target_batch_s``.
     """
 
     def __init__(self, spout: KafkaSpout) -> None:
@@ -238,12 +225,8 @@ class Intake:
     def done(self, waiting: float, retried: int = 0) -> None:
         """Adapt the limits after a micro-batch, by its duration.
 
-        Parameters
-        ----------
-        waiting : float
-            The share of the waiting store that is filled, from 0 to 1.
-        retried : int, default 0
-            The number of retries among its records.
+        ``waiting``: the share of the waiting store that is filled, from 0 to 1. ``retried``: the
+        number of retries among its records.
         """
         # A waiting store that is more than half full reduces the limit, down to the minimum.
         self._room = min(1.0, max(0.0, 2 * (1 - waiting)))

@@ -54,14 +54,8 @@ class OffsetsRefused(RuntimeError):
 class SpoutOffsets:
     """The plans and commits of one spout.
 
-    Parameters
-    ----------
-    name : str
-        The name of the spout.
-    spout : KafkaSpout
-        The source of the spout.
-    deployment : int
-        The key of the checkpoint that makes the commits.
+    ``name``: the name of the spout. ``spout``: the source of the spout. ``deployment``: the key of
+    the checkpoint that makes the commits.
 
     Attributes
     ----------
@@ -226,6 +220,9 @@ class SpoutOffsets:
     ) -> OffsetPlan:
         """Return the plan of the next micro-batch.
 
+        Raises OffsetsRefused if records are lost, or too far behind, and the spout has
+        ``lost="refuse"``.
+
         Parameters
         ----------
         before : OffsetPlan or None
@@ -237,11 +234,6 @@ class SpoutOffsets:
         room : int, optional
             The free places in the waiting store. The micro-batch takes at most this number of
             records, since all may fail. None: unlimited.
-
-        Raises
-        ------
-        OffsetsRefused
-            If records are lost, or too far behind, and the spout has ``lost="refuse"``.
         """
         try:
             # The first plan decides the starts of all partitions at once, or fails.

@@ -17,44 +17,28 @@ from ackcore.topology.tuples import Reason
 
 
 class PartitionFacts(NamedTuple):
-    """The known facts of a partition.
+    """The known facts of a partition."""
 
-    Attributes
-    ----------
-    topic, partition : str, int
-        The name of the partition.
-    low, high : int
-        Its first offset, and its end.
-    position : Position or None
-        Its position in the last plan.
-    is_other, is_same : bool
-        Whether the topic's id differs from the one in that plan, and whether it equals it. Both are
-        False if an id is unknown.
-    is_first : bool
-        Whether there is no plan yet.
-    committed : (int, str) or None
-        The group's committed offset and metadata, if they were requested.
-    of_time : int or None
-        The first offset of the requested start time; the end if no record has it. None without a
-        time.
-    other_from : int or None
-        The offset from which on the log differs from the planned one, if known.
-    topic_id : str or None
-        The id of the topic, if the broker has one.
-    """
-
+    #: The name of the partition.
     topic: str
     partition: int
+    #: Its first offset, and its end.
     low: int
     high: int
-    position: Position | None = None
+    position: Position | None = None  # its position in the last plan
+    #: Whether the topic's id differs from the one in that plan, and whether it equals it. Both are
+    #: False if an id is unknown.
     is_other: bool = False
     is_same: bool = False
-    is_first: bool = False
+    is_first: bool = False  # whether there is no plan yet
+    #: The group's committed offset and metadata, if they were requested.
     committed: tuple[int, str | None] | None = None
+    #: The first offset of the requested start time; the end if no record has it. None without a
+    #: time.
     of_time: int | None = None
+    #: The offset from which on the log differs from the planned one, if known.
     other_from: int | None = None
-    topic_id: str | None = None
+    topic_id: str | None = None  # the id of the topic, if the broker has one
 
 
 class Gone(NamedTuple):
@@ -76,27 +60,14 @@ class Gone(NamedTuple):
 
 
 class Start(NamedTuple):
-    """The start of a partition.
+    """The start of a partition."""
 
-    Attributes
-    ----------
-    next : int
-        The next offset.
-    why : str
-        The decision's name.
-    holes : tuple of OffsetRange
-        The ranges below it that are not done.
-    gone : tuple of Gone
-        The ranges that are not read, because they were deleted or are too far behind.
-    tried : tuple of Tried
-        The records in the holes that failed before.
-    """
-
-    next: int
-    why: str
-    holes: tuple[OffsetRange, ...] = ()
+    next: int  # the next offset
+    why: str  # the decision's name
+    holes: tuple[OffsetRange, ...] = ()  # the ranges below it that are not done
+    #: The ranges that are not read, because they were deleted or are too far behind.
     gone: tuple[Gone, ...] = ()
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[Tried, ...] = ()  # the records in the holes that failed before
 
     @property
     def lowest(self) -> int:

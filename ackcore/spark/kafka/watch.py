@@ -20,12 +20,7 @@ BEAT_S = 30.0
 class Watch(Attendant):
     """A thread that polls Kafka for new records and triggers one micro-batch for them.
 
-    Parameters
-    ----------
-    look : callable
-        Returns whether there are new records. An exception counts as no.
-    beat : callable
-        Triggers a micro-batch.
+    ``look``: returns whether there are new records. An exception counts as no.
     """
 
     def __init__(self, look: Callable[[], bool], beat: Callable[[], object]) -> None:

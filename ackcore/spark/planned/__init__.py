@@ -21,14 +21,9 @@ def planned_rows(
     Reports the last done micro-batch to the sources again, because the driver may have died before
     it reported it.
 
-    Parameters
-    ----------
-    topology, spark, state
-        The topology, the Spark session and the state of the checkpoint.
-    ends : bool
-        Whether the query ends when it has taken the rows that exist at its start.
-    once : bool
-        Whether the first micro-batch takes all of these rows.
+    ``topology``, ``spark``, ``state``: the topology, the Spark session and the state of the
+    checkpoint. ``ends``: whether the query ends when it has taken the rows that exist at its start.
+    ``once``: whether the first micro-batch takes all of these rows.
     """
     found: list[PlannedRows] = []
     kafka = kafka_sources(topology, spark, state, ends=ends, once=once)

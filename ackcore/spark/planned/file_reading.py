@@ -32,26 +32,13 @@ class FileUnreadable(ValueError):
 
 @dataclass(frozen=True)
 class FileReader:
-    """A function for ``mapInArrow`` that is given the numbers of tasks and returns their rows.
+    """A function for ``mapInArrow`` that is given the numbers of tasks and returns their rows."""
 
-    Parameters
-    ----------
-    root : str
-        The directory, or a bucket's URL.
-    tasks : tuple of tuple of str
-        By task, the paths of its files below ``root``.
-    format : str
-        One of `FORMATS`.
-    schema : pyarrow.Schema
-        The columns to return.
-    constants : mapping from str to mapping from str to (str or None)
-        By file, the texts of columns that have one value in the whole file.
-    """
-
-    root: str
-    tasks: tuple[tuple[str, ...], ...]
-    format: str
-    schema: pa.Schema
+    root: str  # the directory, or a bucket's URL
+    tasks: tuple[tuple[str, ...], ...]  # by task, the paths of its files below ``root``
+    format: str  # one of `FORMATS`
+    schema: pa.Schema  # the columns to return
+    #: By file, the texts of columns that have one value in the whole file.
     constants: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
     def __call__(self, batches: Batches) -> Batches:

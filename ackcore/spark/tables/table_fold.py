@@ -58,19 +58,10 @@ class TableFold:
     def folded(self, before: TableState, rows: Sequence[BatchFile], nonacked: Int64s) -> TableState:
         """Return the table after the micro-batch; its segments are written durably.
 
-        Parameters
-        ----------
-        before : TableState
-            The table after the last micro-batch that is done.
-        rows : sequence of BatchFile
-            The files with the rows.
-        nonacked : numpy.ndarray of int64
-            The roots whose rows are left out; sorted.
+        Raises CheckpointCorrupt if a file with rows or a segment is missing or damaged.
 
-        Raises
-        ------
-        CheckpointCorrupt
-            If a file with rows or a segment is missing or damaged.
+        ``before``: the table after the last micro-batch that is done. ``rows``: the files with the
+        rows. ``nonacked``: the roots whose rows are left out; sorted.
         """
         try:
             new, states = self._states(before.segments, rows, nonacked)

@@ -18,32 +18,17 @@ from ackcore.topology.parts import Parts
 
 
 class TableSnapshot(NamedTuple):
-    """A table after a micro-batch.  It can be pickled, and holds no rows.
+    """A table after a micro-batch. It can be pickled, and holds no rows."""
 
-    Attributes
-    ----------
-    shape : TableShape
-        The table.
-    segments : tuple of SegmentInfo
-        The segments with the rows, the newest first.
-    horizon_ms : int
-        The time in milliseconds since 1970 until which rows with a ttl have expired.
-    files : SegmentFiles
-        The files of the checkpoint's tables.
-    """
-
-    shape: TableShape
-    segments: tuple[SegmentInfo, ...]
-    horizon_ms: int
-    files: SegmentFiles
+    shape: TableShape  # the table
+    segments: tuple[SegmentInfo, ...]  # the segments with the rows, the newest first
+    horizon_ms: int  # the time in milliseconds since 1970 until which rows with a ttl have expired
+    files: SegmentFiles  # the files of the checkpoint's tables
 
     def reader(self) -> TableReader:
         """Open the table: map its segments on a disk, or fetch them from a bucket.
 
-        Raises
-        ------
-        CheckpointCorrupt
-            If a segment is missing or damaged.
+        Raises CheckpointCorrupt if a segment is missing or damaged.
         """
         segments = opened_segments(self.files, self.shape, self.segments)
         return TableReader(self.shape, segments, self.horizon_ms)
@@ -52,15 +37,8 @@ class TableSnapshot(NamedTuple):
 def snapshot_of(state: State, topology: Parts, number: int | None) -> dict[str, TableSnapshot]:
     """Return the tables after a micro-batch, by name.
 
-    Parameters
-    ----------
-    state : State
-        The open checkpoint.
-    topology : Topology
-        The topology with the tables.
-    number : int or None
-        The last micro-batch that is done, or the one after it.  Without a record of a table, the
-        table is empty.
+    ``topology``: the topology with the tables. ``number``: the last micro-batch that is done, or
+    the one after it. Without a record of a table, the table is empty.
     """
     recorded = state.tables.of(number) or {}
     empty = TableState({}, 0)
@@ -78,10 +56,7 @@ def opened_segments(
 ) -> list[TableSegment]:
     """Open segments of a table, each checked once per process.
 
-    Raises
-    ------
-    CheckpointCorrupt
-        If a segment is missing or damaged.
+    Raises CheckpointCorrupt if a segment is missing or damaged.
     """
     found = []
     for segment in segments:

@@ -38,26 +38,13 @@ _Errors = dict[int, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Attempts:
-    """A user's function as a mapInArrow function that adds its answers to the rows.
+    """A user's function as a mapInArrow function that adds its answers to the rows."""
 
-    Parameters
-    ----------
-    function : callable
-    kind : Kind
-        The kind of the function: by row or by batch.
-    schema : pyarrow.Schema
-        The schema of the rows that the function gets.
-    answers : pyarrow.Schema
-        The schema of the function's answers.
-    settings : CallSettings
-        The settings of the calls in one task.
-    """
-
-    function: Function
-    kind: Kind
-    schema: pa.Schema
-    answers: pa.Schema
-    settings: CallSettings
+    function: Function  #
+    kind: Kind  # the kind of the function: by row or by batch
+    schema: pa.Schema  # the schema of the rows that the function gets
+    answers: pa.Schema  # the schema of the function's answers
+    settings: CallSettings  # the settings of the calls in one task
 
     def __call__(self, batches: Batches) -> Batches:
         """Process the batches of one task, for mapInArrow."""

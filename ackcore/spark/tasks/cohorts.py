@@ -28,12 +28,9 @@ from ackcore.spark.tasks.exchange_format import Places
 class Cohorts:
     """The cohorts of the roots in one chunk, and their edges.
 
-    Parameters
-    ----------
-    ids, vals : numpy.ndarray of int64, shape (k,)
-        The ids, ascending, and for each the XOR of the edges on which its rows came.
-    places : Places, optional
-        The origin of the roots, in a chunk of the spout stage: a destination computes them.
+    ``ids``, ``vals`` (numpy.ndarray of int64, shape (k,)): the ids, ascending, and for each the XOR
+    of the edges on which its rows came. ``places``: the origin of the roots, in a chunk of the
+    spout stage: a destination computes them.
     """
 
     __slots__ = ("_sends", "ids", "places", "totals", "vals")

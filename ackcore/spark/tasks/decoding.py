@@ -17,14 +17,8 @@ _VALUE = "value"
 class ValueDecoder:
     """A task's decoder, which turns Kafka records into the rows that a spout emits.
 
-    Parameters
-    ----------
-    spout : str
-        The name of the spout, for reasons.
-    deserializer : callable
-        The user's deserializer, see `ackcore.kafka.KafkaSpout`.
-    value_type : pyarrow.DataType
-        The type of the column ``value``.
+    ``spout``: the name of the spout, for reasons. ``deserializer``: the user's deserializer, see
+    `ackcore.kafka.KafkaSpout`. ``value_type``: the type of the column ``value``.
     """
 
     def __init__(

@@ -37,14 +37,8 @@ from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Identity, R
 class SeenKeys(TableReader):
     """The keys of ACKED records, and the hashes of the keys of waiting ones.
 
-    Parameters
-    ----------
-    shape, segments, horizon_ms
-        As in `TableReader`.
-    waiting : numpy.ndarray of uint64
-        The sorted hashes of the keys for which a record waits and none is due.
-    now_ms : int
-        The time of the micro-batch in milliseconds since 1970.
+    ``waiting``: the sorted hashes of the keys for which a record waits and none is due. ``now_ms``:
+    the time of the micro-batch in milliseconds since 1970.
     """
 
     def __init__(
@@ -63,12 +57,7 @@ class SeenKeys(TableReader):
 class DedupExecutor:
     """The `Executor` of a `DedupBolt` in one task.
 
-    Parameters
-    ----------
-    bolt : DedupBolt
-        The bolt.
-    keys : SeenKeys
-        The keys of ACKED and of waiting records.
+    ``keys``: the keys of ACKED and of waiting records.
     """
 
     ignored = 0

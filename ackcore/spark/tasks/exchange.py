@@ -45,12 +45,7 @@ _MOST_CHUNK_BYTES = 1 << 28
 class Outbox:
     """The batches that one task sends, with their counts and fingerprint.
 
-    Parameters
-    ----------
-    origin : int
-        The number of the task.
-    dests : int
-        The number of destinations of every exchange.
+    ``origin``: the number of the task. ``dests``: the number of destinations of every exchange.
     """
 
     def __init__(self, origin: int, dests: int) -> None:
@@ -121,15 +116,10 @@ class Outbox:
     ) -> None:
         """End the output with a trailer to every destination of each level that may get rows.
 
-        Parameters
-        ----------
-        levels : iterable of int
-            Every level that this task's stage may send rows to.
-        task_report : bytes
-            The report for the driver; it goes to one destination of the last level.
-        alike : bytes, optional
-            The part of the report that enters the fingerprint: attempts with equal output have it
-            in common.  By default the whole report.
+        ``levels``: every level that this task's stage may send rows to. ``task_report``: the report
+        for the driver; it goes to one destination of the last level. ``alike``: the part of the
+        report that enters the fingerprint: attempts with equal output have it in common. By default
+        the whole report.
         """
         self.add_to_fingerprint(task_report if alike is None else alike)
         sent = dict(self._sent)
@@ -180,10 +170,7 @@ def _binary(values: tuple[Any, ...]) -> pa.Array:
 class Inbox:
     """The batches that one task of a level has received, with a check that they are complete.
 
-    Parameters
-    ----------
-    level : int
-        The level of the task. Rows of other levels are passed on.
+    ``level``: the level of the task. Rows of other levels are passed on.
     """
 
     def __init__(self, level: int) -> None:

@@ -22,14 +22,8 @@ _ERROR_TYPE = "ExpectationFailed"
 class ExpectedRows:
     """The checks of one task, and their counts.
 
-    Parameters
-    ----------
-    spec : TaskSpec
-        The task, with its checks by component and stream.
-    time_limit : TimeLimit
-        The time limit of the checks of a batch.
-    ledger_rows : LedgerRows
-        The collector of failures.
+    ``spec``: the task, with its checks by component and stream. ``time_limit``: the time limit of
+    the checks of a batch. ``ledger_rows``: the collector of failures.
 
     Attributes
     ----------

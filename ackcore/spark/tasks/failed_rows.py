@@ -45,28 +45,17 @@ READ_AGAIN = pa.schema(
 
 @dataclass(frozen=True)
 class Rules:
-    """The settings and times that decide whether a failed record waits.
+    """The settings and times that decide whether a failed record waits."""
 
-    Parameters
-    ----------
-    now_ms : int
-        The time of the plan.
-    ended_ms : int
-        The time of the run's end, if that is later.  A wait that a reason requests starts then,
-        which is never before the failure.
-    policy : Policy
-        The limits of attempts, and the back-off.
-    timeout_ms : int
-        The age of a record from which each of its failures counts as an attempt.  Without this
-        limit a record whose failures never count would be retried without end.
-    inline_bytes : float, default INLINE_BYTES
-        The number of bytes of failed records above which a task writes a file.
-    """
-
-    now_ms: int
+    now_ms: int  # the time of the plan
+    #: The time of the run's end, if that is later.  A wait that a reason requests starts then,
+    #: which is never before the failure.
     ended_ms: int
-    policy: Policy
+    policy: Policy  # the limits of attempts, and the back-off
+    #: The age of a record from which each of its failures counts as an attempt.  Without this limit
+    #: a record whose failures never count would be retried without end.
     timeout_ms: float
+    #: The number of bytes of failed records above which a task writes a file.
     inline_bytes: float = INLINE_BYTES
 
 
@@ -136,29 +125,18 @@ def judge(
 
 @dataclass(frozen=True)
 class FailedRows:
-    """The judged failed records of a run.
+    """The judged failed records of a run."""
 
-    Attributes
-    ----------
-    files : tuple of FailedFile
-        The files of tasks with many failed records.
-    found : mapping from str to pyarrow.Table
-        By spout, a row for each record: its root, its place among the due records, and whether its
-        reason counts.  The place is null for new records, and its column is of type null if all
-        records are new.
-    replayed : mapping from str to int
-        By spout, the number of failed records that were replayed dead letters.
-    uncounted : int
-        The number of failures that used no attempt.
-    waits, dies : mapping from str to pyarrow.Table
-        By spout, the records of tasks with few failed records, in `TRACKING` and the source's
-        columns.
-    """
-
-    files: tuple[FailedFile, ...] = ()
+    files: tuple[FailedFile, ...] = ()  # the files of tasks with many failed records
+    #: By spout, a row for each record: its root, its place among the due records, and whether its
+    #: reason counts.  The place is null for new records, and its column is of type null if all
+    #: records are new.
     found: Mapping[str, pa.Table] = field(default_factory=dict)
+    #: By spout, the number of failed records that were replayed dead letters.
     replayed: Mapping[str, int] = field(default_factory=dict)
-    uncounted: int = 0
+    uncounted: int = 0  # the number of failures that used no attempt
+    #: By spout, the records of tasks with few failed records, in `TRACKING` and the source's
+    #: columns.
     waits: Mapping[str, pa.Table] = field(default_factory=dict)
     dies: Mapping[str, pa.Table] = field(default_factory=dict)
 
@@ -168,10 +146,7 @@ class FailedRows:
     ) -> FailedRows:
         """Combine the reports and the tables of `FailedWriter.finish`.
 
-        Raises
-        ------
-        RowFileDamaged
-            If the content of a file with roots has changed since a task wrote it.
+        Raises RowFileDamaged if the content of a file with roots has changed since a task wrote it.
         """
         directory, reports = os.path.join(work, "failed"), list(reports)
         parts: dict[bytes, dict[str, list[pa.Table]]] = defaultdict(lambda: defaultdict(list))

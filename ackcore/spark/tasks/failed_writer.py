@@ -163,14 +163,8 @@ class FailedWriter:
     def write(self, some: SourceRecords, failed: pa.RecordBatch, reasons: Reasons) -> None:
         """Judge records, and keep them until a file is full.
 
-        Parameters
-        ----------
-        some : SourceRecords
-            The records that include the failed ones.
-        failed : pyarrow.RecordBatch
-            The failed records, as `records_at` returns them.
-        reasons : Reasons
-            The reason of each.
+        ``some``: the records that include the failed ones. ``failed``: the failed records, as
+        `records_at` returns them. ``reasons``: the reason of each.
         """
         lost = pa.Table.from_batches([failed])
         first_ms, replayed = np.full(len(lost), self._rules.now_ms), np.zeros(len(lost), np.int32)
@@ -279,14 +273,9 @@ class FailedInRun:
     fail later are read again.  With a settle stage the driver drops the judgements of a run if one
     of its judged records has several reasons.
 
-    Parameters
-    ----------
-    directory, name : str
-        The run's directory, and the end of the names of this judge's files.
-    rules : Rules
-        The settings and times that decide whether a record waits.
-    number : int
-        The number of the micro-batch.
+    ``directory``, ``name``: the run's directory, and the end of the names of this judge's files.
+    ``rules``: the settings and times that decide whether a record waits. ``number``: the number of
+    the micro-batch.
     """
 
     def __init__(self, directory: str, name: str, rules: Rules, number: int) -> None:
@@ -300,14 +289,8 @@ class FailedInRun:
     def write(self, some: SourceRecords, roots: Int64s, failures: list[pa.Table]) -> None:
         """Judge the failed records of a chunk.
 
-        Parameters
-        ----------
-        some : SourceRecords
-            The records, all of them processed.
-        roots : numpy.ndarray of int64
-            The roots of the records.
-        failures : list of pyarrow.Table
-            The reasons that arose since the last call, for roots of any records.
+        ``some``: the records, all of them processed. ``roots``: the roots of the records.
+        ``failures``: the reasons that arose since the last call, for roots of any records.
         """
         places, said = self._said(some, roots, failures)
         # A wait that a reason requests begins at the run's end, which is unknown in the task.
@@ -347,10 +330,7 @@ class FailedInRun:
 
         Return None if no record was judged, or if a judged record failed once more.
 
-        Parameters
-        ----------
-        failures : list of pyarrow.Table
-            The reasons that arose since the last `write`.
+        ``failures``: the reasons that arose since the last `write`.
         """
         if not self._roots:
             return None

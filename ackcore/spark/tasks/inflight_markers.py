@@ -82,28 +82,15 @@ class TaskAttempt(NamedTuple):
 
 @dataclass(frozen=True)
 class Marker:
-    """The records that a crashed attempt had in flight.
+    """The records that a crashed attempt had in flight."""
 
-    Attributes
-    ----------
-    attempt : TaskAttempt
-        The attempt that crashed.
-    kind : int
-        `NOTHING`, `CHUNK`, `FLUSH`, `ROOTS` or `ALONE`.
-    chunk, rows : int
-        The number of the chunk in the task, and its number of rows.
-    roots : frozenset of int
-        The roots in flight, for `ROOTS` and `ALONE`.
-    timed_out : Reason or None
-        The reason if the time limit ended the attempt, else None.
-    """
-
-    attempt: TaskAttempt
-    kind: int
+    attempt: TaskAttempt  # the attempt that crashed
+    kind: int  # `NOTHING`, `CHUNK`, `FLUSH`, `ROOTS` or `ALONE`
+    #: The number of the chunk in the task, and its number of rows.
     chunk: int = 0
     rows: int = 0
-    roots: frozenset[int] = frozenset()
-    timed_out: Reason | None = None
+    roots: frozenset[int] = frozenset()  # the roots in flight, for `ROOTS` and `ALONE`
+    timed_out: Reason | None = None  # the reason if the time limit ended the attempt, else None
 
     def __str__(self) -> str:
         level, partition, attempt = self.attempt
@@ -151,12 +138,7 @@ class MarkerFile:
 class MarkerObject:
     """The marker object of the attempt that runs here.
 
-    Parameters
-    ----------
-    url : str
-        The URL of the object.
-    timed_out : str
-        The file that a time-out leaves.
+    ``url``: the URL of the object. ``timed_out``: the file that a time-out leaves.
     """
 
     def __init__(self, url: str, timed_out: str) -> None:
@@ -195,14 +177,8 @@ def crashed(
 ) -> list[Marker]:
     """Return the markers of a run's crashed attempts, sorted by task and attempt.
 
-    Parameters
-    ----------
-    work : path
-        The run's directory.
-    task : (int, int), optional
-        The level and partition of the only task to look at; by default all tasks.
-    named : iterable of TaskAttempt, optional
-        Attempts to look at even if the list of markers, which may lag in a bucket, lacks them.
+    ``task``: the level and partition of the only task to look at; by default all tasks. ``named``:
+    Attempts to look at even if the list of markers, which may lag in a bucket, lacks them.
     """
     tried = sorted({*attempts(work), *named})
     found = (_read(work, attempt) for attempt in tried if task in (None, attempt.task))

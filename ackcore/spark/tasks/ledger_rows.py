@@ -147,12 +147,8 @@ class LedgerRows:
         can ack or fail it, and it leaves no ledger rows.  All other held failures are sent: these
         groups are not ACKED either, but their first reason may come from another task.
 
-        Parameters
-        ----------
-        chunk : Chunk
-            The chunk: all of its rows are processed, and it is not closed.
-        open_groups : callable
-            Returns the groups of a chunk that may have open tuples, as places in the chunk.
+        ``chunk``: the chunk: all of its rows are processed, and it is not closed. ``open_groups``:
+        returns the groups of a chunk that may have open tuples, as places in the chunk.
         """
         held, self._held = self._held, []
         if not held:

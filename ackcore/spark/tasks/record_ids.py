@@ -213,12 +213,8 @@ def roots_of(key: int, partition: int, places: Int64s, attempts: Any = 0) -> Int
 def positions_of(key: int, roots: Int64s) -> tuple[Int64s, Int64s]:
     """Return the partition of each root, and its place in the partition: invert `roots_of`.
 
-    Parameters
-    ----------
-    key : int
-        The key with which the roots were made.
-    roots : numpy.ndarray of int64, shape (n,)
-        Root ids.
+    ``key``: the key with which the roots were made. ``roots`` (numpy.ndarray of int64, shape (n,)):
+    Root ids.
     """
     words = roots.view(np.uint64) ^ np.uint64(subkey(key & (1 << 64) - 1, 2))
     words = _unmixed(words) - np.uint64(subkey(key & (1 << 64) - 1, 1))

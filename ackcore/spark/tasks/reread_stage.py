@@ -182,11 +182,7 @@ def pick_keyed(
 ) -> pa.RecordBatch:
     """Return the records with given roots, and new records with given keys, in `KEYED`.
 
-    Parameters
-    ----------
-    some : SourceRecords
-    roots, keys : mapping from str to numpy.ndarray of int64
-        By ordered spout, the sorted roots, and the sorted hashes of keys.
+    ``roots``, ``keys``: by ordered spout, the sorted roots, and the sorted hashes of keys.
     """
     source, nothing = some.source, np.empty(0, np.int64)
     schema = KEYED.with_metadata({"spout": source.name})
@@ -211,25 +207,14 @@ class RereadStage:
     """The mapInArrow function that reads a run's records again for a `RereadConsumer`.
 
     Its input is the rows of a source or, with ``slices`` or ``pieces``, their numbers.
-
-    Parameters
-    ----------
-    stage : SpoutStage
-        The stage that reads the rows of sources.
-    reader : callable
-        Returns the task's `RereadConsumer`.
-    spilled : frozenset of str
-        The spouts that are read from files, not from their sources.
-    slices : tuple of Slice
-        Parts of files with records that were due or were spilled.
-    pieces : DealtPieces, optional
-        The pieces of a source to read; by default all rows of a partition.
     """
 
-    stage: SpoutStage
-    reader: Callable[[], RereadConsumer]
+    stage: SpoutStage  # the stage that reads the rows of sources
+    reader: Callable[[], RereadConsumer]  # returns the task's `RereadConsumer`
+    #: The spouts that are read from files, not from their sources.
     spilled: frozenset[str] = frozenset()
-    slices: tuple[Slice, ...] = ()
+    slices: tuple[Slice, ...] = ()  # Parts of files with records that were due or were spilled
+    #: The pieces of a source to read; by default all rows of a partition.
     pieces: DealtPieces | None = None
 
     def __call__(self, batches: Batches) -> Batches:

@@ -210,12 +210,8 @@ def _roots(rows: AnchoredRows, chunks: Chunks) -> pa.Array:
 def read_rows(file: RowFile) -> list[pa.RecordBatch]:
     """Read a file's batches in place, with the roots as a column.
 
-    Raises
-    ------
-    RowFileDamaged
-        If the file is missing, was changed, or has another number of rows than recorded.
-    StateError
-        If the operating system cannot read the file.
+    Raises RowFileDamaged if the file is missing, was changed, or has another number of rows than
+    recorded. Raises StateError if the operating system cannot read the file.
     """
     return _read(file)[1]
 

@@ -30,80 +30,40 @@ IDENTITY_FIELDS = (
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """The work of the tasks of a run.
+    """The work of the tasks of a run."""
 
-    Attributes
-    ----------
-    layout : Layout
-        The components by level, and the subscriptions between them.
-    components : mapping from str to Component
-        The component of each bolt, by name.
-    schemas : mapping from (str, str) to pyarrow.Schema
-        The schemas of emitted rows, by component and stream.
-    key, number : int
-        The key and the number of the micro-batch.
-    dests : int
-        The number of tasks behind every exchange.
-    chunk_rows : int
-        The number of rows that the spout stage processes at a time.
-    directory : str
-        The directory of the run, shared with the driver.
-    journal : str
-        The directory of the micro-batch's journals, shared by all of its runs.
-    reject : tuple of exception class
-        The exceptions that fail a tuple for good, in any bolt.
-    careful : bool
-        Whether in-flight markers name roots.
-    suspects : mapping from int to int
-        By root that runs alone, the number of crashed attempts in which only it was in flight.
-    rejected : frozenset of int
-        The roots that fail without being run.
-    isolates : bool
-        Whether tasks isolate records: the markers of a task's earlier attempts name the same rows.
-    timeout_s : float or None
-        The time limit of one call of a bolt in seconds.
-    slots : int
-        The number of tasks that Spark runs at once.
-    rules : Rules or None
-        The rules by which a task judges failed records that it still holds; None if these are read
-        again.
-    trace_per_million : int
-        The number of roots in a million that are traced.
-    by_root : bool
-        Whether each root is settled by itself, and not with its cohort.
-    checks : mapping from (str, str) to tuple of StreamCheck
-        The expectations of emitted rows, by component and stream.
-    tables : mapping from str to TableSource
-        The tables that bolts use, as they were after the last finished micro-batch.
-    spent : mapping from str to float
-        By bolt with ``cost_per_run``, the cost of its calls in earlier micro-batches.
-    make_executor : callable
-        `executor_for`, or a wrapper of it.
-    """
-
-    layout: Layout
-    components: Mapping[str, Component]
+    layout: Layout  # the components by level, and the subscriptions between them
+    components: Mapping[str, Component]  # the component of each bolt, by name
+    #: The schemas of emitted rows, by component and stream.
     schemas: Mapping[tuple[str, str], pa.Schema]
+    #: The key and the number of the micro-batch.
     key: int
     number: int
-    dests: int
-    chunk_rows: int
-    directory: str
-    journal: str
-    reject: tuple[type[Exception], ...]
-    careful: bool = False
+    dests: int  # the number of tasks behind every exchange
+    chunk_rows: int  # the number of rows that the spout stage processes at a time
+    directory: str  # the directory of the run, shared with the driver
+    journal: str  # the directory of the micro-batch's journals, shared by all of its runs
+    reject: tuple[type[Exception], ...]  # the exceptions that fail a tuple for good, in any bolt
+    careful: bool = False  # whether in-flight markers name roots
+    #: By root that runs alone, the number of crashed attempts in which only it was in flight.
     suspects: Mapping[int, int] = field(default_factory=dict)
-    rejected: frozenset[int] = frozenset()
+    rejected: frozenset[int] = frozenset()  # the roots that fail without being run
+    #: Whether tasks isolate records: the markers of a task's earlier attempts name the same rows.
     isolates: bool = False
-    timeout_s: float | None = None
-    slots: int = 1
+    timeout_s: float | None = None  # the time limit of one call of a bolt in seconds
+    slots: int = 1  # the number of tasks that Spark runs at once
+    #: The rules by which a task judges failed records that it still holds; None if these are read
+    #: again.
     rules: Rules | None = None
-    trace_per_million: int = 0
-    by_root: bool = False
+    trace_per_million: int = 0  # the number of roots in a million that are traced
+    by_root: bool = False  # whether each root is settled by itself, and not with its cohort
+    #: The expectations of emitted rows, by component and stream.
     checks: Mapping[tuple[str, str], tuple[StreamCheck, ...]] = field(default_factory=dict)
+    #: The tables that bolts use, as they were after the last finished micro-batch.
     tables: Mapping[str, TableSource] = field(default_factory=dict)
+    #: By bolt with ``cost_per_run``, the cost of its calls in earlier micro-batches.
     spent: Mapping[str, float] = field(default_factory=dict)
-    make_executor: Callable[..., Executor] = executor_for
+    make_executor: Callable[..., Executor] = executor_for  # `executor_for`, or a wrapper of it
 
     def budget(self, bolt: str) -> Budget | None:
         """Return the share of a task in the money for a bolt's calls; None without a limit.

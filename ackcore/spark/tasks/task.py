@@ -65,11 +65,7 @@ def attempt_at(level: int) -> TaskAttempt:
 class Task:
     """One task of a stage, used as a context manager.
 
-    Parameters
-    ----------
-    spec : TaskSpec
-    attempt : TaskAttempt
-        The task and attempt that run here.
+    ``attempt``: the task and attempt that run here.
 
     Attributes
     ----------

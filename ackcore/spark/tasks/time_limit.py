@@ -24,12 +24,8 @@ _OFTEN_S = 0.25
 class TimeLimit:
     """A timer that ends this process if a bolt does not return in time.
 
-    Parameters
-    ----------
-    limit_s : float or None
-        The limit in seconds; None for no limit.
-    path : str
-        The file for the component's name and the traceback.
+    ``limit_s``: the limit in seconds; None for no limit. ``path``: the file for the component's
+    name and the traceback.
     """
 
     def __init__(self, limit_s: float | None, path: str) -> None:

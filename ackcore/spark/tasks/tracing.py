@@ -24,14 +24,8 @@ _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 class Tracer:
     """The trace of sampled roots in one task.
 
-    Parameters
-    ----------
-    per_million : int
-        The number of roots in a million that are sampled.
-    partition : int
-        The partition of the task.
-    chunks : Chunks
-        The groups of the task.
+    ``per_million``: the number of roots in a million that are sampled. ``partition``: the partition
+    of the task. ``chunks``: the groups of the task.
     """
 
     def __init__(self, per_million: int, partition: int, chunks: Chunks) -> None:
