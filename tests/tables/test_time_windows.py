@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -9,8 +11,10 @@ from hypothesis import strategies as st
 
 from ackcore.tables import collect, count, session, sliding, tumbling, watermarks
 from ackcore.tables.folding import finished, fold_rows
-from ackcore.tables.table_shape import TableShape
+from ackcore.tables.table_segments import TableReader, TableSegment, write_segment
+from ackcore.tables.table_shape import EXPIRES, HASH_END, TableShape
 from ackcore.tables.watermarks import NEVER, WindowWatermarks
+from ackcore.tables.window_rows import closing_rows
 
 #: Times in units from 1 s to 1 ns: before 1970 and after, and two that are not usable.
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -54,6 +58,35 @@ def test_each_row_is_in_the_windows_of_its_time_and_late_rows_in_none(
             for start in starts:
                 expected.setdefault((shop, start), (start + size, []))[1].append(n)
     assert found == expected
+
+
+def test_many_sessions_of_a_key_close_in_memory_for_their_rows_alone():
+    shape = shape_of(session(1, "ts"), pa.timestamp("s"))
+
+    def segment(starts):
+        batch = pa.record_batch(
+            [["a"] * len(starts), starts.cast(pa.timestamp("s")), starts],
+            names=["shop", "ts", "n"],
+        )
+        return fold_rows(shape, [batch], NEVER)
+
+    def opened(rows, lo=0, hi=HASH_END):
+        return TableSegment.open(write_segment(shape, rows), shape, lo, hi)
+
+    older = segment(pa.array(range(0, 8_000, 4), pa.int64()))
+    # The rows of a newer segment hide those of the same sessions; these close later.
+    later = older.slice(0, 500)
+    place = later.schema.get_field_index(EXPIRES)
+    later = later.set_column(place, later.schema.field(place), pa.array([10**9] * 500))
+    half = HASH_END // 2
+    reader = TableReader(shape, [opened(later), opened(older, half), opened(older, 0, half)], NEVER)
+    tracemalloc.start()
+    rows = [row for part in closing_rows(reader, 10**8) for row in part["window_start"].to_pylist()]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sorted(rows) == sorted(older["window_start"].to_pylist()[500:])
+    # All pairs of sessions would take 8 bytes each, 32 MB.
+    assert peak < 8e6
 
 
 def test_times_out_of_range_are_not_usable_in_any_unit():
