@@ -31,9 +31,7 @@ def merged_sessions(
         session that another one has taken in has no states, and expired long ago; its row hides
         the older one.
     """
-    hashes = np.unique(one_chunk(partial.column(HASH)).to_numpy())
-    found = [segment.rows_of(hashes) for segment in reader.segments]
-    known = live_rows(shape, newest_rows(shape, found), reader.horizon_ms)
+    known = _same_keys(reader, partial)
     if not len(known):
         return len(partial), partial
     known = known.take(_by_start(known))
@@ -55,6 +53,13 @@ def merged_sessions(
         [merged, pa.Table.from_arrays(columns, schema=shape.stored_schema)]
     ).combine_chunks()
     return more, rows.take(_by_start(rows))
+
+
+def _same_keys(reader: TableReader, rows: pa.Table) -> pa.Table:
+    """Return all open sessions of the keys of some rows."""
+    hashes = np.unique(one_chunk(rows.column(HASH)).to_numpy())
+    found = [segment.rows_of(hashes) for segment in reader.segments]
+    return live_rows(reader.shape, newest_rows(reader.shape, found), reader.horizon_ms)
 
 
 def _by_start(rows: pa.Table) -> pa.Array:
@@ -97,7 +102,7 @@ def closing_rows(reader: TableReader, until_ms: int) -> Iterator[pa.Table]:
             continue
         if shape.window is not None and shape.window.is_session:
             # A newer row of the session may close later.
-            newest = reader.lookup(newest.select(shape.key_names))
+            newest = _same_keys(reader, newest)
             newest = newest.filter(pc.less_equal(newest.column(EXPIRES), until_ms))
         if len(newest):
             yield newest

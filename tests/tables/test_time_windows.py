@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 from ackcore.tables import collect, count, key_groups, session, sliding, tumbling, watermarks
 from ackcore.tables.folding import finished, fold_rows
+from ackcore.tables.hash_index import HashIndex
+from ackcore.tables.table_segments import TableReader, TableSegment, write_segment
 from ackcore.tables.table_shape import TableShape
 from ackcore.tables.watermarks import NEVER, WindowWatermarks
+from ackcore.tables.window_rows import closing_rows
 
 #: Times in units from 1 s to 1 ns: before 1970 and after, and two that are not usable.
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -84,6 +87,25 @@ def test_the_sessions_of_a_key_are_not_compared_with_each_other(monkeypatch):
     rows = finished(shape, fold_rows(shape, [batch], NEVER)).to_pylist()
     assert sorted(sorted(row["lines"]) for row in rows) == [[n, n + 100] for n in range(100)]
     assert len(calls) < 10
+
+
+def test_the_sessions_of_a_key_close_in_memory_of_their_number(monkeypatch):
+    """The index has all of them at one place, so each is not looked up for itself."""
+    pairs, candidates = [], HashIndex.candidates
+
+    def counted(self, hashes):
+        found = candidates(self, hashes)
+        pairs.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(HashIndex, "candidates", counted)
+    shape = shape_of(session(1, "ts"), pa.timestamp("s"))
+    seconds = pa.array(range(0, 500, 5), pa.int64()).cast(pa.timestamp("s"))
+    batch = pa.record_batch([["a"] * 100, seconds, range(100)], names=["shop", "ts", "n"])
+    stored = write_segment(shape, fold_rows(shape, [batch], NEVER))
+    reader = TableReader(shape, [TableSegment.open(stored, shape)], NEVER)
+    assert sum(map(len, closing_rows(reader, 10**6))) == 100
+    assert sum(pairs) == 100
 
 
 @given(
