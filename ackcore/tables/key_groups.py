@@ -144,13 +144,17 @@ def _ascending(hashes: UInt64s) -> Int64s:
 def _separate(order: Int64s, starts: Int64s, is_start: Bools, keys: Sequence[pa.Array]) -> bool:
     """Separate the different keys of each hash; change ``order`` and ``is_start`` in place."""
     n = len(order)
-    leaders = np.repeat(starts, np.diff(np.append(starts, n)))
-    places = np.flatnonzero(leaders != np.arange(n))
-    other = places[~rows_equal(keys, order[places], keys, order[leaders[places]])]
-    if not len(other):
+    hash_of = np.repeat(starts, np.diff(np.append(starts, n)))
+    if not len(_unlike(order, hash_of, keys)):
         return False
-    # The number of the key within its hash: rows that equal the leader have 0.
-    hash_of = leaders
+    # All sessions of a key have one hash; that of all columns tells them apart.
+    full = hashes_of(keys, n)[order]
+    again = np.lexsort((full, hash_of))
+    order[:], full = order[again], full[again]
+    is_start[1:] |= full[1:] != full[:-1]
+    hash_of = np.flatnonzero(is_start)[np.cumsum(is_start) - 1]
+    other = _unlike(order, hash_of, keys)
+    # The number of the key within its hash: rows that equal the first one have 0.
     rank = np.zeros(n, np.int64)
     number = 0
     while len(other):
@@ -165,6 +169,12 @@ def _separate(order: Int64s, starts: Int64s, is_start: Bools, keys: Sequence[pa.
     ranks = rank[again]
     is_start[1:] |= ranks[1:] != ranks[:-1]
     return True
+
+
+def _unlike(order: Int64s, hash_of: Int64s, keys: Sequence[pa.Array]) -> Int64s:
+    """Return the places of rows that have another key than the first row of their hash."""
+    places = np.flatnonzero(hash_of != np.arange(len(order)))
+    return places[~rows_equal(keys, order[places], keys, order[hash_of[places]])]
 
 
 def rows_equal(

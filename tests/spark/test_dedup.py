@@ -28,7 +28,9 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine import act, batch, runs
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.sinks.sink import Sink
+from ackcore.spark.tables import seen_keys
 from ackcore.spark.tasks.dedup_executor import DedupExecutor, SeenKeys
+from ackcore.tables.watermarks import NEVER
 from ackcore.testing import Source
 from ackcore.testing.local_runs import _MEMORY, LocalRuns
 from ackcore.testing.task_kills import Kills
@@ -265,6 +267,10 @@ turns = st.tuples(
     # A refused record is not ACKED, and its copy in the same micro-batch is not lost.
     taken=[([("a", "refused", 0), ("a", "ok", 0)], 0, "refused"), ([("a", "ok", 0)], 3, "folded")],
 )
+@example(
+    # The event time of the first records is that of an unset clock.
+    taken=[([("a", "ok", -BEGIN_MS)], 0, None), ([("a", "ok", -BEGIN_MS)], 3, None)],
+)
 def test_one_record_of_a_key_has_effects_and_none_is_lost(bounds, taken):
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as path:
         model, n = DedupModel(Path(path), bounds), 0
@@ -321,6 +327,26 @@ def test_a_task_lets_the_first_row_of_each_key_pass(batches):
         seen.add(key)
     assert passed == wanted
     assert sorted(passed + behind) == list(range(len(flat)))
+
+
+@given(
+    batches=st.lists(st.lists(st.integers(0, 9), max_size=30), min_size=1, max_size=9),
+    most=st.integers(1, 20),
+    spans=st.sampled_from([2, 200]),
+)
+@example(batches=[[5] * 8, [5] * 12], most=10, spans=200)
+def test_a_bound_by_number_keeps_so_many_keys(batches, most, spans):
+    """Also if keys of several micro-batches have the same event time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(seen_keys, "_SPANS", spans)
+        known, horizon_ms, times = (), NEVER, []
+        for some in batches:
+            times += some
+            known = seen_keys._with_times(known, np.array(some, np.int64))
+            horizon_ms = max(horizon_ms, seen_keys._horizon_of(known, most))
+            known = tuple(span for span in known if span[0] > horizon_ms)
+            assert sum(time > horizon_ms for time in times) >= min(most, len(times))
+            assert len(known) <= spans
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore.tables import collect, count, session, sliding, tumbling, watermarks
+from ackcore.tables import collect, count, key_groups, session, sliding, tumbling, watermarks
 from ackcore.tables.folding import finished, fold_rows
+from ackcore.tables.hash_index import HashIndex
 from ackcore.tables.table_segments import TableReader, TableSegment, write_segment
 from ackcore.tables.table_shape import EXPIRES, HASH_END, TableShape
 from ackcore.tables.watermarks import NEVER, WindowWatermarks
@@ -106,6 +107,36 @@ def test_a_session_is_split_by_a_gap_and_not_by_less():
     batch = pa.record_batch([["a"] * 5, ms, range(5)], names=["shop", "ts", "n"])
     rows = finished(shape, fold_rows(shape, [batch], NEVER)).sort_by("window_start").to_pylist()
     assert [sorted(row["lines"]) for row in rows] == [[0, 1, 3], [2], [4]]
+
+
+def test_the_sessions_of_a_key_are_not_compared_with_each_other(monkeypatch):
+    calls, equal = [], key_groups.rows_equal
+    monkeypatch.setattr(key_groups, "rows_equal", lambda *of: calls.append(of) or equal(*of))
+    shape = shape_of(session(1, "ts"), pa.timestamp("s"))
+    seconds = pa.array([*range(0, 500, 5)] * 2, pa.int64()).cast(pa.timestamp("s"))
+    batch = pa.record_batch([["a"] * 200, seconds, range(200)], names=["shop", "ts", "n"])
+    rows = finished(shape, fold_rows(shape, [batch], NEVER)).to_pylist()
+    assert sorted(sorted(row["lines"]) for row in rows) == [[n, n + 100] for n in range(100)]
+    assert len(calls) < 10
+
+
+def test_the_sessions_of_a_key_close_in_memory_of_their_number(monkeypatch):
+    """The index has all of them at one place, so each is not looked up for itself."""
+    pairs, candidates = [], HashIndex.candidates
+
+    def counted(self, hashes):
+        found = candidates(self, hashes)
+        pairs.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(HashIndex, "candidates", counted)
+    shape = shape_of(session(1, "ts"), pa.timestamp("s"))
+    seconds = pa.array(range(0, 500, 5), pa.int64()).cast(pa.timestamp("s"))
+    batch = pa.record_batch([["a"] * 100, seconds, range(100)], names=["shop", "ts", "n"])
+    stored = write_segment(shape, fold_rows(shape, [batch], NEVER))
+    reader = TableReader(shape, [TableSegment.open(stored, shape)], NEVER)
+    assert sum(map(len, closing_rows(reader, 10**6))) == 100
+    assert sum(pairs) == 100
 
 
 @given(

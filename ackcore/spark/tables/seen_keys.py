@@ -28,6 +28,7 @@ from ackcore.spark.tasks.dedup_executor import SeenKeys
 from ackcore.tables.key_groups import UInt64s
 from ackcore.tables.table_compaction import SegmentInfo
 from ackcore.tables.table_shape import EXPIRES, TableShape
+from ackcore.tables.watermarks import NEVER
 from ackcore.topology.parts import Dedup
 
 #: The maximum number of spans of time in a record.
@@ -101,12 +102,12 @@ def _within_ms(dedup: Dedup, now_ms: int) -> int:
 
 def _with_times(spans: Sequence[Span], more: Int64s) -> tuple[Span, ...]:
     """Return spans of time with keys of more times, ascending; at most `_SPANS`."""
-    times, counts = np.unique(more, return_counts=True)
     known = np.array(spans, np.int64).reshape(-1, 2)
-    times = np.concatenate([known[:, 0], times])
-    counts = np.concatenate([known[:, 1], counts])
-    order = np.argsort(times, kind="stable")
-    times, counts = times[order], counts[order]
+    # Each time once: the keys of equal times leave the bound together.
+    times, of = np.unique(np.concatenate([known[:, 0], more]), return_inverse=True)
+    counts = np.zeros(len(times), np.int64)
+    np.add.at(counts, of[: len(known)], known[:, 1])
+    counts += np.bincount(of[len(known) :], minlength=len(times))
     if len(times) > _SPANS:
         # Parts of about equal numbers of keys; the time of a span is the last in it.
         parts = np.minimum(np.cumsum(counts) * (_SPANS // 2) // max(1, counts.sum()), _SPANS)
@@ -120,4 +121,4 @@ def _horizon_of(spans: Sequence[Span], most: int) -> int:
     """Return the time of the last span that is not needed: later ones have enough keys."""
     times = [time for time, _ in spans]
     later = np.cumsum([count for _, count in reversed(spans)])[::-1].tolist()
-    return max((times[i] for i in range(len(spans) - 1) if later[i + 1] >= most), default=0)
+    return max((times[i] for i in range(len(spans) - 1) if later[i + 1] >= most), default=NEVER)

@@ -26,7 +26,7 @@ from ackcore.topology.parts import Parts, TableSpec
 def new_table(shape: TableShape) -> TableState:
     """Return a table before its first micro-batch."""
     if shape.window is None:
-        return TableState(shape.structure(), 0)
+        return TableState(shape.structure(), NEVER)  # event times may be before 1970
     return TableState(shape.structure(), NEVER, watermarks=WindowWatermarks().body())
 
 
