@@ -131,7 +131,12 @@ class TableShape:
         for argument, column in reads:
             found = input_schema.get_all_field_indices(column)
             if len(found) != 1:
-                has = ", ".join(input_schema.names) or "none"
+                names = [
+                    name
+                    for name in input_schema.names
+                    if window is None or name not in (START, END)
+                ]
+                has = ", ".join(names) or "none"
                 raise ValueError(
                     f"{where} {argument} must be of the columns of the stream ({has}), "
                     f"got {column!r}"
@@ -268,9 +273,13 @@ def _with_window(
     window: Window,
 ) -> tuple[tuple[str, ...], Mapping[Any, Any], pa.Schema]:
     """Add the start and the end of the windows to a key, to its values, and to the columns."""
-    for one in (*keys, *value, *(column for each in value.values() for column in each.columns)):
+    read = [window.time, *(column for each in value.values() for column in each.columns)]
+    for one in (*keys, *value, *read):
         if one in (START, END):
-            raise ValueError(f"{where} the name {one!r} is that of a column of windows; rename it")
+            raise ValueError(
+                f"{where} the name {one!r} is that of a column of windows; give the bolt's column, "
+                "or the value, another name"
+            )
     found = schema.get_all_field_indices(window.time)
     if len(found) == 1:
         kind = schema.field(found[0]).type

@@ -199,6 +199,7 @@ def test_wrong_windows_are_refused_by_name(made, error, text):
         ({"ttl_s": 5}, ValueError, "ttl_s must be None with window"),
         ({"value": {"window_end": count()}}, ValueError, "'window_end' is that of a column of"),
         ({"key": "window_start"}, ValueError, "'window_start' is that of a column of windows"),
+        ({"window": tumbling(5, "window_end")}, ValueError, "is that of a column of windows"),
     ],
 )
 def test_windows_that_do_not_fit_a_table_are_refused_by_name(changes, error, text):
