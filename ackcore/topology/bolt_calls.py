@@ -18,7 +18,7 @@ import pyarrow as pa
 from ackcore._arrow import offsets_of
 from ackcore._columns import as_count
 from ackcore.calls.call_settings import MAX_THREADS, CallSettings
-from ackcore.calls.rate_limits import checked_limit
+from ackcore.calls.rate_limits import RateLimit, checked_limit
 from ackcore.topology._words import near_miss
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Component
 from ackcore.topology.failure_reasons import exception_classes
@@ -147,6 +147,23 @@ def call_settings(
         reject=exception_classes((*reject, *bolt.reject), "reject"),
         **given,
     )
+
+
+def keep_settings(component: Component) -> None:
+    """Copy numbers and limits among the settings of a bolt's class to the bolt.
+
+    Tasks import the class again if its module can be imported. A setting that the driver assigned
+    to the class would be missing there, such as a budget from its command line.
+    """
+    classes = type(component).__mro__
+    ours = [one for one in classes if one.__module__ == Component.__module__]
+    known = {name for one in ours for name in inspect.get_annotations(one)}
+    set_by_user = {name for one in classes if one not in ours for name in vars(one)}
+    own = vars(component)
+    for name in (known & set_by_user) - own.keys():
+        value = inspect.getattr_static(component, name)
+        if value is None or isinstance(value, int | float | RateLimit):
+            own[name] = value
 
 
 def _plain(bolt: AsyncBolt, name: str) -> Any:

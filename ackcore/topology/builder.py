@@ -11,6 +11,7 @@ from ackcore.tables.time_windows import Window
 from ackcore.topology import dedup as duplicates
 from ackcore.topology import validation
 from ackcore.topology._words import numbered
+from ackcore.topology.bolt_calls import keep_settings
 from ackcore.topology.components import (
     DEFAULT_STREAM,
     AsyncBolt,
@@ -475,6 +476,8 @@ class TopologyBuilder:
     def build(self, settings: Settings | None = None, **keywords: Any) -> Topology:
         """Check all declarations, and return the topology.
 
+        The settings of a bolt's class, such as ``limit``, count as they are now.
+
         Parameters
         ----------
         settings : Settings, optional
@@ -560,6 +563,8 @@ class TopologyBuilder:
         found.extend(validation.window_problems(topology))
         if found:
             raise TopologyError(found)
+        for declared in self._bolts:
+            keep_settings(declared.component)
         return topology
 
 

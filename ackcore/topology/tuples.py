@@ -285,7 +285,7 @@ class Anchors(NamedTuple):
 class Emission(NamedTuple):
     """Rows emitted to one stream, in order of emission."""
 
-    stream: str  # the stream
+    stream: str
     batch: pa.RecordBatch  # the rows, at least one, with exactly the stream's schema
     anchors: Anchors  # the anchors of the rows
 

@@ -1,6 +1,8 @@
 """Bolts with many inputs out at once: each is acked or failed once, and emitted in its turn."""
 
 import asyncio
+import importlib
+import pickle
 import socket
 import threading
 
@@ -9,11 +11,13 @@ import pytest
 from acting import OUT, TWO, Basically, Doing, batch_of, emitted, failed, identity_of, whys
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark import cloudpickle
 from round_robin import RoundRobin
 
 from ackcore._files.journal import Journal
 from ackcore.calls import RateLimit
 from ackcore.flow import RttThreshold
+from ackcore.testing import Source
 from ackcore.topology import (
     AsyncBolt,
     BasicBolt,
@@ -680,3 +684,33 @@ def test_a_limit_by_a_field_that_tuples_lack_is_refused_when_the_topology_is_bui
     says = "limit of bolt 'b' has the key 'tenants', which .* does not have; did you mean 'tenant'"
     with pytest.raises(ValueError, match=says):
         builder.build()
+
+
+def test_settings_that_the_driver_gave_a_class_of_a_module_are_those_of_its_tasks(
+    tmp_path, monkeypatch
+):
+    """A task imports the class again, with the limit of the file."""
+    (tmp_path / "paid_module.py").write_text(
+        "import pyarrow as pa\n"
+        "from ackcore.calls import RateLimit\n"
+        "from ackcore.topology import AsyncBolt\n"
+        "class Price(AsyncBolt):\n"
+        "    outputs = pa.schema([('v', pa.int64())])\n"
+        "    limit = RateLimit(calls_per_s=1000)\n"
+        "    timeout_s = 30\n"
+        "    async def execute(self, tuple, collector):\n"
+        "        collector.emit(tuple.values)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    paid = importlib.import_module("paid_module")
+    paid.Price.limit = RateLimit(calls_per_s=5)
+    paid.Price.timeout_s = None
+    builder = TopologyBuilder()
+    builder.spout("src", Source(paid.Price.outputs))
+    builder.bolt("price", paid.Price()).shuffle("src")
+    builder.sink("price", print)
+    data = cloudpickle.dumps(builder.build().bolts["price"].component)
+    importlib.reload(paid)
+    assert paid.Price.limit.calls_per_s == 1000
+    settings = call_settings(pickle.loads(data))
+    assert (settings.limit.calls_per_s, settings.timeout_s) == (5, None)
