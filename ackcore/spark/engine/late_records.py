@@ -84,7 +84,7 @@ class ReadRecords:
 class WindowedRows:
     """The rows of a run that are folded into tables with windows."""
 
-    topology: Parts  # the topology
+    topology: Parts
     tables: Mapping[str, TableState]  # the tables after the micro-batch before
     records: ReadRecords  # the records of the run
     files: Sequence[SinkFile]  # the files of the run

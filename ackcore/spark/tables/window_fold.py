@@ -7,79 +7,23 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from ackcore._records import Int64s
-from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.segment_files import SegmentFiles
-from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.sinks.sink_batch import BatchFile
-from ackcore.spark.tables.seen_keys import SeenFold
 from ackcore.spark.tables.table_fold import TableFold
 from ackcore.spark.tables.table_places import opened_segments
 from ackcore.tables.table_compaction import SegmentInfo
 from ackcore.tables.table_segments import TableReader
 from ackcore.tables.table_shape import HASH_END, TableShape
-from ackcore.tables.watermarks import NEVER, WindowWatermarks
+from ackcore.tables.watermarks import WindowWatermarks
 from ackcore.tables.window_rows import closing_rows, merged_sessions
-from ackcore.topology.parts import Parts, TableSpec
-
-
-def new_table(shape: TableShape) -> TableState:
-    """Return a table before its first micro-batch."""
-    if shape.window is None:
-        return TableState(shape.structure(), NEVER)  # event times may be before 1970
-    return TableState(shape.structure(), NEVER, watermarks=WindowWatermarks().body())
-
-
-def fold_of(
-    state: State, topology: Parts, table: TableSpec, decision: BatchDecision, before: TableState
-) -> TableFold:
-    """Return the fold of a micro-batch into a table.
-
-    Parameters
-    ----------
-    state : State
-        The open checkpoint.
-    topology : Topology
-        The topology.
-    table : TableSpec
-        The table.
-    decision : BatchDecision
-        The decision of the micro-batch.
-    before : TableState
-        The table after the last micro-batch that is done.
-    """
-    shape, window = table.shape, table.shape.window
-    of = state.segments, shape, decision.number
-    if window is None:
-        spout = topology.source_of(table.name)
-        dedup = None if spout is None else spout.dedup
-        if dedup is None:
-            return TableFold(*of, decision.now_ms)
-        return SeenFold(*of, decision.now_ms, dedup)
-    spouts = topology.spouts_of(table.component)
-    waits = decision.waiting.segments()
-    oldest = min((part.oldest_ms for name in spouts for part in waits.get(name, ())), default=None)
-    # The last micro-batch of a finite run, as far as is known.
-    ends = state.kind == "batch" and not decision.waiting.rows() and not state.pending_replays()
-    earlier = WindowWatermarks.of(before.watermarks or WindowWatermarks().body())
-    times = decision.times.get(table.name, {})
-    later = earlier.after(window, spouts, decision.now_ms, times, oldest, ends)
-    return WindowFold(*of, earlier, later)
 
 
 class WindowFold(TableFold):
     """The fold of one micro-batch into one table with windows.
 
-    Parameters
-    ----------
-    files : SegmentFiles
-        The files of the checkpoint's tables.
-    shape : TableShape
-        The table.
-    number : int
-        The micro-batch.
-    before, after : WindowWatermarks
-        The watermarks before and after the micro-batch.
+    The arguments are those of `TableFold`; ``before`` and ``after`` are the watermarks before and
+    after the micro-batch.
     """
 
     def __init__(
