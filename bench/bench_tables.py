@@ -160,7 +160,7 @@ def bench_folds_of_windows(window, keys, quick, interleaved, report_ratio):
     def fold(name):
         of, reader = kinds[name], readers[name]
         partial = fold_rows(of, [more], NEVER)
-        if of.window is not None and of.window.is_session:
+        if of.sessions:
             _, states = merged_sessions(of, reader, partial)
         else:
             older = reader.lookup(partial)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from ackcore._arrow import short_repr
 from ackcore.tables.key_groups import KeyGroups, UInt64s, group_rows, plain, plain_type
 from ackcore.tables.table_shape import EXPIRES, HASH, TableShape, one_chunk
-from ackcore.tables.time_windows import END, START, sessions
+from ackcore.tables.time_windows import END, session_groups
 
 #: The maximum rows and bytes of input that are folded at once.
 _BLOCK_ROWS, _BLOCK_BYTES = 1_000_000, 256 << 20
@@ -81,8 +81,10 @@ def newest_rows(shape: TableShape, tables: Sequence[pa.Table]) -> pa.Table:
     tables = [table for table in tables if table.num_rows]
     if len(tables) == 1:
         return tables[0]
-    rows = pa.concat_tables([shape.stored_schema.empty_table(), *tables])
-    return rows.take(pa.array(_grouped(shape, rows).firsts))
+    if not tables:
+        return shape.stored_schema.empty_table()
+    rows = pa.concat_tables(tables)
+    return rows.take(pa.array(groups_of(shape, rows, joined=False)[0].firsts))
 
 
 def live_rows(shape: TableShape, stored: pa.Table, horizon_ms: int | None) -> pa.Table:
@@ -131,12 +133,11 @@ def _folded(shape: TableShape, columns: list[pa.Array], now_ms: int) -> pa.Table
     """Return the states of a block of rows."""
     named = dict(zip(shape.input_columns, columns, strict=True))
     if shape.window is not None:
-        named = shape.window.assigned(named, shape.key_names[:-1], now_ms)
+        named = shape.window.assigned(named, now_ms)
     keys = [named[name] for name in shape.key_names]
     hashes = shape.hashes(keys)
-    groups = group_rows(hashes, keys)
-    firsts = pa.array(groups.firsts)
-    arrays = [pa.array(hashes[groups.firsts]), *(key.take(firsts) for key in keys)]
+    groups, keys = _grouped(shape, hashes, keys, named.get(END))
+    arrays = [pa.array(hashes[groups.firsts]), *keys]
     for aggregate in shape.aggregates.values():
         arrays += aggregate.partial([named[name] for name in aggregate.columns], groups)
     if shape.expires_by is not None:
@@ -151,9 +152,41 @@ def _folded(shape: TableShape, columns: list[pa.Array], now_ms: int) -> pa.Table
     return pa.Table.from_arrays(arrays, schema=shape.stored_schema)
 
 
-def _grouped(shape: TableShape, stored: pa.Table) -> KeyGroups:
+def groups_of(
+    shape: TableShape, stored: pa.Table, joined: bool
+) -> tuple[KeyGroups, list[pa.Array]]:
+    """Group stored rows by key.
+
+    ``joined``: whether sessions of a key that overlap are one.
+
+    Returns
+    -------
+    tuple
+        The groups, and the columns of their keys.
+    """
     hashes: UInt64s = one_chunk(stored.column(HASH)).to_numpy()
-    return group_rows(hashes, [one_chunk(stored.column(name)) for name in shape.key_names])
+    keys = [one_chunk(stored.column(name)) for name in shape.key_names]
+    ends = (
+        one_chunk(stored.column(shape.states(END)[0].name)) if joined and shape.sessions else None
+    )
+    return _grouped(shape, hashes, keys, ends)
+
+
+def _grouped(
+    shape: TableShape, hashes: UInt64s, keys: list[pa.Array], ends: pa.Array | None
+) -> tuple[KeyGroups, list[pa.Array]]:
+    """Group rows by key; ``ends`` are those of sessions, which are not joined without them."""
+    by = keys[:-1] if shape.sessions else keys
+    groups = group_rows(hashes, by)
+    if shape.sessions:
+        starts = keys[-1].cast(pa.int64()).to_numpy()
+        until = starts + 1 if ends is None else ends.cast(pa.int64()).to_numpy()
+        groups, starts = session_groups(groups, starts, until)
+    firsts = pa.array(groups.firsts)
+    found = [key.take(firsts) for key in by]
+    if shape.sessions:
+        found.append(pa.array(starts).cast(keys[-1].type))
+    return groups, found
 
 
 def _combined(shape: TableShape, tables: Sequence[pa.Table]) -> pa.Table:
@@ -164,11 +197,8 @@ def _combined(shape: TableShape, tables: Sequence[pa.Table]) -> pa.Table:
     if not tables:
         return shape.stored_schema.empty_table()
     rows = pa.concat_tables(tables).combine_chunks()
-    if shape.window is not None and shape.window.is_session:
-        rows = _joined(shape, rows)
-    groups = _grouped(shape, rows)
-    firsts = pa.array(groups.firsts)
-    arrays = [one_chunk(rows.column(name)).take(firsts) for name in (HASH, *shape.key_names)]
+    groups, keys = groups_of(shape, rows, joined=True)
+    arrays = [one_chunk(rows.column(HASH)).take(pa.array(groups.firsts)), *keys]
     for name, aggregate in shape.aggregates.items():
         states = [one_chunk(rows.column(field.name)) for field in shape.states(name)]
         arrays += aggregate.combine(states, groups)
@@ -176,17 +206,3 @@ def _combined(shape: TableShape, tables: Sequence[pa.Table]) -> pa.Table:
         expires = one_chunk(rows.column(EXPIRES)).to_numpy()[groups.order]
         arrays.append(pa.array(np.maximum.reduceat(expires, groups.starts[:-1])))
     return pa.Table.from_arrays(arrays, schema=shape.stored_schema)
-
-
-def _joined(shape: TableShape, rows: pa.Table) -> pa.Table:
-    """Give stored rows of sessions the start of the session that they form together."""
-    hashes: UInt64s = one_chunk(rows.column(HASH)).to_numpy()
-    groups = group_rows(hashes, [one_chunk(rows.column(name)) for name in shape.key_names[:-1]])
-    starts, ends = (
-        one_chunk(rows.column(name)).cast(pa.int64()).to_numpy()
-        for name in (START, shape.states(END)[0].name)
-    )
-    place = rows.schema.get_field_index(START)
-    field = rows.schema.field(place)
-    found = pa.array(sessions(groups, starts, ends)).cast(field.type)
-    return rows.set_column(place, field, found)

@@ -139,11 +139,9 @@ def extreme_rows(by: pa.Array, groups: KeyGroups, largest: bool, last: bool) -> 
     if largest:
         np.invert(ordinals, out=ordinals)
     best = np.minimum.reduceat(ordinals, starts)
-    sizes = np.diff(np.append(starts, len(rows)))
-    places = np.flatnonzero(ordinals == np.repeat(best, sizes))
+    of = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(rows))))
+    places = np.flatnonzero(ordinals == best[of])
     # The first or the last of the best places of each group.
-    if last:
-        found = places[np.searchsorted(places, starts + sizes) - 1]
-    else:
-        found = places[np.searchsorted(places, starts)]
+    differs = np.diff(of[places]) > 0
+    found = places[np.append(differs, True) if last else np.append(True, differs)]
     return _nullable(rows[found], remains, pa.int64())

@@ -89,6 +89,11 @@ class KeyGroups:
         """The number of rows of each key."""
         return np.diff(self.starts)
 
+    @property
+    def numbers(self) -> Int64s:
+        """The number of the key of each row in ``order``."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
     def among(self, wanted: Bools | None) -> tuple[Int64s, Int64s, Bools | None]:
         """Leave out rows, and the keys that then have none.
 
@@ -145,15 +150,9 @@ def _separate(order: Int64s, starts: Int64s, is_start: Bools, keys: Sequence[pa.
     """Separate the different keys of each hash; change ``order`` and ``is_start`` in place."""
     n = len(order)
     hash_of = np.repeat(starts, np.diff(np.append(starts, n)))
-    if not len(_unlike(order, hash_of, keys)):
-        return False
-    # All sessions of a key have one hash; that of all columns tells them apart.
-    full = hashes_of(keys, n)[order]
-    again = np.lexsort((full, hash_of))
-    order[:], full = order[again], full[again]
-    is_start[1:] |= full[1:] != full[:-1]
-    hash_of = np.flatnonzero(is_start)[np.cumsum(is_start) - 1]
     other = _unlike(order, hash_of, keys)
+    if not len(other):
+        return False
     # The number of the key within its hash: rows that equal the first one have 0.
     rank = np.zeros(n, np.int64)
     number = 0

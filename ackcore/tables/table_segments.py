@@ -148,16 +148,21 @@ class TableSegment:
         """Return the rows that may have some hashes, as `HashIndex.candidates` does."""
         return self._index.candidates(hashes)
 
-    def rows_of(self, hashes: UInt64s) -> pa.Table:
-        """Return all rows with some hashes, which ascend; with ``shape.stored_schema``."""
+    def rows_of(self, hashes: UInt64s, names: Sequence[str]) -> tuple[Int64s, pa.Table]:
+        """Return the numbers and some stored columns of all rows with some hashes.
+
+        ``hashes``: different ones, which ascend. ``names``: the columns of the key, and others.
+        """
         last = np.uint64(self.hi - 1)
         hashes = hashes[(hashes >= np.uint64(self.lo)) & (hashes <= last)]
-        rows = rows_in(self.shape, [(self, np.unique(self.candidates(hashes)[1]))])
-        return rows.filter(pa.array(np.isin(one_chunk(rows.column(HASH)).to_numpy(), hashes)))
+        numbers, rows = self.candidates(hashes)
+        found = rows_in(self.shape, [(self, rows)], names=names)
+        right = one_chunk(found.column(HASH)).to_numpy() == hashes[numbers]
+        return rows[right] - self.start, found.filter(pa.array(right))
 
     def expires(self) -> Int64s:
         """Return the time at which each row ends to exist, in milliseconds."""
-        column = self.stored(slice(self.start, self.stop))[EXPIRES]
+        column = self.stored(slice(self.start, self.stop), [EXPIRES])[EXPIRES]
         return one_chunk(unpacked([column], pa.int64())).to_numpy()  # type: ignore[no-any-return]
 
     def take(self, rows: Int64s) -> pa.Table:
@@ -168,11 +173,13 @@ class TableSegment:
         """Return all rows, ascending by hash, with ``shape.stored_schema``."""
         return rows_in(self.shape, [(self, slice(self.start, self.stop))])
 
-    def stored(self, rows: Int64s | slice) -> dict[str, tuple[pa.Array | Bytes, Note]]:
-        """Return the stored columns of rows, and how they are stored."""
+    def stored(
+        self, rows: Int64s | slice, names: Sequence[str]
+    ) -> dict[str, tuple[pa.Array | Bytes, Note]]:
+        """Return stored columns of rows, and how they are stored."""
         block = self._block[rows]
         found: dict[str, tuple[pa.Array | Bytes, Note]] = {}
-        for name in self.shape.stored_schema.names[1:]:
+        for name in names:
             note = self._notes.get(name, _ABSENT)
             if "at" in note:
                 start, stop = note["at"]
@@ -197,16 +204,19 @@ def rows_in(
     shape: TableShape,
     parts: Sequence[tuple[TableSegment, Int64s | slice]],
     hashes: UInt64s | None = None,
+    names: Sequence[str] | None = None,
 ) -> pa.Table:
-    """Return rows of segments, with ``shape.stored_schema``; ``hashes`` are those of the keys."""
-    stored = [segment.stored(rows) for segment, rows in parts]
-    columns = [
-        unpacked([each[field.name] for each in stored], field.type)
-        for field in list(shape.stored_schema)[1:]
-    ]
+    """Return rows of segments, with ``shape.stored_schema``; ``hashes`` are those of the keys.
+
+    ``names``: the columns of the key and the others that are read; by default all of them.
+    """
+    names = shape.stored_schema.names[1:] if names is None else names
+    stored = [segment.stored(rows, names) for segment, rows in parts]
+    schema = pa.schema([shape.stored_schema.field(name) for name in (HASH, *names)])
+    columns = [unpacked([each[name] for each in stored], schema.field(name).type) for name in names]
     if hashes is None:
         hashes = shape.hashes([one_chunk(key) for key in columns[: len(shape.key)]])
-    return pa.Table.from_arrays([pa.array(hashes), *columns], schema=shape.stored_schema)
+    return pa.Table.from_arrays([pa.array(hashes), *columns], schema=schema)
 
 
 class TableReader:

@@ -189,10 +189,14 @@ class TableShape:
         """Whether rows end to exist: after a time, or when their windows close."""
         return self.ttl_s is not None or self.window is not None
 
+    @property
+    def sessions(self) -> bool:
+        """Whether the rows are sessions."""
+        return self.window is not None and self.window.step_ms is None
+
     def hashes(self, keys: Sequence[pa.Array]) -> UInt64s:
         """Return the hash of each key; all sessions of a key have the same."""
-        session = self.window is not None and self.window.is_session
-        return hashes_of(keys[:-1] if session else keys, len(keys[0]))
+        return hashes_of(keys[:-1] if self.sessions else keys, len(keys[0]))
 
     @property
     def key_names(self) -> list[str]:

@@ -6,7 +6,7 @@ milliseconds, rounded up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 from ackcore._arrow import short_repr
 from ackcore._arrow.record_batches import valid_rows
 from ackcore._records import Int64s
-from ackcore.tables.key_groups import Bools, KeyGroups, group_rows, hashes_of
+from ackcore.tables.key_groups import Bools, KeyGroups
 
 #: The columns with the start of a window, which is a part of the key, and with its end (exclusive).
 START, END = "window_start", "window_end"
@@ -102,16 +102,14 @@ class Window:
         ends = ((bound - self.size_ms) // self.step_ms for bound in (from_ms, until_ms))
         return next(ends) < next(ends)
 
-    def assigned(
-        self, columns: Mapping[str, pa.Array], keys: Sequence[str], horizon_ms: int
-    ) -> dict[str, pa.Array]:
+    def assigned(self, columns: Mapping[str, pa.Array], horizon_ms: int) -> dict[str, pa.Array]:
         """Return rows with the start and the end of their windows, one row for each window.
 
         Rows without a usable time, and late rows, are left out.  A row of a session has the start
-        of the session among these rows, and the end of a session of its own.
+        and the end of a session of its own; `session_groups` joins them.
 
-        ``columns``: the columns of the rows. ``keys``: the columns of the key, without the start of
-        the window. ``horizon_ms``: the windows that close until then are closed.
+        ``columns``: the columns of the rows. ``horizon_ms``: the windows that close until then are
+        closed.
         """
         us, usable = self.times(columns[self.time])
         usable &= self.closes_ms(us) > horizon_ms
@@ -120,8 +118,7 @@ class Window:
             us = us[usable]
         size = 1_000 * self.size_ms
         if self.step_ms is None:
-            starts = self._session_starts(us, [columns[name] for name in keys])
-            ends = us + size
+            starts, ends = us, us + size
         else:
             step = 1_000 * self.step_ms
             first = ((us - size) // step + 1) * step
@@ -135,37 +132,45 @@ class Window:
         kind = self.start_type(columns[self.time].type)
         return {**columns, START: pa.array(starts).cast(kind), END: pa.array(ends).cast(kind)}
 
-    def _session_starts(self, us: Int64s, keys: Sequence[pa.Array]) -> Int64s:
-        groups = group_rows(hashes_of(keys, len(us)), keys)
-        return sessions(groups, us, us + 1_000 * self.size_ms)
 
-
-def sessions(groups: KeyGroups, starts: Int64s, ends: Int64s) -> Int64s:
-    """Return the start of the session of each row.
+def session_groups(groups: KeyGroups, starts: Int64s, ends: Int64s) -> tuple[KeyGroups, Int64s]:
+    """Divide the rows of each key into sessions.
 
     Rows of one key belong to the same session if their intervals overlap, or are connected by
     others that do.
 
     ``groups``: the rows of each key. ``starts``, ``ends``: the interval of each row: from the start
     to before the end.
+
+    Returns
+    -------
+    tuple
+        The rows of each session, by key and then by start; and the start of each session.
     """
     n = len(starts)
     if not n:
-        return starts
-    of_row = np.empty(n, np.int64)
-    of_row[groups.order] = np.repeat(np.arange(len(groups)), groups.sizes)
-    order = np.lexsort((starts, of_row))
-    # The largest end so far within the key: ranks of ends are small, so the key can be added.
-    ranked = np.argsort(ends, kind="stable")
-    rank = np.empty(n, np.int64)
-    rank[ranked] = np.arange(n)
-    offset = of_row[order] * n
-    reached = ends[ranked[np.maximum.accumulate(rank[order] + offset) - offset]]
-    begins = np.ones(n, np.bool_)
-    begins[1:] = (of_row[order][1:] != of_row[order][:-1]) | (starts[order][1:] >= reached[:-1])
-    found = np.empty(n, np.int64)
-    found[order] = starts[order][begins][np.cumsum(begins) - 1]
-    return found
+        return groups, starts
+    order = groups.order
+    begin, end = starts[order], ends[order]
+    low, span = int(begin.min()), int(end.max()) - int(begin.min()) + 1
+    if span * len(groups) >= 2**63:
+        begin, end = np.split(np.unique(np.append(begin, end), return_inverse=True)[1], 2)
+        low, span = 0, 2 * n
+    # One axis of time for all keys: those of the next key are behind those of one.
+    shift = groups.numbers * span - low
+    begin += shift
+    end += shift
+    by_start = np.argsort(begin, kind="stable")
+    reached = np.maximum.accumulate(end[by_start])
+    is_first = np.ones(n, np.bool_)
+    is_first[1:] = begin[by_start[1:]] >= reached[:-1]
+    rows = order[by_start]
+    # The rows of a session in their original order.
+    bits = n.bit_length()
+    numbers = (np.cumsum(is_first) - 1) << bits | rows
+    numbers.sort()
+    found = KeyGroups(numbers & ((1 << bits) - 1), np.append(np.flatnonzero(is_first), n))
+    return found, starts[rows[is_first]]
 
 
 def tumbling(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.tables.folding import live_rows, merge_states, newest_rows
-from ackcore.tables.key_groups import Bools, UInt64s, group_rows
-from ackcore.tables.table_segments import TableReader, TableSegment, ranges_of
+from ackcore.tables.folding import groups_of, live_rows, merge_states, newest_rows
+from ackcore.tables.table_segments import TableReader, TableSegment, ranges_of, rows_in
 from ackcore.tables.table_shape import EXPIRES, HASH, HASH_END, TableShape, one_chunk
-from ackcore.tables.time_windows import START
+from ackcore.tables.time_windows import END, START
 from ackcore.tables.watermarks import NEVER
+
+#: The column with the place of a stored row: the number of its segment, and 40 bits of its own.
+_PLACE, _ROW_BITS = "_place", 40
 
 
 def merged_sessions(
@@ -31,53 +33,64 @@ def merged_sessions(
         session that another one has taken in has no states, and expired long ago; its row hides
         the older one.
     """
-    known = _open_sessions(reader, partial)
-    if not len(known):
+    names = [*shape.key_names, shape.states(END)[0].name]
+    known = _open_sessions(reader, partial, names)
+    # Only sessions that new rows join are read as a whole, and written again.
+    both = pa.concat_tables([known.select([HASH, *names]), partial.select([HASH, *names])])
+    groups, keys = groups_of(shape, both, joined=True)
+    session = np.empty(len(both), np.int64)
+    session[groups.order] = groups.numbers
+    joins = np.zeros(len(groups), np.bool_)
+    joins[session[len(known) :]] = True
+    joined = np.flatnonzero(joins[session[: len(known)]])
+    if not len(joined):
         return len(partial), partial
-    known = known.take(_by_start(known))
-    merged = merge_states(shape, known, partial)
-    names = [HASH, *shape.key_names]
-    gone = known.select(names).filter(
-        pa.array(~_among(shape, known.select(names), merged.select(names)))
-    )
-    more = len(merged) - len(known)
+    starts = keys[-1].take(pa.array(session[joined]))
+    older = _whole(reader, known.take(pa.array(joined)))
+    merged = merge_states(shape, older, partial)
+    gone = older.filter(pc.not_equal(older.column(START), starts))
+    more = len(merged) - len(older)
     if not len(gone):
         return more, merged
-    columns = [*gone.columns]
+    columns = [gone.column(name) for name in (HASH, *shape.key_names)]
     for field in list(shape.stored_schema)[len(columns) :]:
         ends = field.name == EXPIRES
         columns.append(
             pa.array(np.full(len(gone), NEVER)) if ends else pa.nulls(len(gone), field.type)
         )
-    rows = pa.concat_tables(
-        [merged, pa.Table.from_arrays(columns, schema=shape.stored_schema)]
-    ).combine_chunks()
-    return more, rows.take(_by_start(rows))
+    rows = pa.concat_tables([merged, pa.Table.from_arrays(columns, schema=shape.stored_schema)])
+    order = np.argsort(one_chunk(rows.column(HASH)).to_numpy(), kind="stable")
+    return more, rows.take(pa.array(order))
 
 
-def _open_sessions(reader: TableReader, rows: pa.Table) -> pa.Table:
-    """Return the newest rows of all open sessions whose hashes some rows have.
+def _open_sessions(reader: TableReader, rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Return columns of all open sessions whose hashes some rows have, and their places.
 
     A look-up of each session would compare it with all others of its key.
+
+    ``rows``: rows that ascend by hash.
     """
-    hashes = np.unique(one_chunk(rows.column(HASH)).to_numpy())
-    found = [segment.rows_of(hashes) for segment in reader.segments]
+    hashes = one_chunk(rows.column(HASH)).to_numpy()
+    hashes = hashes[np.append(True, hashes[1:] != hashes[:-1])]
+    found = []
+    for number, segment in enumerate(reader.segments):
+        places, part = segment.rows_of(hashes, [*names, EXPIRES])
+        found.append(part.append_column(_PLACE, pa.array(places + (number << _ROW_BITS))))
     return live_rows(reader.shape, newest_rows(reader.shape, found), reader.horizon_ms)
 
 
-def _by_start(rows: pa.Table) -> pa.Array:
-    """Return the order of stored rows by hash, then by the start of their windows."""
-    return pc.sort_indices(rows, [(HASH, "ascending"), (START, "ascending")])
-
-
-def _among(shape: TableShape, rows: pa.Table, others: pa.Table) -> Bools:
-    """Return which keys are among other keys."""
-    both = pa.concat_tables([others, rows]).combine_chunks()
-    hashes: UInt64s = one_chunk(both.column(HASH)).to_numpy()
-    groups = group_rows(hashes, [one_chunk(both.column(name)) for name in shape.key_names])
-    firsts = np.empty(len(both), np.int64)
-    firsts[groups.order] = np.repeat(groups.firsts, groups.sizes)
-    return firsts[len(others) :] < len(others)
+def _whole(reader: TableReader, rows: pa.Table) -> pa.Table:
+    """Return all columns of rows by their places, with the hashes that the rows have."""
+    places = one_chunk(rows.column(_PLACE)).to_numpy()
+    order = np.argsort(places)
+    numbers, places = np.divmod(places[order], 1 << _ROW_BITS)
+    starts = np.searchsorted(numbers, np.arange(len(reader.segments) + 1))
+    parts = [
+        (segment, places[starts[number] : starts[number + 1]] + segment.start)
+        for number, segment in enumerate(reader.segments)
+    ]
+    hashes = one_chunk(rows.column(HASH)).to_numpy()[order]
+    return rows_in(reader.shape, parts, hashes).take(pa.array(np.argsort(order)))
 
 
 def closing_rows(reader: TableReader, until_ms: int) -> Iterator[pa.Table]:
@@ -99,13 +112,14 @@ def closing_rows(reader: TableReader, until_ms: int) -> Iterator[pa.Table]:
         found = []
         for segment, rows in places:
             start, stop = np.searchsorted(rows, segment.places(lo, hi))
-            found.append(segment.take(rows[start:stop]))
+            part = segment, rows[start:stop] + segment.start
+            found.append(rows_in(shape, [part], names=shape.key_names if shape.sessions else None))
         newest = newest_rows(shape, found)
         if not len(newest):
             continue
-        if shape.window is not None and shape.window.is_session:
+        if shape.sessions:
             # A newer row of the session may close later.
-            newest = _open_sessions(reader, newest)
-            newest = newest.filter(pc.less_equal(newest.column(EXPIRES), until_ms))
+            newest = _open_sessions(reader, newest, shape.key_names)
+            newest = _whole(reader, newest.filter(pc.less_equal(newest.column(EXPIRES), until_ms)))
         if len(newest):
             yield newest

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import tracemalloc
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from ackcore.tables.hash_index import HashIndex
 from ackcore.tables.table_segments import TableReader, TableSegment, write_segment
 from ackcore.tables.table_shape import EXPIRES, HASH_END, TableShape
 from ackcore.tables.watermarks import NEVER, WindowWatermarks
-from ackcore.tables.window_rows import closing_rows
+from ackcore.tables.window_rows import closing_rows, merged_sessions
 
 #: Times in units from 1 s to 1 ns: before 1970 and after, and two that are not usable.
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -88,6 +90,58 @@ def test_many_sessions_of_a_key_close_in_memory_for_their_rows_alone():
     assert sorted(rows) == sorted(older["window_start"].to_pylist()[500:])
     # All pairs of sessions would take 8 bytes each, 32 MB.
     assert peak < 8e6
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40)), min_size=1, max_size=9),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from([0, 1, 2**64 - 1]),
+    st.sampled_from([0, 40]),
+)
+def test_sessions_grow_join_and_stay_apart_in_any_number_of_micro_batches(batches, mask, others):
+    shape = shape_of(session(3, "ts"), pa.timestamp("us"))
+    expected, segments, count_of = {}, [], 0
+    with pytest.MonkeyPatch.context() as patch:
+        hashed = key_groups.hash_columns
+        patch.setattr(
+            key_groups, "hash_columns", lambda *of: hashed(*of) & np.uint64(mask).view("i8")
+        )
+        for number, rows in enumerate(batches):
+            # With many keys and far times, the times of all keys do not fit one axis of 64 bits.
+            rows = rows + [(f"far{n}", 240 * 10**9) for n in range(others)]
+            us = [s * 10**6 for _, s in rows]
+            for (shop, _), each in zip(rows, us, strict=True):
+                expected.setdefault(shop, []).append((each, number))
+            ts = pa.array(us, pa.int64()).cast(pa.timestamp("us"))
+            shops = [shop for shop, _ in rows]
+            batch = pa.record_batch([shops, ts, [number] * len(us)], names=["shop", "ts", "n"])
+            reader = TableReader(shape, segments, NEVER)
+            more, stored = merged_sessions(shape, reader, fold_rows(shape, [batch], NEVER))
+            count_of += more
+            segments.insert(0, TableSegment.open(write_segment(shape, stored), shape))
+            # Sessions without a new row are not written again.
+            lists = stored["_state.lines.items"].to_pylist()
+            assert all(each is None or number in each for each in lists)
+        found = [
+            (row["shop"], row["window_start"], row["window_end"], sorted(row["lines"]))
+            for part in TableReader(shape, segments, NEVER).scan()
+            for row in finished(shape, part).to_pylist()
+        ]
+    wanted = []
+    for shop, times in expected.items():
+        times.sort()
+        for i, (us, number) in enumerate(times):
+            if i == 0 or us - times[i - 1][0] >= 3 * 10**6:
+                wanted.append([shop, us, us, []])
+            wanted[-1][2] = us + 3 * 10**6
+            wanted[-1][3].append(number)
+    epoch = datetime.datetime(1970, 1, 1)
+    at = lambda us: epoch + datetime.timedelta(microseconds=us)  # noqa: E731
+    assert sorted(found) == sorted((shop, at(a), at(b), sorted(n)) for shop, a, b, n in wanted)
+    assert count_of == len(found)
 
 
 def test_times_out_of_range_are_not_usable_in_any_unit():
