@@ -2,28 +2,35 @@
 
 The table has a key, a sum, a count and the latest value by a time.  Both sides of the comparison
 with Spark read the same Parquet files, one a micro-batch, on one core; the first file has every key
-once and is not counted.  ackcore's seconds are those of a micro-batch: read, fold, look up the
-states, merge, write the segment.
+once and is not counted.  The seconds of both are those of whole micro-batches: ackcore's rows pass
+through a bolt and are tracked.
 """
 
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import time
+from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.streaming import StreamingQueryListener
 
+from ackcore.spark import start
 from ackcore.spark.checkpoint.segment_files import SegmentFiles
 from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.sinks.sink_batch import BatchFile
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.tables.table_fold import TableFold
+from ackcore.spark.tables.table_places import TableSnapshot
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.tables import count, latest, session, sum_of, tumbling
 from ackcore.tables.folding import fold_rows, merge_states
@@ -38,6 +45,8 @@ from ackcore.tables.table_segments import (
 from ackcore.tables.table_shape import HASH, HASH_END, TableShape
 from ackcore.tables.watermarks import NEVER
 from ackcore.tables.window_rows import closing_rows, merged_sessions
+from bench.processes import cpu_s
+from bench.topologies import PassOn, passed_on
 
 SCHEMA = pa.schema([("shop", pa.int64()), ("euros", pa.float64()), ("at", pa.timestamp("us"))])
 SHAPE = TableShape.of(
@@ -239,6 +248,45 @@ class FoldedTable:
         return seconds
 
 
+def first_lookup(snapshot: TableSnapshot, keys: int, seed: int, cached: bool) -> list[float]:
+    """Return the wall and the CPU milliseconds of the first look-up of this process."""
+    sought = pa.record_batch({"shop": np.random.default_rng(seed).integers(0, keys, LOOKUP_KEYS)})
+    for info in () if cached else snapshot.segments:
+        file = os.open(snapshot.files.place(info.file), os.O_RDONLY)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+    start = time.perf_counter(), time.thread_time()
+    assert snapshot.reader().lookup(sought).column(HASH).null_count == 0
+    return [1e3 * (time.perf_counter() - start[0]), 1e3 * (time.thread_time() - start[1])]
+
+
+def bench_first_lookup_of_a_process(base, quick, report_ratio, tmp_path):
+    """Checks the checksums of all files; with the page cache, and without."""
+    table = FoldedTable(tmp_path, base)
+    snapshot = TableSnapshot(SHAPE, table.state.segments, 0, table.files)
+    taken = defaultdict(list)
+    context = multiprocessing.get_context("spawn")
+    for seed in range(1 if quick else 7):
+        for cached in (True, False):
+            with ProcessPoolExecutor(1, context) as pool:
+                # The modules are loaded before.
+                pool.submit(first_lookup, snapshot._replace(segments=()), 9, 0, True).exception()
+                taken[cached].append(
+                    pool.submit(first_lookup, snapshot, base.keys, seed, cached).result()
+                )
+    for cached, name in ((True, "in the page cache"), (False, "on the disk")):
+        for clock, milliseconds in zip(
+            ("wall", "CPU"), zip(*taken[cached], strict=True), strict=True
+        ):
+            report_ratio(
+                f"first look-up of {LOOKUP_KEYS:,} keys in a process, files {name}, {clock}",
+                milliseconds,
+                50 if clock == "wall" else None,
+                True,
+                "ms",
+            )
+
+
 def anonymous_mb() -> float:
     """Return the memory of this process without pages of files, in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -267,6 +315,12 @@ def bench_micro_batches_of_a_large_table(base, quick, rows, batches, report_rati
         1.1,
         True,
     )
+
+
+class PassOrders(PassOn):
+    """Passes orders on."""
+
+    outputs = SCHEMA
 
 
 def totals_of_spark(source):
@@ -305,62 +359,126 @@ def totals_in_pandas(source):
     )
 
 
-@pytest.mark.parametrize(
-    ("query", "rows", "bound"), [(totals_of_spark, 1_000_000, 1), (totals_in_pandas, 100_000, 5)]
-)
-def bench_folds_against_spark(query, rows, bound, quick, tmp_path, report_ratio):
-    """Wall time of the micro-batches after the first, on one core."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415
+class NotedProgress(StreamingQueryListener):
+    """Notes the CPU time of all processes when a micro-batch with rows ends."""
 
-    rows = rows // 100 if quick else rows
-    rng = np.random.default_rng(4)
-    directory = tmp_path / "orders"
-    directory.mkdir()
-    for number in range(BATCHES + 1):
-        shops = rng.integers(0, rows, rows) if number else np.arange(rows)
-        path = directory / f"{number}.parquet"
-        pq.write_table(pa.Table.from_batches([orders(shops, number)]), path)
-        os.utime(path, (number, number))
-    table = tmp_path / "table"
-    table.mkdir()
-    base = StoredBase(table, rows)
-    reader = base.reader()
-    mine = []
-    for number in range(1, BATCHES + 1):
-        start = time.perf_counter()
-        base.fold(reader, pq.read_table(directory / f"{number}.parquet", use_threads=False))
-        mine.append(time.perf_counter() - start)
-    spark = (
-        SparkSession.builder.master("local[1]")
-        .config("spark.sql.shuffle.partitions", 1)
-        .config("spark.ui.enabled", False)
-        .config(
-            "spark.sql.streaming.stateStore.providerClass",
-            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    def __init__(self, cpu: list[float]) -> None:
+        self.cpu = cpu
+
+    def onQueryStarted(self, event):
+        """Do nothing."""
+
+    def onQueryProgress(self, event):
+        """Note one."""
+        if event.progress.numInputRows:
+            self.cpu.append(cpu_s())
+
+    def onQueryTerminated(self, event):
+        """Do nothing."""
+
+
+@pytest.fixture(scope="module")
+def spark():
+    """One core, and a state store of files on the disk."""
+    quiet_spark = pytest.importorskip("ackcore.examples.quiet_spark")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_SUBMIT_ARGS", "--driver-memory 4g pyspark-shell")
+        with quiet_spark.spark_session("local[1]") as (session, _):
+            session.conf.set("spark.sql.shuffle.partitions", 1)
+            session.conf.set(
+                "spark.sql.streaming.stateStore.providerClass",
+                "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+            )
+            yield session
+
+
+@pytest.fixture
+def micro_batches(spark, tmp_path, new_path, ends):
+    """``micro_batches(keys, rows, n)`` writes files of orders: of every key, and ``n`` of ``rows``.
+
+    It returns two functions, ``ackcore(table)`` and ``bare(query)``.  They run a stream with one
+    micro-batch a file, and return the wall and the CPU seconds of each but the first.
+    """
+
+    def micro_batches(keys: int, rows: int, n: int) -> Any:
+        rng = np.random.default_rng(4)
+        directory = tmp_path / f"orders-{keys}"
+        directory.mkdir()
+        for number in range(n + 1):
+            shops = rng.integers(0, keys, rows) if number else np.arange(keys)
+            path = directory / f"{number}.parquet"
+            pq.write_table(pa.Table.from_batches([orders(shops, number)]), path)
+            os.utime(path, (number, number))
+
+        def source() -> Any:
+            reader = spark.readStream.schema("shop long, euros double, at timestamp_ntz")
+            return reader.option("maxFilesPerTrigger", 1).parquet(str(directory))
+
+        def ackcore(with_table: bool = True) -> list[tuple[float, float]]:
+            builder = passed_on(source(), PassOrders())
+            if with_table:
+                builder.table("totals", from_="bolt", key="shop", value=SHAPE.aggregates)
+            ends.times.clear()
+            ends.cpu.clear()
+            run = start(builder.build(), spark, new_path(), trigger={"availableNow": True})
+            assert run.await_termination(3600)
+            assert run.counts.acked == keys + n * rows
+            times, cpu = ends.times[: n + 1], ends.cpu[: n + 1]
+            return list(zip(np.diff(times).tolist(), np.diff(cpu).tolist(), strict=True))
+
+        def bare(query: Any) -> list[tuple[float, float]]:
+            cpu: list[float] = []
+            noted = NotedProgress(cpu)
+            spark.streams.addListener(noted)
+            frame = source().selectExpr("shop", "euros", "CAST(at AS timestamp) AS at")
+            writer = query(frame).writeStream.format("noop").outputMode("update")
+            writer = writer.option("checkpointLocation", str(new_path()))
+            run = writer.trigger(availableNow=True).start()
+            run.awaitTermination()
+            progress = [each for each in run.recentProgress if each["numInputRows"]]
+            assert progress[-1]["stateOperators"][0]["numRowsTotal"] == keys
+            while len(cpu) < len(progress):
+                time.sleep(0.01)
+            spark.streams.removeListener(noted)
+            wall = [each["durationMs"]["triggerExecution"] / 1e3 for each in progress[1:]]
+            return list(zip(wall, np.diff(cpu[: n + 1]).tolist(), strict=True))
+
+        return ackcore, bare
+
+    return micro_batches
+
+
+@pytest.mark.parametrize(
+    ("query", "keys", "rows", "bound"),
+    [(totals_of_spark, 2_000_000, 1_000_000, 1), (totals_in_pandas, 20_000, 10_000, 5)],
+)
+def bench_micro_batches_against_spark(query, keys, rows, bound, quick, micro_batches, report_ratio):
+    """Whole micro-batches of one core, from the file to the state that is durable."""
+    if quick:
+        keys, rows = keys // 100, rows // 100
+    ackcore, bare = micro_batches(keys, rows, BATCHES)
+    mine, theirs = ackcore(), bare(query)
+    for place, clock in enumerate(("wall", "CPU")):
+        pairs = [(one[place], other[place]) for one, other in zip(theirs, mine, strict=True)]
+        taken = " / ".join(f"{np.median(side):.2f}" for side in zip(*pairs, strict=True))
+        report_ratio(
+            f"{rows:,} rows, {keys:,} keys: {query.__name__} / table ({taken} s {clock})",
+            [one / other for one, other in pairs],
+            bound,
         )
-        .getOrCreate()
-    )
-    try:
-        source = (
-            spark.readStream.schema("shop long, euros double, at timestamp_ntz")
-            .option("maxFilesPerTrigger", 1)
-            .parquet(str(directory))
-            .selectExpr("shop", "euros", "CAST(at AS timestamp) AS at")
+
+
+def bench_small_micro_batches_of_a_large_table(keys, quick, micro_batches, report_ratio):
+    """Whole micro-batches of 1,000 rows on Spark, with a table and without."""
+    ackcore, _ = micro_batches(keys, 1_000, 5 if quick else 40)
+    mine, none = ackcore(True), ackcore(False)
+    for place, clock, bound in ((0, "wall", 0.15), (1, "CPU", None)):
+        taken = [np.array([one[place] for one in side[2:]]) for side in (mine, none)]
+        medians = " - ".join(f"{np.median(side):.3f}" for side in taken)
+        report_ratio(
+            f"micro-batch of 1,000 rows, {keys:,} keys: table - none ({medians} s {clock})",
+            (taken[0] - np.median(taken[1])).tolist(),
+            bound,
+            True,
+            "s",
         )
-        run = (
-            query(source)
-            .writeStream.format("noop")
-            .outputMode("update")
-            .trigger(availableNow=True)
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .start()
-        )
-        run.awaitTermination()
-        progress = [each for each in run.recentProgress if each["numInputRows"]]
-        theirs = [each["durationMs"]["triggerExecution"] / 1e3 for each in progress[1:]]
-    finally:
-        spark.stop()
-    assert len(theirs) == BATCHES
-    assert progress[-1]["stateOperators"][0]["numRowsTotal"] == rows
-    ratios = [other / own for own, other in zip(mine, theirs, strict=True)]
-    report_ratio(f"rows folded a second against {query.__name__}, {rows:,} keys", ratios, bound)

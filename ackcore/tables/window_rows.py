@@ -35,30 +35,29 @@ def merged_sessions(
     """
     names = [*shape.key_names, shape.states(END)[0].name]
     known = _open_sessions(reader, partial, names)
-    # Only sessions that new rows join are read as a whole, and written again.
     both = pa.concat_tables([known.select([HASH, *names]), partial.select([HASH, *names])])
     groups, keys = groups_of(shape, both, joined=True)
     session = np.empty(len(both), np.int64)
     session[groups.order] = groups.numbers
-    joins = np.zeros(len(groups), np.bool_)
-    joins[session[len(known) :]] = True
-    joined = np.flatnonzero(joins[session[: len(known)]])
+    # Only the sessions that new rows join are read as a whole, and written again.
+    joins = groups.sizes[session] > 1
+    joined = np.flatnonzero(joins[: len(known)])
     if not len(joined):
         return len(partial), partial
     starts = keys[-1].take(pa.array(session[joined]))
     older = _whole(reader, known.take(pa.array(joined)))
-    merged = merge_states(shape, older, partial)
+    joins = joins[len(known) :]
+    merged = merge_states(shape, older, partial.filter(pa.array(joins)))
     gone = older.filter(pc.not_equal(older.column(START), starts))
-    more = len(merged) - len(older)
-    if not len(gone):
-        return more, merged
+    more = len(partial) - np.count_nonzero(joins) + len(merged) - len(older)
     columns = [gone.column(name) for name in (HASH, *shape.key_names)]
     for field in list(shape.stored_schema)[len(columns) :]:
         ends = field.name == EXPIRES
         columns.append(
             pa.array(np.full(len(gone), NEVER)) if ends else pa.nulls(len(gone), field.type)
         )
-    rows = pa.concat_tables([merged, pa.Table.from_arrays(columns, schema=shape.stored_schema)])
+    gone = pa.Table.from_arrays(columns, schema=shape.stored_schema)
+    rows = pa.concat_tables([merged, partial.filter(pa.array(~joins)), gone]).combine_chunks()
     order = np.argsort(one_chunk(rows.column(HASH)).to_numpy(), kind="stable")
     return more, rows.take(pa.array(order))
 
