@@ -49,7 +49,7 @@ def merged_sessions(
     joins = joins[len(known) :]
     merged = merge_states(shape, older, partial.filter(pa.array(joins)))
     gone = older.filter(pc.not_equal(older.column(START), starts))
-    more = len(partial) - np.count_nonzero(joins) + len(merged) - len(older)
+    more = len(partial) - int(joins.sum()) + len(merged) - len(older)
     columns = [gone.column(name) for name in (HASH, *shape.key_names)]
     for field in list(shape.stored_schema)[len(columns) :]:
         ends = field.name == EXPIRES
