@@ -177,13 +177,13 @@ def bench_folds_of_windows(window, keys, quick, interleaved, report_ratio):
         write_segment(of, states)
 
     taken = interleaved({name: lambda name=name: fold(name) for name in kinds}, 1 if quick else 5)
-    what = "sessions" if window.is_session else "hours"
+    what = "sessions" if shape.sessions else "hours"
     report_ratio(
         f"rows folded a second, {what}", [n / s / 1e6 for s in taken["windows"]], unit="M/s"
     )
     pairs = zip(taken["windows"], taken["none"], strict=True)
     report_ratio(f"fold with {what} against none", [one / other for one, other in pairs])
-    hour = 3_600_000 + (2 * 600_000 if window.is_session else 0)
+    hour = 3_600_000 + (2 * 600_000 if shape.sessions else 0)
     closed = sum(len(part) for part in closing_rows(readers["windows"], hour))
     taken = interleaved(
         {"close": lambda: [*closing_rows(readers["windows"], hour)]}, 1 if quick else 5

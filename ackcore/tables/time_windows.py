@@ -40,11 +40,6 @@ class Window:
     late_ms: int  # the time for which windows stay open for records out of order
     idle_ms: int | None  # the time after which a spout without records does not hold windows open
 
-    @property
-    def is_session(self) -> bool:
-        """Whether the windows are sessions."""
-        return self.step_ms is None
-
     def structure(self) -> dict[str, Any]:
         """Return the parts on which stored rows depend, as JSON values."""
         return {"time": self.time, "size_ms": self.size_ms, "step_ms": self.step_ms}

@@ -620,7 +620,7 @@ def change_problems(sink: SinkSpec, shape: TableShape) -> Iterator[str]:
                 f"window; declare the table with window=tumbling(...), or read {table}{CHANGES}"
             )
             return
-    elif shape.window is not None and shape.window.is_session:
+    elif shape.sessions:
         yield (
             f"sink {sink.name!r} reads the changes of table {table!r}, whose sessions may join "
             f"others, so that a row is not changed but gone; read {table}{CLOSED}"

@@ -54,8 +54,7 @@ class WindowFold(TableFold):
         )
 
     def _merge(self, older: TableReader, partial: pa.Table) -> tuple[int, pa.Table]:
-        window = self._shape.window
-        if window is None or not window.is_session:
+        if not self._shape.sessions:
             return super()._merge(older, partial)
         return merged_sessions(self._shape, older, partial)
 
