@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any
 
 from ackcore._columns import as_count
@@ -90,13 +91,6 @@ cost_per_run=None)
     tokens_per_min: float | None = None
     cost_per_run: float | None = None
 
-    def __new__(cls, *given: Any, **named: Any) -> RateLimit:
-        """Refuse names that are no arguments."""
-        unknown = {name: value for name, value in named.items() if name not in _ARGUMENTS}
-        if unknown:
-            raise unknown_argument("RateLimit", unknown, _ARGUMENTS)
-        return super().__new__(cls)
-
     def __post_init__(self) -> None:
         if self.per is not None and not (isinstance(self.per, str) or callable(self.per)):
             raise TypeError(
@@ -177,6 +171,20 @@ cost_per_run=None)
             ) from None
         # NaN differs from itself, so each tuple would have a limit of its own.
         return _NAN if isinstance(key, float) and key != key else key
+
+
+def _known_names_only(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)
+    def checked(limit: RateLimit, *given: Any, **named: Any) -> None:
+        unknown = {name: value for name, value in named.items() if name not in _ARGUMENTS}
+        if unknown:
+            raise unknown_argument("RateLimit", unknown, _ARGUMENTS)
+        init(limit, *given, **named)
+
+    return checked
+
+
+RateLimit.__init__ = _known_names_only(RateLimit.__init__)  # type: ignore[method-assign]
 
 
 def checked_limit(given: Any) -> RateLimit | None:
