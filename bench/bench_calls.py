@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,7 +39,7 @@ from ackcore.topology.bolt_functions import Kind
 from ackcore.topology.executors import executor_for
 from ackcore.topology.journaled_executor import Answers
 from ackcore.topology.tuples import Identity
-from bench.call_bolts import NUMBERS, BareLoop, Call, NoWait, no_wait
+from bench.call_bolts import NUMBERS, BareLoop, Call, NoWait, Paid, no_wait
 
 TASKS = 2
 #: The server that throttles: 400 calls a second, by 8 at once; 32 more may wait.
@@ -56,8 +56,15 @@ def spark() -> Iterator[Any]:
 class Service:
     """A server, and what it says of runs."""
 
-    def __init__(self, service_ms: float, slots: int = 0, queue: int = 0) -> None:
-        command = [sys.executable, "-m", "bench.call_server", *map(str, (service_ms, slots, queue))]
+    def __init__(
+        self,
+        service_ms: float,
+        slots: int = 0,
+        queue: int = 0,
+        rates: dict[str, float] | None = None,
+    ) -> None:
+        server = (service_ms, slots, queue, json.dumps(rates or {}))
+        command = [sys.executable, "-m", "bench.call_server", *map(str, server)]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         assert self._process.stdout is not None
@@ -271,6 +278,116 @@ def bench_limits_per_key(
         report_ratio(label, shares, None if quick else bound)
         shares = [a / b for a, b in zip(seconds["one"], seconds["tokens"], strict=True)]
         report_ratio(f"calls {name}: a limit of tokens / one of calls", shares)
+
+
+def by_tenant(item: tuple[str, int]) -> str:
+    """Return the key of an item."""
+    return item[0]
+
+
+def called(service: Service, run: str, settings: CallSettings, items: Any) -> Iterator[str]:
+    """Call the server for each item; yield the tenant of each call that is done, as it ends."""
+    done: list[str] = []
+
+    async def call(item: tuple[str, int]) -> None:
+        await client.call({"run": f"{item[0]} {run}"})
+        done.append(item[0])
+
+    client = Http(service.url)
+    with Calls(call, settings) as calls:
+        for outcome in calls.run(items):
+            assert outcome.error is None
+            yield from done
+            done.clear()
+        calls.complete(client.close())
+
+
+@pytest.mark.benchmark(group="calls: limits per key")
+def bench_equal_tenants(quick: bool, report_ratio: Callable[..., None]) -> None:
+    """Ten tenants, in blocks of 1,000 calls of 20 ms, 16 at once: the parts of the first 4,000."""
+    tenants = [f"tenant-{n}" for n in range(10)]
+    each, rounds = (100, 1) if quick else (1_000, 5)
+    settings = CallSettings(max_concurrency=16, limit=RateLimit(per=by_tenant))
+    service = Service(20.0)
+    least, most = [], []
+    try:
+        for number in range(rounds):
+            items = ((tenant, n) for tenant in tenants for n in range(each))
+            some = itertools.islice(called(service, str(number), settings, items), 4 * each)
+            parts = Counter(some)
+            least.append(min(parts[tenant] for tenant in tenants) / (4 * each / 10))
+            most.append(max(parts.values()) / (4 * each / 10))
+    finally:
+        service.close()
+    report_ratio("10 equal tenants: calls of the slowest / a tenth of all", least, 0.9)
+    report_ratio("10 equal tenants: calls of the fastest / a tenth of all", most, 1.1, at_most=True)
+
+
+@pytest.mark.benchmark(group="calls: limits per key")
+def bench_unknown_limits(quick: bool, report_ratio: Callable[..., None]) -> None:
+    """A server that refuses calls of each tenant above its rate, for two minutes.
+
+    The client does not know the rates. The figure is that of the tenant with the least work done
+    of what its rate allows, from its first call to its last answer.
+    """
+    rates = {"a": 4, "b": 20, "c": 200}
+    seconds, rounds = (3, 1) if quick else (120, 3)
+    settings = CallSettings(max_concurrency=64, wait_in_task_s=3600, limit=RateLimit(per=by_tenant))
+    service = Service(50.0, rates=rates)
+    shares, refused = [], []
+    try:
+        for number in range(rounds):
+            items = [
+                (tenant, n)
+                for n in range(2 * seconds)
+                for tenant, rate in rates.items()
+                for _ in range(rate // 2)
+            ]
+            assert sum(1 for _ in called(service, str(number), settings, items)) == len(items)
+            stats = {tenant: service.stats(f"{tenant} {number}") for tenant in rates}
+            shares.append(
+                min(
+                    stats[tenant]["done"]
+                    / (rate * (stats[tenant]["ended_s"] - stats[tenant]["began_s"]))
+                    for tenant, rate in rates.items()
+                )
+            )
+            refused.append(sum(one["refused"] for one in stats.values()) / len(items))
+    finally:
+        service.close()
+    label = "429s by unknown rates of 4, 20 and 200 calls/s"
+    report_ratio(f"{label}: work done of what is allowed", shares, 0.95)
+    report_ratio(f"{label}: refused a call", refused)
+
+
+@pytest.mark.benchmark(group="calls: on Spark")
+def bench_overspend(
+    spark: Any, quick: bool, tmp_path: Path, report_ratio: Callable[..., None]
+) -> None:
+    """Calls that the server answered above a budget, of those in flight when it ran out."""
+    budget, concurrency, rounds = (40, 4, 1) if quick else (400, 16, 5)
+    service = Service(50.0)
+    shares = []
+    try:
+        for number in range(rounds):
+            run, folder = f"paid {number}", tmp_path / str(number)
+            builder = TopologyBuilder()
+            rows = spark.range(0, 3 * budget, 1, TASKS).withColumnRenamed("id", "n")
+            builder.spout("numbers", rows)
+            bolt = Paid(service.url, run, concurrency, budget)
+            builder.bolt("call", bolt, parallelism=TASKS).shuffle("numbers")
+            builder.sink("call", to_parquet(folder / "out"))
+            # The rows without money do not wait: the run ends.
+            topology = builder.build(max_waiting=0)
+            counts = run_batch(topology, spark, folder / "checkpoint", max_dead=None)
+            paid = service.stats(run)["done"]
+            assert counts.spent["call"] == paid >= budget
+            shares.append((paid - budget) / (TASKS * concurrency))
+    finally:
+        service.close()
+    report_ratio(
+        f"overspend of a budget of {budget} calls / calls in flight", shares, 1, at_most=True
+    )
 
 
 @pytest.mark.benchmark(group="calls: HTTP clients")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ackcore.calls import RateLimit
 from ackcore.dispatch import Http
 from ackcore.topology import AsyncBolt
 
@@ -36,6 +37,21 @@ class Call(AsyncBolt):
     async def cleanup(self) -> None:
         """Disconnect."""
         await self.client.close()
+
+
+class Paid(Call):
+    """A call that costs 1, within a budget."""
+
+    journal = True
+
+    def __init__(self, url: str, run: str, concurrency: int, budget: float) -> None:
+        super().__init__(url, run, concurrency)
+        self.limit = RateLimit(cost_per_run=budget)
+
+    async def execute(self, tuple: Any, collector: Any) -> None:
+        """Call and pay."""
+        await super().execute(tuple, collector)
+        collector.used(cost=1)
 
 
 class BareLoop:

@@ -1,13 +1,14 @@
 """An HTTP server that is called: each call takes a while, and there may be too many.
 
-    python -m bench.call_server service_ms slots queue
+    python -m bench.call_server service_ms slots queue [rates]
 
 A call takes ``service_ms`` in one of the slots; with 0 of them no call waits for another. Calls
 that find none free wait in line, and if ``queue`` of them wait already, are refused: 429, with a
-Retry-After of a second. How long a call takes is computed, and waited for: a busy machine makes
-answers late, but the server no slower. A body names the run that it belongs to, as
-``{"run": "..."}``; ``{"stats": "..."}`` asks what came of that. It prints its port, and ends with
-its stdin.
+Retry-After of a second. ``rates`` is a JSON object of calls a second by the first word of a run's
+name: calls above that are refused too, though a tenth of a second's may come at once. How long a
+call takes is computed, and waited for: a busy machine makes answers late, but the server no slower.
+A body names the run that it belongs to, as ``{"run": "..."}``; ``{"stats": "..."}`` asks what came
+of that. It prints its port, and ends with its stdin.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ class Run:
     ended_s: float = 0.0
     most: int = 0  # at once
     now: int = 0
+    tokens: float = 1.0  # the calls that its rate allows at once, at the time `since_s`
+    since_s: float = 0.0
 
 
 class Server:
     """One server."""
 
-    def __init__(self, service_s: float, slots: int, queue: int) -> None:
-        self.service_s, self.slots, self.queue = service_s, slots, queue
+    def __init__(self, service_s: float, slots: int, queue: int, rates: dict[str, float]) -> None:
+        self.service_s, self.slots, self.queue, self.rates = service_s, slots, queue, rates
         self.ends_s: list[float] = []  # of the calls in slots or in line, soonest first
         self.runs: dict[str, Run] = {}
 
@@ -54,11 +57,22 @@ class Server:
         heapq.heappush(self.ends_s, done)
         return done
 
-    async def call(self, run: Run) -> bytes:
+    def within_rate(self, run: Run, rate: float | None, now: float) -> bool:
+        """Whether the rate of a run allows a call."""
+        if rate is None:
+            return True
+        run.tokens = min(max(1.0, rate / 10), run.tokens + (now - run.since_s) * rate)
+        run.since_s = now
+        allowed = run.tokens >= 1
+        run.tokens -= allowed
+        return allowed
+
+    async def call(self, name: str) -> bytes:
         """Serve a call."""
-        now = time.monotonic()
+        run, now = self.runs.setdefault(name, Run()), time.monotonic()
         run.began_s = run.began_s or now
-        done_s = self.admit(now)
+        rate = self.rates.get(name.partition(" ")[0])
+        done_s = self.admit(now) if self.within_rate(run, rate, now) else None
         if done_s is None:
             run.refused += 1
             return b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
@@ -83,18 +97,19 @@ class Server:
                         b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
                     )
                 else:
-                    writer.write(await self.call(self.runs.setdefault(asked["run"], Run())))
+                    writer.write(await self.call(asked["run"]))
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
 
-async def main(service_ms: float, slots: int, queue: int) -> None:
+async def main(service_ms: float, slots: int, queue: int, rates: dict[str, float]) -> None:
     """Serve until stdin ends."""
-    serve = Server(service_ms / 1000, slots, queue).serve
+    serve = Server(service_ms / 1000, slots, queue, rates).serve
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    rates = json.loads(sys.argv[4]) if len(sys.argv) > 4 else {}
+    asyncio.run(main(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), rates))

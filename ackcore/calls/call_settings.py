@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ackcore._columns import as_count
+from ackcore.calls.final_errors import is_marked_final
 from ackcore.calls.outcomes import Reject, Retry
 from ackcore.calls.rate_limits import RateLimit, checked_limit
 from ackcore.flow import DelayTarget, Limit
@@ -148,7 +149,7 @@ class CallSettings:
 
     def is_final(self, error: BaseException) -> bool:
         """Return whether an error is permanent, so that another call would not help."""
-        return isinstance(error, (Reject, *self.reject))
+        return isinstance(error, (Reject, *self.reject)) or is_marked_final(error)
 
     def is_of_call(self, error: BaseException) -> bool:
         """Return whether an error concerns a call, not one of several items in it: a temporary

@@ -229,7 +229,9 @@ class Workers:
                 )
             self.in_flight -= 1
             if usage is not None:
-                usage.end(error is None)
+                settings = self._settings
+                failed = error is not None and not settings.is_of_call(error)
+                usage.end(error is None, failed)
                 call.queue.end(worker.estimate, usage.tokens, isinstance(error, Retry))
             if error is None and not worker.expired:
                 call.queue.endpoints.done(worker.lease, worker.on_trial)

@@ -5,15 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any
 
 from ackcore._columns import as_count
+from ackcore.calls.unknown_arguments import unknown_argument
 from ackcore.calls.usage import MOST_COST, UsageCounts
 from ackcore.flow.limits import MAX_LIMIT, Limit
 from ackcore.flow.numbers import positive
 
 #: Larger rates are refused as mistakes.
 _MOST_PER_S = 1e9
+_ARGUMENTS = {
+    "per": "the key: a column, or a function of a tuple",
+    "calls_per_s": "calls per second",
+    "concurrency": "calls of a key at once, in each task",
+    "tokens_per_min": "tokens per minute",
+    "cost_per_run": "money for all calls of a run",
+}
 #: The key of all NaN.
 _NAN = math.nan
 
@@ -86,7 +95,8 @@ cost_per_run=None)
         if self.per is not None and not (isinstance(self.per, str) or callable(self.per)):
             raise TypeError(
                 "per must be the name of a column, or a function of a tuple, got "
-                f"{type(self.per).__name__} {self.per!r}; leave it out for one limit for all"
+                f"{type(self.per).__name__} {self.per!r}; write calls_per_s=... for one limit of "
+                "all calls"
             )
         if self.per == "":
             raise ValueError("per must not be empty; leave it out for one limit for all")
@@ -163,6 +173,20 @@ cost_per_run=None)
         return _NAN if isinstance(key, float) and key != key else key
 
 
+def _known_names_only(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)
+    def checked(limit: RateLimit, *given: Any, **named: Any) -> None:
+        unknown = {name: value for name, value in named.items() if name not in _ARGUMENTS}
+        if unknown:
+            raise unknown_argument("RateLimit", unknown, _ARGUMENTS)
+        init(limit, *given, **named)
+
+    return checked
+
+
+RateLimit.__init__ = _known_names_only(RateLimit.__init__)  # type: ignore[method-assign]
+
+
 def checked_limit(given: Any) -> RateLimit | None:
     """Return a limit, or None. Raises TypeError if it is something else."""
     if given is not None and not isinstance(given, RateLimit):
@@ -182,10 +206,13 @@ def unreported(limit: RateLimit, counts: UsageCounts, subject: str) -> dict[str,
         ("tokens_per_min", limit.tokens_per_min, counts.with_tokens, "tokens"),
         ("cost_per_run", limit.cost_per_run, counts.with_cost, "cost"),
     )
+    ended = f"{counts.answered} answered calls"
+    if counts.failed:
+        ended = f"{counts.answered} answered and {counts.failed} failed calls"
     return {
-        part: f"{subject} has {part}={most:.15g}, and none of {counts.answered} answered calls "
-        f"reported its {word}, so nothing is limited; let each call report it by "
-        f"used({word}=...) before it returns"
+        part: f"{subject} has {part}={most:.15g}, and none of {ended} reported its {word}, so "
+        f"nothing is limited; let each call report it by used({word}=...) before it returns or "
+        "raises"
         for part, most, reports, word in parts
-        if most is not None and counts.answered and not reports
+        if most is not None and (counts.answered or counts.failed) and not reports
     }

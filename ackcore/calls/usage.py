@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Never
 
+from ackcore.calls.final_errors import as_final
+from ackcore.calls.unknown_arguments import unknown_argument
 from ackcore.flow.numbers import real
 
 #: More tokens of a report are refused as mistakes: their key would wait for ever.
@@ -20,6 +22,7 @@ OTHER_KEYS = "(other keys)"
 #: The keys that a task keeps apart when it has twice as many.
 KEPT_SUMS = 1000
 _KEY_CHARS = 200  # longer keys of a limit are cut
+_ARGUMENTS = {"tokens": "the number of tokens", "cost": "money, in the unit of cost_per_run"}
 
 
 def largest_sums(sums: Mapping[str, float], most: int = MOST_KEYS) -> dict[str, float]:
@@ -64,6 +67,7 @@ class UsageCounts:
     late: int = 0  # Reports after the end of their call, which were refused
     #: The reported tokens by key of the limit; the key is "" without ``per``.
     tokens: KeySums = field(default_factory=KeySums)
+    failed: int = 0  # calls that raised an error that does not concern the service
 
     def add(self, other: UsageCounts) -> None:
         """Add other counts to these."""
@@ -71,13 +75,14 @@ class UsageCounts:
         self.with_tokens += other.with_tokens
         self.with_cost += other.with_cost
         self.late += other.late
+        self.failed += other.failed
         for key, tokens in other.tokens.items():
             self.tokens.add(key, tokens)
 
     def taken(self) -> UsageCounts:
         """Return the counts, and begin again at 0."""
         found = replace(self)
-        self.answered = self.with_tokens = self.with_cost = self.late = 0
+        self.answered = self.failed = self.with_tokens = self.with_cost = self.late = 0
         self.tokens = KeySums()
         return found
 
@@ -124,11 +129,15 @@ class Usage:
         """Refuse further reports."""
         self._ended = True
 
-    def end(self, answered: bool) -> None:
-        """Count the call, and refuse further reports."""
+    def end(self, answered: bool, failed: bool) -> None:
+        """Count the call, and refuse further reports.
+
+        ``failed``: whether it raised an error that does not concern the service.
+        """
         self.close()
         counts = self._counts
         counts.answered += answered
+        counts.failed += failed
         counts.with_cost += self.cost is not None
         if self.tokens is not None:
             counts.with_tokens += 1
@@ -139,7 +148,9 @@ class Usage:
 USAGE: ContextVar[Usage | None] = ContextVar("ackcore.calls.usage", default=None)
 
 
-def used(*, tokens: float | None = None, cost: float | None = None) -> None:
+def used(
+    *given: Never, tokens: float | None = None, cost: float | None = None, **unknown: Never
+) -> None:
     """Report the tokens that the running call has used, such as those of a language model, or the
     money that it has cost.
 
@@ -159,28 +170,55 @@ def used(*, tokens: float | None = None, cost: float | None = None) -> None:
     Raises
     ------
     TypeError
-        If one is not a number, or both are missing.
+        If one is not a number, both are missing, or there is another argument.
     ValueError
         If one is out of range.
     RuntimeError
         If the call has ended, for example by a timeout that its thread outlived. The report does
         not count.
+
+    Notes
+    -----
+    All these errors are final: the call may have cost money, so it is not repeated, and its record
+    becomes a dead letter. This holds also if you handle the error and raise another one.
     """
-    report(USAGE.get(), tokens, cost)
+    report(USAGE.get(), tokens, cost, given, unknown)
 
 
-def report(usage: Usage | None, tokens: Any, cost: Any) -> None:
+def report(
+    usage: Usage | None, tokens: Any, cost: Any, given: Sequence[Any], unknown: Mapping[str, Any]
+) -> None:
     """Check a report, and add it to the usage of a call, if there is one; see `used`."""
-    if tokens is None and cost is None:
-        raise TypeError("used() needs tokens=... or cost=..., got neither")
-    some = (("tokens", tokens, _MOST_TOKENS), ("cost", cost, MOST_COST))
-    found = [None if given is None else _amount(given, name, most) for name, given, most in some]
-    if usage is not None:
-        usage.report(*found)
+    try:
+        if unknown:
+            raise unknown_argument("used", unknown, _ARGUMENTS)
+        if given:
+            raise TypeError(
+                f"used() takes no argument without its name, got {given[0]!r}; write tokens=... "
+                "or cost=..."
+            )
+        if tokens is None and cost is None:
+            raise TypeError(
+                "used() needs tokens=... or cost=..., got neither; do not call it if the service "
+                "does not say what the call used"
+            )
+        some = (("tokens", tokens, _MOST_TOKENS), ("cost", cost, MOST_COST))
+        found = [None if one is None else _amount(one, name, most) for name, one, most in some]
+        if usage is not None:
+            usage.report(*found)
+    except Exception as error:
+        as_final(error)
+        raise
 
 
 def _amount(given: Any, name: str, most: float) -> float:
-    amount = real(given, name)
+    title = f"{name} of used()"
+    try:
+        amount = real(given, title)
+    except TypeError as error:
+        raise TypeError(f"{error}; convert it, such as with float(...)") from None
     if not 0 <= amount <= most:
-        raise ValueError(f"{name} must be in 0..{most:.0f}, got {given}")
+        raise ValueError(
+            f"{title} must be in 0..{most:.0f}, got {given}; leave out an amount that is not known"
+        )
     return amount

@@ -129,7 +129,8 @@ def attempt(
     of `fn` is the error of its row, also `SystemExit`. A function that ends its process ends the
     task and finally the job (`guard` finds that row). If a function of batches raises, the batch is
     bisected to the failing rows; but `Retry`, exceptions in `retry_on`, time-outs and failed
-    connections concern the call, and all its rows fail.
+    connections concern the call, and all its rows fail. A wrong argument of `ackcore.calls.used`,
+    and an answer that does not fit, are never retried.
 
     Examples
     --------

@@ -226,34 +226,41 @@ def conform(columns: Any, schema: pa.Schema, title: str) -> pa.RecordBatch:
 
     Raises TypeError or ValueError if the columns do not fit the schema.
     """
+    found = columns_in(columns, schema, title)
+    arrays = [_column(column, field, title) for column, field in zip(found, schema, strict=True)]
+    lengths = {len(array) for array in arrays}
+    if len(lengths) > 1:
+        pairs = ", ".join(
+            f"{name}: {len(array)}" for name, array in zip(schema.names, arrays, strict=True)
+        )
+        raise ValueError(f"columns of {title} must be of one length, got {pairs}")
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def columns_in(columns: Any, schema: pa.Schema, title: str) -> list[Any]:
+    """Return the columns in a table, a mapping or a list, in the order of a schema.
+
+    Raises TypeError or ValueError if these are not the columns of the schema.
+    """
     names = schema.names
     if isinstance(columns, pa.RecordBatch | pa.Table):
         given = dict(zip(columns.schema.names, columns.columns, strict=True))
         if len(given) < columns.num_columns:
             raise ValueError(f"columns must have each field of {title} once, got one twice")
-        found = _by_name(given, names, title)
-    elif (named := as_mapping(columns)) is not None:
-        found = _by_name(named, names, title)
-    elif isinstance(columns, list | tuple):
+        return _by_name(given, names, title)
+    if (named := as_mapping(columns)) is not None:
+        return _by_name(named, names, title)
+    if isinstance(columns, list | tuple):
         if len(columns) != len(names):
             raise ValueError(
                 f"columns must be {len(names)} for {title} ({', '.join(names)}), got "
                 f"{len(columns)}; a list holds columns, not rows"
             )
-        found = list(columns)
-    else:
-        raise TypeError(
-            f"columns must be a RecordBatch, a Table, a mapping or a list of columns for {title}, "
-            f"got {type(columns).__name__}"
-        )
-    arrays = [_column(column, field, title) for column, field in zip(found, schema, strict=True)]
-    lengths = {len(array) for array in arrays}
-    if len(lengths) > 1:
-        pairs = ", ".join(
-            f"{name}: {len(array)}" for name, array in zip(names, arrays, strict=True)
-        )
-        raise ValueError(f"columns of {title} must be of one length, got {pairs}")
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return list(columns)
+    raise TypeError(
+        f"columns must be a RecordBatch, a Table, a mapping or a list of columns for {title}, "
+        f"got {type(columns).__name__}"
+    )
 
 
 def _by_name(columns: Mapping[Any, Any], names: Sequence[str], title: str) -> list[Any]:

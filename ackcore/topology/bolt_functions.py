@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from ackcore._arrow import as_mapping, short_repr
 from ackcore.calls.threads import is_async
-from ackcore.topology.batch_collector import conform
+from ackcore.topology.batch_collector import columns_in, conform
 from ackcore.topology.bolt_calls import NOT_RUN
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.row_conversion import Misfit, Row, RowSchema
+from ackcore.topology.row_conversion import Misfit, Row, RowSchema, by_halves
 from ackcore.topology.validation import refused_call
 
 #: Names of types that hold many rows, but are not the type that functions of batches receive.
@@ -180,16 +180,49 @@ def columns_of(answer: Any, schema: pa.Schema, rows: int) -> pa.RecordBatch:
     """
     if isinstance(answer, NOT_RUN):
         raise _not_run(answer)
-    is_table = isinstance(answer, pa.RecordBatch | pa.Table | Mapping | list | tuple)
-    if len(schema) == 1 and not is_table:
-        answer = [answer]
-    batch = conform(answer, schema, TITLE)
+    batch = conform(_as_columns(answer, schema), schema, TITLE)
     if batch.num_rows != rows:
         raise ValueError(
             f"fn must return {rows} rows, one for each row of its batch, got {batch.num_rows}; "
             "write a BatchBolt to emit another number of them"
         )
     return batch
+
+
+def answer_parts(
+    answer: Any, schema: pa.Schema, rows: int
+) -> tuple[list[tuple[int, pa.RecordBatch]], list[Misfit]]:
+    """Convert the answer of a function of batches to batches, each with the number of its first
+    row; return the rows whose values do not fit, too. These are all rows if the answer has other
+    columns, or another number of rows.
+
+    ``answer``, ``schema``, ``rows``: see `columns_of`.
+    """
+    batches: list[tuple[int, pa.RecordBatch]] = []
+    misfits: list[Misfit] = []
+    try:
+        return [(0, columns_of(answer, schema, rows))], []
+    except Exception as error:
+        try:
+            columns = columns_in(_as_columns(answer, schema), schema, TITLE)
+            is_one_each = all(len(column) == rows for column in columns)
+        except Exception:
+            is_one_each = False
+        if not is_one_each:
+            return [], [Misfit(row, error) for row in range(rows)]
+
+    def convert(start: int, stop: int) -> None:
+        part = [column[start:stop] for column in columns]
+        batches.append((start, columns_of(part, schema, stop - start)))
+
+    by_halves(convert, 0, rows, misfits)
+    return batches, misfits
+
+
+def _as_columns(answer: Any, schema: pa.Schema) -> Any:
+    """Return an answer with its only column in a list, if it is that column."""
+    is_table = isinstance(answer, pa.RecordBatch | pa.Table | Mapping | list | tuple)
+    return answer if is_table or len(schema) > 1 else [answer]
 
 
 def _not_run(answer: object) -> TypeError:

@@ -14,11 +14,17 @@ import pyarrow as pa
 
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
+from ackcore.calls.final_errors import is_marked_final
 from ackcore.calls.outcomes import CallCounts, Unavailable
 from ackcore.topology.bolt_calls import cleaned_up, refuse_returned
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Context
 from ackcore.topology.failure_reasons import ReasonMaker
-from ackcore.topology.row_collector import AsyncCallCollector, CallCollector, Emitted
+from ackcore.topology.row_collector import (
+    AsyncCallCollector,
+    CallCollector,
+    Emitted,
+    GroupCollector,
+)
 from ackcore.topology.row_executor import SLICE_ROWS, RowExecutor
 from ackcore.topology.tuples import Emission, Origin, Reason, Results, Tuple
 
@@ -26,13 +32,14 @@ from ackcore.topology.tuples import Emission, Origin, Reason, Results, Tuple
 class CallInput:
     """An input in flight, and the rows that its execute emitted."""
 
-    __slots__ = ("done", "emitted", "error", "stopped", "tuple")
+    __slots__ = ("done", "emitted", "error", "misfit", "stopped", "tuple")
 
     def __init__(self, tuple: Tuple) -> None:
         self.tuple = tuple
         self.done = False  # whether its call has ended
         self.error: BaseException | None = None
         self.emitted: Emitted = {}
+        self.misfit: Exception | None = None  # the error of an emission among several inputs
         # StopIteration of an execute in a thread: a coroutine cannot raise it.
         self.stopped: StopIteration | None = None
 
@@ -168,12 +175,12 @@ class CallExecutor(RowExecutor):
                     group = called.popleft()
                     self._progressed()
                     error_ = outcome.error or group[0].stopped
-                    if error_ and len(group) > 1 and not self._settings.is_of_call(error_):
+                    if error_ and len(group) > 1 and self._is_of_input(error_):
                         half = len(group) // 2
                         halves += group[:half], group[half:]
                         continue
                     for input in group:
-                        input.done, input.error = True, error_
+                        input.done, input.error = True, error_ or input.misfit
                     while out and out[0].done:
                         input = out.popleft()
                         self._end(input, input.error)
@@ -182,6 +189,10 @@ class CallExecutor(RowExecutor):
                             self.collector._convert()
             groups = halves
         self.collector._convert()
+
+    def _is_of_input(self, error: BaseException) -> bool:
+        """Return whether an error of several inputs of a call may concern some of them alone."""
+        return not (self._settings.is_of_call(error) or is_marked_final(error))
 
     def _grouped(self, inputs: Iterator[CallInput]) -> Iterator[Group]:
         """Yield the inputs of each call: up to ``max_batch``, of one key."""
@@ -243,20 +254,20 @@ class CallExecutor(RowExecutor):
         try:
             result = await execute(input.tuple, collector)
             if result is not None:
-                refuse_returned(result, self._emit)
+                self._refuse_returned(result)
         finally:
             input.emitted = collector.close()
 
     async def _await_execute_many(self, group: Group, endpoint: object = None) -> None:
         execute: Callable[..., Awaitable[object]] = self.component.execute_many  # type: ignore[union-attr]
-        collectors = [AsyncCallCollector(self.collector, input.tuple, endpoint) for input in group]
+        collectors = [GroupCollector(self.collector, input.tuple, endpoint) for input in group]
         try:
             result = await execute([input.tuple for input in group], collectors)
             if result is not None:
-                refuse_returned(result, "collectors[i].emit(...)")
+                self._refuse_returned(result, "collectors[i].emit(...)")
         finally:
             for input, collector in zip(group, collectors, strict=True):
-                input.emitted = collector.close()
+                input.emitted, input.misfit = collector.close(), collector.error
 
     def _execute_in_thread(self, group: Group) -> None:
         (input,) = group
@@ -265,7 +276,7 @@ class CallExecutor(RowExecutor):
         try:
             result = execute(input.tuple, collector)
             if result is not None:
-                refuse_returned(result, self._emit)
+                self._refuse_returned(result)
         except StopIteration as error:
             input.stopped = error
         finally:
@@ -278,7 +289,7 @@ class CallExecutor(RowExecutor):
         try:
             result = execute(input.tuple)
             if result is not None:
-                refuse_returned(result, self._emit)
+                self._refuse_returned(result)
         except StopIteration as error:
             input.stopped = error
         finally:

@@ -388,6 +388,7 @@ class AsyncBolt(Component):
     ) -> None:
         """Process several tuples by one call; ``collectors[i]`` emits for ``tuples[i]``.
 
+        An emission that does not fit fails its tuple, and does not raise.
         If it raises, the tuples it emitted are dropped. `Retry`, a time-out, a failed connection or
         an exception in ``retry_on`` concerns the call: it is repeated, or all its inputs fail.
         After any other exception the inputs are bisected, by calls with fewer inputs, until the

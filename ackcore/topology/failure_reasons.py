@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ackcore.calls import Reject, Retry, Unavailable
+from ackcore.calls.final_errors import is_marked_final
 from ackcore.calls.outcomes import MAX_AFTER_S
 from ackcore.topology._words import listed, nearest
 from ackcore.topology.tuples import Reason
@@ -59,6 +60,8 @@ def contradictions(
 class FinalErrors:
     """The final exceptions, after which a record is not retried; test one with ``in``.
 
+    Those that `as_final` has marked are final, too.
+
     ``reject``: the final exceptions besides `Reject`; their subclasses are final too. ``retry_on``:
     if given, all other exceptions are final, except `Retry`.
     """
@@ -72,7 +75,7 @@ class FinalErrors:
             self._retry_on = (Retry, *retry_on)
 
     def __contains__(self, error: BaseException) -> bool:
-        if isinstance(error, self._reject):
+        if isinstance(error, self._reject) or is_marked_final(error):
             return True
         return self._retry_on is not None and not isinstance(error, self._retry_on)
 

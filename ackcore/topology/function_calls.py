@@ -15,11 +15,12 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.calls.call_settings import MAX_THREADS, CallSettings
 from ackcore.calls.calls import Calls
+from ackcore.calls.final_errors import as_final, is_marked_final
 from ackcore.calls.outcomes import CallOutcome
 from ackcore.calls.rate_limits import unreported
 from ackcore.calls.threads import CallThreads, is_async
 from ackcore.topology.bolt_calls import log
-from ackcore.topology.bolt_functions import AnswerRows, Function, columns_of
+from ackcore.topology.bolt_functions import AnswerRows, Function, answer_parts
 from ackcore.topology.components import (
     DEFAULT_STREAM,
     AsyncBolt,
@@ -112,7 +113,12 @@ class RowFunction(_Calling, AsyncBolt):
     async def execute(self, tuple: Tuple, collector: AsyncCollector) -> None:
         """Call the function."""
         answer = await self._call(tuple)
-        collector.emit((*tuple.values, *self._answers.row(answer)))
+        try:
+            row = self._answers.row(answer)
+        except Exception as misfit:
+            as_final(misfit)
+            raise
+        collector.emit((*tuple.values, *row))
 
     async def cleanup(self) -> None:  # type: ignore[override]
         """Exit the function, if it is a context manager."""
@@ -130,7 +136,8 @@ class BatchFunction(_Calling, BatchBolt):
 
     `Retry`, a time-out, a failed connection or an exception in ``settings.retry_on`` is a failure
     of the call, and fails all rows of the batch. Any other exception is a failure of a row, and the
-    batch is bisected to the rows that raise when called alone.
+    batch is bisected to the rows that raise when called alone. An answer that does not fit fails
+    its rows without another call.
     """
 
     #: If set, maps the task's number of each failed row to the number of calls that were made the
@@ -147,23 +154,23 @@ class BatchFunction(_Calling, BatchBolt):
         """Call the function."""
         assert self._calls is not None
         ((answer, error, attempts, _),) = self._calls.run([batch])
-        rows = range(batch.num_rows)
+        failed: list[int] = list(range(batch.num_rows))
+        reasons: Any = error
         if error is None:
-            try:
-                answers = columns_of(answer, self._schema, batch.num_rows)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as misfit:  # a value's own methods are user code
-                error = misfit
-            else:
-                kept = [batch.column(field.name) for field in self._kept]
+            parts, misfits = answer_parts(answer, self._schema, batch.num_rows)
+            for start, answers in parts:
+                part = batch.slice(start, len(answers))
+                kept = [part.column(field.name) for field in self._kept]
+                rows = range(start, start + len(answers))
                 out.emit([*kept, *answers.columns], parents=rows)
-                return
+            failed = [row for row, _ in misfits]
+            reasons = [as_final(misfit) for _, misfit in misfits]
         if self.attempts is not None:
-            self.attempts.update((out.first_row + row, attempts) for row in rows)
-        if not self._settings.is_of_call(error):
+            self.attempts.update((out.first_row + row, attempts) for row in failed)
+        if error is not None and not (self._settings.is_of_call(error) or is_marked_final(error)):
             raise error
-        out.fail(rows, error)
+        if failed:
+            out.fail(failed, reasons)
 
     def cleanup(self) -> None:
         """Release the resources of the calls."""

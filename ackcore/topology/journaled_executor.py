@@ -31,6 +31,7 @@ from ackcore._files.journal import MOST_BYTES, JournalAnswers
 from ackcore._files.journal_format import KEY_BYTES
 from ackcore.calls.budgets import Budget
 from ackcore.calls.call_settings import CallSettings
+from ackcore.calls.final_errors import as_final
 from ackcore.calls.usage import USAGE
 from ackcore.topology.bolt_calls import joined
 from ackcore.topology.call_executor import CallExecutor, CallInput, Group
@@ -194,17 +195,21 @@ class Answers:
         try:
             for place, name in enumerate(self._names):
                 if rows.get(name):
-                    data = self._streams[name].batch(rows[name]).serialize()
+                    batches, misfits = self._streams[name].batches(rows[name])
+                    if misfits:
+                        raise misfits[0].error
+                    data = batches[0][1].serialize()
                     parts += [_STREAM.pack(place, data.size), data.to_pybytes()]
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a value's own methods are user code
-            self.failed(key, reasons.of(error), cost)
+            self.failed(key, reasons.of(as_final(error)), cost)
             return
         answer = b"".join([self._head(key, _EMITTED, len(parts) // 2, cost), *parts])
         if len(answer) >= MOST_BYTES:
             text = f"its call emitted {len(answer)} bytes, and the limit is {MOST_BYTES - 1}"
-            self.failed(key, Reason(self._component, "AnswerTooLarge", text), cost)
+            text += "; emit a path or a key instead"
+            self.failed(key, Reason(self._component, "AnswerTooLarge", text, True), cost)
             return
         self._journal.append(key, answer)
 
@@ -478,12 +483,16 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
             self._write_down(group[0])
 
     def _write_down(self, input: CallInput, cost: Cost = NO_COST) -> None:
+        key = self._keys[input.tuple._handle]
         rows = {
             name: [row for row, _ in input.emitted.get(out, ())]
             for name, out in self.collector._streams.items()
         }
         try:
-            self._answers.emitted(self._keys[input.tuple._handle], rows, self.reasons, cost)
+            if input.misfit is not None:
+                self._answers.failed(key, self.reasons.of(input.misfit), cost)
+            else:
+                self._answers.emitted(key, rows, self.reasons, cost)
         except OSError as error:
             # A failure of the journal, not of the call that this runs in.
             self._unwritten = self._unwritten or error

@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Never, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
 from ackcore._arrow import offsets_of
+from ackcore.calls.final_errors import as_final
 from ackcore.calls.usage import USAGE, report
 from ackcore.topology.bolt_calls import joined, no_stream, refuse_attribute
 from ackcore.topology.components import DEFAULT_STREAM
@@ -62,10 +63,14 @@ class RowCollector:
 
     ``reasons``: the reasons of the component. ``schemas``: the schema of each stream that the bolt
     emits. ``basic``: whether the emissions of a tuple are dropped when the tuple fails.
+    ``final``: whether an emission that does not fit fails its tuple without a retry.
     """
 
-    def __init__(self, reasons: ReasonMaker, schemas: Mapping[str, pa.Schema], basic: bool) -> None:
+    def __init__(
+        self, reasons: ReasonMaker, schemas: Mapping[str, pa.Schema], basic: bool, final: bool
+    ) -> None:
         self.ignored = 0
+        self._final = final
         self._reasons = reasons
         self._streams = {
             name: _Stream(reasons.component, name, schema) for name, schema in schemas.items()
@@ -114,16 +119,24 @@ class RowCollector:
         self, values: Sequence[Any] | Mapping[str, Any], stream: str
     ) -> tuple[_Stream, Row]:
         """Return the stream with a name, and the values as a row of it."""
-        out = self._streams.get(stream)
-        if out is None:
-            # Check the values first: in emit(1, "y") of a BasicBolt, "y" is probably a value.
-            if not isinstance(values, list | tuple | Mapping):
-                raise no_values(values, self._reasons.component)
-            raise no_stream(self._reasons.component, stream, self._streams)
-        row = out.row(values) if type(values) is not tuple or out.may_change else values
-        if len(row) != out.width:
-            raise out.misfit(row)
+        try:
+            out = self._streams.get(stream)
+            if out is None:
+                # Check the values first: in emit(1, "y") of a BasicBolt, "y" is probably a value.
+                if not isinstance(values, list | tuple | Mapping):
+                    raise no_values(values, self._reasons.component)
+                raise no_stream(self._reasons.component, stream, self._streams)
+            row = out.row(values) if type(values) is not tuple or out.may_change else values
+            if len(row) != out.width:
+                raise out.misfit(row)
+        except Exception as error:
+            self._misfit(error)
+            raise
         return out, row
+
+    def _misfit(self, error: BaseException) -> BaseException:
+        """Return the error of an emission that does not fit, marked if it is final."""
+        return as_final(error) if self._final else error
 
     def ack(self, tuple: Tuple) -> None:
         """See `Collector.ack`."""
@@ -307,7 +320,7 @@ class RowCollector:
                 f"cannot emit for {tuple!r}: its execute has ended; await, or join, all that "
                 "execute starts before it returns"
             )
-            self._set_failed(tuple, self._reasons.of(error))
+            self._set_failed(tuple, self._reasons.of(self._misfit(error)))
             raise error
 
     def _hold(self, tuples: Iterable[Tuple]) -> None:
@@ -331,7 +344,7 @@ class RowCollector:
                 out.pieces.append((batch, _anchors_of(part)))
             for row, error in misfits:
                 anchors = pairs[row][1]
-                reason = self._reasons.of(error)
+                reason = self._reasons.of(self._misfit(error))
                 with self._lock:
                     for anchor in (anchors,) if isinstance(anchors, Tuple) else anchors:
                         self._set_failed(anchor, reason)
@@ -447,6 +460,43 @@ class AsyncCallCollector(CallCollector):
         self._usage = USAGE.get()  # a thread of the bolt has another context
         self.endpoint = endpoint
 
-    def used(self, *, tokens: float | None = None, cost: float | None = None) -> None:
+    def used(
+        self,
+        *given: Never,
+        tokens: float | None = None,
+        cost: float | None = None,
+        **unknown: Never,
+    ) -> None:
         """See `AsyncCollector.used`."""
-        report(self._usage, tokens, cost)
+        report(self._usage, tokens, cost, given, unknown)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            try:
+                refuse_attribute(self, name)
+            except AttributeError as error:
+                as_final(error)
+                raise
+
+
+class GroupCollector(AsyncCallCollector):
+    """The collector of one of several inputs of a call; see `AsyncBolt.execute_many`.
+
+    ``error``: the error of its first emission that does not fit, which concerns this input alone.
+    """
+
+    __slots__ = ("error",)
+
+    def __init__(self, collector: RowCollector, input: Tuple, endpoint: Any = None) -> None:
+        super().__init__(collector, input, endpoint)
+        self.error: Exception | None = None
+
+    def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
+        """See `BasicCollector.emit`; an emission that does not fit does not raise."""
+        try:
+            super().emit(values, stream)
+        except Exception as error:
+            if self._emitted is None:  # the call has ended
+                raise
+            self.error = self.error or error

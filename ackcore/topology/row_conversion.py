@@ -95,11 +95,11 @@ def rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Misfit]]:
         rows[start:stop] = zip(*columns, strict=True)
 
     if batch.num_columns:
-        _by_halves(convert, 0, batch.num_rows, misfits)
+        by_halves(convert, 0, batch.num_rows, misfits)
     return rows, misfits
 
 
-def _by_halves(
+def by_halves(
     convert: Callable[[int, int], None], start: int, stop: int, misfits: list[Misfit]
 ) -> None:
     """Convert rows; if that raises, convert each half separately, down to the failing rows."""
@@ -114,8 +114,8 @@ def _by_halves(
             misfits.append(Misfit(start, error))
             return
         middle = (start + stop) // 2
-        _by_halves(convert, start, middle, misfits)
-        _by_halves(convert, middle, stop, misfits)
+        by_halves(convert, start, middle, misfits)
+        by_halves(convert, middle, stop, misfits)
 
 
 class RowSchema:
@@ -207,7 +207,7 @@ class RowSchema:
         def convert(start: int, stop: int) -> None:
             batches.append((start, self.batch(rows[start:stop])))
 
-        _by_halves(convert, 0, len(rows), misfits)
+        by_halves(convert, 0, len(rows), misfits)
         return batches, misfits
 
 

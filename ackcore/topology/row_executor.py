@@ -9,6 +9,7 @@ from itertools import repeat
 import numpy as np
 import pyarrow as pa
 
+from ackcore.calls.final_errors import as_final
 from ackcore.topology.bolt_calls import (
     cleaned_up,
     failures_of,
@@ -50,7 +51,9 @@ class RowExecutor:
         self.component = component
         self.reasons = reasons
         basic = not isinstance(component, Bolt)
-        self.collector = RowCollector(reasons, output_streams(component), basic)
+        # Errors after a call that may have cost money: another call would raise them again.
+        self._is_paid = isinstance(component, AsyncBolt) or component.journal
+        self.collector = RowCollector(reasons, output_streams(component), basic, self._is_paid)
         self.context = Context(
             context.component, context.task, context.batch_id, None if basic else self.collector
         )
@@ -183,7 +186,7 @@ class RowExecutor:
             try:
                 result = execute(one, InputCollector(collector, one))
                 if result is not None:
-                    refuse_returned(result, self._emit)
+                    self._refuse_returned(result)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
@@ -192,6 +195,15 @@ class RowExecutor:
                 with lock:
                     if one._state == OPEN:
                         one._state = ACKED
+
+    def _refuse_returned(self, result: object, emit: str | None = None) -> None:
+        """Raise the error of `refuse_returned`, marked if it is final."""
+        try:
+            refuse_returned(result, emit or self._emit)
+        except TypeError as error:
+            if self._is_paid:
+                as_final(error)
+            raise
 
     def _results(
         self, emissions: list[Emission], failures: dict[int, Reason], still_open: int

@@ -48,9 +48,15 @@ _SPARK_TYPES = {
 }
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+#: A time; its time zone is in the second group.
 _MOMENT = re.compile(
-    rf"{_DATE.pattern}[ T]\d{{2}}:\d{{2}}:\d{{2}}(\.\d{{1,6}})?(Z|[+-]\d{{2}}:\d{{2}})"
+    rf"{_DATE.pattern}[ T]\d{{2}}:\d{{2}}:\d{{2}}(\.\d{{1,6}})?(Z|[+-]\d{{2}}:\d{{2}})?"
 )
+#: By type of a column of times: a literal to compare it with.
+_TIMES = {
+    "timestamp": "TIMESTAMP '2026-01-31 12:00:00Z'",
+    "timestamp_ntz": "TIMESTAMP_NTZ '2026-01-31 12:00:00'",
+}
 #: A 32-bit float is exact for all integers up to this one; the most digits of a decimal.
 _EXACT_FLOAT, _DIGITS = 1 << 24, 38
 #: For up to this many numbers in an IN, comparisons one by one are faster than a hash table.
@@ -201,9 +207,17 @@ class _Compiler:
     @staticmethod
     def _mismatch(tree: Any, *nodes: Node) -> UnsupportedSql:
         types = " and ".join(str(node.type or "a type that is not supported") for node in nodes)
+        way_out = "use operands of one type"
+        for name, literal in _TIMES.items():
+            of_type = [
+                isinstance(one, ColumnNode) and one.type == _SPARK_TYPES[name] for one in nodes
+            ]
+            if any(of_type) and not all(of_type):
+                column = nodes[of_type.index(True)]
+                way_out = f"compare {next(column.columns())!r} with a literal such as {literal}"
         return UnsupportedSql(
             f"{tree.sql('spark')} combines {types}, which ackcore does not convert as Spark does; "
-            "use operands of one type, or a function of a pyarrow.RecordBatch"
+            f"{way_out}, or use a function of a pyarrow.RecordBatch"
         )
 
     # -- leaves -----------------------------------------------------------------------------------
@@ -227,6 +241,9 @@ class _Compiler:
                 f"there is no column {name!r}; {near_miss(name, list(self._types), 'columns')}"
             )
         return ColumnNode(self._types[found[0]], found[0])
+
+    def _from_null(self, tree: Any) -> Node:
+        raise UnsupportedSql("NULL is not supported as a value; write IS NULL or IS NOT NULL")
 
     def _from_boolean(self, tree: Any) -> Node:
         return _constant(bool(tree.this), _BOOL)
@@ -269,8 +286,8 @@ class _Compiler:
             if inner.args.get("is_string"):
                 if to == "DATE":
                     return self._date(tree, text)
-                if to in ("TIMESTAMP", "TIMESTAMPTZ"):
-                    return self._moment(tree, text)
+                if to in ("TIMESTAMP", "TIMESTAMP_NTZ"):
+                    return self._moment(tree, text, to.lower())
             elif to == "BIGINT" and re.fullmatch(r"\d+", text) and int(text) < 1 << 63:
                 return _constant(int(text), pa.int64())
             elif to == "DOUBLE":
@@ -287,15 +304,18 @@ class _Compiler:
             pass
         raise UnsupportedSql(f"{tree.sql('spark')} must be a date such as DATE '2026-01-31'")
 
-    def _moment(self, tree: Any, text: str) -> Node:
+    def _moment(self, tree: Any, text: str, name: str) -> Node:
+        found = _MOMENT.fullmatch(text)
+        zone = found and found[2]
         try:
-            if _MOMENT.fullmatch(text):
-                return _constant(datetime.fromisoformat(text), _SPARK_TYPES["timestamp"])
+            if found and bool(zone) == (name == "timestamp"):
+                return _constant(datetime.fromisoformat(text), _SPARK_TYPES[name])
         except ValueError:
-            pass
+            found = None
+        time = text.removesuffix(zone or "") if found else "2026-01-31 12:00:00"
         raise UnsupportedSql(
-            f"{tree.sql('spark')} must be a time with a time zone, such as "
-            "TIMESTAMP '2026-01-31 12:00:00Z'"
+            f"{name.upper()} {text!r} is not supported; write TIMESTAMP '{time}{zone or 'Z'}' for "
+            f"a column with a time zone, or TIMESTAMP_NTZ '{time}' for one without"
         )
 
     # -- logic ------------------------------------------------------------------------------------
@@ -340,7 +360,17 @@ class _Compiler:
     # -- comparisons ------------------------------------------------------------------------------
 
     def _comparison(self, tree: Any, name: str) -> Node:
-        left, right = self._operand(tree.this), self._operand(tree.expression)
+        sides = (tree.this, tree.expression)
+        others = [one for one in sides if type(one).__name__ != "Null"]
+        if len(others) == 1:
+            test = "IS NOT NULL" if name == "NEQ" else "IS NULL"
+            both = " or IS NOT NULL" if name in ("LT", "LTE", "GT", "GTE") else ""
+            never = "" if name == "NullSafeEQ" else ", as its result is NULL, which passes"
+            raise UnsupportedSql(
+                f"{tree.sql('spark')} is not supported{never}; write {others[0].sql('spark')} "
+                f"{test}{both}"
+            )
+        left, right = map(self._operand, sides)
         return self._compared(tree, _COMPARED[name], left, right)
 
     def _compared(self, tree: Any, operator: str, left: Node, right: Node) -> Node:

@@ -1,6 +1,8 @@
 """Each key has its own rate, calls at once, pauses and breaker, and none takes another's part."""
 
 import asyncio
+import pickle
+import re
 from collections import Counter, defaultdict
 from decimal import Decimal
 from fractions import Fraction
@@ -15,6 +17,7 @@ from ackcore.calls import RateLimit, Retry, Unavailable, used
 from ackcore.calls.call_queues import KEPT_KEYS
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
+from ackcore.calls.rate_limits import unreported
 from ackcore.calls.usage import KEPT_SUMS, MOST_KEYS, KeySums, UsageCounts, largest_sums
 
 
@@ -405,6 +408,45 @@ def test_reports_of_a_call_that_has_ended_are_refused_and_counted():
     assert "used() must be called before its call ends, got a report of tokens=5" in late[0]
 
 
+def test_failed_calls_are_counted_if_none_reports_its_use():
+    """Except those that tell nothing of their use: refused ones, and failed connections."""
+
+    async def call(item):
+        raise (ValueError, Retry, ConnectionError)[item % 3]("no")
+
+    limit = RateLimit(cost_per_run=5)
+    settings = CallSettings(limit=limit, wait_in_task_s=0, breaker_failures=None)
+    with SimCalls(call, settings) as calls:
+        list(calls.run(range(9)))
+    assert unreported(limit, calls.counts.used, "limit of frame") == {
+        "cost_per_run": "limit of frame has cost_per_run=5, and none of 0 answered and 3 failed "
+        "calls reported its cost, so nothing is limited; let each call report it by used(cost=...) "
+        "before it returns or raises"
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"calls_per_sec": 5}, "'calls_per_sec', got 5; did you mean calls_per_s=... (calls per s"),
+        ({"calls_per_min": 60}, "got 60; did you mean calls_per_s=... (calls per second)?"),
+        ({"tokens_per_s": 9}, "got 9; did you mean tokens_per_min=... (tokens per minute)?"),
+        ({"max_concurrency": 2}, "did you mean concurrency=... (calls of a key at once, in each"),
+        ({"rps": 2}, "got 2; its arguments are per=... (the key: a column, or a function of a tup"),
+    ],
+)
+def test_another_argument_of_a_limit_is_refused_with_its_units(given, says):
+    with pytest.raises(TypeError, match=re.escape("RateLimit() has no argument")) as raised:
+        RateLimit(**given)
+    assert says in str(raised.value)
+
+
+def test_a_limit_can_be_copied_and_pickled():
+    limit = RateLimit(per="tenant", calls_per_s=5)
+    assert pickle.loads(pickle.dumps(limit)) == limit
+    assert limit.share(2) == RateLimit("tenant", 2.5)
+
+
 @pytest.mark.parametrize("one", [Decimal("0.5"), np.float32(0.5), Fraction(1, 2), 0.5])
 def test_reports_and_limits_are_real_numbers_of_any_type(one):
     async def call(item):
@@ -435,13 +477,13 @@ def test_sums_are_of_a_bounded_number_of_keys_the_largest_among_them(some):
 @pytest.mark.parametrize(
     ("tokens", "error", "says"),
     [
-        (Decimal("sNaN"), ValueError, "tokens must be in 0..1000000000, got sNaN"),
-        (np.True_, TypeError, "tokens must be a number, got bool"),
-        (-1, ValueError, "tokens must be in 0..1000000000, got -1"),
-        (1e300, ValueError, r"tokens must be in 0\.\.1000000000, got 1e\+300"),
-        (10**400, ValueError, r"tokens must be in 0\.\.1000000000, got 1000"),
-        (float("nan"), ValueError, "tokens must be in 0..1000000000, got nan"),
-        ("3", TypeError, "tokens must be a number, got str '3'"),
+        (Decimal("sNaN"), ValueError, r"tokens of used\(\) must be in 0..1000000000, got sNaN"),
+        (np.True_, TypeError, r"tokens of used\(\) must be a number, got bool"),
+        (-1, ValueError, r"tokens of used\(\) must be in 0..1000000000, got -1"),
+        (1e300, ValueError, r"tokens of used\(\) must be in 0\.\.1000000000, got 1e\+300"),
+        (10**400, ValueError, r"tokens of used\(\) must be in 0\.\.1000000000, got 1000"),
+        (float("nan"), ValueError, r"tokens of used\(\) must be in 0..1000000000, got nan"),
+        ("3", TypeError, r"tokens of used\(\) must be a number, got str '3'"),
     ],
 )
 def test_what_is_no_number_of_tokens_is_refused(tokens, error, says):

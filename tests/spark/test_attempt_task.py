@@ -8,7 +8,7 @@ import datetime
 import pyarrow as pa
 import pytest
 
-from ackcore.calls import Reject, Retry
+from ackcore.calls import Reject, Retry, used
 from ackcore.calls.call_settings import CallSettings
 from ackcore.spark.tasks import attempts as task
 from ackcore.spark.tasks.attempts import ERROR, Attempts
@@ -165,6 +165,32 @@ def test_what_may_pass_is_called_again_and_counted():
     assert [seen.count(n) for n in range(4)] == [1, 3, 3, 1]
 
 
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_wrong_report_of_the_use_is_not_retried(is_batch):
+    """The call may have been paid, and would be paid again."""
+    calls = []
+
+    def priced(row):
+        calls.append(row)
+        try:
+            used(costs=1)
+        except TypeError as error:
+            raise Retry("now handled") from error
+
+    def priced_batch(batch: pa.RecordBatch):
+        priced(batch)
+
+    table = run(
+        priced_batch if is_batch else priced,
+        batches_of(4),
+        retry_on=(Exception,),
+        max_attempts=5,
+        max_concurrency=1,
+    )
+    assert len(calls) == (1 if is_batch else 4)
+    assert {error["attempts"] for error in table["error"].to_pylist()} == {1}
+
+
 def test_what_would_have_to_wait_for_too_long_fails():
     def busy(row):
         raise Retry("busy", after_s=60)
@@ -260,14 +286,18 @@ def test_an_error_of_a_call_fails_its_batch_without_a_search():
     assert table["square"].to_pylist() == [None] * 3 + [3, 4]
 
 
-def test_a_batch_that_is_answered_with_too_few_rows_fails_those_that_are_not_answered():
+def test_a_batch_that_is_answered_with_too_few_rows_fails_without_another_call():
+    calls = []
+
     def fn(batch: pa.RecordBatch):
+        calls.append(len(batch))
         return batch.filter(pa.array([n != 1 for n in batch["n"].to_pylist()])).select(["n"])
 
     table = run(fn, batches_of(3), pa.schema([("n", pa.int64())]), max_concurrency=1)
-    errors = table["error"].to_pylist()
-    assert "fn must return 1 rows, one for each row of its batch, got 0" in errors[1]["message"]
-    assert [errors[0], errors[2]] == [None, None]
+    for error in table["error"].to_pylist():
+        assert error["message"].startswith("fn must return 3 rows, one for each row of its batch,")
+        assert error["attempts"] == 1
+    assert calls == [3]
 
 
 # ----------------------------------------------------------------------------------------- types

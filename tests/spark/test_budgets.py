@@ -173,7 +173,7 @@ def test_a_limit_whose_use_no_call_reports_is_named_once(caplog):
         assert [one.getMessage() for one in caplog.records if one.levelname == "WARNING"] == [
             f"micro-batch 0: limit of bolt 'paid' has {one}, and none of 9 answered calls reported "
             f"its {word}, so nothing is limited; let each call report it by used({word}=...) "
-            "before it returns"
+            "before it returns or raises"
             for one in missing
             for word in ["cost" if "cost" in one else "tokens"]
         ]

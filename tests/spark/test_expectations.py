@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import ClassVar
@@ -59,6 +60,11 @@ COLUMNS = {
         pa.timestamp("us", "UTC"),
         [datetime(1900, 1, 1, tzinfo=UTC), datetime(2026, 3, 29, 1, 30, 0, 1, tzinfo=UTC)],
         ["TIMESTAMP '2026-03-29 01:30:00.000001Z'", "TIMESTAMP '2026-03-29 03:30:00+02:00'"],
+    ),
+    "naive": (
+        pa.timestamp("us"),
+        [datetime(1900, 1, 1), datetime(2026, 3, 29, 2, 30, 0, 1)],
+        ["TIMESTAMP_NTZ '2026-03-29 02:30:00.000001'", "TIMESTAMP_NTZ '1900-01-01T00:00:00'"],
     ),
     "yes": (pa.bool_(), [True, False], ["TRUE", "FALSE"]),
 }
@@ -389,6 +395,53 @@ def test_what_spark_would_not_evaluate_alike_is_refused_with_the_other_problems(
     assert len(raised.value.problems) == 8
     with pytest.raises(TopologyError, match="untracked records have none"):
         orders(testing.Source(ORDERS), expect("id > 0"), tracked=False)
+
+
+@pytest.mark.parametrize(
+    ("condition", "says", "instead"),
+    [
+        ("naive > TIMESTAMP '2026-03-01 12:00:00'", 2, "TIMESTAMP_NTZ '2026-03-01 12:00:00'"),
+        ("at > TIMESTAMP '2026-03-01 12:00:00'", 1, "TIMESTAMP '2026-03-01 12:00:00Z'"),
+        ("naive > TIMESTAMP_NTZ '2026-03-01 12:00:00+01:00'", 2, "2026-03-01 12:00:00'"),
+        ("naive > TIMESTAMP '2026-03-01'", 2, "TIMESTAMP_NTZ '2026-01-31 12:00:00'"),
+        ("naive > TIMESTAMP '2026-03-01 12:00:00Z'", 1, "TIMESTAMP_NTZ '2026-01-31 12:00:00'"),
+        ("at > '2026-03-01'", 1, "TIMESTAMP '2026-01-31 12:00:00Z'"),
+    ],
+)
+def test_the_literal_that_a_refusal_of_a_time_names_is_supported(condition, says, instead):
+    """``says``: the place of that literal among those of the refusal."""
+    types = {name: kind for name, (kind, _, _) in COLUMNS.items()}
+    with pytest.raises(UnsupportedSql) as raised:
+        compile_condition(condition, types)
+    said = str(raised.value).partition("; ")[2]
+    literal = re.findall(r"TIMESTAMP(?:_NTZ)? '.*?'", said)[says - 1]
+    assert literal.endswith(instead)
+    compile_condition(f"{condition.split()[0]} > {literal}", types)
+
+
+@pytest.mark.parametrize(
+    ("condition", "instead"),
+    [
+        ("i32 != NULL", "write i32 IS NOT NULL"),
+        ("i32 = NULL", "write i32 IS NULL"),
+        ("NULL <> i32 + 1", "write i32 + 1 IS NOT NULL"),
+        ("i32 <=> NULL", "write i32 IS NULL"),
+        ("i32 < NULL", "write i32 IS NULL or IS NOT NULL"),
+        ("i32 IN (1, NULL)", "write IS NULL or IS NOT NULL"),
+    ],
+)
+def test_a_comparison_with_null_is_refused(condition, instead):
+    with pytest.raises(UnsupportedSql, match=re.escape(instead)):
+        compile_condition(condition, {"i32": pa.int32()})
+
+
+def test_another_argument_of_expect_is_refused():
+    with pytest.raises(
+        TypeError, match=r"no argument 'onfail', got 'drop'; did you mean on_fail=.*'f"
+    ):
+        expect("id > 0", onfail="drop")
+    with pytest.raises(TypeError, match=r"got list \['id > 0'\]; write each as an argument of its"):
+        expect(["id > 0"])
 
 
 class Seen(SnapshotListener):

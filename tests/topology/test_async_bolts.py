@@ -15,7 +15,7 @@ from pyspark import cloudpickle
 from round_robin import RoundRobin
 
 from ackcore._files.journal import Journal
-from ackcore.calls import RateLimit
+from ackcore.calls import RateLimit, used
 from ackcore.flow import RttThreshold
 from ackcore.testing import Source
 from ackcore.topology import (
@@ -672,6 +672,78 @@ def test_a_collector_reports_tokens(most):
     assert results.used.tokens == {str(n): 10.0 for n in range(8)}
     executor.flush()
     executor.cleanup()
+
+
+#: Mistakes in the code around a call that was made, and the beginning of the reason.
+MISTAKES = {
+    "another argument": (lambda c: c.used(costs=1), "used() has no argument 'costs', got 1; did"),
+    "no name": (lambda c: c.used(5), "used() takes no argument without its name, got 5; write"),
+    "text": (lambda c: c.used(cost="1"), "cost of used() must be a number, got str '1'; convert"),
+    "negative": (lambda c: c.used(cost=-1), "cost of used() must be in 0..1000000000000000, got -"),
+    "NaN": (lambda c: c.used(tokens=float("nan")), "tokens of used() must be in 0..1000000000, go"),
+    "list": (lambda c: c.used(tokens=[3]), "tokens of used() must be a number, got list [3]; conv"),
+    "nothing": (lambda c: c.used(), "used() needs tokens=... or cost=..., got neither; do not"),
+    "by the function": (lambda c: used(tokens="3"), "tokens of used() must be a number, got str '"),
+    "of a Bolt": (lambda c: c.ack(None), "ack is a method of the collector of a Bolt, got the"),
+    "stream": (lambda c: c.emit((1,), "sid"), "stream must be one of b's outputs, got 'sid'; did"),
+    "columns": (lambda c: c.emit((1, 2)), "values must be 1 for b's stream 'default', one of each"),
+    "no row": (lambda c: c.emit(1), "values must be a tuple, a list or a dict of values for b's"),
+    "value": (lambda c: c.emit(("a",)), "'x' of b's stream 'default' must be int64, got str"),
+    "returned": (lambda c: c, "a bolt's methods must return None, got "),
+}
+
+
+class Mistaken(AsyncBolt):
+    """Pays for its first input, or for the call with it, and makes a mistake then."""
+
+    outputs = TWO
+    wait_in_task_s = 60
+
+    def __init__(self, mistake, handles, **settings):
+        self.mistake, self.handles, self.paid = mistake, handles, []
+        for name, value in settings.items():
+            setattr(self, name, value)
+
+    async def execute(self, t, collector):
+        return await self.execute_many([t], [collector])
+
+    async def execute_many(self, tuples, collectors):
+        self.paid.append([one[0] for one in tuples])
+        for one, collector in zip(tuples, collectors, strict=True):
+            try:
+                collector.emit((one[0],))
+                result = None if one[0] else self.mistake(collector)
+            except Exception as error:
+                if self.handles:
+                    raise Retry(str(error)) from None
+                raise
+            if result is not None:
+                return result
+        return None
+
+
+@pytest.mark.parametrize("handles", [False, True])
+@pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.parametrize("journal", [False, True])
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_mistake_after_a_call_is_final_and_the_call_is_not_repeated(
+    kind, journal, most, handles, tmp_path
+):
+    """Neither in the task, nor for half of its inputs, nor later. Another input is not affected."""
+    mistake, says = MISTAKES[kind]
+    limit = RateLimit(tokens_per_min=1e9)
+    bolt = Mistaken(mistake, handles, max_batch=most, limit=limit, journal=journal)
+    with Journal(tmp_path, b"a mistake       ") as kept:
+        answers = Answers("b", TWO, kept) if journal else None
+        results = run(executor_for("b", bolt, answers=answers), [0, 1, 2], [3])
+    assert bolt.paid == ([[0], [1], [2], [3]] if most == 1 else [[0, 1, 2], [3]])
+    reasons = failed(results)
+    for reason in reasons.values():
+        assert (reason.final, reason.message[: len(says)]) == (True, says)
+    alone = most == 1 or kind in ("stream", "columns", "no row", "value")
+    assert list(reasons) == ([0] if alone else [0, 1, 2])
+    passed = [row for row in emitted(results) if row[1][0] not in reasons]
+    assert passed == [(n, [n]) for n in range(4) if n not in reasons]
 
 
 def test_a_limit_by_a_field_that_tuples_lack_is_refused_when_the_topology_is_built(make):

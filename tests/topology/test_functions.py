@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from ackcore.calls import RateLimit, Reject, Retry
+from ackcore.calls import RateLimit, Reject, Retry, used
 from ackcore.calls.call_settings import CallSettings
 from ackcore.topology import Tuple
 from ackcore.topology.bolt_functions import AnswerRows, Kind, columns_of, kind_of
@@ -293,7 +293,8 @@ def run(bolt, *batches):
         for _, rows, anchors in results.emissions:
             emitted.update(zip(anchors.handles.tolist(), rows.to_pylist(), strict=True))
         for handles, reasons in results.failures:
-            failed.update(zip(handles.tolist(), reasons, strict=True))
+            each = reasons * len(handles) if len(reasons) == 1 else reasons
+            failed.update(zip(handles.tolist(), each, strict=True))
     executor.flush()
     executor.cleanup()
     return emitted, failed
@@ -322,6 +323,62 @@ def test_each_row_is_emitted_with_its_answer_or_fails(function):
             assert "'square' of outputs must not hold nulls" in reason.message
         else:
             assert (reason.type, reason.after_ms, reason.final) == ("Retry", 3_600_000, False)
+
+
+def priced(row):
+    used(cost=row["text"])
+    return 1
+
+
+def of_text(batch: pa.RecordBatch):
+    used(tokens=batch["text"][0].as_py())
+    return [[1] * batch.num_rows]
+
+
+def too_few(batch: pa.RecordBatch):
+    return [[1] * (batch.num_rows - 1)]
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (priced, "cost of used() must be a number, got str 't0'"),
+        (lambda row: ("one", 2), "values must be 1 for outputs, one of each of square, got 2"),
+        (lambda row: ("one",), "'square' of fn's stream 'default' must be int64, got str"),
+        (of_text, "tokens of used() must be a number, got str 't0'"),
+        (too_few, "fn must return 3 rows, one for each row of its batch, got 2"),
+    ],
+)
+def test_an_answer_that_does_not_fit_is_final_and_the_call_is_not_repeated(function, says):
+    paid = []
+    is_batch = function in (of_text, too_few)
+
+    def counted(one):
+        paid.append(one)
+        return function(one)
+
+    counted.__annotations__ = function.__annotations__
+    make = BatchFunction if is_batch else RowFunction
+    emitted, failed = run(make(counted, SQUARE, NUMBERS, CallSettings()), batch_of(0, 3))
+    assert not emitted
+    assert failed.keys() == {0, 1, 2}
+    assert all(reason.final for reason in failed.values())
+    assert failed[0].message.startswith(says)
+    assert len(paid) == (1 if is_batch else 3)
+
+
+def test_values_that_do_not_fit_fail_their_rows_without_another_call():
+    paid = []
+
+    def answers(batch: pa.RecordBatch):
+        paid.append(batch.num_rows)
+        return pd.Series(["x" if n % 10 == 7 else n for n in batch["n"].to_pylist()])
+
+    emitted, failed = run(BatchFunction(answers, SQUARE, NUMBERS, CallSettings()), batch_of(0, 99))
+    assert paid == [99]
+    assert failed.keys() == set(range(7, 99, 10))
+    assert [row["square"] for row in emitted.values()] == [n for n in range(99) if n % 10 != 7]
+    assert emitted.keys() == {row["n"] for row in emitted.values()}
 
 
 def test_a_row_says_which_record_it_is():
@@ -369,5 +426,6 @@ def test_a_function_that_reports_no_tokens_is_named_once_in_a_process(caplog):
         calls.cleanup()
     assert caplog.messages == [
         "limit of frame has tokens_per_min=600, and none of 2 answered calls reported its tokens, "
-        "so nothing is limited; let each call report it by used(tokens=...) before it returns"
+        "so nothing is limited; let each call report it by used(tokens=...) before it returns or "
+        "raises"
     ]

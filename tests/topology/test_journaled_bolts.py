@@ -218,12 +218,14 @@ def test_rows_that_do_not_fit_are_a_failure_that_is_kept(task):
     assert emitted([first]) == []
     assert failed([first]) == failed([again])
     assert "must be int64, got str" in failed([again])[0].message
+    assert failed([again])[0].final  # another attempt would pay for the call again
 
 
 def test_an_answer_that_no_journal_takes_is_a_failure(task, monkeypatch):
     monkeypatch.setattr("ackcore.topology.journaled_executor.MOST_BYTES", 100)
     found = task(counting([])).process(1)
     assert failed([found])[0].type == "AnswerTooLarge"
+    assert failed([found])[0].final
 
 
 def test_an_answer_that_is_damaged_ends_the_task(task, tmp_path):
