@@ -340,6 +340,8 @@ def _readers(component: str, stream: str, parts: Parts, layout: Layout) -> list[
     for table in parts.tables.values():
         if (table.component, table.stream) == (component, stream):
             readers.append(f"──▶ table {table.name}: {', '.join(table.shape.key_names)}")
+            if f"{table.name}{CLOSED}" in parts.closed:
+                readers.append(f"──▶ spout {table.name}{CLOSED}, in the next micro-batch")
             for sink in parts.sinks.values():
                 if parts.table_read(sink) is table:
                     closed = sink.component.endswith(CLOSED)
@@ -363,7 +365,11 @@ def _stays(sub: Subscription) -> str:
 
 
 def _sinks(parts: Parts, component: str, stream: str) -> list[SinkSpec]:
-    return [s for s in parts.sinks.values() if (s.component, s.stream) == (component, stream)]
+    return [
+        sink
+        for sink in parts.sinks.values()
+        if (sink.component, sink.stream) == (component, stream) and parts.table_read(sink) is None
+    ]
 
 
 def _sink(sink: SinkSpec) -> str:
