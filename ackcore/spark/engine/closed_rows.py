@@ -115,10 +115,11 @@ class ClosedRows(PlannedRows):
 class ClosedReader:
     """A function for ``mapInArrow`` that is given the numbers of tasks and returns their rows."""
 
-    closed: TableSnapshot
-    tasks: int
+    closed: TableSnapshot  # the rows, as the segments of a table
+    tasks: int  # the number of tasks that share the rows
 
     def __call__(self, batches: Batches) -> Batches:
+        """Yield the rows of each task in the input."""
         shape, segments, _, files = self.closed
         opened = opened_segments(files, shape, segments)
         total = sum(segment.rows for segment in opened)
