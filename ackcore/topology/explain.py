@@ -20,7 +20,7 @@ from ackcore.topology.components import DEFAULT_STREAM, AsyncBolt, BasicBolt, Bo
 from ackcore.topology.parts import BoltSpec, Parts, SinkSpec, Spout
 from ackcore.topology.settings import Settings
 from ackcore.topology.stage_layout import Layout, Subscription
-from ackcore.topology.table_views import CHANGES, CLOSED
+from ackcore.topology.table_views import CHANGES, CLOSED, ClosedWindows
 
 _HIGH, _GAP_Y, _GAP_X, _MARGIN = 44, 26, 150, 14
 _CHAR = 8.2
@@ -112,6 +112,10 @@ def _edges(structure: Mapping[str, Any]) -> list[_Edge]:
     for name, table in tables.items():
         source, stream = table["from"]
         found.append(_Edge(source, stream, f"table {name}", "", False))
+    for name, spout in structure["spouts"].items():
+        if spout.get("source") == ClosedWindows.source_kind:
+            table = f"table {name.removesuffix(CLOSED)}"
+            found.append(_Edge(table, DEFAULT_STREAM, name, "", False))
     return found
 
 

@@ -12,10 +12,20 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sessions import on_both_sessions
 from worlds import Killed, killed
 
 from ackcore import testing
-from ackcore.spark import PlannedSource, Reject, Sink, SinkRejects
+from ackcore.spark import (
+    PlannedSource,
+    Reject,
+    Sink,
+    SinkRejects,
+    dead_letters,
+    replay,
+    run_batch,
+    table,
+)
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.sources import kept_schemas
 from ackcore.spark.checkpoint.state import State
@@ -26,6 +36,7 @@ from ackcore.tables import collect, count, session, sum_of, tumbling
 from ackcore.testing.local_runs import LocalRuns, _rows_of
 from ackcore.testing.task_kills import Kills
 from ackcore.topology import BasicBolt, TopologyBuilder, TopologyError
+from ackcore.topology.explain import draw
 
 STEPS = [
     *("planned", "ran", "checked", "decided", "in-sink", "refused", "refusals-closed", "folded"),
@@ -59,6 +70,9 @@ class Enrich(BasicBolt):
         [("shop", pa.string()), ("begin", TS), ("ns", pa.list_(pa.int64())), ("does", pa.string())]
     )
 
+    def __init__(self, mended=False):
+        self.mended = mended
+
     def prepare(self, context):
         self.number = context.batch_id
 
@@ -68,7 +82,7 @@ class Enrich(BasicBolt):
         RAN.append((self.number, *key, tuple.attempt))
         assert tuple.message_id.startswith(f'["{tuple["shop"]}", "')
         does = fate(tuple["ns"])
-        if does == "dies":
+        if does == "dies" and not self.mended:
             raise Reject("no")
         if does == "fails" and tuple.attempt == 0:
             raise TimeoutError("later")
@@ -299,6 +313,7 @@ def test_at_the_end_of_a_run_closed_windows_pass_through_bolts_and_tables():
     RAN.clear()
     topology = topology_of(dict.fromkeys((*SINKS, *OF_BOLT), print))
     assert "──▶ spout hours.closed, in the next micro-batch" in topology.explain()
+    assert "<title>table hours to hours.closed: </title>" in draw(topology.structure)
     given = [order(n, "ab"[n % 2], 7 * n, "fails" if n % 5 == 0 else "ok") for n in range(1, 20)]
     ran = testing.run(topology, {"orders": given}, kills={"enrich": [2, 5]}).check(dead=3)
     hours = {_key(row): row["ns"] for row in ran.outputs["hours.closed"]}
@@ -356,6 +371,56 @@ def test_windows_close_at_the_end_whether_or_not_windows_before_them_have_rows(s
     counted = [(seconds(row["window_start"]), row["n"]) for row in ran.outputs["both.closed"]]
     assert sorted(counted) == ([(0, 4), (DAY, 2)] if silent else [(0, 8), (DAY, 4)])
     assert not ran.dead
+
+
+@pytest.mark.spark
+@on_both_sessions
+def test_run_batch_ends_when_closed_windows_are_acked_or_dead_and_replays_them(spark, tmp_path):
+    given = [order(n, "ab"[n % 2], 7 * n, "fails" if n % 5 == 0 else "ok") for n in range(1, 20)]
+    frame = spark.createDataFrame(
+        [tuple(one.values()) for one in given], "n long, shop string, at timestamp, does string"
+    )
+    closed, enriched = Rows(), Rows()
+
+    def topology(bolt):
+        builder = TopologyBuilder()
+        builder.spout("orders", frame)
+        builder.bolt("take", Take()).shuffle("orders")
+        value = {"ns": collect("n", 99)}
+        of = {"value": value, "window": tumbling(HOUR, "at")}
+        builder.table("hours", from_="take", key="shop", **of)
+        builder.sink("hours.closed", closed)
+        builder.bolt("enrich", bolt, parallelism=2).shuffle("hours.closed")
+        builder.sink("enrich", enriched)
+        builder.table("ever", from_="hours.closed", key="shop", value={"n": count()})
+        return builder.build(backoff_s=0.1)
+
+    checkpoint = tmp_path / "checkpoint"
+
+    def ended(bolt):
+        counts = run_batch(topology(bolt), spark, checkpoint)
+        kept = [(row["shop"], seconds(row["begin"])) for row in enriched.rows]
+        ever = table(checkpoint, "ever", spark).collect()
+        assert {row.shop: row.n for row in ever} == collections.Counter(shop for shop, _ in kept)
+        return counts, sorted(kept)
+
+    counts, kept = ended(Enrich())
+    hours = {_key(row): row["ns"] for row in closed.rows}
+    assert sorted(n for ns in hours.values() for n in ns) == [*range(1, 20)]
+    fates = {key: fate(ns) for key, ns in hours.items()}
+    assert kept == sorted(key for key, does in fates.items() if does in ("ok", "fails"))
+    account = counts.spouts["hours.closed"]
+    assert (account.records, account.dead) == (len(hours), len(hours) - len(kept))
+    assert account.retried == list(fates.values()).count("fails")
+    letters = dead_letters(checkpoint, spark).collect()
+    assert {(one.spout, one.error_type) for one in letters} <= {
+        *(("hours.closed", "Reject"), ("hours.closed", "Refused"))
+    }
+    assert all(sorted(one.payload.ns) in hours.values() for one in letters)
+    replay(checkpoint, spark, spout="hours.closed", where="error_type = 'Reject'")
+    counts, kept = ended(Enrich(mended=True))
+    assert kept == sorted(key for key, does in fates.items() if does != "refused")
+    assert counts.spouts["hours.closed"].resolved == list(fates.values()).count("dies") > 0
 
 
 class Planned(PlannedSource):
