@@ -109,7 +109,11 @@ class Topology(Parts):
 
 
 class BoltDeclarer:
-    """The inputs of a bolt. Every method returns the declarer, so that you can chain calls."""
+    """The inputs of a bolt. Every method returns the declarer, so that you can chain calls.
+
+    ``component`` is a spout, a bolt, or ``"<table>.closed"``, whose tuples are the rows of windows
+    that the micro-batch before has closed.
+    """
 
     def __init__(
         self,

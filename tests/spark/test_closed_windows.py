@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from worlds import Killed, killed
 
 from ackcore import testing
 from ackcore.spark import (
+    FileSpout,
     PlannedSource,
     Reject,
     Sink,
@@ -24,6 +26,7 @@ from ackcore.spark import (
     dead_letters,
     replay,
     run_batch,
+    start,
     table,
 )
 from ackcore.spark.base.errors import CheckpointForeign
@@ -129,11 +132,11 @@ def fed(ran, rows):
     return ran
 
 
-def topology_of(sinks, *, bolt=True, window=None, late_s=0):
+def topology_of(sinks, source=None, *, bolt=True, late_s=0, backoff_s=8.0):
     builder = TopologyBuilder()
-    builder.spout("orders", testing.Source(ORDERS))
+    builder.spout("orders", testing.Source(ORDERS) if source is None else source)
     builder.bolt("take", Take()).shuffle("orders")
-    hours = window or tumbling(HOUR, "at", late_s=late_s)
+    hours = tumbling(HOUR, "at", late_s=late_s)
     value = {"ns": collect("n", 99)}
     builder.table("hours", from_="take", key="shop", value=value, window=hours)
     if bolt:
@@ -145,7 +148,7 @@ def topology_of(sinks, *, bolt=True, window=None, late_s=0):
         builder.table("ever", from_="days.closed", key="shop", value=value)
     for name, writer in sinks.items():
         builder.sink(name, writer)
-    return builder.build(max_attempts=3, backoff_s=8.0)
+    return builder.build(max_attempts=3, backoff_s=backoff_s)
 
 
 def dying_at(step, number):
@@ -242,15 +245,15 @@ class Model:
                 assert sorted(enriched[key]["ns"]) == ns
             assert (key, 1) in {(one[1:3], one[3]) for one in RAN} or does != "fails"
         first = {}
-        for number, shop, start, _ in RAN:
-            first.setdefault((shop, start), number)
+        for number, shop, begin, _ in RAN:
+            first.setdefault((shop, begin), number)
         for number, rows in self.sinks["hours.closed"].written.items():
             for row in rows:
                 assert first[_key(row)] == number + 1, "the next micro-batch reads closed rows"
 
         days = collections.defaultdict(list)
-        for shop, start in enriched:
-            days[shop, start // DAY * DAY].append(start)
+        for shop, begin in enriched:
+            days[shop, begin // DAY * DAY].append(begin)
         found = [*self.sinks["days.closed"].rows, *self.kept["days"]]
         told = {_key(row): sorted(map(seconds, row["ns"])) for row in found}
         assert len(told) == len(found)
@@ -421,6 +424,37 @@ def test_run_batch_ends_when_closed_windows_are_acked_or_dead_and_replays_them(s
     counts, kept = ended(Enrich(mended=True))
     assert kept == sorted(key for key, does in fates.items() if does != "refused")
     assert counts.spouts["hours.closed"].resolved == list(fates.values()).count("dies") > 0
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", ["frame", "planned"])
+def test_a_stream_reads_closed_windows_although_no_source_has_new_rows(spark, tmp_path, kind):
+    given = [order(n, "ab"[n % 2], 7 * n, "fails" if n % 5 == 0 else "ok") for n in range(1, 20)]
+    orders = tmp_path / "orders"
+    orders.mkdir()
+    pq.write_table(pa.Table.from_pylist(given, ORDERS), orders / "0.parquet")
+    source = FileSpout(orders, "parquet", ORDERS)
+    if kind == "frame":
+        schema = "n long, shop string, at timestamp, does string"
+        source = spark.readStream.schema(schema).parquet(str(orders))
+    sinks = {name: Rows() for name in (*SINKS, *OF_BOLT)}
+    topology = topology_of(sinks, source, backoff_s=0.1)
+    query = start(topology, spark, tmp_path / "checkpoint")
+    query.process_all_available()
+    query.stop()
+    hours = {_key(row): row["ns"] for row in sinks["hours.closed"].rows}
+    assert len(hours) == len(sinks["hours.closed"].rows) == 18
+    kept = [(row["shop"], seconds(row["begin"])) for row in sinks["enrich"].rows]
+    assert sorted(kept) == sorted(key for key, ns in hours.items() if fate(ns) in ("ok", "fails"))
+    days = {_key(row): sorted(map(seconds, row["ns"])) for row in sinks["days.closed"].rows}
+    assert len(days) == len(sinks["days.closed"].rows) > 1
+    assert all(
+        starts == sorted(at for one, at in kept if (one, at // DAY * DAY) == key)
+        for key, starts in days.items()
+    )
+    ever = {row.shop: row.days for row in table(tmp_path / "checkpoint", "ever", spark).collect()}
+    assert ever == collections.Counter(shop for shop, _ in days)
+    assert query.counts.spouts["days.closed"].acked == len(days)
 
 
 class Planned(PlannedSource):
