@@ -252,8 +252,8 @@ def run_to_end(
     """Run micro-batch 0 and those of its retries, until each record is ACKED or DEAD.
 
     ``new`` are the rows of micro-batch 0, and ``nothing`` returns the inputs of a micro-batch that
-    has retries only.  ``wait`` is called with the seconds until the next retry is due.  Returns
-    whether any micro-batch was run.
+    has retries and rows of closed windows only.  ``wait`` is called with the seconds until the next
+    retry is due.  Returns whether any micro-batch was run.
     """
     state = engine.state
 
@@ -267,7 +267,7 @@ def run_to_end(
     while True:
         unfinished = state.last_plan != state.last_done
         due = engine.next_due_ms
-        asked = bool(state.pending_replays())
+        asked = bool(state.pending_replays()) or engine.has_closed_rows
         if due is None and not asked and not unfinished:
             return ran
         left = 0 if due is None or asked or unfinished else due - engine.clock()
@@ -287,8 +287,10 @@ def _wait(spark: SparkSession, wait: Callable[[float], object], seconds: float) 
 
 def _nothing(topology: Topology, spark: SparkSession) -> list[InputFrame]:
     """Return inputs without rows, for a micro-batch of retries."""
-    first = next(iter(topology.spouts.values()))
-    if any(spout.kind is not None for spout in topology.spouts.values()):
+    first, closed = next(iter(topology.spouts.values())), topology.closed
+    if any(
+        spout.kind is not None and spout.name not in closed for spout in topology.spouts.values()
+    ):
         return []  # such spouts have an input in each micro-batch
     return [InputFrame(spark.createDataFrame([], first.source.schema), first.name)]
 

@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -32,6 +32,7 @@ from ackcore.spark.base.workers import refuse_unpicklable
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.action import Jobs, read_results
 from ackcore.spark.engine.batch import Engine
+from ackcore.spark.engine.closed_rows import ClosedRows
 from ackcore.spark.engine.progress import Counts, Progress
 from ackcore.spark.engine.setup import InputFrame, RunPlan, RunResult, RunSetup, SpoutRows
 from ackcore.spark.listeners import Listeners
@@ -140,6 +141,8 @@ class LocalRuns:
     micro-batch, and at the end.
     """
 
+    _kind: Literal["stream", "batch"] = "batch"
+
     def __init__(
         self,
         topology: Topology,
@@ -199,7 +202,7 @@ class LocalRuns:
             dead=self._dead,
             counts=counts,
             attempts={
-                name: [self._executed[name][one] for one in self._message_ids[name]]
+                name: [self._executed[name][one] for one in self._message_ids.get(name, ())]
                 for name, spout in topology.spouts.items()
                 if spout.tracked
             },
@@ -214,12 +217,13 @@ class LocalRuns:
     def engine(self, directory: Path) -> Iterator[Engine]:
         """Open the checkpoint in a directory, and yield an engine that runs on it."""
         topology = self._topology
-        schemas = {name: table.schema for name, table in self._rows.items()}
+        schemas = self._schemas
         with State.open(
             directory / "checkpoint",
             topology,
             sources=kept_schemas(schemas, topology),
-            kind="batch",
+            kind=self._kind,
+            by_spark=False,
             clock_ms=_BEGIN_MS,
             new_key=_KEY,
         ) as state:
@@ -230,6 +234,7 @@ class LocalRuns:
                 self._take_dead,
                 clock=lambda: self._now_ms,
                 pause=self._pause,
+                offsets=ClosedRows(topology, None, state),
                 jobs=Jobs(
                     self._run,
                     _as_they_are,
@@ -239,6 +244,14 @@ class LocalRuns:
                     ),
                 ),
             )
+
+    @property
+    def _schemas(self) -> dict[str, pa.Schema]:
+        """The schemas of the sources, also of those of closed windows."""
+        closed = {
+            name: source_schema(self._topology.spouts[name]) for name in self._topology.closed
+        }
+        return {name: table.schema for name, table in self._rows.items()} | closed
 
     def on_progress(self, progress: Progress, counts: Counts) -> None:
         """Keep the report of a micro-batch."""
@@ -278,7 +291,7 @@ class LocalRuns:
     # ---------------------------------------------------------------------- in place of Spark
 
     def _setup(self, topology: Topology, layout: Layout, plan: RunPlan) -> RunSetup:
-        rows = {name: SpoutRows(table.schema, True) for name, table in self._rows.items()}
+        rows = {name: SpoutRows(schema, True) for name, schema in self._schemas.items()}
         setup = RunSetup(topology, layout, plan, rows, self._tasks, isolates=True)
         # Without a timeout, which would end this process.
         setup.spec = replace(
@@ -293,7 +306,8 @@ class LocalRuns:
         setup = self._setup(topology, layout, plan)
         spec = setup.spec
         sent: list[list[pa.RecordBatch]] = []
-        for name, part in self._parts(plan.number):
+        parts = [*self._parts(plan.number), *map(_closed_rows, inputs)]
+        for name, part in parts:
             read = partial(SpoutStage, sources=setup.sources, spout=name)
             sent.append(self._task(read, spec, 1, len(sent), part.to_batches()))
         slices = setup.slices()
@@ -309,7 +323,7 @@ class LocalRuns:
         batches = [batch for task in sent for batch in task]
         result = read_results(setup, layout, pa.Table.from_batches(batches, schema))
         if not result.problems and plan.number not in self._counted:
-            self._count(setup, plan)
+            self._count(setup, plan, parts)
             self._untracked_failures += result.untracked_failures
         return result
 
@@ -325,12 +339,12 @@ class LocalRuns:
             found.append(self._task(stage, spec, level, dest, here))
         return found
 
-    def _count(self, setup: RunSetup, plan: RunPlan) -> None:
+    def _count(self, setup: RunSetup, plan: RunPlan, parts: Sequence[tuple[str, pa.Table]]) -> None:
         """Count the executions of records; only accepted runs are attempts."""
         self._counted.add(plan.number)
         for name, file in plan.retries.items():
             self._executed[name].update(read_whole(file)[MESSAGE_ID].to_pylist())
-        for partition, (name, part) in enumerate(self._parts(plan.number)):
+        for partition, (name, part) in enumerate(parts):
             ids: list[str] = []
             for batch in part.to_batches():
                 found = setup.sources[name].message_ids(batch, plan.number, partition, len(ids))
@@ -377,6 +391,14 @@ class LocalRuns:
         raise RuntimeError(f"task {partition} of level {level} died {_TRIES} times")
 
 
+def _closed_rows(one: InputFrame) -> tuple[str, pa.Table]:
+    """Return the spout and the rows of an input of closed windows; all of them are in one task."""
+    assert one.spout is not None
+    assert one.snapshot is not None
+    numbers = pa.RecordBatch.from_pydict({"id": [0]})
+    return one.spout, pa.Table.from_batches(one.snapshot.read(iter([numbers])))
+
+
 def _rows_of(table: TableSnapshot) -> pa.Table:
     """Return the rows of a table, copied, because the files are deleted with the checkpoint."""
     parts = [finished(table.shape, stored) for stored in table.reader().scan()]
@@ -394,12 +416,14 @@ def _tables(topology: Topology, rows: Mapping[str, Any]) -> dict[str, pa.Table]:
             f"rows must map the names of spouts to their rows, got {type(rows).__name__}; "
             "for example {'lines': [{'line': 'a b'}]}"
         )
-    if set(rows) != set(topology.spouts):
+    closed = topology.closed
+    spouts = {name: spout for name, spout in topology.spouts.items() if name not in closed}
+    if set(rows) != set(spouts):
         raise ValueError(
-            f"rows must have one entry per spout: {', '.join(map(repr, topology.spouts))} "
+            f"rows must have one entry per spout: {', '.join(map(repr, spouts))} "
             f"([] for a spout without rows), got {', '.join(map(repr, rows)) or 'none'}"
         )
-    return {name: _table(spout, rows[name]) for name, spout in topology.spouts.items()}
+    return {name: _table(spout, rows[name]) for name, spout in spouts.items()}
 
 
 def _table(spout: Spout, rows: Any) -> pa.Table:

@@ -12,6 +12,7 @@ from ackcore.topology import dedup as duplicates
 from ackcore.topology import validation
 from ackcore.topology._words import numbered
 from ackcore.topology.bolt_calls import keep_settings
+from ackcore.topology.closed_windows import with_closed
 from ackcore.topology.components import (
     DEFAULT_STREAM,
     AsyncBolt,
@@ -40,7 +41,6 @@ from ackcore.topology.parts import (
     Shuffle,
     SinkSpec,
     Spout,
-    TableSpec,
     check_max_refused,
     kind_of,
 )
@@ -109,7 +109,11 @@ class Topology(Parts):
 
 
 class BoltDeclarer:
-    """The inputs of a bolt. Every method returns the declarer, so that you can chain calls."""
+    """The inputs of a bolt. Every method returns the declarer, so that you can chain calls.
+
+    ``component`` is a spout, a bolt, or ``"<table>.closed"``, whose tuples are the rows of windows
+    that the micro-batch before has closed.
+    """
 
     def __init__(
         self,
@@ -415,21 +419,23 @@ class TopologyBuilder:
         name : str
             The name of the table. No component may have the same name.
         from_ : str
-            The bolt whose rows are folded.
+            The bolt whose rows are folded; or a spout whose source is a `KafkaSpout` or another
+            `PlannedSource`; or ``"<table>.closed"`` for the rows of closed windows.
         key : str or sequence of str
             The columns of the key. A null is a key like any other.
         value : mapping from str to Aggregate
             The aggregates by the names of their columns, such as ``{"euros": sum_of("euros")}``.
         stream : str, default "default"
-            The stream of the bolt.
+            The stream of the component.
         ttl_s : float, optional
             The time in seconds after which a row is removed that no record has changed. By default
             rows stay forever.
         window : Window, optional
             Windows of time, from `ackcore.tables.tumbling`, `sliding` or `session`. A row then has
             the key, the columns ``window_start`` and ``window_end``, and the values. It is emitted
-            to the sinks of ``"<name>.closed"`` when its window closes, and is then removed. A
-            record whose window has closed is a dead letter.
+            to the sinks of ``"<name>.closed"`` when its window closes, and is then removed. Bolts
+            and tables that read ``"<name>.closed"`` get it in the next micro-batch, as a record of
+            a spout with this name. A record whose window has closed is a dead letter.
 
         Raises
         ------
@@ -439,7 +445,7 @@ class TopologyBuilder:
             If `ttl_s` is not positive.
         """
         _check_name(name, "name", "the name of the table")
-        _check_name(from_, "from_", "the name of a bolt")
+        _check_name(from_, "from_", "the name of a component")
         _check_name(stream, "stream", "the name of a stream")
         keys = _message_id(key, f"key of table {name!r}")
         if keys is None:
@@ -525,20 +531,13 @@ class TopologyBuilder:
                     declared.expect,
                 )
             )
+        tables, closed, misfits = with_closed(self._tables, self._spouts, bolts)
         found.extend(
             validation.problems(
-                self._spouts, bolts, self._sinks, self._tables, broken, settings.reject
+                self._spouts, bolts, self._sinks, self._tables, closed, broken, settings.reject
             )
         )
-        schemas_of = {bolt.name: bolt.schemas for bolt in bolts}
-        tables: list[TableSpec] = []
-        for table in self._tables:
-            schema = schemas_of.get(table.component, {}).get(table.stream)
-            try:
-                if schema is not None:
-                    tables.append(table.spec(schema))
-            except (TypeError, ValueError) as error:
-                found.append(str(error))
+        found.extend(misfits)
         checks, wrong = validation.compiled_checks(
             self._spouts, bolts, [*self._sinks, *self._tables], broken
         )
@@ -549,7 +548,7 @@ class TopologyBuilder:
             raise TopologyError([*found, str(error)]) from None
         bolts, sinks, tables = found_again
         topology = Topology(
-            spouts={spout.name: spout for spout in self._spouts},
+            spouts={spout.name: spout for spout in (*self._spouts, *closed)},
             bolts={bolt.name: bolt for bolt in bolts},
             sinks={sink.name: sink for sink in sinks},
             tables={table.name: table for table in tables},

@@ -20,7 +20,7 @@ from ackcore.topology.components import DEFAULT_STREAM, AsyncBolt, BasicBolt, Bo
 from ackcore.topology.parts import BoltSpec, Parts, SinkSpec, Spout
 from ackcore.topology.settings import Settings
 from ackcore.topology.stage_layout import Layout, Subscription
-from ackcore.topology.table_views import CHANGES, CLOSED
+from ackcore.topology.table_views import CHANGES, CLOSED, ClosedWindows
 
 _HIGH, _GAP_Y, _GAP_X, _MARGIN = 44, 26, 150, 14
 _CHAR = 8.2
@@ -112,6 +112,10 @@ def _edges(structure: Mapping[str, Any]) -> list[_Edge]:
     for name, table in tables.items():
         source, stream = table["from"]
         found.append(_Edge(source, stream, f"table {name}", "", False))
+    for name, spout in structure["spouts"].items():
+        if spout.get("source") == ClosedWindows.source_kind:
+            table = f"table {name.removesuffix(CLOSED)}"
+            found.append(_Edge(table, DEFAULT_STREAM, name, "", False))
     return found
 
 
@@ -340,6 +344,8 @@ def _readers(component: str, stream: str, parts: Parts, layout: Layout) -> list[
     for table in parts.tables.values():
         if (table.component, table.stream) == (component, stream):
             readers.append(f"──▶ table {table.name}: {', '.join(table.shape.key_names)}")
+            if f"{table.name}{CLOSED}" in parts.closed:
+                readers.append(f"──▶ spout {table.name}{CLOSED}, in the next micro-batch")
             for sink in parts.sinks.values():
                 if parts.table_read(sink) is table:
                     closed = sink.component.endswith(CLOSED)
@@ -363,7 +369,11 @@ def _stays(sub: Subscription) -> str:
 
 
 def _sinks(parts: Parts, component: str, stream: str) -> list[SinkSpec]:
-    return [s for s in parts.sinks.values() if (s.component, s.stream) == (component, stream)]
+    return [
+        sink
+        for sink in parts.sinks.values()
+        if (sink.component, sink.stream) == (component, stream) and parts.table_read(sink) is None
+    ]
 
 
 def _sink(sink: SinkSpec) -> str:

@@ -15,6 +15,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from graphlib import TopologicalSorter
 from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
@@ -24,7 +25,13 @@ from ackcore.tables.table_shape import TableShape
 from ackcore.tables.time_windows import Window
 from ackcore.topology.components import DEFAULT_STREAM, Component
 from ackcore.topology.expectations import Expectations
-from ackcore.topology.table_views import CHANGES, CLOSED, change_streams, closed_streams
+from ackcore.topology.table_views import (
+    CHANGES,
+    CLOSED,
+    ClosedWindows,
+    change_streams,
+    closed_streams,
+)
 
 #: The end of the name of the bolt and the table for the duplicates of a spout.
 DEDUP = ".dedup"
@@ -298,6 +305,26 @@ class Parts:
                     left += [each.component for each in self.bolts[name].inputs]
         return tuple(name for name in self.spouts if name in reached)
 
+    @property
+    def closed(self) -> dict[str, TableSpec]:
+        """The tables whose closed windows bolts or tables read, by the names of their spouts."""
+        return {
+            name: self.tables[spout.source.shape.name]
+            for name, spout in self.spouts.items()
+            if spout.kind == ClosedWindows.source_kind
+        }
+
+    def tables_before(self, table: TableSpec) -> tuple[str, ...]:
+        """Return the tables whose closed windows reach a table."""
+        closed = self.closed
+        return tuple(closed[one].name for one in self.spouts_of(table.component) if one in closed)
+
+    @cached_property
+    def tables_in_order(self) -> tuple[TableSpec, ...]:
+        """The tables, each after those whose closed windows reach it."""
+        graph = {name: self.tables_before(table) for name, table in self.tables.items()}
+        return tuple(self.tables[name] for name in TopologicalSorter(graph).static_order())
+
     def streams(self, component: str) -> tuple[str, ...]:
         """Return the names of a component's streams."""
         return (
@@ -313,7 +340,12 @@ class Parts:
     @property
     def written(self) -> frozenset[tuple[str, str]]:
         """The component and stream of each stream with a sink or a table."""
-        sinks = {(sink.component, sink.stream) for sink in self.sinks.values()}
+        # The rows of sinks that read tables are not among the rows of a run.
+        sinks = {
+            (sink.component, sink.stream)
+            for sink in self.sinks.values()
+            if self.table_read(sink) is None
+        }
         return frozenset(
             sinks | {(table.component, table.stream) for table in self.tables.values()}
         )

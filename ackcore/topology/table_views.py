@@ -19,7 +19,7 @@ from ackcore.topology.row_conversion import rows_of
 CHANGES = ".changes"
 #: The stream of changed rows without their former values.
 UPSERTS = "upserts"
-#: The end of the name under which a sink reads the rows of the windows that have closed.
+#: The end of the name under which sinks, bolts and tables read the rows of closed windows.
 CLOSED = ".closed"
 
 
@@ -37,6 +37,24 @@ def change_streams(shape: TableShape) -> dict[str, pa.Schema]:
 def closed_streams(shape: TableShape) -> dict[str, pa.Schema]:
     """Return the one stream of the rows of a table's closed windows: the rows of the table."""
     return {DEFAULT_STREAM: shape.row_schema}
+
+
+class ClosedWindows:
+    """The source of the spout ``<table>.closed``, whose records are the rows of closed windows.
+
+    `TopologyBuilder.build` declares this spout if a bolt or a table reads it. Each micro-batch
+    reads the rows of the windows that the micro-batch before has closed.
+    """
+
+    source_kind = "closed"
+    deserializer = None
+
+    def __init__(self, shape: TableShape) -> None:
+        self.shape = shape
+        self.schema = self.emits = shape.row_schema
+
+    def __repr__(self) -> str:
+        return f"ClosedWindows({self.shape.name!r})"
 
 
 class TableSource(Protocol):

@@ -48,7 +48,14 @@ from ackcore.topology.parts import (
 )
 from ackcore.topology.settings import MAX_PARALLELISM
 from ackcore.topology.sql_conditions import spark_types, supported_type
-from ackcore.topology.table_views import CHANGES, CLOSED, UPSERTS, change_streams, closed_streams
+from ackcore.topology.table_views import (
+    CHANGES,
+    CLOSED,
+    UPSERTS,
+    ClosedWindows,
+    change_streams,
+    closed_streams,
+)
 
 #: The prefix of ackcore's own columns.
 RESERVED = "_ackcore_"
@@ -111,13 +118,15 @@ def problems(
     bolts: Sequence[BoltSpec],
     sinks: Sequence[SinkSpec],
     tables: Sequence[DeclaredTable],
+    closed: Sequence[Spout],
     broken: set[str],
     reject: Sequence[type[Exception]] = (),
 ) -> Iterator[str]:
     """Yield all problems of a topology, except those of the keys and values of tables.
 
     ``spouts``, ``bolts``, ``sinks``, ``tables``: the components as declared; several may have the
-    same name. ``broken``: the bolts whose streams are unknown, because their outputs were refused.
+    same name. ``closed``: the spouts of closed windows. ``broken``: the bolts whose streams are
+    unknown, because their outputs were refused.
     """
     yield from _names(spouts, bolts, sinks, tables)
     names = [table.name for table in tables]
@@ -128,8 +137,8 @@ def problems(
     for name in (*(spout.name for spout in spouts), *(bolt.name for bolt in bolts)):
         if name in changes:
             yield (
-                f"component {name!r} must have another name, because sinks read the changed rows "
-                f"of table {name.rpartition('.')[0]!r} under this one; rename it"
+                f"component {name!r} must have another name, because rows of table "
+                f"{name.rpartition('.')[0]!r} are read under this one; rename it"
             )
     sinks = [sink for sink in sinks if sink.component not in changes]
     for spout in spouts:
@@ -142,7 +151,12 @@ def problems(
     yield from _shared(bolts)
     times = Counter([*(spout.name for spout in spouts), *(bolt.name for bolt in bolts)])
     broken = broken | {name for name in times if times[name] > 1}
-    find = _finder(spouts, bolts, broken)
+    # Without a spout of its own: the table has no window, or a problem of its own.
+    unknown = {f"{name}{CLOSED}" for name in names} - {spout.name for spout in closed}
+    find = _finder([*spouts, *closed], bolts, broken | unknown)
+    for bolt in bolts:
+        for each in bolt.inputs:
+            yield from _windowless(f"bolt {bolt.name!r}", each.component, tables)
     for bolt in bolts:
         for each in bolt.inputs:
             found = find(f"bolt {bolt.name!r}", each.component, each.stream)
@@ -157,15 +171,17 @@ def problems(
         found = find(f"{kind} {reader.name!r}", reader.component, reader.stream)
         if isinstance(found, str):
             yield found
-    sources = {spout.name for spout in spouts} - broken
+    untyped = {spout.name for spout in spouts if spout.kind is None} - broken
     for table in tables:
-        if table.component in sources:
+        yield from _windowless(f"table {table.name!r}", table.component, tables)
+        if table.component in untyped:
             yield (
                 f"table {table.name!r} reads spout {table.component!r}, whose columns have no "
-                "declared types; let a bolt read the spout, and the table that bolt"
+                "declared types, because its source is a DataFrame; let a bolt read the spout, "
+                "and the table that bolt"
             )
-    yield from _unread(spouts, bolts, sinks)
-    yield from _circle([bolt for bolt in bolts if bolt.name not in broken])
+    yield from _unread(spouts, bolts, sinks, tables)
+    yield from _circle([bolt for bolt in bolts if bolt.name not in broken], tables)
 
 
 class _DeclaredStream:
@@ -497,7 +513,8 @@ def _finder(
     """
     streams: dict[str, dict[str, _DeclaredStream]] = {}
     for spout in spouts:
-        streams[spout.name] = {DEFAULT_STREAM: _DeclaredStream(spout.fields)}
+        types = spout.source.emits.types if spout.kind == ClosedWindows.source_kind else ()
+        streams[spout.name] = {DEFAULT_STREAM: _DeclaredStream(spout.fields, types)}
     for bolt in bolts:
         streams[bolt.name] = {
             stream: _DeclaredStream(schema.names, schema.types)
@@ -644,6 +661,16 @@ def change_problems(sink: SinkSpec, shape: TableShape) -> Iterator[str]:
         )
 
 
+def _windowless(subject: str, component: str, tables: Sequence[DeclaredTable]) -> Iterator[str]:
+    """Yield the problem of a bolt or a table that reads closed windows of a table without them."""
+    for table in tables:
+        if component == f"{table.name}{CLOSED}" and table.window is None:
+            yield (
+                f"{subject} reads the closed windows of table {table.name!r}, which has no "
+                "window; declare the table with window=tumbling(...)"
+            )
+
+
 def window_problems(topology: Parts) -> Iterator[str]:
     """Yield the problems of tables with windows that are fed by untracked spouts."""
     for table in topology.tables.values():
@@ -696,10 +723,14 @@ def _wanted(bolt: BoltSpec, each: Input, found: _DeclaredStream) -> Iterator[str
 
 
 def _unread(
-    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[SinkSpec]
+    spouts: Sequence[Spout],
+    bolts: Sequence[BoltSpec],
+    sinks: Sequence[SinkSpec],
+    tables: Sequence[DeclaredTable],
 ) -> Iterator[str]:
     read = {each.component for bolt in bolts for each in bolt.inputs}
-    read |= {sink.component for sink in sinks}
+    read |= {sink.component for sink in sinks} | {table.component for table in tables}
+    read -= {f"{table.name}{CLOSED}" for table in tables}
     if read - {spout.name for spout in spouts} - {bolt.name for bolt in bolts}:
         return  # the reader of an undeclared component may have meant any of them
     for spout in spouts:
@@ -707,12 +738,11 @@ def _unread(
             yield (f"no bolt or sink reads spout {spout.name!r}; let one read it, or remove it")
 
 
-def _circle(bolts: Sequence[BoltSpec]) -> Iterator[str]:
-    names = {bolt.name for bolt in bolts}
-    graph = {
-        bolt.name: [each.component for each in bolt.inputs if each.component in names]
-        for bolt in bolts
-    }
+def _circle(bolts: Sequence[BoltSpec], tables: Sequence[DeclaredTable]) -> Iterator[str]:
+    inputs = {bolt.name: [each.component for each in bolt.inputs] for bolt in bolts}
+    closed = {f"{table.name}{CLOSED}": [table.component] for table in tables}
+    known = inputs | closed
+    graph = {name: [one for one in read if one in known] for name, read in known.items()}
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -720,6 +750,12 @@ def _circle(bolts: Sequence[BoltSpec]) -> Iterator[str]:
         # Start at the bolt that was declared first, so that the text is deterministic.
         at = circle.index(min(circle, key=list(graph).index))
         shown = " -> ".join([*circle[at:], *circle[: at + 1]])
+        if closed.keys() & set(circle):
+            yield (
+                f"a table gets the rows of its own closed windows: {shown}; its windows would "
+                "never all close; remove one of these inputs"
+            )
+            return
         yield (
             f"bolts read one another in a cycle: {shown}; a tuple tree must end within its "
             "micro-batch; remove one of these inputs, or write the tuples to a sink and read "

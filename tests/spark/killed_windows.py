@@ -11,9 +11,9 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from ackcore.examples.quiet_spark import spark_session
-from ackcore.spark import dead_letters, start, to_parquet
+from ackcore.spark import FileSpout, dead_letters, start, to_parquet
 from ackcore.spark.base import failpoints
-from ackcore.tables import collect, session, tumbling
+from ackcore.tables import collect, count, session, tumbling
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -42,6 +42,19 @@ class Order(BasicBolt):
         collector.emit((tuple["shop"], tuple["ts"], tuple["n"]))
 
 
+class Enrich(BasicBolt):
+    """Passes closed windows on; one in four fails at its first attempt."""
+
+    outputs = pa.schema(
+        [("shop", pa.string()), ("orders", pa.list_(pa.int64())), ("window", pa.string())]
+    )
+
+    def execute(self, tuple, collector):
+        if sum(tuple["orders"]) % 4 == 3 and tuple.attempt == 0:
+            raise TimeoutError("the service is out")
+        collector.emit((tuple["shop"], tuple["orders"], tuple.message_id))
+
+
 def drive(path, points):
     """Take all files until no record waits; points are as `failpoints` has them."""
     os.setsid()  # the JVM is killed along
@@ -57,10 +70,18 @@ def drive(path, points):
             builder.table(name, from_="order", key="shop", value=value, window=window)
             builder.sink(f"{name}.closed", to_parquet(root / name))
         builder.sink("order", to_parquet(root / "rows"))
+        builder.bolt("enrich", Enrich(), parallelism=2).shuffle("tens.closed")
+        builder.sink("enrich", to_parquet(root / "enriched"))
+        builder.table("shops", from_="tens.closed", key="shop", value={"tens": count()})
+        # A table that reads a spout; some of its records fail in a bolt that reads it, too.
+        files = FileSpout(root / "orders", "parquet", Order.outputs, max_files_per_batch=1)
+        builder.spout("files", files)
+        builder.bolt("again", Order()).shuffle("files")
+        builder.table("direct", from_="files", key="shop", value={"orders": collect("n", 99)})
         topology = builder.build(backoff_s=0.01)
         failpoints._POINTS = failpoints.parse(points)
         query = start(topology, spark, root / "checkpoint", trigger={"availableNow": True})
         query.await_termination()
-        letters = dead_letters(root / "checkpoint", spark).collect()
+        letters = dead_letters(root / "checkpoint", spark, spout="orders").collect()
         dead = [[row.payload.n, row.error_type, row.component] for row in letters]
         (root / "dead.json").write_text(json.dumps(dead))

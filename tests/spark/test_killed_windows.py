@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections import defaultdict
+from collections import Counter, defaultdict
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -16,8 +16,8 @@ from killed_windows import BATCHES, WINDOWS, drive
 
 from ackcore.spark.inspect import table_reading
 
-STEPS = ["folded:1", "changes-recorded:1", "in-sink:2"]
-MORE = ["decided:0", "tables-recorded:1", "acted:2", "marked:2", "folded:3"]
+STEPS = ["folded:1", "changes-recorded:1", "planned:2", "in-sink:2"]
+MORE = ["decided:0", "tables-recorded:1", "ran:2", "acted:2", "marked:2", "folded:3", "decided:4"]
 
 
 @pytest.mark.spark
@@ -40,20 +40,33 @@ def test_windows_of_killed_drivers_close_once_with_the_acked_orders(tmp_path, st
     )
     orders = [one for some in BATCHES for one in some if one[2] != 9]
     assert sorted(row["n"] for row in _rows(tmp_path / "rows")) == sorted(n for *_, n in orders)
+    tens = [(row["shop"], sorted(row["orders"])) for row in _rows(tmp_path / "tens")]
+    enriched = [(row["shop"], sorted(row["orders"])) for row in _rows(tmp_path / "enriched")]
+    assert sorted(enriched) == sorted(tens)
+    shops = {row["shop"]: row["tens"] for row in _table(tmp_path, "shops")}
+    assert shops == Counter(shop for shop, _ in tens)
+    direct = {row["shop"]: sorted(row["orders"]) for row in _table(tmp_path, "direct")}
+    every = [one for some in BATCHES for one in some]
+    assert direct == {shop: sorted(n for one, _, n in every if one == shop) for shop in "ab"}
     for name, expected in (("tens", _tens(orders)), ("visits", _visits(orders))):
         closed = [_key(row) for row in _rows(tmp_path / name)]
-        still_open = table_reading.read_table(
-            tmp_path / "checkpoint", name, lambda table: table_reading.first_rows(table, 99)
-        )
-        found = closed + [_key(row) for row in still_open.to_pylist()]
+        still_open = _table(tmp_path, name)
+        found = closed + [_key(row) for row in still_open]
         assert len(closed) >= 3
-        assert still_open.num_rows == 1
+        assert len(still_open) == 1
         assert sorted(found) == sorted(expected)
 
 
 def _rows(path):
     files = sorted(path.glob("batch_id=*/*.parquet"))
     return [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
+
+
+def _table(path, name):
+    rows = table_reading.read_table(
+        path / "checkpoint", name, lambda table: table_reading.first_rows(table, 99)
+    )
+    return rows.to_pylist()
 
 
 def _key(row):

@@ -21,6 +21,7 @@ from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.tables.recorded_shapes import recorded
 from ackcore.topology.parts import changes
+from ackcore.topology.table_views import CLOSED, ClosedWindows
 
 _KINDS = {"stream": "start()", "batch": "run_batch()"}
 _SOURCES = {None: "a DataFrame", "kafka": "Kafka", "planned": "a PlannedSource"}
@@ -148,8 +149,15 @@ def _refuse_other_spouts(path: str, meta: dict[str, Any], topology: Described, k
                 f"{path}: spout {name!r} read {was}, and reads {now} now: a position in the old "
                 "source is not valid in the new one. Give this topology another checkpoint"
             )
-    new = [f"spout {name!r} is new" for name in topology.spouts if name not in known]
-    gone = [f"spout {name!r} is gone" for name in known if name not in topology.spouts]
+    # The rows of closed windows have no source outside of the checkpoint.
+    closed = {
+        name
+        for name, spout in (before | after).items()
+        if spout.get("source") == ClosedWindows.source_kind
+    }
+    added = topology.spouts.keys() - {*known} - closed
+    new = [f"spout {name!r} is new" for name in topology.spouts if name in added]
+    gone = [f"spout {name!r} is gone" for name in known if name not in {*topology.spouts, *closed}]
     if kind == "stream" and (new or gone):
         why = "Spark continues the sources of a stream by their numbers, which would change"
     elif new:
@@ -218,8 +226,8 @@ def check_tables(
 
     Values may be added, and start empty; values and tables may be removed. Raises CheckpointForeign
     if the key, the windows, the type of a value, or the presence of a ttl has changed; if a value
-    has the name of a removed one; or if anything of a table has changed while a micro-batch is
-    decided.
+    has the name of a removed one; if rows of closed windows wait that nothing reads any more; or if
+    anything of a table has changed while a micro-batch is decided.
 
     Parameters
     ----------
@@ -259,15 +267,25 @@ def check_tables(
                     f"{subject}: its value {value!r} {found}, and is {what} now: states of one "
                     f"cannot be those of the other. {other}"
                 )
+    for name, table in recorded.items():
+        spout = f"{name}{CLOSED}"
+        read = [spout in structure["spouts"] for structure in structures]
+        if table.closed and read == [True, False]:
+            raise CheckpointForeign(
+                f"{root}: {sum(one.rows for one in table.closed)} rows of closed windows of table "
+                f"{name!r} wait for the next micro-batch, and no bolt or table of the topology "
+                f"reads {spout!r}. Run the former topology until it has read them, then change "
+                "it; or give this one another checkpoint"
+            )
     if decided is None:
         return
     for name in sorted(before.keys() | after.keys()):
         bolts = (structure["bolts"] for structure in structures)
-        read = [
+        feeds = [
             (table, table and bolt.get(table["from"][0], {}).get("streams", {}))
             for table, bolt in zip((before.get(name), after.get(name)), bolts, strict=True)
         ]
-        if read[0] != read[1]:
+        if feeds[0] != feeds[1]:
             raise CheckpointForeign(
                 f"{root}: table {name!r} or the bolt that it reads has changed, and micro-batch "
                 f"{decided} was decided before and is not finished. Run the former topology until "

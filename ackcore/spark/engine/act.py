@@ -25,6 +25,7 @@ from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.checkpoint.state import State
+from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.engine.insist import Failed, Pause, SinkCalls
 from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects, too_many_refused
 from ackcore.spark.sinks.sink import as_sink
@@ -66,7 +67,7 @@ def ask_sinks(
     known = state.refusals.of(number)
     for sink in topology.sinks.values():
         files = accepted_files(state, decision, sink.component, sink.stream)
-        if not files:
+        if not files or topology.table_read(sink) is not None:
             continue
         batch = SinkBatch(
             spark=spark,  # type: ignore[arg-type] # None if no sink needs one
@@ -125,11 +126,12 @@ def fold_tables(
     refused = [pc.list_flatten(one.rows["roots"]) for one in state.refusals.of(number)]
     roots = [decision.nonacked["root_id"], *refused]
     nonacked = np.unique(np.concatenate([each.to_numpy() for each in roots]))
-    after = {}
-    for name, table in topology.tables.items():
+    after: dict[str, TableState] = {}
+    for table in topology.tables_in_order:
+        name = table.name
         files = accepted_files(state, decision, table.component, table.stream)
         known = before.get(name) or new_table(table.shape)
-        fold = fold_of(state, topology, table, decision, known)
+        fold = fold_of(state, topology, table, decision, known, after)
         after[name] = SinkCalls(spark, number, pause).insist(
             f"table {name!r}", partial(fold.folded, known, files, nonacked), topology.settings
         )

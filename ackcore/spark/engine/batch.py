@@ -47,6 +47,7 @@ from ackcore.spark.engine.act import (
     unanchored,
 )
 from ackcore.spark.engine.action import Jobs
+from ackcore.spark.engine.closed_rows import closed_of
 from ackcore.spark.engine.decide import BatchOutcome
 from ackcore.spark.engine.insist import Pause, SinkCalls, Stopped
 from ackcore.spark.engine.progress import (
@@ -145,6 +146,11 @@ class Engine:
         last = self.state.last_done
         decision = None if last is None else self.state.decision(last)
         return None if decision is None else decision.waiting.next_due_ms
+
+    @property
+    def has_closed_rows(self) -> bool:
+        """Whether bolts or tables must get rows of windows that the last micro-batch closed."""
+        return bool(closed_of(self.state, self.topology, self.state.last_done))
 
     def _counts_after(self, number: int) -> Counts:
         decision = self.state.decision(number)

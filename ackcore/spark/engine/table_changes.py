@@ -25,18 +25,14 @@ from ackcore.spark.engine.insist import Pause, SinkCalls
 from ackcore.spark.sinks.rejects import SinkRejects, TooManyRefused
 from ackcore.spark.sinks.sink import as_sink
 from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch
-from ackcore.spark.tables.table_places import opened_segments
+from ackcore.spark.tables.table_places import opened_segments, stored_rows
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.tables.folding import finished
-from ackcore.tables.table_compaction import SegmentInfo
 from ackcore.tables.table_segments import TableReader
 from ackcore.tables.table_shape import TableShape
 from ackcore.topology.builder import Topology
 from ackcore.topology.parts import SinkSpec
 from ackcore.topology.table_views import CHANGES, CLOSED, change_streams, closed_streams
-
-#: The number of rows that are looked up at a time.
-_ROWS = 1 << 17
 
 
 def write_changes(
@@ -134,10 +130,8 @@ def _write_files(
                 if component.endswith(CHANGES):
                     rows = _changed(shape, state.segments, after, before.get(table.name))
                 else:
-                    rows = (
-                        finished(shape, stored)
-                        for stored in _stored(shape, state.segments, segments)
-                    )
+                    closed = opened_segments(state.segments, shape, segments)
+                    rows = (finished(shape, stored) for stored in stored_rows(closed))
                 wanted = {stream: schemas[stream] for stream in sorted(read)}
                 found += _write_table(component, wanted, work, rows)
     return found
@@ -178,17 +172,9 @@ def _changed(
         horizon = now.horizon_ms if shape.window is None else before.horizon_ms
         former = TableReader(shape, opened_segments(files, shape, before.segments), horizon)
     values = list(shape.aggregates)
-    for stored in _stored(shape, files, now.changed):
+    for stored in stored_rows(opened_segments(files, shape, now.changed)):
         rows = finished(shape, stored)
         old = finished(shape, former.lookup(stored)).select(values)
         for name, column in zip(values, old.columns, strict=True):
             rows = rows.append_column(f"old_{name}", column)
         yield rows
-
-
-def _stored(
-    shape: TableShape, files: SegmentFiles, segments: Sequence[SegmentInfo]
-) -> Iterator[pa.Table]:
-    for segment in opened_segments(files, shape, segments):
-        for start in range(0, segment.rows, _ROWS):
-            yield segment.take(np.arange(start, min(start + _ROWS, segment.rows)))

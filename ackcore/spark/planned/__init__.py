@@ -6,11 +6,13 @@ from pyspark.sql import SparkSession
 
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.checkpoint.state import State
+from ackcore.spark.engine.closed_rows import ClosedRows
 from ackcore.spark.engine.setup import PlannedRows
 from ackcore.spark.kafka import kafka_sources
 from ackcore.spark.planned.joined_rows import JoinedRows
 from ackcore.spark.planned.source_rows import SourceRows
 from ackcore.topology.builder import Topology
+from ackcore.topology.table_views import ClosedWindows
 
 
 def planned_rows(
@@ -32,7 +34,7 @@ def planned_rows(
     others = {
         name: spout.source
         for name, spout in topology.spouts.items()
-        if spout.kind not in (None, "kafka")
+        if spout.kind not in (None, "kafka", ClosedWindows.source_kind)
     }
     if others:
         try:
@@ -42,4 +44,7 @@ def planned_rows(
             if kafka is not None:
                 kafka.close()
             raise
+    if topology.closed:
+        # The last ones: partitions of other inputs keep their numbers.
+        found.append(ClosedRows(topology, spark, state))
     return JoinedRows(found) if len(found) > 1 else next(iter(found), None)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from ackcore.spark.base.errors import corrupt
@@ -15,6 +16,9 @@ from ackcore.tables.table_compaction import SegmentInfo
 from ackcore.tables.table_segments import TableReader, TableSegment
 from ackcore.tables.table_shape import TableShape
 from ackcore.topology.parts import Parts
+
+#: The number of rows that are read at a time.
+_ROWS = 1 << 17
 
 
 class TableSnapshot(NamedTuple):
@@ -49,6 +53,23 @@ def snapshot_of(state: State, topology: Parts, number: int | None) -> dict[str, 
         )
         for name, table in found.items()
     }
+
+
+def stored_rows(
+    segments: Sequence[TableSegment], start: int = 0, stop: int | None = None
+) -> Iterator[pa.Table]:
+    """Yield the stored rows of segments, one after the other, in tables of bounded size.
+
+    ``start``, ``stop``: the places of the first row and behind the last one, counted through all
+    segments; by default all rows.
+    """
+    first = 0
+    for segment in segments:
+        lo = max(start - first, 0)
+        hi = segment.rows if stop is None else min(stop - first, segment.rows)
+        for place in range(lo, hi, _ROWS):
+            yield segment.take(np.arange(place, min(place + _ROWS, hi)))
+        first += segment.rows
 
 
 def opened_segments(
