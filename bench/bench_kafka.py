@@ -100,10 +100,12 @@ def bare(broker, filled) -> Iterator[Callable[[], float]]:
         yield bare
 
 
-def spark_worker(broker: Any, conf: dict[str, str], **arguments: Any) -> Worker:
+def spark_worker(
+    broker: Any, conf: dict[str, str], job: str = "OnSpark", **arguments: Any
+) -> Worker:
     """Return a process with a Spark of its own."""
     where = broker.bootstrap_servers
-    return Worker("kafka_jobs.OnSpark", servers=where, cores=CORES, conf=conf, **arguments)
+    return Worker(f"kafka_jobs.{job}", servers=where, cores=CORES, conf=conf, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +255,23 @@ def bench_poison_saturated(broker, on_spark, quick, rounds, report_ratio):
 
 
 # ---- a consumer without Spark ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partitions", [1, 12])
+def bench_micro_batch(broker, quick, rounds, report_ratio, partitions):
+    """The wall time of a micro-batch of 1,000 records that arrive, into Parquet."""
+    batches, wall, cpu = 8 if quick else 40, [], []
+    with spark_worker(broker, {}, job="Arriving") as worker:
+        for number in range(rounds + 1):
+            topic = f"arriving-{partitions}-{number}"
+            broker.create_topic(topic, partitions)
+            seconds, of_all = worker.turn(topic, partitions, 1000, batches)
+            if number:  # the JVM compiles in the first one
+                wall.append(statistics.median(seconds))
+                cpu.append(of_all)
+    title = f"micro-batch of 1,000 records of {partitions} partitions into Parquet"
+    report_ratio(title, wall, 0.12, at_most=True, unit="s")
+    report_ratio(f"{title}, CPU", cpu, unit="s")
 
 
 def bench_windows(broker, quick, rounds, report_ratio):

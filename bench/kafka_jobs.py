@@ -18,8 +18,9 @@ from pyspark.sql import DataFrame
 
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.kafka import KafkaSpout
-from ackcore.spark import run_batch, start
+from ackcore.spark import run_batch, start, to_parquet
 from ackcore.topology import BatchBolt, Topology, TopologyBuilder
+from bench.processes import cpu_s
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -120,6 +121,16 @@ class FailPoison(CountRecords):
         out.fail(failing, "it is poison")
 
 
+class PassValues(BatchBolt):
+    """Hands on the values."""
+
+    outputs = pa.schema([("value", pa.binary())])
+
+    def process(self, batch, out):
+        """Hand on a batch."""
+        out.emit(batch.select(["value"]), parents=np.arange(len(batch)))
+
+
 def counting(spout: KafkaSpout, bolt: BatchBolt, **settings: Any) -> Topology:
     """Return a topology that counts records in the tasks that read them."""
     builder = TopologyBuilder()
@@ -208,3 +219,35 @@ class OnSpark:
 
     def _count(self, frame: DataFrame) -> int:
         return sum(row.n for row in frame.mapInArrow(count_records, "n bigint").collect())
+
+
+class Arriving(OnSpark):
+    """A session whose turns are streams: the records of a micro-batch arrive when all are done."""
+
+    def __call__(
+        self, topic: str, partitions: int, records: int, batches: int
+    ) -> tuple[list[float], float]:
+        """Return the seconds of the micro-batches, and their CPU time: the driver's, the JVM's
+        and the workers', for each.
+        """
+        producer, self._topic = Producer({"bootstrap.servers": self._servers}), topic
+        builder = TopologyBuilder()
+        builder.spout("records", self._spout())
+        builder.bolt("passed", PassValues()).local_or_shuffle("records")
+        with tempfile.TemporaryDirectory() as place:
+            builder.sink("passed", to_parquet(place + "/sink"))
+            query = start(builder.build(), self._spark, place + "/checkpoint")
+            cpu = 0.0
+            for number in range(batches):
+                if number == batches // 4:  # the JVM has compiled the most
+                    cpu = cpu_s()
+                for n in range(records):
+                    producer.produce(topic, b"x" * 200, partition=n % partitions)
+                assert producer.flush(60) == 0
+                while query.counts.acked < records * (number + 1):
+                    assert query.is_active, query.exception
+                    time.sleep(0.005)
+            cpu = (cpu_s() - cpu) / (batches - batches // 4)
+            query.stop()
+            seconds = [one.duration_s for one in query.recent_progress if one.records == records]
+        return seconds[len(seconds) // 4 :], cpu

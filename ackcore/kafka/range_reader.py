@@ -82,8 +82,9 @@ _DEFAULTS: dict[str, Any] = {
     # The default of 1 s after a full queue slows a reader to a tenth of its speed: 10,000 records
     # may be read in less than 10 ms.
     "fetch.queue.backoff.ms": 2,
-    # The records exist when the range is made: the only wait is for the last position.
-    "fetch.wait.max.ms": 10,
+    # The records exist when the range is made.  At the end of a partition the client fetches once
+    # more before it begins the next range, and the broker answers after this time.
+    "fetch.wait.max.ms": 2,
     "log.connection.close": False,
     # Without it, data that a disk or a network has damaged would be read.
     "check.crcs": True,
@@ -210,12 +211,17 @@ class RangeReader:
         self._heard = ""
         self._consumer.assign([TopicPartition(range_.topic, range_.partition, range_.start)])
         try:
-            yield from self._batches(range_)
+            last = yield from self._batches(range_)
         finally:
             if not self._is_closed:
                 self._consumer.unassign()
+        if last is not None:  # nothing is fetched while the user has it
+            yield last
 
-    def _batches(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
+    def _batches(
+        self, range_: OffsetRange
+    ) -> Generator[pa.RecordBatch, None, pa.RecordBatch | None]:
+        """Yield batches; return the last one, or None if the range ends without a record."""
         rest, size = range_, 200.0  # estimated bytes of a record
         columns = RecordColumns(range_.topic, range_.partition)
         messages: list[Message] | RawMessages = []
@@ -256,11 +262,14 @@ class RangeReader:
             if columns.rows and (over or is_full or columns.bytes >= self._batch_bytes / 2):
                 self._rows_left = self._rows_left or self._batch_rows
                 batch = columns.taken()
+                if failure is None and not rest.size:
+                    return batch
                 yield batch
                 del batch  # its memory may be the next one's
                 last = time.monotonic()  # the user's time with the batch does not count
             if failure is not None:
                 raise failure
+        return None
 
     def _take(
         self, event: Message | RawMessage, rest: OffsetRange

@@ -190,6 +190,18 @@ def test_a_reader_that_was_left_begins_anew(kafka):
         assert offsets_of(reader.read(OffsetRange(topic, 0, 100, 103))) == [100, 101, 102]
 
 
+def test_nothing_is_fetched_while_a_user_has_the_last_batch(mock_kafka, monkeypatch):
+    monkeypatch.setattr(range_reader, "raw_consumer", no_raw_consumer)
+    topic = mock_kafka.new_topic()
+    mock_kafka.produce(topic, [b"%d" % n for n in range(500)])
+    with RangeReader(settings_of(mock_kafka), batch_bytes=2000) as reader:
+        left = 500
+        for batch in reader.read(OffsetRange(topic, 0, 0, 500)):
+            left -= len(batch)
+            assert [one.topic for one in reader._consumer.assignment()] == [topic][: bool(left)]
+    assert left == 0
+
+
 def test_a_reader_reads_one_range_at_a_time(mock_kafka):
     topic = mock_kafka.new_topic()
     mock_kafka.produce(topic, [b"%d" % n for n in range(500)])
