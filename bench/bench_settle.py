@@ -81,6 +81,7 @@ def bench_settle(spark, table, rows, quick, report_ratio, interleaved):
         report_ratio(f"{layout}, {rows:,} rows: {slow} / {fast} ({taken} s)", ratios, bound)
 
     scattered = layout == "scattered"
-    compare("sql", "settle", 1.5 if scattered else None)
-    compare("crossing", "settle", 0.5 if scattered else 0.75)
-    compare("sql", "settle_parquet", 6 if scattered else 3)
+    compare("sql", "settle", 2 if scattered else 1)
+    compare("sql", "crossing", None)
+    compare("crossing", "settle", 0.85 if scattered else 0.9)
+    compare("sql", "settle_parquet", 8 if scattered else 4)

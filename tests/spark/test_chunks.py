@@ -16,11 +16,11 @@ from ackcore.spark.base.checksummed import read_table, write_table
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.tasks import spout_stage
 from ackcore.spark.tasks.record_ids import SpoutSpec
-from ackcore.spark.tasks.spout_stage import chunked, due_records
+from ackcore.spark.tasks.spout_stage import chunked, due_records, joined
 
 
 def batches(*sizes):
-    return iter([pa.record_batch({"n": list(range(size))}) for size in sizes])
+    return iter([pa.record_batch({"n": np.arange(size)}) for size in sizes])
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,29 @@ def test_rows_are_cut_by_their_number(sizes, cut):
     assert [len(batch) for batch in chunked(batches(*sizes), 6)] == cut
 
 
-@pytest.mark.parametrize(
-    ("rows", "cut"), [(1000, [12, 12, 6]), (9, [9, 9, 9, 3]), (None, [6, 12, 2])]
-)
+@pytest.mark.parametrize(("rows", "cut"), [(1000, [12, 12, 6]), (9, [9, 9, 9, 3])])
 def test_long_rows_are_cut_by_their_bytes(monkeypatch, rows, cut):
     monkeypatch.setattr(spout_stage, "CHUNK_BYTES", 100)
-    sizes = (6, 14) if rows is None else (6, 6, 6, 6, 6)
-    assert [len(batch) for batch in chunked(batches(*sizes), rows)] == cut
+    assert [len(batch) for batch in chunked(batches(6, 6, 6, 6, 6), rows)] == cut
+
+
+@pytest.mark.parametrize(
+    ("sizes", "found"),
+    [
+        ((), []),
+        ((0, 0), []),
+        ((2, 3, 1, 2, 0, 3), [6, 5]),  # 6 rows at most
+        ((4, 4), [4, 4]),  # never cut to fill a chunk
+        ((9, 1, 1), [9, 2]),  # a batch with more rows
+        ((14, 1), [12, 2, 1]),  # a batch with more bytes than a chunk
+    ],
+)
+def test_small_batches_are_joined(monkeypatch, sizes, found):
+    monkeypatch.setattr(spout_stage, "CHUNK_BYTES", 100)
+    assert [len(batch) for batch in joined(batches(*sizes), 6)] == found
+    monkeypatch.setattr(spout_stage, "JOINED_BYTES", 40)
+    small = [len(batch) for batch in joined(batches(2, 3, 1), 6)]
+    assert small == [5, 1]
 
 
 KINDS = {
@@ -115,8 +131,8 @@ def test_rows_that_cannot_be_combined_all_come_in(huge):
     large, small = (pa.record_batch([column], ["line"]) for column in (huge, ["x" * 10] * 5))
     with pytest.raises(pa.ArrowInvalid, match="overflow"):
         arrow.one_batch([small, large])
-    for rows in (1000, None):
-        some = chunked(iter([small, large, large, small]), rows)
+    for cut in (chunked, joined):
+        some = cut(iter([small, large, large, small]), 1000)
         assert [len(batch) for batch in some] == [5, 1, 1, 5]
     assert [len(batch) for batch in rebatched([small, large, small], 9)] == [5, 1, 5]
 

@@ -250,7 +250,7 @@ def test_what_rows_hold_is_let_go_when_a_bolt_has_had_them(simulate, decodes):
 
     def batches():
         for _ in range(10):
-            values = np.arange(5)
+            values = np.arange(simulation.work.chunk_rows)
             memory.append(weakref.ref(values))
             yield pa.record_batch([pa.array(values)] * 2, schema=ROWS)
             del values
@@ -260,7 +260,7 @@ def test_what_rows_hold_is_let_go_when_a_bolt_has_had_them(simulate, decodes):
     with called_as(0, 1):
         rows = [row for batch in stage(batches()) for row in batch.to_pylist()]
     done = simulation.read(rows)
-    assert done.records["spout"] == 50
+    assert done.records["spout"] == 10 * simulation.work.chunk_rows
     assert done.emitted["count"] == {"default": 1}
     assert max(alive) <= 2  # the last one, and what a generator has in hand
 

@@ -110,7 +110,9 @@ class Packer:
             last = self._buffer.take()
             self._rows = len(last.root_ids)
             yield from self._take_in(last)
-        yield from self._ship_ledger()
+        if self._ledger is not None:
+            # Nothing is folded any more, so that the table need not be emptied.
+            yield from self._ship(self._ledger.entries())
         yield from self._ship_reasons()
 
     def _take_in(self, events: Events) -> Batches:
@@ -158,13 +160,15 @@ class Packer:
         return self._ledger
 
     def _ship_ledger(self) -> Batches:
-        if self._ledger is None:
-            return
+        assert self._ledger is not None
         # Two rotations empty two buckets; the table's memory is kept and reused.
         self._ledger.rotate()
         self._ledger.rotate()
         entries = self._ledger.expired()
         self._rows_folded = 0
+        yield from self._ship(entries)
+
+    def _ship(self, entries: Entries) -> Batches:
         if len(entries):
             yield from wire.pack_entries(entries, self._shards, CHUNK_ROWS)
 

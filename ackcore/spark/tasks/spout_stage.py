@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ackcore._arrow import hash_columns, rebatched
+from ackcore._arrow import bytes_before, hash_columns, one_batch, rebatched
 from ackcore._records import Int64s
 from ackcore._shuffle import fingerprint
 from ackcore.spark.base.arrow_batches import Batches
@@ -42,6 +42,8 @@ from ackcore.topology.tuples import Identity, Reason
 #: The most bytes of new rows that a task keeps in files for the driver. It reads failed records
 #: there, which takes milliseconds; a job that reads the source again takes a third of a second.
 KEPT_BYTES = 1 << 22
+#: The most bytes of batches that are joined: a chunk costs a task as much as a copy of 2 MB.
+JOINED_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,12 @@ class SpoutStage:
                 f"a source must have at most {RETRIES} partitions, got partition {partition}; "
                 "coalesce it first"
             )
-        # Small batches make small blobs, so they are joined if rows are sent.
-        rows = self.spec.chunk_rows if self.spec.layout.settles else None
+        rows = self.spec.chunk_rows
+        # Rows that are sent are copied anyway; other batches are joined while a copy costs less.
+        chunks = chunked(batches, rows) if self.spec.layout.settles else joined(batches, rows)
         places = Counter[str]()
         spouts = tuple(name for name, source in self.sources.items() if not source.by_tasks)
-        for batch in chunked(batches, rows):
+        for batch in chunks:
             parts = _by_spout(batch, spouts) if self.spout is None else [(self.spout, batch)]
             for name, some in parts:
                 source = self.sources[name]
@@ -260,16 +263,24 @@ def due_records(source: SpoutSpec, due: pa.Table, first: int = 0) -> Iterator[So
         first += len(batch)
 
 
-def chunked(batches: Iterable[pa.RecordBatch], rows: int | None) -> Iterator[pa.RecordBatch]:
-    """Cut rows into chunks of ``rows`` rows, or of `CHUNK_BYTES` if rows are long.
+def chunked(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Cut rows into chunks of ``rows`` rows, or of `CHUNK_BYTES` if rows are long."""
+    return rebatched(batches, rows, CHUNK_BYTES)
 
-    Without ``rows`` batches stay unchanged, unless they are larger than `CHUNK_BYTES`.
-    """
-    if rows is not None:
-        yield from rebatched(batches, rows, CHUNK_BYTES)
-        return
+
+def joined(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Join small batches, up to ``rows`` rows and `JOINED_BYTES`; cut only at `CHUNK_BYTES`."""
+    waiting: list[pa.RecordBatch] = []
+    n = size = 0
     for batch in batches:
-        yield from rebatched([batch], len(batch), CHUNK_BYTES)
+        whole = bytes_before(batch, len(batch))
+        if waiting and (n + len(batch) > rows or size + whole > JOINED_BYTES):
+            yield from chunked([one_batch(waiting)], n)
+            waiting, n, size = [], 0, 0
+        waiting.append(batch)
+        n, size = n + len(batch), size + whole
+    if n:
+        yield from chunked([one_batch(waiting)], n)
 
 
 def _by_spout(batch: pa.RecordBatch, spouts: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
