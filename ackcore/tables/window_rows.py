@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.tables.folding import live_rows, merge_states, newest_rows
+from ackcore.tables.folding import merge_states, newest_rows
 from ackcore.tables.key_groups import Bools, UInt64s, group_rows
 from ackcore.tables.table_segments import TableReader, TableSegment, ranges_of
 from ackcore.tables.table_shape import EXPIRES, HASH, HASH_END, TableShape, one_chunk
@@ -56,13 +56,8 @@ def merged_sessions(
 
 
 def _open_sessions(reader: TableReader, rows: pa.Table) -> pa.Table:
-    """Return the newest rows of all open sessions whose hashes some rows have.
-
-    A look-up of each session would compare it with all others of its key.
-    """
-    hashes = np.unique(one_chunk(rows.column(HASH)).to_numpy())
-    found = [segment.rows_of(hashes) for segment in reader.segments]
-    return live_rows(reader.shape, newest_rows(reader.shape, found), reader.horizon_ms)
+    """Return the newest rows of all open sessions whose hashes some rows have."""
+    return reader.rows_of(np.unique(one_chunk(rows.column(HASH)).to_numpy()))
 
 
 def _by_start(rows: pa.Table) -> pa.Array:
@@ -75,9 +70,7 @@ def _among(shape: TableShape, rows: pa.Table, others: pa.Table) -> Bools:
     both = pa.concat_tables([others, rows]).combine_chunks()
     hashes: UInt64s = one_chunk(both.column(HASH)).to_numpy()
     groups = group_rows(hashes, [one_chunk(both.column(name)) for name in shape.key_names])
-    firsts = np.empty(len(both), np.int64)
-    firsts[groups.order] = np.repeat(groups.firsts, groups.sizes)
-    return firsts[len(others) :] < len(others)
+    return groups.first_rows()[len(others) :] < len(others)
 
 
 def closing_rows(reader: TableReader, until_ms: int) -> Iterator[pa.Table]:
