@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
-from worlds import Killed, Source, Upper, World, killed
+from worlds import Killed, Replaying, Source, Upper, killed
 
 from ackcore.cli.reporting import app_of
 from ackcore.spark import SinkRejects
@@ -51,7 +51,7 @@ class Shops(Upper):
     outputs = ROWS
 
 
-class TableWorld(World):
+class TableWorld(Replaying):
     """A world with a table; a line's first letter is its shop, its last character what it does."""
 
     def __init__(self, path, value=VALUE, *, table="totals", key="shop", ttl_s=None, **changes):
@@ -60,6 +60,7 @@ class TableWorld(World):
         super().__init__(path, {"max_attempts": 3}, behaves=_behaves, **changes)
 
     def __post_init__(self):
+        super().__post_init__()
         builder = TopologyBuilder()
         builder.spout("lines", Source())
         builder.bolt("upper", Shops()).shuffle("lines")
@@ -80,7 +81,7 @@ class TableWorld(World):
 
     def write(self, accepted):
         super().write(accepted)
-        bad = [row for row in self.written[accepted.batch_id] if row.endswith("R")]
+        bad = [row for row in self.written[accepted.batch_id] if self.refuses(row)]
         if not bad:
             return None
         act.failpoint("in-sink", accepted.batch_id)
@@ -160,6 +161,7 @@ def dying_at(step, number):
         st.tuples(
             st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("ooo12fR")), max_size=9),
             st.lists(st.sampled_from(STEPS), max_size=3),
+            st.booleans(),
         ),
         min_size=1,
         max_size=7,
@@ -172,8 +174,10 @@ def test_a_table_has_each_acked_line_once_whoever_dies_when(batches, deltas):
         patch.setattr(table_compaction, "DELTA_ROWS", 4)
         patch.setattr(table_segments, "RANGE_ROWS", 2)
         world = TableWorld(Path(path))
-        for number, (lines, steps) in enumerate(batches):
+        for number, (lines, steps, replays) in enumerate(batches):
             world.now_ms += 15_000
+            if replays:
+                world.replay()
             named = [f"{shop}{number}.{i}.{does}" for i, (shop, does) in enumerate(lines)]
             world.fed += named
             for step in steps:
