@@ -94,6 +94,12 @@ class KeyGroups:
         """The number of the key of each row in ``order``."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
+    def first_rows(self) -> Int64s:
+        """Return, for each row, the first row of its key."""
+        firsts = np.empty(len(self.order), np.int64)
+        firsts[self.order] = np.repeat(self.firsts, self.sizes)
+        return firsts
+
     def among(self, wanted: Bools | None) -> tuple[Int64s, Int64s, Bools | None]:
         """Leave out rows, and the keys that then have none.
 

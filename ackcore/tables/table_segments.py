@@ -18,7 +18,7 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.tables.folding import live_rows, newest_rows
 from ackcore.tables.hash_index import HashIndex
-from ackcore.tables.key_groups import UInt64s, rows_equal
+from ackcore.tables.key_groups import UInt64s, group_rows, rows_equal
 from ackcore.tables.segment_columns import Bytes, Note, packed, unpacked
 from ackcore.tables.table_shape import EXPIRES, HASH, HASH_END, TableShape, one_chunk
 
@@ -247,6 +247,8 @@ class TableReader:
         arrays = self.shape.key_arrays(keys)
         n = len(arrays[0])
         hashes = self.shape.hashes(arrays)
+        if self.shape.sessions:
+            return self._sessions(arrays, hashes)
         order = np.argsort(hashes)
         hashes = hashes[order]
         segments = [segment for segment in self.segments if segment.rows]
@@ -274,6 +276,23 @@ class TableReader:
             expires = one_chunk(stored.column(EXPIRES)).to_numpy()
             places[expires[places] <= self.horizon_ms] = -1
         return stored.take(pa.array(places, mask=places < 0))
+
+    def rows_of(self, hashes: UInt64s) -> pa.Table:
+        """Return the newest existing rows with some hashes, which ascend; one row per key."""
+        names = self.shape.stored_schema.names[1:]
+        found = [segment.rows_of(hashes, names)[1] for segment in self.segments]
+        return live_rows(self.shape, newest_rows(self.shape, found), self.horizon_ms)
+
+    def _sessions(self, keys: Sequence[pa.Array], hashes: UInt64s) -> pa.Table:
+        """Look up sessions: all those of a key have its hash, and are read once."""
+        stored = self.rows_of(np.unique(hashes))
+        both = [
+            pa.concat_arrays([one_chunk(stored.column(field.name)), key])
+            for field, key in zip(self.shape.key, keys, strict=True)
+        ]
+        known = one_chunk(stored.column(HASH)).to_numpy()
+        places = group_rows(np.concatenate([known, hashes]), both).first_rows()[len(stored) :]
+        return stored.take(pa.array(places, mask=places >= len(stored)))
 
     def scan(self, lo: int = 0, hi: int = HASH_END) -> Iterator[pa.Table]:
         """Yield the rows of a range of hashes, ascending by hash, in tables of bounded size."""

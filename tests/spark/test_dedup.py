@@ -25,6 +25,8 @@ from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS
 from ackcore.spark.base.sources import kept_schemas
 from ackcore.spark.checkpoint.state import State
+from ackcore.spark.dead_letters.replay import replay
+from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.engine import act, batch, runs
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.sinks.sink import Sink
@@ -51,6 +53,8 @@ RECORDS = pa.schema(
 )
 #: The executions so far: micro-batch and record.  Tasks run in this process.
 RAN: list[tuple[int, int]] = []
+#: Records that were sent again, and succeed now.
+FIXED: set[int] = set()
 
 
 class Record(collections.namedtuple("Record", "n key does at")):
@@ -66,6 +70,9 @@ class Rate(BasicBolt):
     def execute(self, tuple, collector):
         assert tuple.component == "orders"
         RAN.append((self.number, tuple["n"]))
+        if tuple["n"] in FIXED:
+            collector.emit((tuple["n"], tuple["key"], "ok"))
+            return
         if tuple["does"] == "dies":
             raise Reject("no")
         if (tuple["does"] == "fails" and tuple.attempt == 0) or tuple["does"] == "always":
@@ -95,6 +102,12 @@ class StreamRuns(LocalRuns):
         super().__init__(topology, empty, 2, Kills({}, topology.bolts), Listeners([]))
         self._topology, self.fed = topology, fed
 
+    def _take_dead(self, number, dead):
+        state = self.state
+        letters = DeadLetters.open(state.url, state.deployment_key, records=state.records)
+        letters.write(number, dead)
+        super()._take_dead(number, dead)
+
     def _parts(self, number):
         rows = pa.Table.from_pylist([one._asdict() for one in self.fed.get(number, ())], RECORDS)
         middle = len(rows) // 2
@@ -111,6 +124,7 @@ class DedupModel:
 
     def __post_init__(self):
         RAN.clear()
+        FIXED.clear()
         self.sink, self.fed = Writer(), {}
         builder = TopologyBuilder()
         builder.spout("orders", Source(RECORDS), dedup="key", **self.bounds)
@@ -139,6 +153,7 @@ class DedupModel:
 
     def process(self, number):
         with self.runs.engine(self.path) as engine:
+            self.runs.state = engine.state
             progress = engine.process(number, [])
             self.at_ms[number] = engine.state.plan(number).now_ms
             self.before = self.waiting
@@ -150,6 +165,14 @@ class DedupModel:
                 for row in table.to_pylist()
             }
         return progress
+
+    def replay(self):
+        """Send all dead records again."""
+        if self.dead:
+            assert replay(self.path / "checkpoint").records == {"orders": len(self.dead)}
+            FIXED.update(self.dead)
+            self.dead.clear()
+            self.runs._dead.clear()
 
     def judge(self, number, progress):
         """Check a micro-batch against the records that were ACKED before it."""
@@ -248,7 +271,10 @@ rows = st.tuples(
     st.sampled_from([None, 0, 10_000, 30_000, 10**9]),
 )
 turns = st.tuples(
-    st.lists(rows, max_size=5), st.sampled_from([0, 3, 12, 25]), st.sampled_from([None, *STEPS])
+    st.lists(rows, max_size=5),
+    st.sampled_from([0, 3, 12, 25]),
+    st.sampled_from([None, *STEPS]),
+    st.booleans(),
 )
 
 
@@ -257,25 +283,49 @@ turns = st.tuples(
 @given(taken=st.lists(turns, min_size=2, max_size=5))
 @example(
     # A copy waits behind a record in retry, which dies: then the copy runs.
-    taken=[([("a", "always", 0)], 0, None), ([("a", "ok", 0)], 0, "decided"), ([], 12, None)],
+    taken=[
+        ([("a", "always", 0)], 0, None, False),
+        ([("a", "ok", 0)], 0, "decided", False),
+        ([], 12, None, False),
+    ],
 )
 @example(
     # A copy of the same micro-batch is due before the record that ran.
-    taken=[([("a", "fails", 0), ("a", "ok", 0)], 0, None), ([], 0, None), ([], 0, None)],
+    taken=[
+        ([("a", "fails", 0), ("a", "ok", 0)], 0, None, False),
+        ([], 0, None, False),
+        ([], 0, None, False),
+    ],
 )
 @example(
     # A refused record is not ACKED, and its copy in the same micro-batch is not lost.
-    taken=[([("a", "refused", 0), ("a", "ok", 0)], 0, "refused"), ([("a", "ok", 0)], 3, "folded")],
+    taken=[
+        ([("a", "refused", 0), ("a", "ok", 0)], 0, "refused", False),
+        ([("a", "ok", 0)], 3, "folded", False),
+    ],
 )
 @example(
     # The event time of the first records is that of an unset clock.
-    taken=[([("a", "ok", -BEGIN_MS)], 0, None), ([("a", "ok", -BEGIN_MS)], 3, None)],
+    taken=[
+        ([("a", "ok", -BEGIN_MS)], 0, None, False),
+        ([("a", "ok", -BEGIN_MS)], 3, None, False),
+    ],
+)
+@example(
+    # Of two dead records that are sent again, one has an ACKED copy, the other a new one.
+    taken=[
+        ([("a", "dies", 0), ("b", "dies", 0)], 0, None, False),
+        ([("a", "ok", 0)], 3, None, False),
+        ([("b", "ok", 0)], 3, "tables-recorded", True),
+    ],
 )
 def test_one_record_of_a_key_has_effects_and_none_is_lost(bounds, taken):
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as path:
         model, n = DedupModel(Path(path), bounds), 0
-        for some, wait_s, kill in taken:
+        for some, wait_s, kill, replays in taken:
             records = []
+            if replays:
+                model.replay()
             for key, does, at in some:
                 n += 1
                 records.append(Record(n, key, does, None if at is None else BEGIN_MS + at))

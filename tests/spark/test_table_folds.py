@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import pickle
+import re
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,20 +13,29 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from worlds import Killed, Source, Upper, World, killed
+from typer.testing import CliRunner
+from worlds import Killed, Replaying, Source, Upper, killed
 
+from ackcore.cli.reporting import app_of
 from ackcore.spark import SinkRejects
-from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, CheckpointInUse
+from ackcore.spark.base.errors import (
+    CheckpointCorrupt,
+    CheckpointForeign,
+    CheckpointInUse,
+    StateError,
+)
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.checkpoint import segment_files
 from ackcore.spark.engine import act, batch, runs
 from ackcore.spark.engine.insist import SinkError
 from ackcore.spark.inspect import table_reading
 from ackcore.spark.stores.local import LocalStore
+from ackcore.spark.stores.opening import open_store
 from ackcore.spark.tables.table_places import snapshot_of
 from ackcore.spark.tasks.row_files import RowFileWriter
 from ackcore.tables import collect, count, latest, max_of, sum_of, table_compaction, table_segments
 from ackcore.tables.folding import finished
+from ackcore.tables.table_shape import HASH_END
 from ackcore.topology import TopologyBuilder, TopologyError
 from ackcore.topology.tuples import Reason
 
@@ -41,7 +51,7 @@ class Shops(Upper):
     outputs = ROWS
 
 
-class TableWorld(World):
+class TableWorld(Replaying):
     """A world with a table; a line's first letter is its shop, its last character what it does."""
 
     def __init__(self, path, value=VALUE, *, table="totals", key="shop", ttl_s=None, **changes):
@@ -50,6 +60,7 @@ class TableWorld(World):
         super().__init__(path, {"max_attempts": 3}, behaves=_behaves, **changes)
 
     def __post_init__(self):
+        super().__post_init__()
         builder = TopologyBuilder()
         builder.spout("lines", Source())
         builder.bolt("upper", Shops()).shuffle("lines")
@@ -70,7 +81,7 @@ class TableWorld(World):
 
     def write(self, accepted):
         super().write(accepted)
-        bad = [row for row in self.written[accepted.batch_id] if row.endswith("R")]
+        bad = [row for row in self.written[accepted.batch_id] if self.refuses(row)]
         if not bad:
             return None
         act.failpoint("in-sink", accepted.batch_id)
@@ -150,6 +161,7 @@ def dying_at(step, number):
         st.tuples(
             st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("ooo12fR")), max_size=9),
             st.lists(st.sampled_from(STEPS), max_size=3),
+            st.booleans(),
         ),
         min_size=1,
         max_size=7,
@@ -162,8 +174,10 @@ def test_a_table_has_each_acked_line_once_whoever_dies_when(batches, deltas):
         patch.setattr(table_compaction, "DELTA_ROWS", 4)
         patch.setattr(table_segments, "RANGE_ROWS", 2)
         world = TableWorld(Path(path))
-        for number, (lines, steps) in enumerate(batches):
+        for number, (lines, steps, replays) in enumerate(batches):
             world.now_ms += 15_000
+            if replays:
+                world.replay()
             named = [f"{shop}{number}.{i}.{does}" for i, (shop, does) in enumerate(lines)]
             world.fed += named
             for step in steps:
@@ -260,24 +274,43 @@ def test_a_table_costs_no_put_of_the_records(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("harm", ["remove", "flip", "cut"])
-def test_a_harmed_segment_ends_the_query_by_name(tmp_path, harm, monkeypatch):
-    world = TableWorld(tmp_path)
+def test_a_harmed_segment_ends_the_query_by_name(place, harm, monkeypatch):
+    """And all who read it: tasks, whose snapshots are pickled, DataFrames, the command line."""
+    world = TableWorld(place)
     world.take(0, ["a1.o", "b1.o"])
-    (file,) = tmp_path.glob("ackcore/tables/totals/*.arrow")
-    data = bytearray(file.read_bytes())
+    store = open_store(f"{place}/ackcore", "place")
+    (key,) = [each.key for each in store.list("tables/totals")]
+    data = bytearray(store.read(key).to_pybytes())
     data[len(data) // 2] ^= 1
-    file.unlink()
+    store.delete([key])
     if harm != "remove":
-        file.write_bytes(data if harm == "flip" else data[:-8])
+        store.put(key, bytes(data if harm == "flip" else data[:-8]))
     # As in another process.
     monkeypatch.setattr(segment_files, "_CHECKED", segment_files._Checked())
-    with pytest.raises(CheckpointCorrupt, match=f"{file.name}.*(missing|damaged)"):
+    told = rf"{key}.*(missing|{len(data) - 8} bytes|damaged|checksum)"
+    with pytest.raises(CheckpointCorrupt, match=told):
         world.process(1, ["a2.o"])
     state, _ = world.driver()
     with state:
         assert state.last_done == 0
-        with pytest.raises(CheckpointCorrupt, match=file.name):
-            snapshot_of(state, world.topology, 0)["totals"].reader()
+        snapshot = pickle.loads(pickle.dumps(snapshot_of(state, world.topology, 0)["totals"]))
+        with pytest.raises(CheckpointCorrupt, match=told):
+            snapshot.reader()
+        with pytest.raises(StateError, match=told):
+            table_reading.rows_between(snapshot, 0, HASH_END)
+    shown = CliRunner().invoke(app_of(["table"]), ["table", "show", str(place), "totals"])
+    assert shown.exit_code != 0
+    assert re.search(told, shown.output, re.DOTALL)
+
+
+def test_a_table_is_read_where_lists_lag(bucket, s3):
+    world = TableWorld(bucket)
+    s3.lagging = True
+    world.take(0, ["a1.o"])
+    (row,) = table_reading.read_table(
+        bucket, "totals", lambda it: table_reading.first_rows(it, 9)
+    ).to_pylist()
+    assert row["orders"] == 1
 
 
 def test_a_reader_gets_the_newer_table_if_the_query_deletes_the_older(tmp_path, monkeypatch):

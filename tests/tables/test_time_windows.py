@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from ackcore.tables import collect, count, key_groups, session, sliding, tumbling, watermarks
 from ackcore.tables.folding import finished, fold_rows
-from ackcore.tables.hash_index import HashIndex
 from ackcore.tables.table_segments import TableReader, TableSegment, write_segment
 from ackcore.tables.table_shape import EXPIRES, HASH_END, TableShape
 from ackcore.tables.watermarks import NEVER, WindowWatermarks
@@ -63,7 +62,7 @@ def test_each_row_is_in_the_windows_of_its_time_and_late_rows_in_none(
     assert found == expected
 
 
-def test_many_sessions_of_a_key_close_in_memory_for_their_rows_alone():
+def test_many_sessions_of_a_key_close_and_are_looked_up_in_memory_for_their_rows_alone():
     shape = shape_of(session(1, "ts"), pa.timestamp("s"))
 
     def segment(starts):
@@ -83,11 +82,18 @@ def test_many_sessions_of_a_key_close_in_memory_for_their_rows_alone():
     later = later.set_column(place, later.schema.field(place), pa.array([10**9] * 500))
     half = HASH_END // 2
     reader = TableReader(shape, [opened(later), opened(older, half), opened(older, 0, half)], NEVER)
+    sought = older.select(["shop", "window_start"]).take([*range(2_000), 0, 1_999, 600])
+    unknown = pa.array([1, None], pa.timestamp("us"))
+    sought = pa.concat_tables([sought, pa.table([["a", "a"], unknown], sought.schema)])
     tracemalloc.start()
     rows = [row for part in closing_rows(reader, 10**8) for row in part["window_start"].to_pylist()]
+    found = reader.lookup(sought).select(["window_start", EXPIRES]).to_pydict()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sorted(rows) == sorted(older["window_start"].to_pylist()[500:])
+    assert found["window_start"] == [*sought["window_start"].to_pylist()[:-2], None, None]
+    newest = [10**9] * 500 + older[EXPIRES].to_pylist()[500:]
+    assert found[EXPIRES] == [*newest, newest[0], newest[1_999], newest[600], None, None]
     # All pairs of sessions would take 8 bytes each, 32 MB.
     assert peak < 8e6
 
@@ -172,25 +178,6 @@ def test_the_sessions_of_a_key_are_not_compared_with_each_other(monkeypatch):
     rows = finished(shape, fold_rows(shape, [batch], NEVER)).to_pylist()
     assert sorted(sorted(row["lines"]) for row in rows) == [[n, n + 100] for n in range(100)]
     assert len(calls) < 10
-
-
-def test_the_sessions_of_a_key_close_in_memory_of_their_number(monkeypatch):
-    """The index has all of them at one place, so each is not looked up for itself."""
-    pairs, candidates = [], HashIndex.candidates
-
-    def counted(self, hashes):
-        found = candidates(self, hashes)
-        pairs.append(len(found[0]))
-        return found
-
-    monkeypatch.setattr(HashIndex, "candidates", counted)
-    shape = shape_of(session(1, "ts"), pa.timestamp("s"))
-    seconds = pa.array(range(0, 500, 5), pa.int64()).cast(pa.timestamp("s"))
-    batch = pa.record_batch([["a"] * 100, seconds, range(100)], names=["shop", "ts", "n"])
-    stored = write_segment(shape, fold_rows(shape, [batch], NEVER))
-    reader = TableReader(shape, [TableSegment.open(stored, shape)], NEVER)
-    assert sum(map(len, closing_rows(reader, 10**6))) == 100
-    assert sum(pairs) == 100
 
 
 @given(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -96,17 +96,24 @@ class SegmentFiles:
             return data
         data = self._store.read(f"{BELOW}/{segment.file}")
         if data is None:
-            raise corrupt(place, "is missing, though the checkpoint refers to it")
+            raise self._missing(segment)
         check_size(place, data.size, segment.nbytes)
         # The bytes of a bucket are sent again at each read.
         check_data(data, place, content=not (checked and is_local))
         _CHECKED.add((place, segment.nbytes), None if is_local else data)
         return data
 
-    def listed(self, table: str) -> set[str]:
-        """Return the files of a table that exist."""
-        prefix = f"{BELOW}/"
-        return {each.key.removeprefix(prefix) for each in self._store.list(prefix + table)}
+    def check_all(self, table: str, segments: Iterable[SegmentInfo]) -> None:
+        """Check that the segments of a table exist. Raises CheckpointCorrupt if one is missing."""
+        there = {each.key for each in self._store.list(f"{BELOW}/{table}")}
+        for segment in segments:
+            key = f"{BELOW}/{segment.file}"
+            # A list may lag.
+            if key not in there and self._store.read_range(key, 0, 1) is None:
+                raise self._missing(segment)
+
+    def _missing(self, segment: SegmentInfo) -> Exception:
+        return corrupt(self.place(segment.file), "is missing, though the checkpoint refers to it")
 
     def unnamed(self, number: int, named: Collection[str]) -> set[str]:
         """Return what `UnnamedFiles.take` returns."""

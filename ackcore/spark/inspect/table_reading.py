@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from ackcore.spark.base.errors import StateError, corrupt
+from ackcore.spark.base.errors import StateError
 from ackcore.spark.checkpoint.table_records import TableRecords
 from ackcore.spark.dead_letters.checkpoints import CheckpointView, opened_checkpoint
 from ackcore.spark.inspect.status import steady
@@ -46,12 +46,7 @@ def _read(checkpoint: CheckpointView, name: str) -> TableSnapshot:
     files = checkpoint.segments()
     if state is None:
         return TableSnapshot(shape, (), 0, files)
-    there = files.listed(name)
-    for segment in state.segments:
-        if segment.file not in there:
-            raise corrupt(
-                files.place(segment.file), "is missing, though the checkpoint refers to it"
-            )
+    files.check_all(name, state.segments)
     return TableSnapshot(shape, state.segments, state.horizon_ms, files)
 
 
