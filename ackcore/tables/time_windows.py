@@ -16,6 +16,7 @@ import pyarrow as pa
 from ackcore._arrow import short_repr
 from ackcore._arrow.record_batches import valid_rows
 from ackcore._records import Int64s
+from ackcore._words import as_seconds, naming_arguments
 from ackcore.tables.key_groups import Bools, KeyGroups, group_rows, hashes_of
 
 #: The columns with the start of a window, which is a part of the key, and with its end (exclusive).
@@ -168,6 +169,7 @@ def sessions(groups: KeyGroups, starts: Int64s, ends: Int64s) -> Int64s:
     return found
 
 
+@naming_arguments
 def tumbling(
     size_s: float, time: str, *, late_s: float = 0.0, idle_s: float | None = None
 ) -> Window:
@@ -197,6 +199,7 @@ def tumbling(
     return _window(size_ms, size_ms, time, late_s, idle_s)
 
 
+@naming_arguments
 def sliding(
     size_s: float, step_s: float, time: str, *, late_s: float = 0.0, idle_s: float | None = None
 ) -> Window:
@@ -229,6 +232,7 @@ def sliding(
     return _window(size_ms, step_ms, time, late_s, idle_s)
 
 
+@naming_arguments
 def session(gap_s: float, time: str, *, late_s: float = 0.0, idle_s: float | None = None) -> Window:
     """Return windows that last as long as the rows of a key follow each other closely.
 
@@ -261,13 +265,7 @@ def _window(
 
 
 def _ms(seconds: float, argument: str, least: float) -> int:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise TypeError(f"{argument} must be a number of seconds, got {short_repr(seconds)}")
-    if not least <= seconds <= MAX_S:
-        raise ValueError(
-            f"{argument} must be seconds from {least} to {MAX_S:,}, got {short_repr(seconds)}"
-        )
-    ms = round(seconds * 1_000)
+    ms = round(as_seconds(seconds, argument, least, MAX_S) * 1_000)
     if abs(seconds * 1_000 - ms) > 1e-6 * max(1, ms):
         raise ValueError(f"{argument} must be a multiple of 0.001 seconds, got {seconds!r}")
     return ms

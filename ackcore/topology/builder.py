@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ackcore._arrow import short_repr
+from ackcore._words import as_seconds, naming_arguments, numbered
 from ackcore.tables.aggregates import Aggregate
+from ackcore.tables.table_shape import MAX_TTL_S, MIN_TTL_S
 from ackcore.tables.time_windows import Window
 from ackcore.topology import dedup as duplicates
 from ackcore.topology import validation
-from ackcore.topology._words import numbered
 from ackcore.topology.bolt_calls import keep_settings
 from ackcore.topology.components import (
     DEFAULT_STREAM,
@@ -50,9 +52,6 @@ from ackcore.topology.settings import Settings, check_keywords
 _KAFKA_ID = validation.KAFKA_ID
 _KAFKA = {*_KAFKA_ID, "key", "value", "timestamp", "timestampType"}
 _KAFKA_OPTIONAL = {"headers"}
-
-#: The limit of a table's `ttl_s`: 31,700 years.
-_LONGEST_S = 1e12
 
 #: Packages whose frames and tables also have ``columns``, but are not Spark's.
 _NOT_SPARK = {"pandas", "polars", "pyarrow"}
@@ -108,6 +107,7 @@ class Topology(Parts):
         return explain(self, self.fingerprint, self.settings)
 
 
+@naming_arguments
 class BoltDeclarer:
     """The inputs of a bolt. Every method returns the declarer, so that you can chain calls."""
 
@@ -157,6 +157,7 @@ class BoltDeclarer:
         return self
 
 
+@naming_arguments
 class TopologyBuilder:
     """The collection of a topology's declarations, in any order.
 
@@ -436,40 +437,27 @@ class TopologyBuilder:
         TypeError
             If an argument has another type.
         ValueError
-            If `ttl_s` is not positive.
+            If `key` or `value` is empty, or `ttl_s` is not from 0.001 to 10,000,000,000 seconds.
         """
         _check_name(name, "name", "the name of the table")
         _check_name(from_, "from_", "the name of a bolt")
         _check_name(stream, "stream", "the name of a stream")
-        keys = _message_id(key, f"key of table {name!r}")
+        key_way_out = "name the columns by which rows are aggregated"
+        keys = _message_id(key, f"key of table {name!r}", key_way_out)
         if keys is None:
-            raise TypeError(f"key of table {name!r} must be the name of a column or a list of them")
-        if not isinstance(value, Mapping):
             raise TypeError(
-                f"value of table {name!r} must map names of columns to aggregates, got "
-                f"{type(value).__name__}; for example {{'orders': count()}}"
+                f"key of table {name!r} must be the name of a column or a list of them, got None; "
+                f"{key_way_out}"
             )
-        for column, aggregate in value.items():
-            if not isinstance(column, str) or not isinstance(aggregate, Aggregate):
-                raise TypeError(
-                    f"value of table {name!r} must map names of columns to aggregates of "
-                    f"ackcore.tables, got {aggregate!r} for {column!r}; for example "
-                    "{'orders': count()}"
-                )
-        if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float)):
-            raise TypeError(
-                f"ttl_s of table {name!r} must be a number of seconds or None, got "
-                f"{type(ttl_s).__name__} {ttl_s!r}"
-            )
-        if ttl_s is not None and not 0 < ttl_s < _LONGEST_S:
-            raise ValueError(
-                f"ttl_s of table {name!r} must be a positive number of seconds below "
-                f"{_LONGEST_S:.0e}, got {ttl_s!r}; omit it to keep rows forever"
-            )
+        _check_value(value, name)
+        if ttl_s is not None:
+            where = f"ttl_s of table {name!r}"
+            as_seconds(ttl_s, where, MIN_TTL_S, MAX_TTL_S, "omit it to keep rows forever")
         if window is not None and not isinstance(window, Window):
             raise TypeError(
-                f"window of table {name!r} must be windows of ackcore.tables, such as "
-                f"tumbling(3600, 'ts'), or None, got {type(window).__name__} {window!r}"
+                f"window of table {name!r} must be made by tumbling, sliding or session of "
+                f"ackcore.tables, got {type(window).__name__} {short_repr(window)}; "
+                "write tumbling(3600, 'ts') for hours"
             )
         self._tables.append(DeclaredTable(name, from_, stream, keys, dict(value), ttl_s, window))
 
@@ -573,6 +561,32 @@ def _check_name(name: Any, argument: str, must_be: str) -> None:
         raise TypeError(f"{argument} must be {must_be}, got {type(name).__name__} {name!r}")
 
 
+def _check_value(value: Any, table: str) -> None:
+    """Raise TypeError if the argument ``value`` of a table has another type."""
+    if not isinstance(value, Mapping):
+        got = "an aggregate" if isinstance(value, Aggregate) else short_repr(value)
+        raise TypeError(
+            f"value of table {table!r} must map names of columns to aggregates, got {got}; "
+            "write {'orders': count()}"
+        )
+    if not value:
+        raise ValueError(
+            f"value of table {table!r} must have at least one aggregate, got none; write "
+            "{'orders': count()}"
+        )
+    for column, aggregate in value.items():
+        if not isinstance(column, str):
+            raise TypeError(
+                f"value of table {table!r} must have names as keys, got {short_repr(column)}"
+            )
+        if not isinstance(aggregate, Aggregate):
+            made = getattr(aggregate, "__name__", "sum_of")
+            raise TypeError(
+                f"value[{column!r}] of table {table!r} must be an aggregate of ackcore.tables, "
+                f"got {short_repr(aggregate)}; write {made}(...)"
+            )
+
+
 def _names_of(fields: Sequence[Any], method: str) -> tuple[str, ...]:
     for name in fields:
         if not isinstance(name, str):
@@ -616,7 +630,9 @@ def _columns_of(source: Any) -> tuple[str, ...]:
     return names
 
 
-def _message_id(columns: Any, argument: str = "message_id") -> tuple[str, ...] | None:
+def _message_id(
+    columns: Any, argument: str = "message_id", way_out: str = "omit the argument instead"
+) -> tuple[str, ...] | None:
     if columns is None:
         return None
     names = (columns,) if isinstance(columns, str) else columns
@@ -626,7 +642,5 @@ def _message_id(columns: Any, argument: str = "message_id") -> tuple[str, ...] |
             f"got {type(columns).__name__} {columns!r}"
         )
     if not names:
-        raise ValueError(
-            f"{argument} must name at least one column, got none; omit the argument instead"
-        )
+        raise ValueError(f"{argument} must name at least one column, got none; {way_out}")
     return tuple(names)

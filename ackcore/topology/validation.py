@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ackcore._arrow import nullable_within
+from ackcore._words import listed, near_miss, nearest
 from ackcore.calls import RateLimit
 from ackcore.calls.call_queues import FairQueues
 from ackcore.calls.outcomes import CallCounts
 from ackcore.tables.table_shape import TableShape
 from ackcore.topology import dedup
-from ackcore.topology._words import listed, near_miss
 from ackcore.topology.bolt_calls import call_settings, journaled
 from ackcore.topology.components import (
     DEFAULT_STREAM,
@@ -128,8 +128,8 @@ def problems(
     for name in (*(spout.name for spout in spouts), *(bolt.name for bolt in bolts)):
         if name in changes:
             yield (
-                f"component {name!r} must have another name, because sinks read the changed rows "
-                f"of table {name.rpartition('.')[0]!r} under this one; rename it"
+                f"component {name!r} must have another name, because sinks read rows of table "
+                f"{name.rpartition('.')[0]!r} under this one; rename it"
             )
     sinks = [sink for sink in sinks if sink.component not in changes]
     for spout in spouts:
@@ -142,10 +142,10 @@ def problems(
     yield from _shared(bolts)
     times = Counter([*(spout.name for spout in spouts), *(bolt.name for bolt in bolts)])
     broken = broken | {name for name in times if times[name] > 1}
-    find = _finder(spouts, bolts, broken)
+    find = _finder(spouts, bolts, tables, broken)
     for bolt in bolts:
         for each in bolt.inputs:
-            found = find(f"bolt {bolt.name!r}", each.component, each.stream)
+            found = find("bolt", bolt.name, each.component, each.stream)
             if isinstance(found, str):
                 yield found
             yield from _grouping(bolt, each, found if isinstance(found, _DeclaredStream) else None)
@@ -154,7 +154,7 @@ def problems(
     readers: list[tuple[str, SinkSpec | DeclaredTable]]
     readers = [*(("sink", sink) for sink in sinks), *(("table", table) for table in tables)]
     for kind, reader in readers:
-        found = find(f"{kind} {reader.name!r}", reader.component, reader.stream)
+        found = find(kind, reader.name, reader.component, reader.stream)
         if isinstance(found, str):
             yield found
     sources = {spout.name for spout in spouts} - broken
@@ -489,11 +489,15 @@ def _shared(bolts: Sequence[BoltSpec]) -> Iterator[str]:
 
 
 def _finder(
-    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], broken: set[str]
-) -> Callable[[str, str, str], _DeclaredStream | str | None]:
-    """Return a function that finds a stream.
+    spouts: Sequence[Spout],
+    bolts: Sequence[BoltSpec],
+    tables: Sequence[DeclaredTable],
+    broken: set[str],
+) -> Callable[[str, str, str, str], _DeclaredStream | str | None]:
+    """Return a function that finds the stream of a reader.
 
-    That function returns the stream, an error, or None if the error was reported already.
+    That function returns the stream, an error, or None if the error was reported already. Its
+    arguments are the kind and the name of the reader, and the component and the stream it reads.
     """
     streams: dict[str, dict[str, _DeclaredStream]] = {}
     for spout in spouts:
@@ -504,14 +508,22 @@ def _finder(
             for stream, schema in bolt.schemas.items()
         }
 
-    def find(subject: str, component: str, stream: str) -> _DeclaredStream | str | None:
+    ends = {f"{table.name}{end}": table for table in tables for end in _ends(table)}
+
+    def find(kind: str, name: str, component: str, stream: str) -> _DeclaredStream | str | None:
+        subject = f"{kind} {name!r}"
         if component in broken:
             return None
         if component not in streams:
-            return (
-                f"{subject} reads {component!r}, which is not declared; "
-                f"{near_miss(component, list(streams), 'components')}"
-            )
+            reads = f"{subject} reads {component!r}, which "
+            for table in tables:
+                if component == table.name:
+                    return f"{reads}is a table, whose rows are no stream; {_way_to(kind, table)}"
+            if component in ends:
+                return f"{reads}a {kind} cannot read; {_way_to(kind, ends[component])}"
+            names = [*streams, *ends, *(table.name for table in tables)]
+            names = names if nearest(component, names) else list(streams)
+            return f"{reads}is not declared; {near_miss(component, names, 'components')}"
         known = streams[component]
         if stream in known:
             return known[stream]
@@ -523,6 +535,22 @@ def _finder(
         return missing + f"which does not exist; {near_miss(stream, list(known), 'streams')}"
 
     return find
+
+
+def _ends(table: DeclaredTable) -> tuple[str, ...]:
+    """Return the ends of the names under which sinks read a table."""
+    if table.window is None:
+        return (CHANGES,)
+    return (CLOSED,) if table.window.is_session else (CHANGES, CLOSED)
+
+
+def _way_to(kind: str, table: DeclaredTable) -> str:
+    """Return the advice to a reader that cannot read a table, by the kind of the reader."""
+    if kind == "bolt":
+        return f"set uses = [{table.name!r}] in the bolt's class to look up rows"
+    if kind == "table":
+        return f"read the bolt {table.component!r}"
+    return f"read {' or '.join(repr(table.name + end) for end in _ends(table))}"
 
 
 def _grouping(bolt: BoltSpec, each: Input, found: _DeclaredStream | None) -> Iterator[str]:
@@ -611,9 +639,9 @@ def _uses(bolt: BoltSpec, tables: Sequence[str]) -> Iterator[str]:
 
 def change_problems(sink: SinkSpec, shape: TableShape) -> Iterator[str]:
     """Yield the problems of a sink that reads the changed or closed rows of a table."""
-    table, streams = shape.name, change_streams(shape)
+    table, streams, rows = shape.name, change_streams(shape), "changes"
     if sink.component.endswith(CLOSED):
-        streams = closed_streams(shape)
+        streams, rows = closed_streams(shape), "closed windows"
         if shape.window is None:
             yield (
                 f"sink {sink.name!r} reads the closed windows of table {table!r}, which has no "
@@ -628,19 +656,19 @@ def change_problems(sink: SinkSpec, shape: TableShape) -> Iterator[str]:
         return
     if sink.stream not in streams:
         yield (
-            f"sink {sink.name!r} reads stream {sink.stream!r} of the changes of table {table!r}, "
+            f"sink {sink.name!r} reads stream {sink.stream!r} of the {rows} of table {table!r}, "
             f"which does not exist; {near_miss(sink.stream, list(streams), 'streams')}"
         )
         return
     yield from _field_names(
-        f"the stream {sink.stream!r} of the changes of table {table!r}",
+        f"the stream {sink.stream!r} of the {rows} of table {table!r}",
         streams[sink.stream].names,
         f"rename a value of the table, or read stream {UPSERTS!r}, which has no former values",
     )
     if sink.isolate:
         yield (
             f"isolate of sink {sink.name!r} makes the records of refused rows dead letters, and "
-            f"the changed rows of table {table!r} belong to no single record; remove isolate"
+            f"the {rows} of table {table!r} belong to no single record; remove isolate"
         )
 
 

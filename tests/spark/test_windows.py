@@ -498,7 +498,6 @@ def test_open_windows_are_looked_up_and_change_and_close_at_the_end_of_a_run():
         ((session(5, "ts"), ["hours.changes"]), TopologyError, "sessions may join others"),
         ((tumbling(5, "at"), []), TopologyError, "time of window must be of the columns"),
         ((tumbling(5, "shop"), []), TopologyError, "must be a column of timestamps, got 'shop'"),
-        (("1 hour", []), TypeError, "window of table 'hours' must be windows of ackcore.tables"),
     ],
 )
 def test_windows_that_do_not_fit_a_topology_are_refused_by_name(of, error, text):
