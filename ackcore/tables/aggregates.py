@@ -21,6 +21,18 @@ from ackcore._words import naming_arguments
 from ackcore.tables.group_values import extreme_rows, has_order, sums_of, valid_of
 from ackcore.tables.key_groups import Bools, KeyGroups
 
+#: The function that makes an aggregate, by the class.
+_MADE_BY = {
+    "_Count": "count",
+    "_Sum": "sum_of",
+    "_Min": "min_of",
+    "_Max": "max_of",
+    "_Mean": "mean_of",
+    "_First": "first",
+    "_Latest": "latest",
+    "_ApproxDistinct": "approx_distinct",
+}
+
 
 class Aggregate(ABC):
     """A value of each key that is computed from all rows of the key.
@@ -35,6 +47,10 @@ class Aggregate(ABC):
     """
 
     columns: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        name = _MADE_BY.get(type(self).__name__, type(self).__name__)
+        return f"{name}({', '.join(self.columns)})"
 
     @abstractmethod
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
@@ -331,6 +347,9 @@ class _Collect(_OfColumns):
     def __init__(self, column: str, max_items: int) -> None:
         super().__init__(column)
         self.max_items = max_items
+
+    def __repr__(self) -> str:
+        return f"collect({self.columns[0]}, {self.max_items})"
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
         return {"items": pa.list_(inputs[0])}

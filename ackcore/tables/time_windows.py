@@ -30,7 +30,7 @@ _FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Window:
     """The windows of a table; `tumbling`, `sliding` and `session` make it."""
 
@@ -40,6 +40,14 @@ class Window:
     step_ms: int | None
     late_ms: int  # the time for which windows stay open for records out of order
     idle_ms: int | None  # the time after which a spout without records does not hold windows open
+
+    def __repr__(self) -> str:
+        steps = [] if self.step_ms in (None, self.size_ms) else [self.step_ms]
+        sizes = ", ".join(f"{ms / 1_000:.15g}" for ms in (self.size_ms, *steps))
+        kind = "session" if self.is_session else "sliding" if steps else "tumbling"
+        late = f", late_s={self.late_ms / 1_000:.15g}" if self.late_ms else ""
+        idle = "" if self.idle_ms is None else f", idle_s={self.idle_ms / 1_000:.15g}"
+        return f"{kind}({sizes}, {self.time!r}{late}{idle})"
 
     @property
     def is_session(self) -> bool:

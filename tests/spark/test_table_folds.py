@@ -406,5 +406,5 @@ def test_a_table_is_drawn():
     builder.bolt("upper", Shops()).shuffle("spout")
     builder.table("t", from_="upper", key=["shop"], value={"last": latest("size", "line")})
     topology = builder.build()
-    assert "──▶ table t: shop" in topology.explain()
+    assert "\n  table t: key (shop), last=latest(size, line)\n" in topology.explain()
     assert topology.structure["tables"]["t"]["from"] == ["upper", "default"]
