@@ -88,6 +88,7 @@ class Aggregate(ABC):
         return {"aggregate": type(self).__name__.removeprefix("_"), "columns": list(self.columns)}
 
 
+@naming_arguments
 def count() -> Aggregate:
     """Return the aggregate that counts the rows of each key: an int64."""
     return _Count()

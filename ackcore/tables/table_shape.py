@@ -145,7 +145,10 @@ class TableShape:
                 aggregate.value_type(types)
             except TypeError as error:
                 got = ", ".join(f"{column!r} of {inputs[column]}" for column in aggregate.columns)
-                raise TypeError(f"{where} value[{one!r}] must be {error}, got {got}") from None
+                raise TypeError(
+                    f"{where} value[{one!r}] must be {error}, got {got}; name another column, or "
+                    "emit it in another type"
+                ) from None
         fields = tuple(pa.field(one, inputs[one]) for one in keys)
         if expires_by is not None:
             inputs[expires_by] = pa.int64()
@@ -275,7 +278,8 @@ def _with_window(
             bound = window.start_type(kind)
         except TypeError as error:
             raise TypeError(
-                f"{where} time of window must be {error}, got {window.time!r} of {kind}"
+                f"{where} time of window must be {error}, got {window.time!r} of {kind}; name "
+                "another column, or emit a timestamp"
             ) from None
     else:
         bound = pa.timestamp("us")  # refused with the other columns

@@ -234,10 +234,16 @@ class TopologyBuilder:
         """
         _check_name(name, "name", "the name of the spout")
         _refuse_foreign(source, name)
-        fields = _columns_of(source)
-        ids = _message_id(message_id)
-        ordered = _message_id(ordered_by, "ordered_by") or ()
-        key = _message_id(dedup, "dedup")
+        fields = _columns_of(source, name)
+        for argument, given in (("tracked", tracked), ("unique", unique)):
+            if not isinstance(given, bool):
+                raise TypeError(
+                    f"{argument} of spout {name!r} must be True or False, got "
+                    f"{type(given).__name__} {short_repr(given)}"
+                )
+        ids = _column_names(message_id, f"message_id of spout {name!r}")
+        ordered = _column_names(ordered_by, f"ordered_by of spout {name!r}") or ()
+        key = _column_names(dedup, f"dedup of spout {name!r}")
         seen = duplicates.dedup_of(name, key, within_s, within_keys, event_time)
         if ids is None:
             ids = ()
@@ -258,8 +264,8 @@ class TopologyBuilder:
                 source,
                 fields,
                 ids,
-                bool(tracked),
-                bool(unique),
+                tracked,
+                unique,
                 commit_group,
                 ordered,
                 expected,
@@ -384,7 +390,8 @@ class TopologyBuilder:
         if not callable(writer) and not callable(getattr(writer, "write", None)):
             raise TypeError(
                 f"writer of sink {name!r} must be a function of (DataFrame, batch_id) or an "
-                f"ackcore.spark.Sink, got {type(writer).__name__}"
+                f"ackcore.spark.Sink, got {type(writer).__name__}; for example "
+                "to_parquet('/data/orders')"
             )
         errors, alone = _isolated(isolate, name)
         check_max_refused(max_refused)
@@ -443,7 +450,7 @@ class TopologyBuilder:
         _check_name(from_, "from_", "the name of a bolt")
         _check_name(stream, "stream", "the name of a stream")
         key_way_out = "name the columns by which rows are aggregated"
-        keys = _message_id(key, f"key of table {name!r}", key_way_out)
+        keys = _column_names(key, f"key of table {name!r}", key_way_out)
         if keys is None:
             raise TypeError(
                 f"key of table {name!r} must be the name of a column or a list of them, got None; "
@@ -558,7 +565,10 @@ class TopologyBuilder:
 
 def _check_name(name: Any, argument: str, must_be: str) -> None:
     if not isinstance(name, str):
-        raise TypeError(f"{argument} must be {must_be}, got {type(name).__name__} {name!r}")
+        hint = "; pass the name under which it is declared" if isinstance(name, Component) else ""
+        raise TypeError(
+            f"{argument} must be {must_be}, got {type(name).__name__} {short_repr(name)}{hint}"
+        )
 
 
 def _check_value(value: Any, table: str) -> None:
@@ -580,10 +590,10 @@ def _check_value(value: Any, table: str) -> None:
                 f"value of table {table!r} must have names as keys, got {short_repr(column)}"
             )
         if not isinstance(aggregate, Aggregate):
-            made = getattr(aggregate, "__name__", "sum_of")
+            called = f"{aggregate.__name__}(...)" if hasattr(aggregate, "__name__") else "count()"
             raise TypeError(
                 f"value[{column!r}] of table {table!r} must be an aggregate of ackcore.tables, "
-                f"got {short_repr(aggregate)}; write {made}(...)"
+                f"got {short_repr(aggregate)}; write {called}"
             )
 
 
@@ -618,20 +628,20 @@ def _isolated(isolate: Any, sink: str) -> tuple[tuple[type[BaseException], ...],
     return errors, not isinstance(isolate, bool)
 
 
-def _columns_of(source: Any) -> tuple[str, ...]:
+def _columns_of(source: Any, spout: str) -> tuple[str, ...]:
     columns: Any = getattr(source, "columns", None)
     named = isinstance(columns, Iterable) and not isinstance(columns, str)
     names = tuple(columns) if named else (None,)
     if not all(isinstance(name, str) for name in names):
         raise TypeError(
-            "source must be a DataFrame, whose .columns are names, "
+            f"source of spout {spout!r} must be a DataFrame, whose .columns are names, "
             f"got {type(source).__name__}; create one with spark.createDataFrame(...)"
         )
     return names
 
 
-def _message_id(
-    columns: Any, argument: str = "message_id", way_out: str = "omit the argument instead"
+def _column_names(
+    columns: Any, argument: str, way_out: str = "omit the argument instead"
 ) -> tuple[str, ...] | None:
     if columns is None:
         return None

@@ -36,7 +36,10 @@ MAX_WAIT_S = 366 * 24 * 3600
 
 
 #: Arguments of `ackcore.spark.start` and `run_batch` that users look for among the settings.
-OF_RUNS = ("max_dead", "max_dead_ratio", "dead_letters", "accept_changes", "trigger", "listeners")
+OF_RUNS = (
+    *("checkpoint", "max_dead", "max_dead_ratio", "dead_letters", "accept_changes", "trigger"),
+    *("listeners",),
+)
 
 
 class _Range(NamedTuple):

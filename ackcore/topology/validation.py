@@ -194,7 +194,8 @@ def _names(
     yield from _twice(what, components, "rename all but one")
     named = [("sink", sink.name) for sink in sinks]
     yield from _twice("sinks", named, "set another name with name=")
-    for name in sorted({sink.name for sink in sinks} & {table.name for table in tables}):
+    own = {sink.name for sink in sinks if sink.component != sink.name}
+    for name in sorted(own & {table.name for table in tables}):
         yield f"a sink and a table are named {name!r}; set another name of the sink with name="
 
 

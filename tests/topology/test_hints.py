@@ -132,6 +132,11 @@ def is_refused(make, text):
             {"spout": {"dedupe": "shop"}},
             "TopologyBuilder.spout() has no argument 'dedupe'; did you",
         ),
+        ({"spout": {"tracked": "no"}}, "tracked of spout 'orders' must be True or False, got s"),
+        ({"table": {"from_": Sales()}}, "; pass the name under which it is declared"),
+        ({"table": {"value": {"n": "count"}}}, "got 'count'; write count()"),
+        ({"table": {"value": {"n": sum_of("shop")}}}, "of string; name another column, or e"),
+        ({"table": {"window": tumbling(5, "euros")}}, "of int64; name another column, or e"),
         (
             {"bolt": {"limit": 5}},
             "TopologyBuilder.bolt() has no argument 'limit'; the arguments are",
