@@ -244,8 +244,8 @@ def sliding(
 def session(gap_s: float, time: str, *, late_s: float = 0.0, idle_s: float | None = None) -> Window:
     """Return windows that last as long as the rows of a key follow each other closely.
 
-    A session ends ``gap_s`` after its last row.  It closes ``gap_s`` later than that, since until
-    then a record that is not late may join it.
+    A session ends ``gap_s`` after its last row; a row exactly then begins the next one.  It closes
+    ``gap_s`` later than that, since until then a record that is not late may join it.
 
     Parameters
     ----------
