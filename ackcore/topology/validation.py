@@ -128,8 +128,8 @@ def problems(
     for name in (*(spout.name for spout in spouts), *(bolt.name for bolt in bolts)):
         if name in changes:
             yield (
-                f"component {name!r} must have another name, because sinks read rows of table "
-                f"{name.rpartition('.')[0]!r} under this one; rename it"
+                f"component {name!r} must have another name, because rows of table "
+                f"{name.rpartition('.')[0]!r} are read under this one; rename it"
             )
     sinks = [sink for sink in sinks if sink.component not in changes]
     for spout in spouts:
@@ -142,10 +142,10 @@ def problems(
     yield from _shared(bolts)
     times = Counter([*(spout.name for spout in spouts), *(bolt.name for bolt in bolts)])
     broken = broken | {name for name in times if times[name] > 1}
-    find = _finder(spouts, bolts, tables, broken)
+    find = _finder(spouts, bolts, broken, tables)
     for bolt in bolts:
         for each in bolt.inputs:
-            found = find("bolt", bolt.name, each.component, each.stream)
+            found = find(f"bolt {bolt.name!r}", each.component, each.stream)
             if isinstance(found, str):
                 yield found
             yield from _grouping(bolt, each, found if isinstance(found, _DeclaredStream) else None)
@@ -154,7 +154,7 @@ def problems(
     readers: list[tuple[str, SinkSpec | DeclaredTable]]
     readers = [*(("sink", sink) for sink in sinks), *(("table", table) for table in tables)]
     for kind, reader in readers:
-        found = find(kind, reader.name, reader.component, reader.stream)
+        found = find(f"{kind} {reader.name!r}", reader.component, reader.stream)
         if isinstance(found, str):
             yield found
     sources = {spout.name for spout in spouts} - broken
@@ -492,13 +492,12 @@ def _shared(bolts: Sequence[BoltSpec]) -> Iterator[str]:
 def _finder(
     spouts: Sequence[Spout],
     bolts: Sequence[BoltSpec],
-    tables: Sequence[DeclaredTable],
     broken: set[str],
-) -> Callable[[str, str, str, str], _DeclaredStream | str | None]:
-    """Return a function that finds the stream of a reader.
+    tables: Sequence[DeclaredTable],
+) -> Callable[[str, str, str], _DeclaredStream | str | None]:
+    """Return a function that finds the stream of a reader, such as ``"bolt 'count'"``.
 
-    That function returns the stream, an error, or None if the error was reported already. Its
-    arguments are the kind and the name of the reader, and the component and the stream it reads.
+    That function returns the stream, an error, or None if the error was reported already.
     """
     streams: dict[str, dict[str, _DeclaredStream]] = {}
     for spout in spouts:
@@ -511,12 +510,11 @@ def _finder(
 
     ends = {f"{table.name}{end}": table for table in tables for end in _ends(table)}
 
-    def find(kind: str, name: str, component: str, stream: str) -> _DeclaredStream | str | None:
-        subject = f"{kind} {name!r}"
+    def find(subject: str, component: str, stream: str) -> _DeclaredStream | str | None:
         if component in broken:
             return None
         if component not in streams:
-            reads = f"{subject} reads {component!r}, which "
+            kind, reads = subject.partition(" ")[0], f"{subject} reads {component!r}, which "
             for table in tables:
                 if component == table.name:
                     return f"{reads}is a table, whose rows are no stream; {_way_to(kind, table)}"
