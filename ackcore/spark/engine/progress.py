@@ -270,7 +270,8 @@ class Progress:
         trips = f", {self.breaker_trips} breaker trips" if self.breaker_trips else ""
         copies = f" ({self.duplicates} duplicates)" if self.duplicates else ""
         again = f", {self.runs} runs" if self.runs > 1 else ""
-        named = [f"{name!r} of {of} {n}" for of, name, n in self.unmet()]
+        unmet = sorted(self.unmet(), key=lambda one: -one[2])
+        named = [f"{name!r} of {of} {n}" for of, name, n in unmet]
         more = [f"{len(named) - _NAMED} more"] if len(named) > _NAMED else []
         unexpected = f", unmet: {', '.join([*named[:_NAMED], *more])}" if named else ""
         cost = "".join(
