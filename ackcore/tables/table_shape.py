@@ -145,9 +145,10 @@ class TableShape:
                 aggregate.value_type(types)
             except TypeError as error:
                 got = ", ".join(f"{column!r} of {inputs[column]}" for column in aggregate.columns)
+                way_out = "; name another column, or emit it in another type"
                 raise TypeError(
-                    f"{where} value[{one!r}] must be {error}, got {got}; name another column, or "
-                    "emit it in another type"
+                    f"{where} value[{one!r}] must be {error}, got {got}"
+                    + (way_out if str(error).startswith("a column") else "")
                 ) from None
         fields = tuple(pa.field(one, inputs[one]) for one in keys)
         if expires_by is not None:

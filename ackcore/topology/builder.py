@@ -394,7 +394,7 @@ class TopologyBuilder:
                 "to_parquet('/data/orders')"
             )
         errors, alone = _isolated(isolate, name)
-        check_max_refused(max_refused)
+        check_max_refused(max_refused, f"max_refused of sink {name!r}")
         if max_refused != MAX_REFUSED and not errors:
             raise ValueError(
                 f"max_refused of sink {name!r} limits the rows that isolate finds, and isolate is "
