@@ -120,7 +120,7 @@ def test_as_a_process(checkpoint):
 
 
 def test_a_reader_of_the_output_that_has_ended_is_no_error(checkpoint):
-    """As in ``ackcore status | head``."""
+    """Like ``ackcore status | head``."""
     read, write = os.pipe()
     os.close(read)
     ackcore = [sys.executable, "-m", "ackcore.cli.entry"]
