@@ -16,6 +16,7 @@ from rich.console import Console
 from screens import recorded
 
 from ackcore.cli import status_command as status
+from ackcore.cli import table_command
 from ackcore.spark.engine.progress import Account, Counts, Progress
 from ackcore.spark.inspect import reason_counts as reasons
 from ackcore.spark.inspect.status import Logged
@@ -136,6 +137,11 @@ def test_other_broken_pipes_are_told(ackcore, checkpoint, monkeypatch):
 
     monkeypatch.setattr(status, "read_status", fails)
     assert "BrokenPipeError: the store hung up" in ackcore("status", checkpoint, code=4).stderr
+
+
+def test_ids_of_dedup_are_shown_as_text():
+    shown = [table_command._text(value) for value in (b"order-1", b"\xff", 5, None)]
+    assert shown == ["order-1", "\\xff", 5, None]
 
 
 def test_duplicates_and_unmet_expectations_are_shown_if_there_are_any():
