@@ -548,7 +548,7 @@ def _way_to(kind: str, table: DeclaredTable) -> str:
     if kind == "bolt":
         return f"set uses = [{table.name!r}] in the bolt's class to look up rows"
     if kind == "table":
-        return f"read the bolt {table.component!r}"
+        return f"read {table.component!r}"
     return f"read {' or '.join(repr(table.name + end) for end in _ends(table))}"
 
 

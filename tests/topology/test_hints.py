@@ -70,7 +70,7 @@ def is_refused(make, text):
         ({"sink": {"component": "hour.changes"}}, "not declared; did you mean 'hours.changes'?"),
         ({"sink": {"component": "hours"}}, "no stream; read 'hours.changes' or 'hours.closed'"),
         ({"sink": {"component": "totals"}}, "whose rows are no stream; read 'totals.changes'"),
-        ({"table": {"from_": "totals"}}, "whose rows are no stream; read the bolt 'sales'"),
+        ({"table": {"from_": "totals"}}, "whose rows are no stream; read 'sales'"),
         (
             {"sink": {"component": "hours.closed", "stream": "upserts"}},
             "stream 'upserts' of the closed windows of table 'hours', which does not exist; the "
