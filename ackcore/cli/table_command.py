@@ -52,9 +52,9 @@ def show(
             print(line)
     else:
         title = f"table {name}: {len(rows):,} row{'' if len(rows) == 1 else 's'}"
-        if not key and len(rows) == limit:
-            # A key is stored again in each file with a row of it.
-            most = sum(segment.rows for segment in found.segments)
+        # A key is stored again in each file with a row of it.
+        most = sum(segment.rows for segment in found.segments)
+        if not key and len(rows) == limit < most:
             title += f" of at most {most:,}; --limit shows more"
         shown = table(title, *rows.column_names)
         for row in shown_rows(rows):
