@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
             "_arguments",
             "_files",
             "_rice",
+            "_words",
         },
         set(),
     ),

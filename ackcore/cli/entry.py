@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from importlib.abc import MetaPathFinder
@@ -65,7 +66,18 @@ def main() -> None:
         way_out = f"pip install 'ackcore[{extra}]'"
         print(f"ackcore: {error.name} is not installed; {way_out}", file=sys.stderr)
         sys.exit(2)
-    command()
+    try:
+        command()
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Write what is buffered, since an error at the exit of the interpreter cannot be caught."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

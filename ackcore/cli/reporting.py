@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import re
+import select
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import import_module
 from typing import Annotated, Any
@@ -72,11 +73,20 @@ class Commands(TyperGroup):
         except Exception as error:
             # All exceptions of Typer except Abort have an exit code.
             own = isinstance(error, typer.Abort) or hasattr(error, "exit_code")
+            own = own or (isinstance(error, BrokenPipeError) and _reader_ended())
             if own or ctx.params.get("debug"):
                 raise
             text, code = _told(error)
             print(f"ackcore: {plain(text)}", file=sys.stderr)
             raise typer.Exit(code) from None
+
+
+def _reader_ended() -> bool:
+    """Return whether the program that reads this one's output, such as head, has ended."""
+    poll = select.poll()
+    with suppress(OSError):  # the output is no file
+        poll.register(sys.stdout, 0)
+    return bool(poll.poll(0))
 
 
 def _told(error: Exception) -> tuple[str, int]:

@@ -109,7 +109,7 @@ def _heading(status: CheckpointStatus) -> Text:
         lag = ", ".join(f"{spout} {offsets:,}" for spout, offsets in status.lag.items())
         lines.append(f"lag: {lag} offsets")
     for name, size in status.tables.items():
-        lines.append(f"table {name}: {size['rows']:,} rows, {size['bytes']:,} bytes")
+        lines.append(f"table {name}: at most {size['rows']:,} rows, {size['bytes']:,} bytes")
     dead = status.dead
     if dead.letters:
         lines.append(f"dead letters: {dead.letters:,}, of which {dead.sent:,} were replayed")
@@ -174,7 +174,13 @@ def _reasons(title: str, reasons: Sequence[ReasonCount], oldest: str) -> Rendera
 
 
 def _batches(batches: Sequence[Logged]) -> RenderableType:
-    columns = ("records", "acked", "failed", "again", "dead", "took", "records/s", "p50", "p99")
+    columns = ["records", "acked", "failed", "again", "dead", "took", "records/s", "p50", "p99"]
+    more = {
+        "duplicates": [each.progress.duplicates for each in batches],
+        "unmet expectations": [sum(n for *_, n in each.progress.unmet()) for each in batches],
+    }
+    more = {name: numbers for name, numbers in more.items() if any(numbers)}
+    columns[5:5] = more
     found = table(
         "the last micro-batches",
         "number",
@@ -183,7 +189,7 @@ def _batches(batches: Sequence[Logged]) -> RenderableType:
         "of which",
         right=("number", *columns),
     )
-    for each in batches:
+    for at, each in enumerate(batches):
         progress = each.progress
         steps = sorted(progress.steps_s.items(), key=lambda step: -step[1])[:3]
         found.add_row(
@@ -194,6 +200,7 @@ def _batches(batches: Sequence[Logged]) -> RenderableType:
             f"{progress.failed:,}",
             f"{progress.retried + progress.replayed:,}",
             f"{progress.dead:,}",
+            *(f"{numbers[at]:,}" for numbers in more.values()),
             span_of(1000 * progress.duration_s),
             f"{progress.records_per_s:,.0f}",
             span_of(1000 * progress.latency_s.p50) if progress.acked else "-",

@@ -51,13 +51,22 @@ def show(
         for line in _json_lines(rows):
             print(line)
     else:
-        stored = sum(segment.rows for segment in found.segments)
-        shown = table(f"table {name}: {stored:,} stored rows", *rows.column_names)
+        title = f"table {name}: {len(rows):,} row{'' if len(rows) == 1 else 's'}"
+        # A key is stored again in each file with a row of it.
+        most = sum(segment.rows for segment in found.segments)
+        if not key and len(rows) == limit < most:
+            title += f" of at most {most:,}; --limit shows more"
+        shown = table(title, *rows.column_names)
         for row in shown_rows(rows):
-            shown.add_row(*(cell(value) for value in row.values()))
+            shown.add_row(*(cell(_text(value)) for value in row.values()))
         console().print(shown)
     if key and not len(rows):
         raise typer.Exit(NO)
+
+
+def _text(value: object) -> object:
+    """Return bytes as text, such as the ids of ``dedup``."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
 def _json_lines(rows: pa.Table) -> Iterator[str]:

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
 from ackcore import _columns
+from ackcore._words import near_miss
 from ackcore.calls import RateLimit
 from ackcore.calls.call_settings import CallSettings
 from ackcore.flow import DelayTarget, Limit
@@ -31,7 +32,6 @@ from ackcore.spark.dead_letters.topic import Place
 from ackcore.spark.engine.progress import Counts
 from ackcore.spark.query import Query, run_batch, start
 from ackcore.spark.tasks.attempts import ERROR, ERROR_COLUMN, FUNCTION, SOURCE, Attempts
-from ackcore.topology._words import near_miss
 from ackcore.topology.bolt_functions import Function, Kind, kind_of
 from ackcore.topology.builder import TopologyBuilder
 from ackcore.topology.components import Component

@@ -17,8 +17,21 @@ import pyarrow.compute as pc
 from ackcore._arrow import hash_columns, offsets_of, short_repr
 from ackcore._columns import as_count
 from ackcore._records import Int64s
+from ackcore._words import naming_arguments
 from ackcore.tables.group_values import extreme_rows, has_order, sums_of, valid_of
 from ackcore.tables.key_groups import Bools, KeyGroups
+
+#: The function that makes an aggregate, by the class.
+_MADE_BY = {
+    "_Count": "count",
+    "_Sum": "sum_of",
+    "_Min": "min_of",
+    "_Max": "max_of",
+    "_Mean": "mean_of",
+    "_First": "first",
+    "_Latest": "latest",
+    "_ApproxDistinct": "approx_distinct",
+}
 
 
 class Aggregate(ABC):
@@ -34,6 +47,10 @@ class Aggregate(ABC):
     """
 
     columns: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        name = _MADE_BY.get(type(self).__name__, type(self).__name__)
+        return f"{name}({', '.join(self.columns)})"
 
     @abstractmethod
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
@@ -71,11 +88,13 @@ class Aggregate(ABC):
         return {"aggregate": type(self).__name__.removeprefix("_"), "columns": list(self.columns)}
 
 
+@naming_arguments
 def count() -> Aggregate:
     """Return the aggregate that counts the rows of each key: an int64."""
     return _Count()
 
 
+@naming_arguments
 def sum_of(column: str) -> Aggregate:
     """Return the aggregate that adds the values of a column.
 
@@ -96,6 +115,7 @@ def sum_of(column: str) -> Aggregate:
     return _Sum(column)
 
 
+@naming_arguments
 def min_of(column: str) -> Aggregate:
     """Return the aggregate that keeps the smallest value of a column.
 
@@ -109,6 +129,7 @@ def min_of(column: str) -> Aggregate:
     return _Min(column)
 
 
+@naming_arguments
 def max_of(column: str) -> Aggregate:
     """Return the aggregate that keeps the largest value of a column.
 
@@ -122,6 +143,7 @@ def max_of(column: str) -> Aggregate:
     return _Max(column)
 
 
+@naming_arguments
 def mean_of(column: str) -> Aggregate:
     """Return the aggregate that computes the mean of a column, a float64.
 
@@ -135,6 +157,7 @@ def mean_of(column: str) -> Aggregate:
     return _Mean(column)
 
 
+@naming_arguments
 def first(by: str, column: str) -> Aggregate:
     """Return the aggregate that keeps a column's value in the row with the smallest ``by``.
 
@@ -151,6 +174,7 @@ def first(by: str, column: str) -> Aggregate:
     return _First(by, column)
 
 
+@naming_arguments
 def latest(by: str, column: str) -> Aggregate:
     """Return the aggregate that keeps a column's value in the row with the largest ``by``.
 
@@ -167,6 +191,7 @@ def latest(by: str, column: str) -> Aggregate:
     return _Latest(by, column)
 
 
+@naming_arguments
 def collect(column: str, max_items: int) -> Aggregate:
     """Return the aggregate that keeps the first values of a column as a list.
 
@@ -182,6 +207,7 @@ def collect(column: str, max_items: int) -> Aggregate:
     return _Collect(column, as_count(max_items, "max_items", 1, 2**31 - 1))
 
 
+@naming_arguments
 def approx_distinct(column: str) -> Aggregate:
     """Return the aggregate that estimates how many distinct values a column has: an int64.
 
@@ -322,6 +348,9 @@ class _Collect(_OfColumns):
     def __init__(self, column: str, max_items: int) -> None:
         super().__init__(column)
         self.max_items = max_items
+
+    def __repr__(self) -> str:
+        return f"collect({self.columns[0]}, {self.max_items})"
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
         return {"items": pa.list_(inputs[0])}

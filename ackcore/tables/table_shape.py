@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from ackcore._arrow import hash_columns, short_repr
+from ackcore._words import nearest
 from ackcore.tables.aggregates import Aggregate, max_of
 from ackcore.tables.key_groups import UInt64s, hashes_of, plain, plain_type
 from ackcore.tables.time_windows import END, START, Window
@@ -55,7 +56,8 @@ class TableShape:
     ) -> TableShape:
         """Return the shape of a table that is folded from rows of a schema.
 
-        Raises TypeError or ValueError if an argument is wrong; the text names it.
+        Raises TypeError or ValueError if an argument does not fit the schema or another one; the
+        text names it. `TopologyBuilder.table` checks their types and ranges.
 
         Parameters
         ----------
@@ -77,33 +79,11 @@ class TableShape:
         """
         where = f"table {name!r}:"
         keys = (key,) if isinstance(key, str) else tuple(key)
-        if not keys or not all(isinstance(one, str) for one in keys) or len(set(keys)) < len(keys):
+        if len(set(keys)) < len(keys):
             raise ValueError(
-                f"{where} key must be one or more different columns, got {short_repr(key)}"
-            )
-        if not isinstance(value, Mapping) or not value:
-            raise TypeError(
-                f"{where} value must be a mapping of one or more names to aggregates, such as "
-                f'{{"orders": count()}}, got {short_repr(value)}'
-            )
-        if ttl_s is not None and (
-            isinstance(ttl_s, bool)
-            or not isinstance(ttl_s, int | float)
-            or not MIN_TTL_S <= ttl_s <= MAX_TTL_S
-        ):
-            raise ValueError(
-                f"{where} ttl_s must be seconds from {MIN_TTL_S} to {MAX_TTL_S:,}, "
-                f"got {short_repr(ttl_s)}"
+                f"{where} key must be different columns, got {short_repr(key)}; name each once"
             )
         for one, aggregate in value.items():
-            if not isinstance(one, str):
-                raise TypeError(f"{where} value must have names as keys, got {short_repr(one)}")
-            if not isinstance(aggregate, Aggregate):
-                way_out = "; pass an instance" if isinstance(aggregate, type) else ""
-                raise TypeError(
-                    f"{where} value[{one!r}] must be an aggregate, such as count() or "
-                    f"sum_of(column), got {short_repr(aggregate)}{way_out}"
-                )
             columns: object = aggregate.columns
             if isinstance(columns, str):
                 raise TypeError(
@@ -136,10 +116,10 @@ class TableShape:
                     for name in input_schema.names
                     if window is None or name not in (START, END)
                 ]
-                has = ", ".join(names) or "none"
+                has, near = ", ".join(names) or "none", nearest(column, names)
                 raise ValueError(
                     f"{where} {argument} must be of the columns of the stream ({has}), "
-                    f"got {column!r}"
+                    f"got {column!r}" + ("" if near is None else f"; did you mean {near!r}?")
                 )
             kind = input_schema.field(found[0]).type
             try:
@@ -165,7 +145,11 @@ class TableShape:
                 aggregate.value_type(types)
             except TypeError as error:
                 got = ", ".join(f"{column!r} of {inputs[column]}" for column in aggregate.columns)
-                raise TypeError(f"{where} value[{one!r}] must be {error}, got {got}") from None
+                way_out = "; name another column, or emit it in another type"
+                raise TypeError(
+                    f"{where} value[{one!r}] must be {error}, got {got}"
+                    + (way_out if str(error).startswith("a column") else "")
+                ) from None
         fields = tuple(pa.field(one, inputs[one]) for one in keys)
         if expires_by is not None:
             inputs[expires_by] = pa.int64()
@@ -277,13 +261,21 @@ def _with_window(
     window: Window,
 ) -> tuple[tuple[str, ...], Mapping[Any, Any], pa.Schema]:
     """Add the start and the end of the windows to a key, to its values, and to the columns."""
-    read = [window.time, *(column for each in value.values() for column in each.columns)]
-    for one in (*keys, *value, *read):
-        if one in (START, END):
-            raise ValueError(
-                f"{where} the name {one!r} is that of a column of windows; give the bolt's column, "
-                "or the value, another name"
-            )
+    for argument, names, way_out in (
+        ("key", keys, "remove it, as window= adds it"),
+        ("value", value, "give the value another name"),
+        *(
+            (f"value[{one!r}]", each.columns, "give the bolt's column another name")
+            for one, each in value.items()
+        ),
+        ("time of window", (window.time,), "give the bolt's column another name"),
+    ):
+        for name in names:
+            if name in (START, END):
+                raise ValueError(
+                    f"{where} {argument} must not name {name!r}, which is a column of the windows; "
+                    f"{way_out}"
+                )
     found = schema.get_all_field_indices(window.time)
     if len(found) == 1:
         kind = schema.field(found[0]).type
@@ -291,7 +283,8 @@ def _with_window(
             bound = window.start_type(kind)
         except TypeError as error:
             raise TypeError(
-                f"{where} time of window must be {error}, got {window.time!r} of {kind}"
+                f"{where} time of window must be {error}, got {window.time!r} of {kind}; name "
+                "another column, or emit a timestamp"
             ) from None
     else:
         bound = pa.timestamp("us")  # refused with the other columns

@@ -16,6 +16,7 @@ import pyarrow as pa
 from ackcore._arrow import short_repr
 from ackcore._arrow.record_batches import valid_rows
 from ackcore._records import Int64s
+from ackcore._words import as_seconds, naming_arguments
 from ackcore.tables.key_groups import Bools, KeyGroups
 
 #: The columns with the start of a window, which is a part of the key, and with its end (exclusive).
@@ -29,7 +30,7 @@ _FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Window:
     """The windows of a table; `tumbling`, `sliding` and `session` make it."""
 
@@ -39,6 +40,14 @@ class Window:
     step_ms: int | None
     late_ms: int  # the time for which windows stay open for records out of order
     idle_ms: int | None  # the time after which a spout without records does not hold windows open
+
+    def __repr__(self) -> str:
+        steps = [] if self.step_ms in (None, self.size_ms) else [self.step_ms]
+        sizes = ", ".join(f"{ms / 1_000:.15g}" for ms in (self.size_ms, *steps))
+        kind = "session" if self.step_ms is None else "sliding" if steps else "tumbling"
+        late = f", late_s={self.late_ms / 1_000:.15g}" if self.late_ms else ""
+        idle = "" if self.idle_ms is None else f", idle_s={self.idle_ms / 1_000:.15g}"
+        return f"{kind}({sizes}, {self.time!r}{late}{idle})"
 
     def structure(self) -> dict[str, Any]:
         """Return the parts on which stored rows depend, as JSON values."""
@@ -168,6 +177,7 @@ def session_groups(groups: KeyGroups, starts: Int64s, ends: Int64s) -> tuple[Key
     return found, starts[rows[is_first]]
 
 
+@naming_arguments
 def tumbling(
     size_s: float, time: str, *, late_s: float = 0.0, idle_s: float | None = None
 ) -> Window:
@@ -197,6 +207,7 @@ def tumbling(
     return _window(size_ms, size_ms, time, late_s, idle_s)
 
 
+@naming_arguments
 def sliding(
     size_s: float, step_s: float, time: str, *, late_s: float = 0.0, idle_s: float | None = None
 ) -> Window:
@@ -229,11 +240,12 @@ def sliding(
     return _window(size_ms, step_ms, time, late_s, idle_s)
 
 
+@naming_arguments
 def session(gap_s: float, time: str, *, late_s: float = 0.0, idle_s: float | None = None) -> Window:
     """Return windows that last as long as the rows of a key follow each other closely.
 
-    A session ends ``gap_s`` after its last row.  It closes ``gap_s`` later than that, since until
-    then a record that is not late may join it.
+    A session ends ``gap_s`` after its last row; a row exactly then begins the next one.  It closes
+    ``gap_s`` later than that, since until then a record that is not late may join it.
 
     Parameters
     ----------
@@ -261,13 +273,7 @@ def _window(
 
 
 def _ms(seconds: float, argument: str, least: float) -> int:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise TypeError(f"{argument} must be a number of seconds, got {short_repr(seconds)}")
-    if not least <= seconds <= MAX_S:
-        raise ValueError(
-            f"{argument} must be seconds from {least} to {MAX_S:,}, got {short_repr(seconds)}"
-        )
-    ms = round(seconds * 1_000)
+    ms = round(as_seconds(seconds, argument, least, MAX_S) * 1_000)
     if abs(seconds * 1_000 - ms) > 1e-6 * max(1, ms):
         raise ValueError(f"{argument} must be a multiple of 0.001 seconds, got {seconds!r}")
     return ms

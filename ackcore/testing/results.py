@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -165,10 +166,30 @@ class TopologyRun:
         if self.kills:
             lines[0] += f"; {self.kills} tasks died"
         lines += [f"  spout {name}: {_told(one)}" for name, one in self.counts.spouts.items()]
-        lines += [f"  bolt {name}: took {tuples}" for name, tuples in self.executions.items()]
+        duplicates = sum(progress.duplicates for progress in self.progress)
+        if duplicates:
+            lines.append(f"  duplicates: {duplicates} records were not run")
+        unmet = Counter[tuple[str, str]]()
+        for progress in self.progress:
+            for component, condition, tuples in progress.unmet():
+                unmet[component, condition] += tuples
+        lines += [
+            f"  expectation {condition!r} of {component}: not met by {tuples} tuples"
+            for (component, condition), tuples in unmet.items()
+        ]
+        # Those of dedup were not declared.
+        made = {f"{name}.dedup" for name in self.counts.spouts}
+        lines += [
+            f"  bolt {name}: took {tuples}"
+            for name, tuples in self.executions.items()
+            if name not in made
+        ]
         lines += [f"  sink {name}: {len(rows)} rows" for name, rows in self.outputs.items()]
-        kept = [name for name in self.tables if name not in self.outputs]
-        lines += [f"  table {name}: {len(self.tables[name])} rows" for name in kept]
+        lines += [
+            f"  table {name}: {len(table)} rows"
+            for name, table in self.tables.items()
+            if name not in self.outputs and name not in made
+        ]
         if self.untracked_failures:
             lines.append(f"  untracked: {self.untracked_failures} tuples failed")
         lines += [f"  dead: {letter}" for letter in self.dead[:_SHOWN]]

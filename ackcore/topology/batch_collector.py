@@ -16,7 +16,7 @@ import pyarrow as pa
 from ackcore._arrow import array_of, as_mapping, cast, offsets_of
 from ackcore._arrow.shown import shown_values
 from ackcore._records import Int64s
-from ackcore.topology._words import listed, near_miss
+from ackcore._words import listed, near_miss
 from ackcore.topology.bolt_calls import no_stream, refuse_attribute
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.failure_reasons import ReasonMaker

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ackcore._arrow import short_repr
+from ackcore._words import as_seconds, naming_arguments, numbered
 from ackcore.tables.aggregates import Aggregate
+from ackcore.tables.table_shape import MAX_TTL_S, MIN_TTL_S
 from ackcore.tables.time_windows import Window
 from ackcore.topology import dedup as duplicates
 from ackcore.topology import validation
-from ackcore.topology._words import numbered
 from ackcore.topology.bolt_calls import keep_settings
 from ackcore.topology.closed_windows import with_closed
 from ackcore.topology.components import (
@@ -50,9 +52,6 @@ from ackcore.topology.settings import Settings, check_keywords
 _KAFKA_ID = validation.KAFKA_ID
 _KAFKA = {*_KAFKA_ID, "key", "value", "timestamp", "timestampType"}
 _KAFKA_OPTIONAL = {"headers"}
-
-#: The limit of a table's `ttl_s`: 31,700 years.
-_LONGEST_S = 1e12
 
 #: Packages whose frames and tables also have ``columns``, but are not Spark's.
 _NOT_SPARK = {"pandas", "polars", "pyarrow"}
@@ -108,6 +107,7 @@ class Topology(Parts):
         return explain(self, self.fingerprint, self.settings)
 
 
+@naming_arguments
 class BoltDeclarer:
     """The inputs of a bolt. Every method returns the declarer, so that you can chain calls.
 
@@ -161,6 +161,7 @@ class BoltDeclarer:
         return self
 
 
+@naming_arguments
 class TopologyBuilder:
     """The collection of a topology's declarations, in any order.
 
@@ -237,10 +238,16 @@ class TopologyBuilder:
         """
         _check_name(name, "name", "the name of the spout")
         _refuse_foreign(source, name)
-        fields = _columns_of(source)
-        ids = _message_id(message_id)
-        ordered = _message_id(ordered_by, "ordered_by") or ()
-        key = _message_id(dedup, "dedup")
+        fields = _columns_of(source, name)
+        for argument, given in (("tracked", tracked), ("unique", unique)):
+            if not isinstance(given, bool):
+                raise TypeError(
+                    f"{argument} of spout {name!r} must be True or False, got "
+                    f"{type(given).__name__} {short_repr(given)}"
+                )
+        ids = _column_names(message_id, f"message_id of spout {name!r}")
+        ordered = _column_names(ordered_by, f"ordered_by of spout {name!r}") or ()
+        key = _column_names(dedup, f"dedup of spout {name!r}")
         seen = duplicates.dedup_of(name, key, within_s, within_keys, event_time)
         if ids is None:
             ids = ()
@@ -261,8 +268,8 @@ class TopologyBuilder:
                 source,
                 fields,
                 ids,
-                bool(tracked),
-                bool(unique),
+                tracked,
+                unique,
                 commit_group,
                 ordered,
                 expected,
@@ -387,10 +394,11 @@ class TopologyBuilder:
         if not callable(writer) and not callable(getattr(writer, "write", None)):
             raise TypeError(
                 f"writer of sink {name!r} must be a function of (DataFrame, batch_id) or an "
-                f"ackcore.spark.Sink, got {type(writer).__name__}"
+                f"ackcore.spark.Sink, got {type(writer).__name__}; for example "
+                "to_parquet('/data/orders')"
             )
         errors, alone = _isolated(isolate, name)
-        check_max_refused(max_refused)
+        check_max_refused(max_refused, f"max_refused of sink {name!r}")
         if max_refused != MAX_REFUSED and not errors:
             raise ValueError(
                 f"max_refused of sink {name!r} limits the rows that isolate finds, and isolate is "
@@ -442,40 +450,27 @@ class TopologyBuilder:
         TypeError
             If an argument has another type.
         ValueError
-            If `ttl_s` is not positive.
+            If `key` or `value` is empty, or `ttl_s` is not from 0.001 to 10,000,000,000 seconds.
         """
         _check_name(name, "name", "the name of the table")
         _check_name(from_, "from_", "the name of a component")
         _check_name(stream, "stream", "the name of a stream")
-        keys = _message_id(key, f"key of table {name!r}")
+        key_way_out = "name the columns by which rows are aggregated"
+        keys = _column_names(key, f"key of table {name!r}", key_way_out)
         if keys is None:
-            raise TypeError(f"key of table {name!r} must be the name of a column or a list of them")
-        if not isinstance(value, Mapping):
             raise TypeError(
-                f"value of table {name!r} must map names of columns to aggregates, got "
-                f"{type(value).__name__}; for example {{'orders': count()}}"
+                f"key of table {name!r} must be the name of a column or a list of them, got None; "
+                f"{key_way_out}"
             )
-        for column, aggregate in value.items():
-            if not isinstance(column, str) or not isinstance(aggregate, Aggregate):
-                raise TypeError(
-                    f"value of table {name!r} must map names of columns to aggregates of "
-                    f"ackcore.tables, got {aggregate!r} for {column!r}; for example "
-                    "{'orders': count()}"
-                )
-        if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float)):
-            raise TypeError(
-                f"ttl_s of table {name!r} must be a number of seconds or None, got "
-                f"{type(ttl_s).__name__} {ttl_s!r}"
-            )
-        if ttl_s is not None and not 0 < ttl_s < _LONGEST_S:
-            raise ValueError(
-                f"ttl_s of table {name!r} must be a positive number of seconds below "
-                f"{_LONGEST_S:.0e}, got {ttl_s!r}; omit it to keep rows forever"
-            )
+        _check_value(value, name)
+        if ttl_s is not None:
+            where = f"ttl_s of table {name!r}"
+            as_seconds(ttl_s, where, MIN_TTL_S, MAX_TTL_S, "omit it to keep rows forever")
         if window is not None and not isinstance(window, Window):
             raise TypeError(
-                f"window of table {name!r} must be windows of ackcore.tables, such as "
-                f"tumbling(3600, 'ts'), or None, got {type(window).__name__} {window!r}"
+                f"window of table {name!r} must be made by tumbling, sliding or session of "
+                f"ackcore.tables, got {type(window).__name__} {short_repr(window)}; "
+                "write tumbling(3600, 'ts') for hours"
             )
         self._tables.append(DeclaredTable(name, from_, stream, keys, dict(value), ttl_s, window))
 
@@ -569,7 +564,36 @@ class TopologyBuilder:
 
 def _check_name(name: Any, argument: str, must_be: str) -> None:
     if not isinstance(name, str):
-        raise TypeError(f"{argument} must be {must_be}, got {type(name).__name__} {name!r}")
+        hint = "; pass the name under which it is declared" if isinstance(name, Component) else ""
+        raise TypeError(
+            f"{argument} must be {must_be}, got {type(name).__name__} {short_repr(name)}{hint}"
+        )
+
+
+def _check_value(value: Any, table: str) -> None:
+    """Raise TypeError if the argument ``value`` of a table has another type."""
+    if not isinstance(value, Mapping):
+        got = "an aggregate" if isinstance(value, Aggregate) else short_repr(value)
+        raise TypeError(
+            f"value of table {table!r} must map names of columns to aggregates, got {got}; "
+            "write {'orders': count()}"
+        )
+    if not value:
+        raise ValueError(
+            f"value of table {table!r} must have at least one aggregate, got none; write "
+            "{'orders': count()}"
+        )
+    for column, aggregate in value.items():
+        if not isinstance(column, str):
+            raise TypeError(
+                f"value of table {table!r} must have names as keys, got {short_repr(column)}"
+            )
+        if not isinstance(aggregate, Aggregate):
+            called = f"{aggregate.__name__}(...)" if hasattr(aggregate, "__name__") else "count()"
+            raise TypeError(
+                f"value[{column!r}] of table {table!r} must be an aggregate of ackcore.tables, "
+                f"got {short_repr(aggregate)}; write {called}"
+            )
 
 
 def _names_of(fields: Sequence[Any], method: str) -> tuple[str, ...]:
@@ -603,19 +627,21 @@ def _isolated(isolate: Any, sink: str) -> tuple[tuple[type[BaseException], ...],
     return errors, not isinstance(isolate, bool)
 
 
-def _columns_of(source: Any) -> tuple[str, ...]:
+def _columns_of(source: Any, spout: str) -> tuple[str, ...]:
     columns: Any = getattr(source, "columns", None)
     named = isinstance(columns, Iterable) and not isinstance(columns, str)
     names = tuple(columns) if named else (None,)
     if not all(isinstance(name, str) for name in names):
         raise TypeError(
-            "source must be a DataFrame, whose .columns are names, "
+            f"source of spout {spout!r} must be a DataFrame, whose .columns are names, "
             f"got {type(source).__name__}; create one with spark.createDataFrame(...)"
         )
     return names
 
 
-def _message_id(columns: Any, argument: str = "message_id") -> tuple[str, ...] | None:
+def _column_names(
+    columns: Any, argument: str, way_out: str = "omit the argument instead"
+) -> tuple[str, ...] | None:
     if columns is None:
         return None
     names = (columns,) if isinstance(columns, str) else columns
@@ -625,7 +651,5 @@ def _message_id(columns: Any, argument: str = "message_id") -> tuple[str, ...] |
             f"got {type(columns).__name__} {columns!r}"
         )
     if not names:
-        raise ValueError(
-            f"{argument} must name at least one column, got none; omit the argument instead"
-        )
+        raise ValueError(f"{argument} must name at least one column, got none; {way_out}")
     return tuple(names)

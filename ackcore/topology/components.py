@@ -19,12 +19,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
 from ackcore._arrow import nullable_within
+from ackcore._words import nearest
 from ackcore.calls import RateLimit
 from ackcore.flow import DelayTarget, Limit
 from ackcore.flow.choosers import Chooser, Idlest
@@ -200,6 +200,16 @@ class Context:
     collector: Collector | None = None
 
 
+class UsedTables(dict[str, Any]):
+    """The tables in ``uses`` of a bolt, by name."""
+
+    def __missing__(self, name: str) -> Any:
+        """Raise KeyError with the way out."""
+        near = nearest(str(name), list(self))
+        hint = f"did you mean {near!r}?" if near else f"write uses = [{name!r}] in its class"
+        raise KeyError(f"{name!r} is not in uses of the bolt; {hint}")
+
+
 class Component:
     """The base class of every bolt.
 
@@ -226,7 +236,7 @@ class Component:
     #: Each is a `TableView`, whose module needs this one.
     #: The tables in ``uses``, as they were after the last finished micro-batch. Set before
     #: ``prepare`` is called.
-    tables: Mapping[str, Any] = MappingProxyType({})
+    tables: Mapping[str, Any] = UsedTables()
     needs_identity: ClassVar[bool] = False  # whether the bolt receives the record of each row
 
     def prepare(self, context: Context) -> None:

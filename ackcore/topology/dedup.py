@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from ackcore._words import as_seconds, listed, near_miss
 from ackcore.tables.aggregates import count
 from ackcore.tables.table_shape import MAX_TTL_S, MIN_TTL_S, TableShape
-from ackcore.topology._words import listed, near_miss
 from ackcore.topology.components import DEFAULT_STREAM, Component
 from ackcore.topology.parts import (
     DEDUP,
@@ -83,18 +83,9 @@ def dedup_of(
             f"dedup {of} needs a bound, because the keys are kept in the checkpoint, and got "
             "none; pass within_s, such as 86400 for a day, or within_keys"
         )
-    if within_s is not None and (
-        isinstance(within_s, bool) or not isinstance(within_s, int | float)
-    ):
-        raise TypeError(
-            f"within_s {of} must be a number of seconds or None, got {type(within_s).__name__} "
-            f"{within_s!r}"
-        )
-    if within_s is not None and not MIN_TTL_S <= within_s <= MAX_TTL_S:
-        raise ValueError(
-            f"within_s {of} must be from {MIN_TTL_S} to {MAX_TTL_S:,} seconds, got {within_s!r}; "
-            "pass within_keys alone for a bound by number"
-        )
+    if within_s is not None:
+        way_out = "pass within_keys alone for a bound by number"
+        as_seconds(within_s, f"within_s {of}", MIN_TTL_S, MAX_TTL_S, way_out)
     if within_keys is not None and (
         isinstance(within_keys, bool) or not isinstance(within_keys, int)
     ):

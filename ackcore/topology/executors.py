@@ -22,6 +22,7 @@ from ackcore.topology.components import (
     Bolt,
     Component,
     Context,
+    UsedTables,
     refuse_unrunnable,
 )
 from ackcore.topology.failure_reasons import ReasonMaker
@@ -109,7 +110,7 @@ def executor_for(
     refuse_unrunnable(component)
     assert isinstance(component, Bolt | BasicBolt | AsyncBolt | BatchBolt)
     if component.uses:
-        component.tables = tables
+        component.tables = UsedTables(tables)
     context = Context(name, task, batch_id)
     reasons = ReasonMaker(name, (*reject, *component.reject), component.retry_on)
     kept = answers if component.journal else None

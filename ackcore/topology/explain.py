@@ -9,15 +9,18 @@ follow the viewer's light or dark scheme, and all names are escaped.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from ackcore.calls import RateLimit
+from ackcore.tables.time_windows import END, START
 from ackcore.topology.components import DEFAULT_STREAM, AsyncBolt, BasicBolt, Bolt, Component
-from ackcore.topology.parts import BoltSpec, Parts, SinkSpec, Spout
+from ackcore.topology.dedup import DedupBolt
+from ackcore.topology.expectations import Expectations
+from ackcore.topology.parts import DEDUP, BoltSpec, Parts, SinkSpec, Spout, TableSpec
 from ackcore.topology.settings import Settings
 from ackcore.topology.stage_layout import Layout, Subscription
 from ackcore.topology.table_views import CHANGES, CLOSED, ClosedWindows
@@ -246,15 +249,16 @@ def _lines(parts: Parts, layout: Layout, fingerprint: str, settings: Settings) -
             if at:
                 yield ""
             yield from (f"  {line}" for line in block)
+    yield from _tables(parts)
     yield from _end(layout)
 
 
 def _summary(parts: Parts, layout: Layout) -> str:
     counted = [
         _count(len(parts.spouts), "spout"),
-        _count(len(parts.bolts), "bolt"),
+        _count(sum(not _is_dedup(bolt) for bolt in parts.bolts.values()), "bolt"),
         _count(len(parts.sinks), "sink"),
-        *([_count(len(parts.tables), "table")] if parts.tables else []),
+        *([_count(len(tables), "table")] if (tables := _declared_tables(parts)) else []),
         _count(layout.depth, "stage"),
         _count(layout.exchanges, "shuffle"),
     ]
@@ -286,30 +290,88 @@ def _spout(spout: Spout, parts: Parts, layout: Layout) -> list[str]:
     tracked = ids if spout.tracked else "untracked: a record that fails is not retried"
     stream = f"{DEFAULT_STREAM} {_fields(spout.fields)}"
     branches = [(stream, _readers(spout.name, DEFAULT_STREAM, parts, layout))]
-    return [f"spout {spout.name}: {tracked}", *_tree(branches)]
+    given = []
+    if spout.ordered_by:
+        given.append(f"ordered_by: {', '.join(spout.ordered_by)}")
+    if spout.dedup is not None:
+        bounds = spout.dedup._asdict()
+        columns = ", ".join(bounds.pop("columns"))
+        some = (f", {name}={_setting(each)}" for name, each in bounds.items() if each is not None)
+        given.append(f"dedup: {columns}{''.join(some)}")
+    given += _expected(spout.expect)
+    return [f"spout {spout.name}: {tracked}", *_wrapped(given), *_tree(branches)]
 
 
 def _bolt(bolt: BoltSpec, parts: Parts, layout: Layout) -> list[str]:
     asked = "" if bolt.parallelism is None else f", parallelism {bolt.parallelism}"
-    branches = []
+    is_dedup, branches = _is_dedup(bolt), []
     for stream, schema in bolt.schemas.items():
+        if is_dedup and stream != DEFAULT_STREAM:
+            continue  # the keys that the engine keeps
         known = [field.type for field in schema if not pa.types.is_null(field.type)]
         fields = _fields(
             [f"{field.name}: {field.type}" for field in schema] if known else schema.names
         )
         branches.append((f"{stream} {fields}", _readers(bolt.name, stream, parts, layout)))
+    if is_dedup:
+        spout = bolt.name.removesuffix(DEDUP)
+        return [f"{bolt.name}: leaves out the duplicates of spout {spout}", *_tree(branches)]
+    given = [_calls(bolt.component), *_expected(bolt.expect)]
+    if bolt.component.uses:
+        given.insert(0, f"uses: {', '.join(bolt.component.uses)}")
     head = f"bolt {bolt.name}: {type(bolt.component).__name__}{asked}"
-    return [head, *_calls(bolt.component), *_tree(branches)]
+    return [head, *_wrapped(given), *_tree(branches)]
 
 
-def _calls(component: Component) -> list[str]:
+def _is_dedup(bolt: BoltSpec) -> bool:
+    """Return whether a bolt was not declared, but made for the argument ``dedup`` of a spout."""
+    return isinstance(bolt.component, DedupBolt)
+
+
+def _declared_tables(parts: Parts) -> list[TableSpec]:
+    of_dedup = {bolt.name for bolt in parts.bolts.values() if _is_dedup(bolt)}
+    return [table for name, table in parts.tables.items() if name not in of_dedup]
+
+
+def _expected(expected: Sequence[Expectations]) -> Iterator[str]:
+    """Yield a text for each declaration of expectations."""
+    for one in expected:
+        of = "" if one.stream == DEFAULT_STREAM else f" of {one.stream}"
+        conditions = ", ".join(map(_setting, one.conditions))
+        yield f"expect{of}: {conditions}; on_fail={one.on_fail}"
+
+
+def _tables(parts: Parts) -> Iterator[str]:
+    """Draw the declared tables."""
+    tables = _declared_tables(parts)
+    if tables:
+        yield ""
+        yield _rule("tables")
+    for table in tables:
+        shape = table.shape
+        given = [f"key ({', '.join(key for key in shape.key_names if key != START)})"]
+        given += [] if shape.window is None else [f"window={shape.window!r}"]
+        given += [] if shape.ttl_s is None else [f"ttl_s={_setting(shape.ttl_s)}"]
+        given += [f"{name}={one!r}" for name, one in shape.aggregates.items() if name != END]
+        yield from _wrapped([f"table {table.name}: {', '.join(given)}"])
+
+
+def _wrapped(texts: Iterable[str]) -> Iterator[str]:
+    """Yield texts as indented lines."""
+    for text in texts:
+        yield from textwrap.wrap(
+            text, _WIDTH - 4, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+        )
+
+
+def _calls(component: Component) -> str:
     """Return the settings of a bolt's calls that differ from their defaults."""
     base: type[Component] = BasicBolt
     names: Sequence[str] = ("threads", "journal")
     if isinstance(component, AsyncBolt):
         base, names = AsyncBolt, _CALL_SETTINGS
     elif not isinstance(component, Bolt | BasicBolt):
-        return []
+        return ""
     shown = []
     for name in names:
         value = getattr(component, name)
@@ -318,8 +380,7 @@ def _calls(component: Component) -> list[str]:
             shown.append(f"{name}({', '.join(some)})")
         elif value != getattr(base, name):
             shown.append(f"{name}={_setting(value)}")
-    text = f"calls: {', '.join(shown)}" if shown else ""
-    return textwrap.wrap(text, _WIDTH - 4, initial_indent="  ", subsequent_indent="    ")
+    return f"calls: {', '.join(shown)}" if shown else ""
 
 
 def _setting(value: Any) -> str:
@@ -343,7 +404,7 @@ def _readers(component: str, stream: str, parts: Parts, layout: Layout) -> list[
     readers += [_sink(sink) for sink in _sinks(parts, component, stream)]
     for table in parts.tables.values():
         if (table.component, table.stream) == (component, stream):
-            readers.append(f"──▶ table {table.name}: {', '.join(table.shape.key_names)}")
+            readers.append(f"──▶ table {table.name}")
             if f"{table.name}{CLOSED}" in parts.closed:
                 readers.append(f"──▶ spout {table.name}{CLOSED}, in the next micro-batch")
             for sink in parts.sinks.values():

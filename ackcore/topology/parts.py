@@ -132,12 +132,12 @@ class PartialKey(_Keyed):
 MAX_REFUSED = 10_000
 
 
-def check_max_refused(limit: int) -> int:
+def check_max_refused(limit: int, title: str = "max_refused") -> int:
     """Return the argument ``max_refused`` of a sink, or raise TypeError or ValueError."""
     if not isinstance(limit, int) or isinstance(limit, bool):
-        raise TypeError(f"max_refused must be an int, got {type(limit).__name__}")
+        raise TypeError(f"{title} must be an int, got {type(limit).__name__} {limit!r}")
     if limit < 0:
-        raise ValueError(f"max_refused must be at least 0, got {limit}")
+        raise ValueError(f"{title} must be at least 0, got {limit}")
     return limit
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ackcore.topology._words import near_miss, numbered
+from ackcore._words import near_miss, numbered, seconds_hint
 from ackcore.topology.failure_reasons import exception_classes
 
 _PREFIX = "ACKCORE_"
@@ -33,6 +33,13 @@ MAX_ATTEMPTS = 60
 MAX_PARALLELISM = 1 << 16
 #: No wait is longer than a year, so that sums of waits in milliseconds fit in 64 bits.
 MAX_WAIT_S = 366 * 24 * 3600
+
+
+#: Arguments of `ackcore.spark.start` and `run_batch` that users look for among the settings.
+OF_RUNS = (
+    *("checkpoint", "max_dead", "max_dead_ratio", "dead_letters", "accept_changes", "trigger"),
+    *("listeners",),
+)
 
 
 class _Range(NamedTuple):
@@ -171,6 +178,11 @@ class Settings:
     restart_backoff_s: float = 1.0
     trace_per_million: int = 0
 
+    def __new__(cls, *args: Any, **keywords: Any) -> Settings:
+        """Create the object. Raises TypeError for a keyword that is not a setting."""
+        check_keywords(keywords)
+        return object.__new__(cls)
+
     def __post_init__(self) -> None:
         for name, allowed in _RANGES.items():
             _check(name, value := getattr(self, name), allowed)
@@ -230,10 +242,16 @@ class Settings:
         return cls(**{**given, **overrides})
 
 
+def _settings_hint(name: str) -> str:
+    if name in OF_RUNS:
+        return "it is an argument of start() or run_batch(): pass it there"
+    return near_miss(name, Settings.names(), "settings")
+
+
 def check_keywords(keywords: Iterable[str]) -> None:
     """Raise `TypeError` for keywords that are not settings."""
     unknown = [
-        f"{name!r} is not a setting; {near_miss(name, Settings.names(), 'settings')}"
+        f"{name!r} is not a setting; {_settings_hint(name)}"
         for name in keywords
         if name not in Settings.names()
     ]
@@ -245,7 +263,8 @@ def _check(title: str, value: Any, allowed: _Range) -> None:
     if value is None and allowed.optional:
         return
     if isinstance(value, bool) or not isinstance(value, (int, allowed.kind)):
-        raise TypeError(f"{title} must be {allowed}, got {type(value).__name__} {value!r}")
+        hint = seconds_hint(value) if allowed.kind is float else ""
+        raise TypeError(f"{title} must be {allowed}, got {type(value).__name__} {value!r}{hint}")
     if not value >= allowed.least or (allowed.most is not None and value > allowed.most):
         raise ValueError(f"{title} must be {allowed}, got {value}")
 
@@ -271,8 +290,7 @@ def _from_toml(path: Path) -> dict[str, Any]:
             f"{near_miss('ackcore', list(document), 'top-level names')}"
         )
     unknown = [
-        f"{path}: [ackcore] has {name!r}, which is not a setting; "
-        f"{near_miss(name, Settings.names(), 'settings')}"
+        f"{path}: [ackcore] has {name!r}, which is not a setting; {_settings_hint(name)}"
         for name in table
         if name not in Settings.names()
     ]

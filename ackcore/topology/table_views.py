@@ -160,7 +160,8 @@ class TableView:
         if given is None:
             raise TypeError(
                 f"keys must be a RecordBatch, a Table or a mapping with the key columns "
-                f"{', '.join(self.key)} of {self._title}, got {type(keys).__name__}"
+                f"{', '.join(self.key)} of {self._title}, got {type(keys).__name__}; write "
+                f"{{{self.key[0]!r}: [...]}}"
             )
         missing = [name for name in self.key if name not in given]
         if missing:

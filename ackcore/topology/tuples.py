@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ackcore._records import Int64s
+from ackcore._words import nearest
 from ackcore.calls.usage import UsageCounts
-from ackcore.topology._words import nearest
 
 #: The maximum number of characters of a message: people read dead letters.
 MESSAGE_CHARS = 4096

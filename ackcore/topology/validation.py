@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ackcore._arrow import nullable_within
+from ackcore._words import listed, near_miss, nearest
 from ackcore.calls import RateLimit
 from ackcore.calls.call_queues import FairQueues
 from ackcore.calls.outcomes import CallCounts
 from ackcore.tables.table_shape import TableShape
 from ackcore.topology import dedup
-from ackcore.topology._words import listed, near_miss
 from ackcore.topology.bolt_calls import call_settings, journaled
 from ackcore.topology.components import (
     DEFAULT_STREAM,
@@ -153,7 +153,7 @@ def problems(
     broken = broken | {name for name in times if times[name] > 1}
     # Without a spout of its own: the table has no window, or a problem of its own.
     unknown = {f"{name}{CLOSED}" for name in names} - {spout.name for spout in closed}
-    find = _finder([*spouts, *closed], bolts, broken | unknown)
+    find = _finder([*spouts, *closed], bolts, broken | unknown, tables)
     for bolt in bolts:
         for each in bolt.inputs:
             yield from _windowless(f"bolt {bolt.name!r}", each.component, tables)
@@ -210,7 +210,8 @@ def _names(
     yield from _twice(what, components, "rename all but one")
     named = [("sink", sink.name) for sink in sinks]
     yield from _twice("sinks", named, "set another name with name=")
-    for name in sorted({sink.name for sink in sinks} & {table.name for table in tables}):
+    own = {sink.name for sink in sinks if sink.component != sink.name}
+    for name in sorted(own & {table.name for table in tables}):
         yield f"a sink and a table are named {name!r}; set another name of the sink with name="
 
 
@@ -505,9 +506,12 @@ def _shared(bolts: Sequence[BoltSpec]) -> Iterator[str]:
 
 
 def _finder(
-    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], broken: set[str]
+    spouts: Sequence[Spout],
+    bolts: Sequence[BoltSpec],
+    broken: set[str],
+    tables: Sequence[DeclaredTable],
 ) -> Callable[[str, str, str], _DeclaredStream | str | None]:
-    """Return a function that finds a stream.
+    """Return a function that finds the stream of a reader, such as ``"bolt 'count'"``.
 
     That function returns the stream, an error, or None if the error was reported already.
     """
@@ -521,14 +525,21 @@ def _finder(
             for stream, schema in bolt.schemas.items()
         }
 
+    ends = {f"{table.name}{end}": table for table in tables for end in _ends(table)}
+
     def find(subject: str, component: str, stream: str) -> _DeclaredStream | str | None:
         if component in broken:
             return None
         if component not in streams:
-            return (
-                f"{subject} reads {component!r}, which is not declared; "
-                f"{near_miss(component, list(streams), 'components')}"
-            )
+            kind, reads = subject.partition(" ")[0], f"{subject} reads {component!r}, which "
+            for table in tables:
+                if component == table.name:
+                    return f"{reads}is a table, whose rows are no stream; {_way_to(kind, table)}"
+            if component in ends:
+                return f"{reads}a {kind} cannot read; {_way_to(kind, ends[component])}"
+            names = list(dict.fromkeys([*streams, *ends, *(table.name for table in tables)]))
+            names = names if nearest(component, names) else list(streams)
+            return f"{reads}is not declared; {near_miss(component, names, 'components')}"
         known = streams[component]
         if stream in known:
             return known[stream]
@@ -540,6 +551,23 @@ def _finder(
         return missing + f"which does not exist; {near_miss(stream, list(known), 'streams')}"
 
     return find
+
+
+def _ends(table: DeclaredTable) -> tuple[str, ...]:
+    """Return the ends of the names under which sinks read a table."""
+    if table.window is None:
+        return (CHANGES,)
+    return (CLOSED,) if table.window.step_ms is None else (CHANGES, CLOSED)
+
+
+def _way_to(kind: str, table: DeclaredTable) -> str:
+    """Return the advice to a reader that cannot read a table, by the kind of the reader."""
+    closed = "" if table.window is None else f"read {table.name + CLOSED!r}, or "
+    if kind == "bolt":
+        return f"{closed}set uses = [{table.name!r}] in the bolt's class to look up rows"
+    if kind == "table":
+        return f"{closed}read {table.component!r}"
+    return f"read {' or '.join(repr(table.name + end) for end in _ends(table))}"
 
 
 def _grouping(bolt: BoltSpec, each: Input, found: _DeclaredStream | None) -> Iterator[str]:
@@ -628,9 +656,9 @@ def _uses(bolt: BoltSpec, tables: Sequence[str]) -> Iterator[str]:
 
 def change_problems(sink: SinkSpec, shape: TableShape) -> Iterator[str]:
     """Yield the problems of a sink that reads the changed or closed rows of a table."""
-    table, streams = shape.name, change_streams(shape)
+    table, streams, rows = shape.name, change_streams(shape), "changes"
     if sink.component.endswith(CLOSED):
-        streams = closed_streams(shape)
+        streams, rows = closed_streams(shape), "closed windows"
         if shape.window is None:
             yield (
                 f"sink {sink.name!r} reads the closed windows of table {table!r}, which has no "
@@ -645,19 +673,19 @@ def change_problems(sink: SinkSpec, shape: TableShape) -> Iterator[str]:
         return
     if sink.stream not in streams:
         yield (
-            f"sink {sink.name!r} reads stream {sink.stream!r} of the changes of table {table!r}, "
+            f"sink {sink.name!r} reads stream {sink.stream!r} of the {rows} of table {table!r}, "
             f"which does not exist; {near_miss(sink.stream, list(streams), 'streams')}"
         )
         return
     yield from _field_names(
-        f"the stream {sink.stream!r} of the changes of table {table!r}",
+        f"the stream {sink.stream!r} of the {rows} of table {table!r}",
         streams[sink.stream].names,
         f"rename a value of the table, or read stream {UPSERTS!r}, which has no former values",
     )
     if sink.isolate:
         yield (
             f"isolate of sink {sink.name!r} makes the records of refused rows dead letters, and "
-            f"the changed rows of table {table!r} belong to no single record; remove isolate"
+            f"the {rows} of table {table!r} belong to no single record; remove isolate"
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -10,11 +12,14 @@ import time
 
 import pytest
 from checkpoints import OPEN, run_one
+from rich.console import Console
 from screens import recorded
 
 from ackcore.cli import status_command as status
-from ackcore.spark.engine.progress import Account, Counts
+from ackcore.cli import table_command
+from ackcore.spark.engine.progress import Account, Counts, Progress
 from ackcore.spark.inspect import reason_counts as reasons
+from ackcore.spark.inspect.status import Logged
 
 
 def test_status_tells_the_counts_and_why(ackcore, checkpoint):
@@ -113,6 +118,46 @@ def test_as_a_process(checkpoint):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["dead"]["letters"] == 7
     assert done.stderr == ""
+
+
+def test_a_reader_of_the_output_that_has_ended_is_no_error(checkpoint):
+    """Like ``ackcore status | head``."""
+    read, write = os.pipe()
+    os.close(read)
+    ackcore = [sys.executable, "-m", "ackcore.cli.entry"]
+    for words in (["status", checkpoint, "--json"], ["dead", "list", checkpoint], ["--help"]):
+        done = subprocess.run([*ackcore, *map(str, words)], stdout=write, stderr=subprocess.PIPE)
+        assert done.stderr == b"", words
+    os.close(write)
+
+
+def test_other_broken_pipes_are_told(ackcore, checkpoint, monkeypatch):
+    def fails(*of, **options):
+        raise BrokenPipeError("the store hung up")
+
+    monkeypatch.setattr(status, "read_status", fails)
+    assert "BrokenPipeError: the store hung up" in ackcore("status", checkpoint, code=4).stderr
+
+
+def test_ids_of_dedup_are_shown_as_text():
+    shown = [table_command._text(value) for value in (b"order-1", b"\xff", 5, None)]
+    assert shown == ["order-1", "\\xff", 5, None]
+
+
+def test_duplicates_and_unmet_expectations_are_shown_if_there_are_any():
+    def shown(**figures):
+        console = Console(width=240, file=io.StringIO())
+        some = [Logged(0, Progress(0)), Logged(0, Progress(1, acked=3, **figures))]
+        console.print(status._batches(some))
+        return console.file.getvalue()
+
+    checks = {"orders": {"n > 0": {"passed": 1, "failed": 4}, "n < 9": {"passed": 1, "failed": 1}}}
+    text = shown(emitted={"orders.dedup": {"duplicates": 7}}, expectations=checks)
+    assert "dead  duplicates  unmet expectations  took" in text
+    assert "7                   5" in text
+    text = shown(emitted={"orders.dedup": {"default": 7}})
+    assert "duplicates" not in text
+    assert "unmet" not in text
 
 
 def test_what_is_not_installed_is_said_in_one_line(checkpoint):

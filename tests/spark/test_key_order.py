@@ -331,7 +331,7 @@ def test_what_is_behind_is_said():
     builder.sink("rows", print)
     with pytest.raises(ValueError, match=r"(?s)names 'kye', .* did you mean 'key'.*untracked"):
         builder.build()
-    with pytest.raises(TypeError, match="ordered_by must be the name of a column"):
+    with pytest.raises(TypeError, match="ordered_by of spout 'rows' must be the name"):
         TopologyBuilder().spout("rows", Source(ROWS), ordered_by=columns)
 
 

@@ -62,12 +62,17 @@ def test_the_line_of_a_micro_batch(caplog):
         runs=2,
         breaker_trips=3,
         lag={"lines": 5, "words": 2},
+        expectations={
+            "take": {f"n > {n}": {"passed": 9, "failed": n} for n in range(5)},
+            "take.rest": {"n < 9": {"passed": 5, "failed": 0}},
+        },
     )
     progress.log()
     assert caplog.messages == [
-        "micro-batch 7: 9 acked, 2 failed (1 not counted), 1 retried, 1 dead, 1 waiting "
-        "(oldest 1.5 s), latency 210/220/4100 ms, 44 records/s, 0.25 s, "
-        "lag 7, 3 breaker trips, 2 runs"
+        "micro-batch 7: 9 acked, 2 failed (1 behind their key or unavailable), 1 retried, 1 dead, "
+        "1 waiting (oldest 1.5 s), latency 210/220/4100 ms, 44 records/s, 0.25 s, "
+        "lag 7, 3 breaker trips, 2 runs, unmet: 'n > 4' of take 4, 'n > 3' of take 3, "
+        "'n > 2' of take 2, 1 more"
     ]
 
 

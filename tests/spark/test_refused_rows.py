@@ -532,7 +532,11 @@ def test_only_a_sink_that_replaces_is_isolated():
         builder.sink("upper", print, isolate=ValueError)
     check_sink("upper", to_parquet("/somewhere"), None, isolated=True)
     for more, error, says in (
-        ({"isolate": True, "max_refused": 1.5}, TypeError, "max_refused must be an int, got float"),
+        (
+            {"isolate": True, "max_refused": 1.5},
+            TypeError,
+            "max_refused of sink .* must be an int, got float",
+        ),
         ({"isolate": True, "max_refused": -1}, ValueError, "must be at least 0, got -1"),
         (
             {"max_refused": 5},

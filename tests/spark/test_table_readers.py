@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -125,8 +126,11 @@ def test_the_command_line_shows_rows_and_sizes(done):
     shown = ackcore(*where)
     assert "north" in shown
     assert "35" in shown
+    assert re.match(r"table totals: 2 rows *\n", shown)
+    limited = ackcore(*where, "--limit", 1)
+    assert re.match(r"table totals: 1 row of at most \d+; --limit shows more *\n", limited)
     ackcore(*where, "--key", "west", code=1)
-    assert "table totals: " in ackcore("status", done / "checkpoint")
+    assert "table totals: at most " in ackcore("status", done / "checkpoint")
     assert "one value for each of shop" in ackcore(*where, "--key", "a", "--key", "b", code=2)
     size = read_status(done / "checkpoint").to_json()["tables"]["totals"]
     assert size["rows"] >= 2

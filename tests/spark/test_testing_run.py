@@ -23,7 +23,7 @@ from ackcore._arrow.shown import text_of
 from ackcore.kafka import KafkaSpout
 from ackcore.retry import backoff_ms
 from ackcore.spark import FileSpout, RunFailed, dead_letters, run_batch, to_parquet
-from ackcore.topology import AsyncBolt, BasicBolt, BatchBolt, Reject, Retry, TopologyBuilder
+from ackcore.topology import AsyncBolt, BasicBolt, BatchBolt, Reject, Retry, TopologyBuilder, expect
 from ackcore.topology.stage_layout import Layout
 
 LINE = pa.schema([("line", pa.string())])
@@ -169,6 +169,21 @@ def test_it_is_printed_and_checked():
     counts = dataclasses.replace(ran.counts, spouts={"lines": account})
     with pytest.raises(AssertionError, match="the counts do not balance; 2 records wait"):
         dataclasses.replace(ran, counts=counts).check(dead=1)
+
+
+def test_duplicates_and_unmet_expectations_are_printed_and_what_carries_dedup_out_is_not():
+    builder = TopologyBuilder()
+    given = {
+        "dedup": "line",
+        "within_s": 60,
+        "expect": expect(lambda rows: pc.not_equal(rows["line"], "no")),
+    }
+    builder.spout("lines", testing.Source(LINE), **given)
+    builder.sink("lines", print)
+    said = str(testing.run(builder.build(), lines("to", "be", "no", "to", "to")))
+    assert "\n  duplicates: 2 records were not run\n" in said
+    assert "\n  expectation '<lambda>' of lines: not met by 1 tuples\n" in said
+    assert "lines.dedup" not in said
 
 
 def test_the_same_again():

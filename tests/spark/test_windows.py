@@ -438,7 +438,11 @@ def test_rows_of_several_records_are_late_for_each_and_rows_of_none_are_logged(t
     with state:
         letters = state.decision(3).all_dead["lines"]["_ackcore_reason"].to_pylist()
         assert {(one["component"], one["type"]) for one in letters} == {("hours", "Late")}
-        assert "until 1970-01-01T00:00:33.000 UTC are closed" in letters[0]["message"]
+        # Short, since `ackcore status` shows 120 characters of a message.
+        assert letters[0]["message"] == (
+            "its 'ts' is in a closed window of table 'hours' (those until 1970-01-01T00:00:33 UTC "
+            "have closed); increase late_s, now 0"
+        )
         assert world.open_rows(state, 3) == {("A", 30, 40): ["A.31.O", "A.33.O"]}
 
 
@@ -508,7 +512,6 @@ def test_open_windows_are_looked_up_and_change_and_close_at_the_end_of_a_run():
         ((session(5, "ts"), ["hours.changes"]), TopologyError, "sessions may join others"),
         ((tumbling(5, "at"), []), TopologyError, "time of window must be of the columns"),
         ((tumbling(5, "shop"), []), TopologyError, "must be a column of timestamps, got 'shop'"),
-        (("1 hour", []), TypeError, "window of table 'hours' must be windows of ackcore.tables"),
     ],
 )
 def test_windows_that_do_not_fit_a_topology_are_refused_by_name(of, error, text):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import pickle
 
 import pyarrow as pa
@@ -102,38 +101,29 @@ class Greedy(Short):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "ttl_s", "words"),
+    ("key", "value", "words"),
     [
-        ([], {"n": count()}, None, r"key must be one or more different columns, got \[\]"),
-        (["k", "k"], {"n": count()}, None, "key must be one or more different columns"),
-        ("x", {"n": count()}, None, r"key must be of the columns of the stream \(k, v, .*got 'x'"),
-        ("m", {"n": count()}, None, "key must be columns that can be hashed, got 'm' of map"),
-        ("k", {}, None, "value must be a mapping of one or more names to aggregates"),
-        ("k", {1: count()}, None, "value must have names as keys, got 1"),
-        ("k", {"n": count}, None, r"value\['n'\] must be an aggregate, such as count\(\)"),
-        ("k", {"n": Unfit}, None, "pass an instance"),
-        ("k", {"k": count()}, None, "value must have other names than key, got 'k' in both"),
-        ("_hash", {"n": count()}, None, "the column name '_hash' is reserved; rename it"),
-        ("k", {"n": sum_of("x")}, None, r"value\['n'\] must be of the columns of the stream"),
-        ("k", {"n": sum_of("k")}, None, r"value\['n'\] must be a column of int64, .*'k' of string"),
-        ("k", {"n": sum_of("u")}, None, "got 'u' of uint64"),
-        ("k", {"n": mean_of("k")}, None, "must be a column of integers, floats or decimals"),
-        ("k", {"n": min_of("m")}, None, "must be a column of numbers, times, booleans, text or"),
-        ("k", {"n": first("m", "v")}, None, "must be a column of numbers, times, booleans, text"),
-        ("k", {"n": first("v", "o")}, None, "must have a type that can be stored, got 'o' of"),
-        ("k", {"n": OneName()}, None, "attribute columns is a tuple of names, got 'v'"),
-        ("k", {"n": Twice()}, None, "a pyarrow.Schema with columns of different names"),
-        ("k", {"n": Untyped()}, None, "method finish returns a pyarrow.Array with the type"),
-        ("k", {"n.v": Short(), "n": Dotted()}, None, "different names, got 'n.v.v' twice"),
-        ("k", {"n": count()}, 0, "ttl_s must be seconds from 0.001 to 10,000,000,000, got 0"),
-        ("k", {"n": count()}, 1e-9, "ttl_s must be seconds from 0.001"),
-        ("k", {"n": count()}, math.inf, "ttl_s must be seconds from 0.001"),
-        ("k", {"n": count()}, math.nan, "ttl_s must be seconds from 0.001"),
+        (["k", "k"], {"n": count()}, "key must be different columns"),
+        ("x", {"n": count()}, r"key must be of the columns of the stream \(k, v, .*got 'x'"),
+        ("m", {"n": count()}, "key must be columns that can be hashed, got 'm' of map"),
+        ("k", {"k": count()}, "value must have other names than key, got 'k' in both"),
+        ("_hash", {"n": count()}, "the column name '_hash' is reserved; rename it"),
+        ("k", {"n": sum_of("x")}, r"value\['n'\] must be of the columns of the stream"),
+        ("k", {"n": sum_of("k")}, r"value\['n'\] must be a column of int64, .*'k' of string"),
+        ("k", {"n": sum_of("u")}, "got 'u' of uint64"),
+        ("k", {"n": mean_of("k")}, "must be a column of integers, floats or decimals"),
+        ("k", {"n": min_of("m")}, "must be a column of numbers, times, booleans, text or"),
+        ("k", {"n": first("m", "v")}, "must be a column of numbers, times, booleans, text"),
+        ("k", {"n": first("v", "o")}, "must have a type that can be stored, got 'o' of"),
+        ("k", {"n": OneName()}, "attribute columns is a tuple of names, got 'v'"),
+        ("k", {"n": Twice()}, "a pyarrow.Schema with columns of different names"),
+        ("k", {"n": Untyped()}, "method finish returns a pyarrow.Array with the type"),
+        ("k", {"n.v": Short(), "n": Dotted()}, "different names, got 'n.v.v' twice"),
     ],
 )
-def test_a_wrong_shape_is_refused_by_name(key, value, ttl_s, words):
+def test_a_wrong_shape_is_refused_by_name(key, value, words):
     with pytest.raises((TypeError, ValueError), match=f"table 't': .*{words}"):
-        TableShape.of("t", SCHEMA, key, value, ttl_s)
+        TableShape.of("t", SCHEMA, key, value)
 
 
 def test_wrong_arguments_of_aggregates_are_refused():

@@ -216,15 +216,15 @@ def test_no_window_closes_over_a_waiting_record_however_few_marks_are_kept(steps
     [
         (lambda: tumbling("1 hour", "ts"), TypeError, "size_s must be a number of seconds"),
         (lambda: tumbling(True, "ts"), TypeError, "size_s must be a number of seconds"),
-        (lambda: tumbling(0, "ts"), ValueError, "size_s must be seconds from 0.001"),
-        (lambda: tumbling(float("nan"), "ts"), ValueError, "size_s must be seconds from"),
+        (lambda: tumbling(0, "ts"), ValueError, "size_s must be from 0.001"),
+        (lambda: tumbling(float("nan"), "ts"), ValueError, "size_s must be from"),
         (lambda: tumbling(1.0005, "ts"), ValueError, "size_s must be a multiple of 0.001"),
         (lambda: tumbling(1, 5), TypeError, "time must be the name of a column, got 5"),
-        (lambda: tumbling(1, "ts", late_s=-1), ValueError, "late_s must be seconds from 0 to"),
-        (lambda: tumbling(1, "ts", idle_s=0), ValueError, "idle_s must be seconds from 0.001"),
+        (lambda: tumbling(1, "ts", late_s=-1), ValueError, "late_s must be from 0 to"),
+        (lambda: tumbling(1, "ts", idle_s=0), ValueError, "idle_s must be from 0.001"),
         (lambda: sliding(1, 2, "ts"), ValueError, "step_s must be from size_s / 1,000 to size_s"),
         (lambda: sliding(5_000, 1, "ts"), ValueError, "step_s must be from size_s / 1,000"),
-        (lambda: session(-1, "ts"), ValueError, "gap_s must be seconds from"),
+        (lambda: session(-1, "ts"), ValueError, "gap_s must be from"),
     ],
 )
 def test_wrong_windows_are_refused_by_name(made, error, text):
@@ -238,9 +238,9 @@ def test_wrong_windows_are_refused_by_name(made, error, text):
         ({"window": tumbling(1, "at")}, ValueError, "time of window must be of the columns"),
         ({"window": tumbling(1, "n")}, TypeError, "time of window must be a column of timestamps"),
         ({"ttl_s": 5}, ValueError, "ttl_s must be None with window"),
-        ({"value": {"window_end": count()}}, ValueError, "'window_end' is that of a column of"),
-        ({"key": "window_start"}, ValueError, "'window_start' is that of a column of windows"),
-        ({"window": tumbling(5, "window_end")}, ValueError, "is that of a column of windows"),
+        ({"value": {"window_end": count()}}, ValueError, "value must not name 'window_end'"),
+        ({"key": "window_start"}, ValueError, "key must not name 'window_start'.*; remove it"),
+        ({"window": tumbling(5, "window_end")}, ValueError, "time of window must not name"),
     ],
 )
 def test_windows_that_do_not_fit_a_table_are_refused_by_name(changes, error, text):

@@ -208,8 +208,8 @@ def test_settings_come_as_an_object_or_by_keyword_and_keywords_count_for_more(bu
         ),
         (
             lambda b, m: b.spout("s", [1, 2]),
-            "source must be a DataFrame, whose .columns are names, got list; create one with "
-            "spark.createDataFrame",
+            "source of spout 's' must be a DataFrame, whose .columns are names, got list; create "
+            "one with spark.createDataFrame",
         ),
         (
             lambda b, m: b.spout("s", pa.table({"x": [1]})),
@@ -222,7 +222,7 @@ def test_settings_come_as_an_object_or_by_keyword_and_keywords_count_for_more(bu
         ),
         (
             lambda b, m: b.spout("s", m.frame("x"), message_id=5),
-            "message_id must be the name of a column or a list of them, got int 5",
+            "message_id of spout 's' must be the name of a column or a list of them, got int 5",
         ),
         (lambda b, m: b.spout("s", m.frame("x"), message_id=["x", 5]), "got list ['x', 5]"),
         (
@@ -295,5 +295,5 @@ def test_a_bolt_whose_methods_would_do_nothing_is_refused_by_name(builder):
 
 
 def test_a_message_id_of_no_columns_is_refused(builder, make):
-    with pytest.raises(ValueError, match=r"message_id must name at least one column, got none; "):
+    with pytest.raises(ValueError, match="message_id of spout 's' must name at least one column"):
         builder.spout("s", make.frame("x"), message_id=[])

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from ackcore.calls import RateLimit
-from ackcore.topology import AsyncBolt, BasicBolt, BatchBolt, Bolt, TopologyBuilder
+from ackcore.tables import collect, count, latest, session, sum_of, tumbling
+from ackcore.topology import AsyncBolt, BasicBolt, BatchBolt, Bolt, TopologyBuilder, expect
 
 USERS = pa.schema([("user", pa.string()), ("n", pa.int64())])
 KAFKA = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
@@ -329,3 +330,75 @@ def test_the_limits_of_calls_are_shown(builder, make):
     ) in text
     assert "  bolt thread: Thread\n    calls: threads=4\n" in text
     assert text.count("calls: ") == 2
+
+
+def test_a_drawing_has_what_users_declared_and_nothing_of_its_carrying_out(builder, make):
+    frame = make.frame("id", "user", "n", "at")
+    frame.schema = pa.schema([("id", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us"))])
+    times = pa.schema([*USERS, ("at", pa.timestamp("us"))])
+    given = {"dedup": "id", "within_s": 86_400, "within_keys": 9, "event_time": "at"}
+    builder.spout("events", frame, **given, expect=expect(lambda batch: batch["n"], on_fail="fail"))
+    builder.spout("users", make.frame("user"), ordered_by="user")
+    add = type("Add", (Add,), {"outputs": {"default": times, "rest": USERS}, "uses": ["visits"]})()
+    positive = expect("n > 0", "n < 9", on_fail="drop", stream="rest")
+    builder.bolt("add", add, expect=[positive, expect("at IS NOT NULL")]).shuffle("events")
+    builder.bolt("join", Join()).shuffle("users")
+    value = {"n": sum_of("n"), "all": collect("n", 5), "last": latest("at", "n")}
+    window = tumbling(3600, "at", late_s=600, idle_s=60)
+    builder.table("hours", from_="add", key="user", value=value, window=window)
+    builder.table("visits", from_="add", key=["user", "at"], value=value, window=session(0.5, "at"))
+    builder.table("last", from_="join", key="user", value={"rows": count()}, ttl_s=60)
+    builder.sink("hours.closed", make.write)
+    builder.sink("add", make.write, stream="rest")
+    assert drawn(builder).partition("settings: ")[0] == (
+        "2 spouts, 2 bolts, 2 sinks, 3 tables, 2 stages, 1 shuffle\n"
+    )
+    assert drawn(builder).partition("300.0\n\n")[2] == expected(
+        """
+        stage 1, reads the source
+          spout events: ackcore assigns the message ids
+            dedup: id, within_s=86400, within_keys=9, event_time=at
+            expect: <lambda>; on_fail=fail
+          └─ default (id, user, n, at)
+             └══▶ events.dedup: fields(id), to stage 2
+
+          spout users: ackcore assigns the message ids
+            ordered_by: user
+          └─ default (user)
+             └──▶ join: shuffle, in the same task
+
+          bolt join: Join
+          └─ default (user: string, n: int64)
+             └──▶ table last
+
+        ══ shuffle ═══════════════════════════════════════════════════════════════════
+          events ══▶ events.dedup: fields(id)
+
+        stage 2
+          events.dedup: leaves out the duplicates of spout events
+          └─ default (id, user, n, at)
+             └──▶ add: shuffle, in the same task
+
+          bolt add: Add
+            uses: visits
+            expect of rest: n > 0, n < 9; on_fail=drop
+            expect: at IS NOT NULL; on_fail=dead_letter
+          ├─ default (user: string, n: int64, at: timestamp[us])
+          │  ├──▶ table hours
+          │  ├──▶ sink hours.closed: write, of closed windows of hours
+          │  └──▶ table visits
+          └─ rest (user: string, n: int64)
+             └──▶ sink add.rest: write
+
+        ══ tables ════════════════════════════════════════════════════════════════════
+          table hours: key (user), window=tumbling(3600, 'at', late_s=600, idle_s=60), n=sum_of(n),
+            all=collect(n, 5), last=latest(at, n)
+          table visits: key (user, at), window=session(0.5, 'at'), n=sum_of(n), all=collect(n, 5),
+            last=latest(at, n)
+          table last: key (user), ttl_s=60, rows=count()
+
+        ══ settle ════════════════════════════════════════════════════════════════════
+          every tracked record ends ACKED, waiting for its retry, or in the dead letters
+        """
+    )
+    assert " _ackcore" not in drawn(builder)

@@ -170,6 +170,17 @@ def test_bolts_of_all_shapes_look_up_from_prepare_on(bolt):
     assert [(row["n"], row["euros"]) for row in rows] == [(0, None), (1, 5), (2, 5), (0, None)]
 
 
+def test_a_table_that_a_bolt_does_not_use_is_refused_with_the_way_out():
+    bolt = LookingBolt()
+    with pytest.raises(KeyError, match=r"not in uses of the bolt; write uses = \['totals'\] in"):
+        bolt.tables["totals"]
+    executor_for("b", bolt, tables={"totals": view_of(SOME)})
+    with pytest.raises(
+        KeyError, match=r"'total' is not in uses of the bolt; did you mean 'totals'"
+    ):
+        bolt.tables["total"]
+
+
 def test_changed_rows_have_the_columns_of_the_table_and_the_former_values():
     streams = change_streams(view_of([])._reader.shape)
     assert streams["upserts"].names == ["shop", "euros", "orders", "last"]

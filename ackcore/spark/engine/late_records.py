@@ -200,21 +200,23 @@ def _roots_at(roots: pa.Array, places: Int64s) -> tuple[Int64s, Int64s]:
     return roots.drop_null().to_numpy(), valid
 
 
+# Logs and lists cut long messages, so these are short, and end with the way out.
+
+
 def _late_text(table: TableSpec, window: Window, limit: int) -> str:
-    until = "all windows" if limit >= EVER else f"windows that end until {_shown(limit)}"
+    until = "all have closed" if limit >= EVER else f"those until {_shown(limit)} have closed"
     return (
-        f"its time, {window.time!r}, is in a window of table {table.name!r} that had closed before "
-        f"the record was first read: {until} are closed. With a larger late_s, windows stay open "
-        "longer"
+        f"its {window.time!r} is in a closed window of table {table.name!r} ({until}); "
+        f"increase late_s, now {window.late_ms / 1_000:.15g}"
     )
 
 
 def _timeless_text(table: TableSpec, window: Window) -> str:
     return (
-        f"its time, {window.time!r}, is null or not in the years 1 to 9999, and table "
-        f"{table.name!r} has windows of it; emit a time, or leave the tuple out of this stream"
+        f"its {window.time!r} is null or not in the years 1 to 9999, and table {table.name!r} has "
+        "windows of it; emit a time, or leave the row out"
     )
 
 
 def _shown(ms: int) -> str:
-    return f"{np.datetime64(ms, 'ms')} UTC"
+    return f"{np.datetime64(ms, 'ms')} UTC".replace(".000 ", " ")

@@ -34,6 +34,8 @@ _log = logging.getLogger("ackcore")
 
 #: A warning is logged if more calls of one bolt than this raise in one micro-batch.
 MANY_CALLS = 100
+#: The number of unmet expectations that a log line names.
+_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,8 @@ class Progress:
     acked, failed : int
         Executions that were ACKED or failed; together the new and the retried records.
     uncounted : int
-        Failed executions that were no attempt (`ackcore.topology.Unavailable`).
+        Failed executions that used no attempt: those with `ackcore.topology.Unavailable`, and
+        records behind an earlier one with their key (``ordered_by``, ``dedup``).
     retried, replayed : int
         Records that were executed again, after a failure or from the dead letters.
     dead : int
@@ -263,12 +266,14 @@ class Progress:
         # If no record was ACKED there is no latency: 0 ms would look fast.
         took = f"latency {p50}/{p95}/{p99} ms, " if self.acked else ""
         oldest = f" (oldest {self.oldest_s:.1f} s)" if self.waiting else ""
-        free = f" ({self.uncounted} not counted)" if self.uncounted else ""
+        free = f" ({self.uncounted} behind their key or unavailable)" if self.uncounted else ""
         trips = f", {self.breaker_trips} breaker trips" if self.breaker_trips else ""
         copies = f" ({self.duplicates} duplicates)" if self.duplicates else ""
         again = f", {self.runs} runs" if self.runs > 1 else ""
-        unmet = sum(counts["failed"] for _, _, counts in self.expected())
-        unexpected = f", {unmet} unmet expectations" if unmet else ""
+        unmet = sorted(self.unmet(), key=lambda one: -one[2])
+        named = [f"{name!r} of {of} {n}" for of, name, n in unmet]
+        more = [f"{len(named) - _NAMED} more"] if len(named) > _NAMED else []
+        unexpected = f", unmet: {', '.join([*named[:_NAMED], *more])}" if named else ""
         cost = "".join(
             f", {bolt} {verb} {sum(keys.values()):g}{unit}"
             for verb, unit, some in (("spent", "", self.spent), ("used", " tokens", self.tokens))
@@ -293,6 +298,12 @@ class Progress:
         for component, some in self.expectations.items():
             for name, counts in some.items():
                 yield component, name, counts
+
+    def unmet(self) -> Iterator[tuple[str, str, int]]:
+        """Yield component, expectation and number of tuples that did not meet it, if any."""
+        for component, name, counts in self.expected():
+            if counts["failed"]:
+                yield component, name, counts["failed"]
 
     def to_json(self) -> dict[str, Any]:
         """Return the progress as an object for JSON."""

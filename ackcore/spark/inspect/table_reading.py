@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from ackcore._words import near_miss
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.checkpoint.table_records import TableRecords
 from ackcore.spark.dead_letters.checkpoints import CheckpointView, opened_checkpoint
@@ -15,7 +16,6 @@ from ackcore.spark.inspect.status import steady
 from ackcore.spark.tables.table_places import TableSnapshot
 from ackcore.tables.folding import finished
 from ackcore.tables.recorded_shapes import read_shape
-from ackcore.topology._words import near_miss
 
 T = TypeVar("T")
 

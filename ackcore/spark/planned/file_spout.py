@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._columns import as_count
+from ackcore._words import as_seconds
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.planned.file_reading import FORMATS, read_files, shown
 from ackcore.spark.planned.planned_source import PlannedSource, SourceError
@@ -110,11 +111,7 @@ class FileSpout(PlannedSource):
             if max_files_per_batch is None
             else as_count(max_files_per_batch, "max_files_per_batch", 1)
         )
-        if not isinstance(lateness_s, int | float) or not 0 <= lateness_s < 1e9:
-            raise ValueError(
-                f"lateness_s must be a number of seconds from 0 on, got {lateness_s!r}"
-            )
-        self._lateness = round(lateness_s * 1_000_000_000)
+        self._lateness = round(as_seconds(lateness_s, "lateness_s", 0, 1e9) * 1_000_000_000)
         #: Whether later files are left out, and the names at the first plan.
         self._ends = False
         self._first: set[str] | None = None

@@ -1,0 +1,122 @@
+"""Suggestions in errors: probable spellings, numbers of seconds, and names of arguments."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+_Public = TypeVar("_Public", bound=Callable[..., Any])
+
+#: The seconds of a unit, by the first letters of its name; 0 for months, whose length varies.
+_UNITS = {"ms": 0.001, "mil": 0.001, "s": 1, "m": 60, "mo": 0, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def near_miss(name: str, known: Sequence[str], what: str, prefix: str = "") -> str:
+    """Return the hint that an error gives for an unknown name.
+
+    The hint is ``did you mean 'word'?`` if a known name is similar; otherwise it lists all known
+    names: ``the fields are 'n', 'word'``. A prefix that all names share is left out of the
+    comparison, because it would make all names similar.
+    """
+    near = nearest(name, known, prefix)
+    if near is not None:
+        return f"did you mean {near!r}?"
+    if not known:
+        return f"there are no {what}"
+    return f"the {what} are {listed(known)}"
+
+
+def nearest(name: str, known: Sequence[str], prefix: str = "") -> str | None:
+    """Return the known name that is most similar to an unknown one, or None."""
+    rest = {one.removeprefix(prefix).lower(): one for one in known}
+    near = difflib.get_close_matches(name.removeprefix(prefix).lower(), rest, n=1, cutoff=0.6)
+    return rest[near[0]] if near else None
+
+
+def numbered(problems: Sequence[str]) -> str:
+    """Join several problems into one text with numbers; return a single problem unchanged."""
+    if len(problems) == 1:
+        return problems[0]
+    lines = [f"{at}. {problem}" for at, problem in enumerate(problems, 1)]
+    return "\n".join([f"{len(lines)} problems:", *lines])
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """Join names, in quotes, into one text; only the first ones if there are very many."""
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def as_seconds(value: Any, name: str, least: float, most: float, way_out: str = "") -> float:
+    """Return a number of seconds in ``least..most``.
+
+    Raises TypeError if it is no number; for a time in another form, such as ``"1 hour"``, the text
+    has the number. Raises ValueError if it is out of range; ``way_out`` is the end of that text.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(
+            f"{name} must be a number of seconds, got {type(value).__name__} {value!r:.200}"
+            f"{seconds_hint(value)}"
+        )
+    if not least <= value <= most:
+        raise ValueError(
+            f"{name} must be from {least} to {most:,} seconds, got {value!r}"
+            + (f"; {way_out}" if way_out else "")
+        )
+    return value
+
+
+def seconds_hint(value: Any) -> str:
+    """Return ``"; write 3600"`` for ``"1 hour"`` or ``timedelta(hours=1)``; "" for other values."""
+    if isinstance(value, timedelta):
+        return f"; write {value.total_seconds():.15g}"
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(value).lower())
+    if not isinstance(value, str) or found is None:
+        return ""
+    unit = found[2] or "s"
+    size = next((_UNITS[unit[:n]] for n in (3, 2, 1) if unit[:n] in _UNITS), 0)
+    return f"; write {float(found[1]) * size:.15g}" if size else ""
+
+
+def naming_arguments(public: _Public) -> _Public:
+    """Decorate a public function, or all public methods of a class and its constructor.
+
+    An unknown keyword then raises a TypeError with the most similar argument.
+    """
+    if isinstance(public, type):
+        for name, method in list(vars(public).items()):
+            if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
+                setattr(public, name, naming_arguments(method))
+        return public
+    parameters = inspect.signature(public).parameters.values()
+    own = [each for each in parameters if each.name != "self"]
+    names = [each.name for each in own if each.kind is not each.VAR_POSITIONAL]
+    ordered = [each.name for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
+    if any(each.kind is each.VAR_KEYWORD for each in own):
+        return public
+    most = len(ordered) + len(parameters) - len(own)
+    if len(names) < len(own):
+        most = sys.maxsize
+    title = public.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(public)
+    def checked(*args: Any, **keywords: Any) -> Any:
+        for name in keywords.keys() - names:
+            hint = near_miss(name, names, "arguments")
+            raise TypeError(f"{title}() has no argument {name!r}; {hint}")
+        if len(args) > most:
+            others = names[len(ordered) :]
+            way_out = f"pass it as a keyword: {', '.join(others)}" if others else "remove it"
+            raise TypeError(
+                f"{title}() takes {listed(ordered) or 'no argument'} without a keyword, got "
+                f"{args[most]!r:.200} as well; {way_out}"
+            )
+        return public(*args, **keywords)
+
+    return checked  # type: ignore[return-value]
