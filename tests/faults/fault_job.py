@@ -74,7 +74,6 @@ def poisoned(key):
 
 # ------------------------------------------------------------------- what runs in Spark's workers
 
-from counts import numbers, records  # noqa: E402
 from pyspark import TaskContext  # noqa: E402
 
 import ackcore.spark.engine.action  # noqa: E402
@@ -368,18 +367,17 @@ def run_of(otherwise):
 class Sink:
     """A sink of (DataFrame, batch id) that raises, before or amid its work."""
 
-    def __init__(self, path, marks, times=0, partial=False, mode="overwrite"):
+    def __init__(self, path, marks, times=0, partial=False):
         self.path, self.marks, self.times, self.partial = path, marks, times, partial
-        self.mode = mode
 
     def __call__(self, frame, batch_id):
         place = f"{self.path}/batch_id={batch_id}"
         for time_ in range(self.times):
             if first_time(self.marks, f"sink-{batch_id}-{time_}"):
                 if self.partial:
-                    frame.limit(3).coalesce(1).write.mode(self.mode).parquet(place)
+                    frame.limit(3).coalesce(1).write.mode("overwrite").parquet(place)
                 raise OSError(f"the sink fails, time {time_}")
-        frame.write.mode(self.mode).parquet(place)
+        frame.write.mode("overwrite").parquet(place)
 
 
 class Picky(Base):
@@ -452,11 +450,7 @@ def topology_of(spark, config):
 
 
 def sink_of(config):
-    """Where rows go: a topic, files, or files by a sink that fails."""
-    if "to_kafka" in config:
-        from ackcore.spark.sinks.kafka import to_kafka  # noqa: PLC0415
-
-        return to_kafka(**config["to_kafka"])
+    """Where rows go: files, or files by a sink that fails."""
     path, sink = config.get("sink_path", f"{config['directory']}/sink"), config.get("sink")
     return to_parquet(path) if sink is None else Sink(path, f"{config['directory']}/marks", **sink)
 
@@ -484,18 +478,6 @@ def checkpoint_of(config):
     return config.get("checkpoint", f"{config['directory']}/checkpoint")
 
 
-def clock_of(config):
-    """The system's clock; or one that is an hour back from the first micro-batch that is done."""
-    root, back = Path(checkpoint_of(config), "ackcore"), config.get("clock_back_ms", 0)
-
-    def clock():
-        if back and numbers(records(root), "done"):
-            return time.time_ns() // 1_000_000 - back
-        return time.time_ns() // 1_000_000
-
-    return clock
-
-
 def wait_briefly(seconds):
     """Nothing here waits for long, unless something is wrong."""
     assert seconds < 30, f"told to wait for {seconds} s"
@@ -506,7 +488,7 @@ def run_job(spark, config):
     """Run it to its end; return what it says of itself."""
     said = {"error": None, "progress": [], "counts": {}}
     checkpoint = checkpoint_of(config)
-    options = {"dead_letters": config.get("dead_letters"), "clock": clock_of(config)}
+    options = {"dead_letters": config.get("dead_letters")}
     if "lose" in config:
         lose = {"files": remove_shuffle_files, "executors": kill_noted_executors}[config["lose"]]
         ackcore.spark.engine.action.SettleStage = losing(f"{config['directory']}/marks", LAST, lose)

@@ -53,20 +53,6 @@ def check_that_it_is_fenced(it, first, take_over):
 
 
 @pytest.mark.faults
-def test_a_stopped_driver_is_not_overtaken_on_its_host_and_fenced_where_its_lock_is_lost(
-    spark, job
-):
-    it = stopped_job(job, "batch")
-    with it.start(failpoints="decided=stop") as first:
-        first.wait_until_it_stops()
-        refused = it.run_here(spark)
-        assert refused.startswith("CheckpointInUse: "), refused
-        assert f"is in use by another query (pid {first.driver.pid} on " in refused
-        it.place.lose_lock()
-        check_that_it_is_fenced(it, first, lambda: it.run_here(spark))
-
-
-@pytest.mark.faults
 @PLACE
 @pytest.mark.parametrize("mode", ["batch", "stream"])
 @pytest.mark.parametrize("step", [*STEPS, "refused", "refusals-closed"])
@@ -88,27 +74,3 @@ def test_a_driver_is_fenced_where_its_checkpoint_was_put_back_from_a_copy(spark,
         first.wait_until_it_stops()
         it.place.lose_lock("copied")
         check_that_it_is_fenced(it, first, lambda: it.run_here(spark))
-
-
-@pytest.mark.faults
-@PLACE
-@pytest.mark.parametrize("mode", ["batch", "stream"])
-def test_each_of_several_drivers_is_fenced(job, mode, place):
-    """One after the other stands still, at a later step each, and they wake in that order."""
-    it = stopped_job(job, mode, place)
-    stopped = []
-    try:
-        for step in ("ran", "decided", "in-sink", "acted"):
-            stopped.append(it.start(failpoints=f"{step}=stop"))
-            stopped[-1].wait_until_it_stops()
-            it.place.lose_lock()
-        assert it.run().error is None
-        it.check(dead=dead, alive=alive)
-        before = it.place.contents()
-        for one in stopped:
-            one.wake()
-            assert one.ended().error.startswith("CheckpointInUse: ")
-        assert it.place.contents() == before
-    finally:
-        for one in stopped:
-            one.end()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 
 import pytest
 from checkpoints import OPEN, decision, died, run_one
@@ -211,25 +210,6 @@ def test_two_checkpoints_do_not_share_a_store(home, tmp_path):
     aside = Home(home.checkpoint, f"{letters.place.url}-2")
     with pytest.raises(CheckpointForeign, match="would not find the old ones"):
         aside.driver()
-
-
-def test_two_who_ask_at_once_do_not_send_twice(home):
-    state, letters = home.driver()
-    with state:
-        write(letters, 0, 3)
-    start, done = threading.Barrier(3), []
-
-    def ask():
-        start.wait()
-        done.append(sum(replay(home.checkpoint).records.values()))
-
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(done) == [0, 0, 6]
-    assert asked(home) == [f"id-{row}" for row in range(6)]
 
 
 def test_letters_are_a_frame(home, spark, tasks_reach):
