@@ -10,8 +10,6 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -178,16 +176,6 @@ host.run("sleep", "infinity")
 print(host.pid, flush=True)
 sys.stdin.read()
 """
-
-
-def test_a_host_ends_with_a_test_that_is_killed(tmp_path):
-    command = [sys.executable, "-c", HOST, str(tmp_path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(HERE)}, **pipes) as test:
-        network = os.readlink(f"/proc/{int(test.stdout.readline())}/ns/net")
-        eventually(lambda: len(processes_in(network)) >= 2)
-        test.kill()
-    eventually(lambda: not processes_in(network))
 
 
 def processes_in(network):

@@ -8,7 +8,7 @@ from collections import defaultdict
 
 import pyarrow as pa
 import pytest
-from checkpoints import OPEN, Killed, Killer, died
+from checkpoints import Killed, Killer, died
 from letter_homes import VALUE, Home, asked, contents, every, listed, named, write
 from pyspark import cloudpickle
 from s3_server import DENIED, ERROR_AFTER, LOST, SLOW_DOWN
@@ -313,25 +313,6 @@ def test_damage_is_told_and_nothing_is_sent(place):
     store.replace("index.json", damaged, index.version)
     with pytest.raises(CheckpointCorrupt, match=r"index\.json is damaged"):
         listed(home)
-
-
-def test_a_request_that_is_damaged_can_be_withdrawn(place):
-    home = Home(place)
-    state, letters = home.driver()
-    with state:
-        write(letters, 0, 2)
-    replay(place, where=named(0))
-    store = open_store(letters.place.url, "path")
-    (key,) = [entry.key for entry in store.list(".requests")]
-    store.put(key, b"x")
-    with pytest.raises(CheckpointCorrupt, match="make an empty file") as caught:
-        OPEN(place)
-    wanted = str(caught.value).partition("make an empty file ")[2].partition(" ")[0]
-    store.put(wanted.removeprefix(f"{store.url}/"), b"")
-    assert asked(home) == []
-    assert listed(home, sent=True) == {}
-    assert replay(place).records == {"lines": 4}
-    assert asked(home) == ["id-0", "id-1", "id-2", "id-3"]
 
 
 def test_many_notes_are_objects_of_their_own(place, monkeypatch):
