@@ -79,9 +79,6 @@ from pyspark import TaskContext  # noqa: E402
 import ackcore.spark.engine.action  # noqa: E402
 from ackcore.spark.query import run_batch, start  # noqa: E402
 from ackcore.spark.sinks.parquet import to_parquet  # noqa: E402
-from ackcore.spark.sinks.rejects import SinkRejects  # noqa: E402
-from ackcore.spark.sinks.sink import Sink as Base  # noqa: E402
-from ackcore.spark.sinks.sink_batch import read_sink_file  # noqa: E402
 from ackcore.spark.tasks.settle_stage import SettleStage  # noqa: E402
 from ackcore.topology import AsyncBolt, BasicBolt, BatchBolt, Bolt, Reject, TopologyBuilder  # noqa: E402
 
@@ -380,27 +377,6 @@ class Sink:
         frame.write.mode("overwrite").parquet(place)
 
 
-class Picky(Base):
-    """Another sink, but rows of some ids are refused before it is asked."""
-
-    replaces = True
-
-    def __init__(self, writer, refuse):
-        self.writer, self.refuse = writer, set(refuse)
-        self.claim = writer.claim
-
-    def write(self, accepted):
-        ids = {
-            key
-            for file in accepted.files
-            for rows in read_sink_file(file, accepted.nonacked)
-            for key in rows["id"].to_pylist()
-        }
-        if bad := sorted(ids & self.refuse):
-            raise SinkRejects(pa.table({"id": pa.array(bad, pa.int64())}), "no such order")
-        self.writer.write(accepted)
-
-
 def source_of(spark, config):
     """The lines: of files, or of a topic."""
     if "kafka" in config:
@@ -443,8 +419,7 @@ def topology_of(spark, config):
     builder.bolt("count", Count(Trouble("count", rules.get("count", {}), marks))).fields(
         "enrich", "word"
     )
-    writer, refuse = sink_of(config), config.get("refuse")
-    builder.sink("count", writer if refuse is None else Picky(writer, refuse))
+    builder.sink("count", sink_of(config))
     settings = {"backoff_s": 0.05, "max_backoff_s": 0.2, "sink_backoff_s": 0.01, "parallelism": 3}
     return builder.build(**{**settings, **config.get("settings", {})})
 

@@ -1,6 +1,6 @@
 """Checkpoint and sink in a bucket: whatever S3 answers, and whoever dies, the counts balance.
 
-Workers and executors die in `test_workers_die`, and drivers stand still in `test_paused_drivers`,
+Workers and executors die in `test_workers_die`, and drivers stand still in `test_stopped_worlds`,
 on disk and in a bucket alike.
 """
 
