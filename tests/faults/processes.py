@@ -76,9 +76,3 @@ class Processes:
             self.driver.poll()
             time.sleep(0.1)
         self.driver.wait()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.end()
