@@ -122,18 +122,11 @@ class HeldRecords:
     ) -> None:
         """Add a partition with its committed state.
 
-        Parameters
-        ----------
-        topic, partition : str, int
-            The partition.
-        generation : int
-            The number of this assignment of the partition, above all earlier ones.
-        state : OffsetState
-            The offset to begin at, and the done offsets above it.
-        committed : bool, default True
-            Whether the broker has this state. If not, it is committed even if no record is done.
-        deployment : int, default 0
-            The deployment in the partition's commits, as in `encode_metadata`.
+        ``topic``, ``partition``: the partition. ``generation``: the number of this assignment of
+        the partition, above all earlier ones. ``state``: the offset to begin at, and the done
+        offsets above it. ``committed``: whether the broker has this state. If not, it is committed
+        even if no record is done. ``deployment``: the deployment in the partition's commits, as in
+        `encode_metadata`.
         """
         self.forget((topic, partition))
         self.generation = max(self.generation, generation)
