@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import time
 from pathlib import Path
@@ -165,27 +164,6 @@ def cluster(tmp_path, job, s3_server):
             return it
 
         yield cluster
-
-
-HOST = """
-import sys
-from pathlib import Path
-import hosts
-host = hosts.Host("one", 2, hosts.Network(seed=1), Path(sys.argv[1]), {})
-host.run("sleep", "infinity")
-print(host.pid, flush=True)
-sys.stdin.read()
-"""
-
-
-def processes_in(network):
-    """Return the processes of a host."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if os.readlink(path / "ns/net") == network:
-                found.append(path.name)
-    return found
 
 
 def test_packets_are_lost_and_delayed(cluster):
