@@ -196,10 +196,7 @@ def check_entries(entries: Any, buckets: int, timed: bool) -> Entries:
     number of buckets; all ages must be below. ``timed``: whether the ledger has a clock, so that
     the entries must have times.
 
-    Returns
-    -------
-    Entries
-        The same rows on the same memory, with all columns as numpy arrays.
+    Returns the same rows on the same memory, with all columns as numpy arrays.
     """
     if not isinstance(entries, Entries):
         # A ledger of either backend, without importing one.

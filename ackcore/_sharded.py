@@ -35,21 +35,13 @@ Columns = Mapping[str, npt.NDArray[Any]]
 class ShardedLedger:
     """A list of ledgers, each with the roots of one shard.
 
-    Parameters
-    ----------
-    backend : str or callable, optional
-        The factory of the ledgers: see `ackcore.Acker`.
-    shards : int
-        The number of ledgers, in 1..`MAX_SHARDS`.
-    capacity : int
-        The number of entries to reserve room for, in all ledgers together.
-    buckets, refresh_on_ack, clock
-        The arguments of each ledger, as in `ackcore.Ledger`.
+    Raises TypeError if the backend cannot be called like `ackcore.Ledger`, or its ledgers lack
+    methods.
 
-    Raises
-    ------
-    TypeError
-        If the backend cannot be called like `ackcore.Ledger`, or its ledgers lack methods.
+    ``backend``: the factory of the ledgers: see `ackcore.Acker`. ``shards``: the number of ledgers,
+    in 1..`MAX_SHARDS`. ``capacity``: the number of entries to reserve room for, in all ledgers
+    together. ``buckets``, ``refresh_on_ack``, ``clock``: the arguments of each ledger, as in
+    `ackcore.Ledger`.
     """
 
     def __init__(

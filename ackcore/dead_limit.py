@@ -61,17 +61,14 @@ class DeadLimit:
     is exceeded if all of them died. ``window``: the number of latest ended records among which the
     dead are counted; None for all.
 
+    Raises TypeError or ValueError if an argument has another type or is out of range.
+
     Attributes
     ----------
     window : int or None
         The number of records, as given.
     excess : Excess or None
         The limit that was exceeded first.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument has another type or is out of range.
     """
 
     def __init__(

@@ -136,10 +136,6 @@ def encode_state(
     ``topic``, ``partition``, ``generation``: the arguments of `OffsetTracker`. ``state``: the
     result of `OffsetTracker.state`. It is not checked. ``deployment``, ``limit``, ``wide``: the
     arguments of `encode_metadata`.
-
-    Returns
-    -------
-    Commit
     """
     limit = as_count(limit, "limit", LEAST_LIMIT)
     deployment = as_id(deployment, "deployment")
@@ -293,10 +289,6 @@ def decode_metadata(topic: str, partition: int, offset: int, metadata: str | Non
         The committed metadata, by any program. Only the offset counts if the metadata is empty, is
         not ackcore's, was written for another partition or offset, or is damaged. ``problem`` is
         then the cause, which is also logged as a warning unless the metadata was empty.
-
-    Returns
-    -------
-    Restored
     """
     topic, partition, _, offset = tracker_key(topic, partition, 0, offset)
     try:

@@ -148,7 +148,6 @@ LONGEST = [
         "cli/test_looking_is_light",
         "spark/test_hdfs",
         "faults/test_driver_dies",
-        "faults/test_letter_writers_die",
         "kafka/test_consumer_limits",
     )
 ]

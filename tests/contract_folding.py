@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from typing import Any
 
 from ledger_scripts import (
@@ -242,28 +241,6 @@ def check_tables_delivered_twice(factory: Factory) -> None:
     expect(len(ledger), 0, "pending")
 
 
-def check_any_grouping_and_order(factory: Factory) -> None:
-    """Messages spread over ledgers that are merged anyhow settle alike."""
-    chance = random.Random(7)
-    rows = [
-        (chance.randrange(-3, 9), chance.randrange(4), chance.choice([ACK, ACK, FAIL, RESET, 0, 1]))
-        for _ in range(60)
-    ]
-    whole = factory(clock=Clock())
-    _fold(whole, rows, list(range(60)))
-    wanted, wanted_open = sorted(whole.settle(70, 20)), sorted(whole.entries())
-    for _ in range(20):
-        order = chance.sample(range(60), 60)
-        parts = [factory(clock=Clock(), capacity=1) for _ in range(4)]
-        for at in order:
-            _fold(chance.choice(parts), [rows[at]], [at])
-        while len(parts) > 1:
-            part = parts.pop(chance.randrange(len(parts)))
-            chance.choice(parts).merge(part.entries())
-        expect(sorted(parts[0].settle(70, 20)), wanted, "decisions")
-        expect(sorted(parts[0].entries()), wanted_open, "open")
-
-
 def check_merging_nothing(factory: Factory) -> None:
     """An empty table and an empty batch change nothing."""
     ledger = factory()
@@ -286,6 +263,5 @@ CASES: list[Case] = [
     check_settling_far_in_time,
     check_late_rows_of_a_decided_root,
     check_tables_delivered_twice,
-    check_any_grouping_and_order,
     check_merging_nothing,
 ]

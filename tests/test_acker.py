@@ -118,9 +118,6 @@ def test_refused_calls_apply_nothing(make_acker, error, words, call):
     assert len(acker) == 0
 
 
-# Trees.  The shapes of Storm's integration tests, as the acker sees them.
-
-
 # Arguments.
 
 

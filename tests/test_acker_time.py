@@ -64,20 +64,6 @@ def test_expiry_is_exact_however_late_the_ticks(Ledger, buckets, put_after, look
     assert [entry.root_id for entry in left] == [1]
 
 
-def test_message_after_a_late_turn_stays_its_whole_time(make_acker):
-    """No tick for long; then one message comes, and the tick an instant later."""
-    clock = Clock()
-    acker = make_acker(clock=clock)
-    clock.now_ms = 10 * T + 1
-    acker.init(1, 1, 0)
-    assert acker.tick() == 0  # the message made the turns
-    clock.now_ms = 13 * T - 1
-    acker.tick()
-    assert 1 in acker
-    clock.now_ms = 13 * T
-    assert 1 not in acker
-
-
 def test_what_left_waits_for_the_tick(make_acker):
     """Turns that messages made lose nothing of what on_expired is to get."""
     clock, left = Clock(), []

@@ -161,18 +161,6 @@ def test_one_integer_stands_for_all_rows(backend):
     assert expected == [backend.edge_id(7, root, "b", -6, 2) for root in roots.tolist()]
 
 
-def test_siblings_differ_and_other_parts_matter(backend):
-    ordinals = np.arange(10_000)
-    roots = np.full(10_000, 5)
-    siblings = backend.edge_ids(1, roots, "split", 9, ordinals)
-    assert len(np.unique(siblings)) == 10_000
-    base = backend.edge_id(1, 5, "split", 9, 3)
-    others = [(2, 5, "split", 9, 3), (1, 6, "split", 9, 3), (1, 5, "join", 9, 3)]
-    others += [(1, 5, "split", 8, 3), (1, 5, "split", 9, 4)]
-    assert base == siblings[3]
-    assert base not in [backend.edge_id(*arguments) for arguments in others]
-
-
 def test_edge_id_is_never_zero(backend):
     """The one ordinal that the mixer takes to 0, found by undoing it."""
     key, root, component, parent_edge = 11, 22, 33, 44

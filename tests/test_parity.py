@@ -75,11 +75,6 @@ def test_options_are_named(Ledger, wrong):
         Ledger(shards=2)
 
 
-@pytest.mark.parametrize("name", ["split_by_shard", "root_id", "root_ids", "edge_id", "edge_ids"])
-def test_functions_take_the_same(native, reference, name):
-    assert parameters(getattr(native, name)) == parameters(getattr(reference, name))
-
-
 def test_functions_of_both_are_all_compared(native, reference):
     functions = {name for name in public(native) if not isinstance(getattr(native, name), type)}
     for name in functions:

@@ -102,12 +102,8 @@ class Journal:
     ``directory``: a directory on a POSIX file system; created if it does not exist. ``context``: 16
     bytes that identify the kind of calls. Files of another context are ignored.
 
-    Raises
-    ------
-    ValueError
-        If the context has another size.
-    OSError
-        If the directory cannot be created or read.
+    Raises ValueError if the context has another size. Raises OSError if the directory cannot be
+    created or read.
     """
 
     def __init__(self, directory: str | os.PathLike[str], context: bytes) -> None:

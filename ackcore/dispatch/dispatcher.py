@@ -236,10 +236,6 @@ class Dispatcher:
     async def run_async(self) -> DispatchCounts:
         """Send all records, and return when each is done.
 
-        Returns
-        -------
-        DispatchCounts
-
         Raises
         ------
         RecordDead

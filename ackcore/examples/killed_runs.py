@@ -22,11 +22,8 @@ def run_killed(command: Sequence[str], directory: Path, kills: int) -> int:
     ``directory``: the directory of the temporary files. Deleting it deletes the files of a killed
     Spark. ``kills``: the number of kills.
 
-    Returns
-    -------
-    int
-        The exit status of the child that was not killed; 1 if none was killed, which proves
-        nothing.
+    Returns the exit status of the child that was not killed; 1 if none was killed, which proves
+    nothing.
     """
     draw = random.Random(0)
     environment = {**os.environ, "TMPDIR": str(directory)}

@@ -54,13 +54,8 @@ class ClientSettings:
     ``fetch.*`` and all others except those that decide which offsets are committed and read, which
     ackcore sets.
 
-    Raises
-    ------
-    TypeError
-        If an argument has another type.
-    ValueError
-        If ``bootstrap_servers`` is empty, or ackcore sets an option itself; it names the
-        alternative.
+    Raises TypeError if an argument has another type. Raises ValueError if ``bootstrap_servers`` is
+    empty, or ackcore sets an option itself; it names the alternative.
     """
 
     def __init__(self, bootstrap_servers: str, options: Mapping[str, Value] | None = None) -> None:

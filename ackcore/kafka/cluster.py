@@ -128,10 +128,7 @@ class Cluster:
 
     ``settings``: the connection to the brokers. ``timeout_s``: the time-out of each request.
 
-    Raises
-    ------
-    ValueError
-        If librdkafka refuses the settings.
+    Raises ValueError if librdkafka refuses the settings.
     """
 
     def __init__(self, settings: ClientSettings, *, timeout_s: float = 30.0) -> None:
@@ -304,11 +301,8 @@ class Cluster:
         ``patience_s``: seconds of retries while the coordinator moves, or does not answer. The call
         takes at most 3 s more.
 
-        Returns
-        -------
-        PartitionAnswers
-            The committed partitions, and the failed ones. Errors of brokers and the network do not
-            raise.
+        Returns the committed partitions, and the failed ones. Errors of brokers and the network do
+        not raise.
         """
         wanted = {TopicPartition(*key): Committed(*value) for key, value in offsets.items()}
         found: dict[TopicPartition, Committed] = {}

@@ -172,12 +172,8 @@ class Deliveries:
     ``settings``: the connection to the brokers. ``transactional_id``: the transactional id, if the
     messages are sent in transactions.
 
-    Raises
-    ------
-    ValueError
-        If an option is set here.
-    DeliveryError
-        If librdkafka refuses the settings.
+    Raises ValueError if an option is set here. Raises DeliveryError if librdkafka refuses the
+    settings.
 
     Attributes
     ----------
@@ -247,16 +243,8 @@ class Deliveries:
 
         Raises DeliveryError if an earlier message was not delivered, or this one cannot be.
 
-        Parameters
-        ----------
-        topic : str
-            The topic.
-        value, key : bytes, str or None
-            The value and the key; text is sent as UTF-8.
-        headers : iterable of (str, bytes or None), optional
-            The headers, in order.
-        partition : int, optional
-            The partition. By default the key determines it.
+        ``value``, ``key``: text is sent as UTF-8. ``headers``: in order. ``partition``: by default
+        the key determines it.
         """
         self._sent += 1
         if self._sent % _EVERY == 0:
@@ -415,10 +403,7 @@ class Transactions:
     ``settings``: the connection to the brokers. ``transactional_id``: the transactional id. A new
     producer with it fences all earlier ones. ``topic``: the topic of the messages.
 
-    Raises
-    ------
-    DeliveryError
-        If the transactions cannot be initialized.
+    Raises DeliveryError if the transactions cannot be initialized.
     """
 
     def __init__(self, settings: ClientSettings, transactional_id: str, topic: str) -> None:

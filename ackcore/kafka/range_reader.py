@@ -96,22 +96,12 @@ class RangeReader:
 
     One thread reads at a time; any thread may close it.
 
-    Parameters
-    ----------
-    settings : ClientSettings
-        The connection to the brokers.
-    batch_bytes : int, default 1 MiB
-        The approximate bytes of keys, values and headers in a batch, at most 1 GiB. A single record
-        may have more.
-    batch_rows : int, optional
-        The number of records after which a batch ends, counted through all ranges.
-    timeout_s : float, default 60
-        The seconds without any record after which a read fails.
+    Raises ValueError if librdkafka refuses the settings.
 
-    Raises
-    ------
-    ValueError
-        If librdkafka refuses the settings.
+    ``settings``: the connection to the brokers. ``batch_bytes``: the approximate bytes of keys,
+    values and headers in a batch, at most 1 GiB; a single record may have more. ``batch_rows``: the
+    number of records after which a batch ends, counted through all ranges.
+    ``timeout_s``: the seconds without any record after which a read fails.
     """
 
     def __init__(

@@ -86,11 +86,8 @@ class RecordColumns:
     def add(self, messages: list[Message] | RawMessages, first: int, stop: int) -> int:
         """Append the records of messages from index ``first`` on, up to an event or an offset.
 
-        Returns
-        -------
-        int
-            The index of the first message that was not added: an event, a record at or above
-            ``stop``, or one that does not fit in a batch with those before it.
+        Returns the index of the first message that was not added: an event, a record at or above
+        ``stop``, or one that does not fit in a batch with those before it.
         """
         return self._buffers.add(messages, first, stop)
 

@@ -57,16 +57,10 @@ def first_offset(
 ) -> tuple[int, str]:
     """Return the start offset of a partition, in range or not, and the decision's name.
 
-    Parameters
-    ----------
-    start : Start
-        The requested start. With offsets, a partition without one begins at its earliest record.
-    key : (str, int)
-        Topic and partition.
-    low, high : int
-        The first offset of the partition, and its end.
-    of_time : int or None
-        The first offset of the requested time; None if no record has that time or a later one.
+    ``start``: the requested start. With offsets, a partition without one begins at its earliest
+    record. ``key``: topic and partition. ``low``, ``high``: the first offset of the partition, and
+    its end. ``of_time``: the first offset of the requested time; None if no record has that time or
+    a later one.
     """
     if isinstance(start, Mapping):
         offset = start.get(key)

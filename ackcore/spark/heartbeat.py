@@ -177,17 +177,10 @@ def trim_log(log: Path) -> None:
 class Pacemaker(Attendant):
     """The thread that writes a beat when a record is due.
 
-    Parameters
-    ----------
-    beat : callable
-        `Beats.advance`.
-    clock : callable
-        Returns the time in milliseconds, by the clock of the due times.
-    poll_s : float, default 0.2
-        The time in seconds between two readings of the clock while a record waits.
-    called : callable, optional
-        Returns whether something else, such as a replay, waits for a micro-batch.  Called once a
-        second.
+    ``beat``: `Beats.advance`. ``clock``: returns the time in milliseconds, by the clock of the due
+    times. ``poll_s``: the time in seconds between two readings of the clock while a record waits.
+    ``called``: returns whether something else, such as a replay, waits for a
+    micro-batch. Called once a second.
     """
 
     #: The interval in which requests of other processes are checked, in seconds.

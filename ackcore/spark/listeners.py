@@ -84,10 +84,7 @@ class Listeners:
 
     ``listeners``: objects with some of the methods of `QueryListener`.
 
-    Raises
-    ------
-    TypeError
-        If an object has none of these methods.
+    Raises TypeError if an object has none of these methods.
     """
 
     def __init__(self, listeners: Sequence[Any] = ()) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import urllib.request
 
 import pytest
 from checkpoints import OPEN, with_dead_letters
@@ -108,20 +106,6 @@ def test_what_may_not_be_read_is_told_without_a_secret(ackcore, url, s3, monkeyp
     for secret in ("a-token-that-is-secret", "a-secret-of-the-tests", "AKIA"):
         assert secret not in done.output
     assert done.stderr.count("\n") == 1
-
-
-def test_the_page(url, unchanged):
-    server = pytest.importorskip("ackcore.ui.server")
-    with server.PageServer([url]) as served:
-
-        def asked(path):
-            with urllib.request.urlopen(served.url + path) as answer:
-                return json.load(answer)
-
-        assert asked("api/checkpoints")["checkpoints"] == [url]
-        status = asked("api/0/status")
-        assert (status["epoch"], status["dead"]["letters"]) == (1, 7)
-        assert len(asked("api/0/letters")["letters"]) == 7
 
 
 def test_the_doctor_tries_what_a_bucket_promises(ackcore, lines, bucket):

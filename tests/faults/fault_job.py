@@ -74,15 +74,11 @@ def poisoned(key):
 
 # ------------------------------------------------------------------- what runs in Spark's workers
 
-from counts import numbers, records  # noqa: E402
 from pyspark import TaskContext  # noqa: E402
 
 import ackcore.spark.engine.action  # noqa: E402
 from ackcore.spark.query import run_batch, start  # noqa: E402
 from ackcore.spark.sinks.parquet import to_parquet  # noqa: E402
-from ackcore.spark.sinks.rejects import SinkRejects  # noqa: E402
-from ackcore.spark.sinks.sink import Sink as Base  # noqa: E402
-from ackcore.spark.sinks.sink_batch import read_sink_file  # noqa: E402
 from ackcore.spark.tasks.settle_stage import SettleStage  # noqa: E402
 from ackcore.topology import AsyncBolt, BasicBolt, BatchBolt, Bolt, Reject, TopologyBuilder  # noqa: E402
 
@@ -368,39 +364,17 @@ def run_of(otherwise):
 class Sink:
     """A sink of (DataFrame, batch id) that raises, before or amid its work."""
 
-    def __init__(self, path, marks, times=0, partial=False, mode="overwrite"):
+    def __init__(self, path, marks, times=0, partial=False):
         self.path, self.marks, self.times, self.partial = path, marks, times, partial
-        self.mode = mode
 
     def __call__(self, frame, batch_id):
         place = f"{self.path}/batch_id={batch_id}"
         for time_ in range(self.times):
             if first_time(self.marks, f"sink-{batch_id}-{time_}"):
                 if self.partial:
-                    frame.limit(3).coalesce(1).write.mode(self.mode).parquet(place)
+                    frame.limit(3).coalesce(1).write.mode("overwrite").parquet(place)
                 raise OSError(f"the sink fails, time {time_}")
-        frame.write.mode(self.mode).parquet(place)
-
-
-class Picky(Base):
-    """Another sink, but rows of some ids are refused before it is asked."""
-
-    replaces = True
-
-    def __init__(self, writer, refuse):
-        self.writer, self.refuse = writer, set(refuse)
-        self.claim = writer.claim
-
-    def write(self, accepted):
-        ids = {
-            key
-            for file in accepted.files
-            for rows in read_sink_file(file, accepted.nonacked)
-            for key in rows["id"].to_pylist()
-        }
-        if bad := sorted(ids & self.refuse):
-            raise SinkRejects(pa.table({"id": pa.array(bad, pa.int64())}), "no such order")
-        self.writer.write(accepted)
+        frame.write.mode("overwrite").parquet(place)
 
 
 def source_of(spark, config):
@@ -445,18 +419,13 @@ def topology_of(spark, config):
     builder.bolt("count", Count(Trouble("count", rules.get("count", {}), marks))).fields(
         "enrich", "word"
     )
-    writer, refuse = sink_of(config), config.get("refuse")
-    builder.sink("count", writer if refuse is None else Picky(writer, refuse))
+    builder.sink("count", sink_of(config))
     settings = {"backoff_s": 0.05, "max_backoff_s": 0.2, "sink_backoff_s": 0.01, "parallelism": 3}
     return builder.build(**{**settings, **config.get("settings", {})})
 
 
 def sink_of(config):
-    """Where rows go: a topic, files, or files by a sink that fails."""
-    if "to_kafka" in config:
-        from ackcore.spark.sinks.kafka import to_kafka  # noqa: PLC0415
-
-        return to_kafka(**config["to_kafka"])
+    """Where rows go: files, or files by a sink that fails."""
     path, sink = config.get("sink_path", f"{config['directory']}/sink"), config.get("sink")
     return to_parquet(path) if sink is None else Sink(path, f"{config['directory']}/marks", **sink)
 
@@ -484,18 +453,6 @@ def checkpoint_of(config):
     return config.get("checkpoint", f"{config['directory']}/checkpoint")
 
 
-def clock_of(config):
-    """The system's clock; or one that is an hour back from the first micro-batch that is done."""
-    root, back = Path(checkpoint_of(config), "ackcore"), config.get("clock_back_ms", 0)
-
-    def clock():
-        if back and numbers(records(root), "done"):
-            return time.time_ns() // 1_000_000 - back
-        return time.time_ns() // 1_000_000
-
-    return clock
-
-
 def wait_briefly(seconds):
     """Nothing here waits for long, unless something is wrong."""
     assert seconds < 30, f"told to wait for {seconds} s"
@@ -506,7 +463,7 @@ def run_job(spark, config):
     """Run it to its end; return what it says of itself."""
     said = {"error": None, "progress": [], "counts": {}}
     checkpoint = checkpoint_of(config)
-    options = {"dead_letters": config.get("dead_letters"), "clock": clock_of(config)}
+    options = {"dead_letters": config.get("dead_letters")}
     if "lose" in config:
         lose = {"files": remove_shuffle_files, "executors": kill_noted_executors}[config["lose"]]
         ackcore.spark.engine.action.SettleStage = losing(f"{config['directory']}/marks", LAST, lose)

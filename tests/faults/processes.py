@@ -1,4 +1,4 @@
-"""A driver and all that it starts, JVM, executors and workers, to be killed or stopped."""
+"""A driver and all that it starts, JVM, executors and workers, to be killed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ class Processes:
 
     def __init__(self, command, log, environment, **more):
         self._word = uuid.uuid4().hex
-        self._stopped = []
         with open(log, "ab") as sink:
             self.driver = subprocess.Popen(
                 command,
@@ -65,23 +64,6 @@ class Processes:
                     found.append(int(path.name))
         return found
 
-    def wait_until_it_stops(self):
-        """Until the driver has stopped itself; then stop the rest, as when a host stands still."""
-        eventually(lambda: state_of(self.driver.pid) in ("T", "Z", None))
-        assert state_of(self.driver.pid) == "T", "it ended, and was to stop"
-        self._stopped = self.of()
-        self._signal(signal.SIGSTOP)
-        eventually(lambda: {state_of(pid) for pid in self._stopped} <= {"T", "Z", None})
-
-    def wake(self):
-        """Let all go on that stand still."""
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number):
-        for pid in self._stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
     def end(self):
         """Kill whatever is left."""
         for _ in range(100):
@@ -94,9 +76,3 @@ class Processes:
             self.driver.poll()
             time.sleep(0.1)
         self.driver.wait()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.end()

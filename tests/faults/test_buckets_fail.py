@@ -1,6 +1,6 @@
 """Checkpoint and sink in a bucket: whatever S3 answers, and whoever dies, the counts balance.
 
-Workers and executors die in `test_workers_die`, and drivers stand still in `test_paused_drivers`,
+Workers and executors die in `test_workers_die`, and drivers stand still in `test_stopped_worlds`,
 on disk and in a bucket alike.
 """
 
@@ -30,10 +30,6 @@ def bucket_job(job):
         return job(fault_job.lines(records), files=files, place=place, mode=mode, **given)
 
     return bucket_job
-
-
-def is_head(request):
-    return request.method == "PUT" and request.path.endswith("head.json")
 
 
 @MODES
@@ -97,25 +93,6 @@ def test_a_store_that_fails_every_few_requests(request, bucket_job, how, place, 
 
 
 @MODES
-@pytest.mark.parametrize("how", [LOST, ERROR_AFTER])
-def test_each_put_of_the_head_goes_through_and_its_answer_is_lost(bucket_job, s3, how, mode):
-    """The client's second request is refused then: nobody has taken over."""
-    it, met = bucket_job(mode), []
-
-    def fails(request):
-        # Not what is sent again, or it would never end.
-        if is_head(request) and (len(met) == 0 or met[-1] + 1 < len(s3.requests)):
-            met.append(len(s3.requests))
-            s3.fail(how, lambda one: one is request)
-
-    s3.before = fails
-    assert it.run().error is None
-    s3.before = None
-    assert len(met) > 5
-    it.check(dead=dead, alive=alive)
-
-
-@MODES
 def test_lists_lag_and_answers_are_slow(bucket_job, s3, mode):
     it = bucket_job(mode)
     s3.lagging = True
@@ -134,7 +111,8 @@ def test_a_store_that_does_not_answer_in_time(bucket_job, s3, mode, what):
     it, held, done = bucket_job(mode), [], threading.Event()
 
     def hangs(request):
-        late = is_head(request) and len(s3.requests) > 10
+        is_head = request.method == "PUT" and request.path.endswith("head.json")
+        late = is_head and len(s3.requests) > 10
         if (request.is_list if what == "list" else late) and not held:
             held.extend([request, len(s3.requests)])
             done.wait(45)

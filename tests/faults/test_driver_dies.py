@@ -70,15 +70,6 @@ def test_a_driver_that_fails_at_every_step(spark, job, failing_at, message_id, e
 
 
 @pytest.mark.faults
-def test_a_killed_driver_goes_on(job):
-    it = job(fault_job.lines(50), message_id="id", rules=RULES)
-    assert it.run(failpoints="decided:1").killed
-    it.check(finished=False, alive=alive)
-    assert it.run().error is None
-    it.check(dead=dead, alive=alive)
-
-
-@pytest.mark.faults
 @pytest.mark.parametrize(
     ("message_id", "enrich", "otherwise"),
     [("id", "row", False), (None, "batch", True)],
@@ -131,58 +122,3 @@ def test_order_by_key_outlives_a_driver_that_fails(spark, job, failing_at):
     assert it.run_here(spark) is None
     it.check(dead=lambda key: key in {14, 30}, alive=lambda key: key not in {14, 30})
     assert len(check_order(it, 4)) > 1
-
-
-@pytest.mark.faults
-def test_order_by_key_outlives_a_driver_that_is_killed_at_every_step(job):
-    it = job(KEYED, files=12, ordered_by="text", rules=KEYED_RULES)
-    for step in (step for step in STEPS if step != "in-dead-letters"):
-        ended = it.run(failpoints=step)
-        assert ended.killed, (step, ended.said, ended.log[-2000:])
-        it.check(finished=False)
-    assert it.run().error is None
-    it.check(dead=lambda key: key in {14, 30}, alive=lambda key: key not in {14, 30})
-    assert len(check_order(it, 12)) > 1
-
-
-@pytest.mark.faults
-def test_a_driver_that_dies_in_each_micro_batch_of_a_bounded_source(job):
-    it = job(fault_job.lines(60), mode="batch", message_id="id", rules=RULES)
-    for step in ("ran:0", "in-sink:0", "decided:1", "planned:2", "acted:2", "checked:3"):
-        ended = it.run(failpoints=step)
-        assert ended.killed, (step, ended.said)
-        it.check(finished=False)
-    assert it.run().error is None
-    it.check(dead=dead, alive=alive)
-
-
-def forgets(spark, it, failing_at, weak, monkeypatch):
-    """Run with a protection taken away, through two failures."""
-    weak(monkeypatch)
-    for step in ("in-sink:0", "acted:0"):
-        failing_at(step)
-        it.run_here(spark)
-        it.check(finished=False)
-    failing_at()
-    it.run_here(spark)
-    it.check(dead=dead)
-
-
-def no_record_of_the_decision(monkeypatch):
-    """A driver that is started again decides again."""
-    from ackcore.spark.checkpoint.state import State  # noqa: PLC0415
-
-    monkeypatch.setattr(State, "decision", lambda self, number: None)
-
-
-@pytest.mark.parametrize("weak", [no_record_of_the_decision])
-def test_the_counts_tell_what_a_weaker_driver_does(spark, job, failing_at, monkeypatch, weak):
-    it = job(
-        fault_job.lines(50),
-        mode="batch",
-        rules={"enrich": {**RULES["enrich"], "once": list(range(0, 50, 2))}},
-        settings=SETTINGS,
-        otherwise=True,
-    )
-    with pytest.raises(AssertionError):
-        forgets(spark, it, failing_at, weak, monkeypatch)

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -167,37 +164,6 @@ def cluster(tmp_path, job, s3_server):
             return it
 
         yield cluster
-
-
-HOST = """
-import sys
-from pathlib import Path
-import hosts
-host = hosts.Host("one", 2, hosts.Network(seed=1), Path(sys.argv[1]), {})
-host.run("sleep", "infinity")
-print(host.pid, flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_host_ends_with_a_test_that_is_killed(tmp_path):
-    command = [sys.executable, "-c", HOST, str(tmp_path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(HERE)}, **pipes) as test:
-        network = os.readlink(f"/proc/{int(test.stdout.readline())}/ns/net")
-        eventually(lambda: len(processes_in(network)) >= 2)
-        test.kill()
-    eventually(lambda: not processes_in(network))
-
-
-def processes_in(network):
-    """Return the processes of a host."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if os.readlink(path / "ns/net") == network:
-                found.append(path.name)
-    return found
 
 
 def test_packets_are_lost_and_delayed(cluster):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 import threading
 
@@ -19,7 +17,7 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 from servers import wait_until
 
 from ackcore.kafka import KafkaSpout
-from ackcore.spark import run_batch, start, to_parquet
+from ackcore.spark import start, to_parquet
 from ackcore.spark.engine.progress import Counts
 from ackcore.topology import BasicBolt, TopologyBuilder
 
@@ -31,30 +29,18 @@ CLUSTER = "local-cluster[2,1,1024]"
 
 
 class Take(BasicBolt):
-    """Hands values on; one in ten fails at first, and some kill their worker, once each."""
+    """Hands values on; one in ten fails at first."""
 
     outputs = pa.schema([("text", pa.string())])
 
-    def __init__(self, marks=None):
-        self.marks = marks
-
     def execute(self, tuple, collector):
         text = tuple["value"].decode()
-        if self.marks is not None and text in ("30", "60") and self._first(text):
-            os.kill(os.getpid(), signal.SIGKILL)
         if text.endswith("7") and tuple.attempt == 0:
             raise TimeoutError("not now")
         collector.emit((text,))
 
-    def _first(self, text):
-        try:
-            os.close(os.open(f"{self.marks}/{text}", os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return False
-        return True
 
-
-def topology(kafka, topic, sink, marks=None, **settings):
+def topology(kafka, topic, sink, **settings):
     builder = TopologyBuilder()
     spout = KafkaSpout(
         topic,
@@ -64,7 +50,7 @@ def topology(kafka, topic, sink, marks=None, **settings):
         **settings,
     )
     builder.spout("lines", spout)
-    builder.bolt("take", Take(marks), parallelism=2).shuffle("lines")
+    builder.bolt("take", Take(), parallelism=2).shuffle("lines")
     builder.sink("take", to_parquet(sink))
     return builder.build(backoff_s=0.05)
 
@@ -113,21 +99,6 @@ def test_a_broker_is_killed_and_started_again_under_load(spark, own_kafka_broker
     assert "crashed" not in caplog.text
     ends = [kafka.committed(f"of-{topic}", topic, partition)[0] for partition in range(4)]
     assert sum(ends) == sent
-
-
-def test_workers_are_killed(spark, kafka_broker, tmp_path):
-    topic, sink = kafka_broker.new_topic(2), tmp_path / "sink"
-    for partition in range(2):
-        values = [f"{n}".encode() for n in range(partition, 100, 2)]
-        kafka_broker.produce(topic, values, partition)
-    marks = tmp_path / "marks"
-    marks.mkdir()
-    it = topology(kafka_broker, topic, sink, str(marks))
-    counts = run_batch(it, spark, tmp_path / "checkpoint")
-    assert sorted(path.name for path in marks.iterdir()) == ["30", "60"]
-    assert written(spark, sink) == list(range(100))
-    assert (counts.records, counts.acked, counts.dead) == (100, 100, 0)
-    assert [kafka_broker.committed(f"of-{topic}", topic, p)[0] for p in (0, 1)] == [50, 50]
 
 
 @pytest.mark.parametrize("place", ["disk", "bucket"])

@@ -1,7 +1,7 @@
 """Drivers that are stopped (SIGSTOP) at each step, on disk and in a bucket, without Spark.
 
-What `test_paused_drivers` does with whole hosts in minutes is done here in seconds: the protocol,
-the checkpoint, the sink and the dead letters are the real ones, and so are the processes.
+The protocol, the checkpoint, the sink and the dead letters are the real ones, and so are the
+processes.
 """
 
 from __future__ import annotations
@@ -127,6 +127,17 @@ def test_stopped_at_a_step_it_wakes_and_writes_nothing(place, driver, step, numb
         with pytest.raises(CheckpointInUse, match=rf"in use by another query \(pid {first.pid} on"):
             PlacedWorld(place, "second").driver()
         place.lose_lock()
+    check(place, run_here(place, "second"))
+    before = place.contents()
+    assert first.wake().startswith("CheckpointInUse: ")
+    assert place.contents() == before
+
+
+@pytest.mark.parametrize("place", ["disk"], indirect=True)
+def test_it_is_fenced_where_its_checkpoint_was_put_back_from_a_copy(place, driver):
+    first = driver("first", "checked=stop")
+    first.wait_until_it_stops()
+    place.lose_lock("copied")
     check(place, run_here(place, "second"))
     before = place.contents()
     assert first.wake().startswith("CheckpointInUse: ")

@@ -118,15 +118,6 @@ def test_shuffle_files_are_lost(request, lost, otherwise, checks, inline):
 
 
 @pytest.mark.faults
-def test_without_trailers_two_runs_are_mixed(unchecked, lost, monkeypatch):
-    monkeypatch.setattr(ackcore.spark.engine.action, "trailer_problems", lambda *arguments: [])
-    it, ran = lost(otherwise=True)
-    assert ran == 1
-    with pytest.raises(AssertionError, match="== \\[\\]"):
-        it.check()
-
-
-@pytest.mark.faults
 @pytest.mark.parametrize(
     ("enrich", "where", "how"),
     [("row", "enrich", "kill"), ("batch", "enrich", "exit"), ("row", "count", "kill")],

@@ -64,19 +64,6 @@ def test_what_failed_goes_to_another_in_the_order_of_failing(flow):
     assert state(flow, "b").pressure is Pressure.BUSY
 
 
-def test_a_late_ack_ends_what_still_waits_and_nothing_else(flow):
-    one, two = flow.try_acquire(1), flow.try_acquire(2)
-    flow.fail(one)
-    flow.fail(two)
-    assert flow.ack(one)  # nothing is sent twice
-    again = flow.try_again()
-    assert again.item == 2
-    assert not flow.ack(two)  # the other one decides
-    assert flow.try_again() is None
-    assert flow.in_flight == 1
-    assert flow.late == 2
-
-
 def test_time_outs_are_found_and_requeued(flow, clock):
     leases = [flow.try_acquire(i) for i in range(3)]
     clock.now_ns += 4 * S
@@ -116,15 +103,6 @@ def test_a_pause_ends_by_itself(flow, clock):
     assert flow.try_acquire() is None
     clock.now_ns += 10 * MS  # within a sweep
     assert flow.try_acquire().name == "a"
-
-
-def test_there_is_a_cap_for_all(clock):
-    flow = FlowController("abc", limit=lambda: Fixed(9), max_pending=4, clock=clock)
-    leases = [flow.try_acquire() for _ in range(5)]
-    assert leases[4] is None
-    flow.fail(leases[0])
-    assert flow.try_again() is not None
-    assert flow.try_acquire() is None
 
 
 def test_given_back_room_teaches_nothing(flow, clock):

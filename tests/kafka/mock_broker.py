@@ -102,15 +102,6 @@ class Cluster:
             self._cluster, _INT16(api), ctypes.c_size_t(len(errors)), array
         )
 
-    def push_delays(self, broker: int, api: int, pairs: list[tuple[int, int]]) -> None:
-        """The next requests of a kind at a broker: an error (or 0), and after how many ms."""
-        flat = [_INT(value) for pair in pairs for value in pair]
-        self._check(
-            self._library.rd_kafka_mock_broker_push_request_error_rtts(
-                self._cluster, _INT32(broker), _INT16(api), ctypes.c_size_t(len(pairs)), *flat
-            )
-        )
-
     def requests(self) -> list[tuple[int, int]]:
         """Return the requests by broker, in order, since tracking started."""
         n = ctypes.c_size_t()
@@ -229,10 +220,6 @@ class MockKafka(KafkaServer):
         0 lets one through, -195 closes the connection instead of an answer.
         """
         self.ask("push_errors", api, errors)
-
-    def delay_requests(self, broker: int, api: int, *pairs: tuple[int, int]) -> None:
-        """Answer the next requests of a kind at a broker: an error (or 0), after so many ms."""
-        self.ask("push_delays", broker, api, pairs)
 
     def requests(self) -> list[tuple[int, int]]:
         """Return which broker was asked for what since `start_request_tracking`, in order."""

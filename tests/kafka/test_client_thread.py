@@ -14,15 +14,11 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from consumer_counts import take
 from servers import wait_until
 
-from ackcore import OffsetTracker
 from ackcore.dispatch import Reject
 from ackcore.kafka import Consumer, ConsumerError, TooManyDead
 from ackcore.kafka.client_settings import ClientSettings
-from ackcore.kafka.cluster import Partition
-from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.consumer import client_thread, consumer_client, partition_reading
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
-from ackcore.offsets import decode_metadata, encode_metadata
 
 
 class Topics:
@@ -219,34 +215,6 @@ def consuming(monkeypatch, client, **arguments):
         yield consumer
     finally:
         consumer.close(0)
-
-
-@pytest.mark.parametrize(("now", "read_from"), [("made anew", 0), ("the same", 5)])
-def test_a_topic_whose_id_is_said_late_may_have_been_made_anew(monkeypatch, now, read_from):
-    """Where it was committed there is a record, of another topic, and nobody says so at first."""
-    client = Client()
-    tracker = OffsetTracker("t", 0, 1, 5)
-    origin = CommitOrigin.of("the same", None)
-    client.committed_offset, client.metadata = encode_metadata(tracker, origin.deployment)
-    client.script = [lambda: assigned(client)]
-    seen = [[Partition("t", 0, now)]]
-    with consuming(monkeypatch, client) as consumer:
-        wait_until(lambda: client.assigned, "it is assigned")
-        assert client.assigned == [(0, 5)]
-        monkeypatch.setattr(Topics, "seen", seen)
-        expected = CommitOrigin.of(now, None)
-
-        def is_committed():
-            state = decode_metadata("t", 0, client.committed_offset, client.metadata)
-            return (
-                not seen
-                and CommitOrigin.read(state.deployment) == expected
-                and not consumer.poll(1, 0.05)
-            )
-
-        wait_until(is_committed, "its id is")
-        assert client.assigned == [(0, read_from)]
-        assert client.committed_offset == read_from
 
 
 def test_what_comes_while_a_time_is_asked_for_is_read(monkeypatch):

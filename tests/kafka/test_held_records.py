@@ -160,20 +160,6 @@ def test_an_answer_of_another_generation_changes_nothing():
     assert held.ack(held.take(1, 0)[0])
 
 
-def test_a_dead_letter_of_another_generation_is_not_wanted():
-    held = holder(max_attempts=1)
-    read(held, 0)
-    held.fail(held.take(1, 0)[0], NO, 0)
-    (letter,) = held.dying()
-    assert held.is_dying(letter)
-    held.forget(KEY)
-    held.assign(*KEY, 2, decode_metadata(*KEY, 0, None).state)
-    read(held, 0)
-    assert not held.is_dying(letter)
-    assert not held.dead(letter)
-    assert committed(held) == [0]
-
-
 def test_what_was_done_above_the_prefix_is_not_handed_out_after_a_restart():
     held = holder()
     read(held, 0, 1, 2, 3)
@@ -326,15 +312,6 @@ def test_what_stops_intake_is_said_if_it_is_what_waits():
         "stops at max_waiting=2 or max_waiting_bytes=67108864, and resumes below half of both; "
         "the last one failed with ValueError: " + "no" * 100
     )
-
-
-def test_what_nobody_looked_at_is_taken_next():
-    held = holder()
-    read(held, 0, 1, 2)
-    taken = held.take(2, 0)
-    held.give_back(taken)
-    assert offsets(held.take(3, 0)) == [0, 1, 2]
-    assert not held.ack(taken[0])
 
 
 def test_what_was_deleted_upstream_is_a_dead_letter_of_its_own():

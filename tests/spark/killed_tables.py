@@ -1,6 +1,6 @@
 """Drivers that write a real table, each a process of its own, to be killed.
 
-No tests; beside `killed_sinks`, whose world this is, with another sink.
+No tests; beside `killed_sinks`, which starts and kills them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ import importlib
 import json
 import os
 from contextlib import closing, nullcontext
+from pathlib import Path
 
-from killed_sinks import BATCHES, DiskWorld
+from killed_sinks import BATCHES
 from worlds import LINES, Writing, fails
 
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark.base import failpoints
+from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.sinks.delta import to_delta
 from ackcore.spark.sinks.iceberg import to_iceberg
 from ackcore.spark.sinks.jdbc import to_jdbc
@@ -110,16 +112,26 @@ class Jdbc:
 KINDS = {"delta": Delta, "iceberg": Iceberg, "postgres": Postgres, "jdbc": Jdbc}
 
 
-class TableWorld(Writing, DiskWorld):
-    """A world whose sink is a table, and whose dead letters are files."""
+class TableWorld(Writing):
+    """A world whose sink is a table, and whose dead letters are files: they outlive the driver."""
 
     def __init__(self, path, table, spark=None):
-        self.table = table
-        super().__init__(path, table.sink, "")
+        self.table, self.root = table, Path(path)
+        super().__init__(self.root / "checkpoint", table.sink, {"max_sink_attempts": 3})
         self.spark = spark
         if not table.refuses:  # then records with such lines fail
             bad = [line for lines in BATCHES for line in lines if line.startswith("bad")]
             self.behaves = fails(*bad, final=True)
+
+    def pause(self, seconds):
+        return False
+
+    def write_dead_letters(self, number, dead):
+        lines = [line for table in dead.values() for line in table["line"].to_pylist()]
+        file = self.root / f"dead-{number}.json"
+        file.with_suffix(".tmp").write_text(json.dumps(lines))
+        os.replace(file.with_suffix(".tmp"), file)
+        failpoint("in-dead-letters", number)
 
     def tell(self):
         """Leave word of what is in the table, and of the counts, if they can be had."""

@@ -15,15 +15,13 @@ import pytest
 import streams
 from pyspark import cloudpickle
 from s3_server import environment
-from worlds import Killed, killed
+from worlds import Killed
 
 from ackcore.spark.base.errors import RowFileDamaged
-from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.dead_letters import store
 from ackcore.spark.dead_letters.reading import dead_letters
-from ackcore.spark.engine import act, batch, decide, runs
+from ackcore.spark.engine import batch, decide
 from ackcore.spark.query import run_batch, start
-from ackcore.spark.sinks import parquet_objects
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.spark.stores.opening import open_store
 from ackcore.topology import BasicBolt, TopologyBuilder
@@ -116,51 +114,6 @@ def test_a_word_count_runs_whole_in_a_bucket(spark, places, tmp_path, caplog):
     for name, value in environment("").items():
         if "KEY" in name:
             assert value not in caplog.text
-
-
-STEPS = ["planned", "ran", "checked", "decided", "in-sink", "in-dead-letters", "acted", "marked"]
-
-
-@pytest.mark.parametrize(
-    "steps",
-    [["decided", "in-sink"], pytest.param(STEPS, marks=pytest.mark.faults)],
-    ids=["two", "each"],
-)
-def test_killed_at_every_step_it_goes_on(spark, places, monkeypatch, steps):
-    """The first two micro-batches die at each of their steps, one driver after the other.
-
-    That takes 16 drivers; two steps are in `make test`, and all of them in made-up worlds.
-    """
-    checkpoint, tallies = places
-    died = []
-
-    def failpoint(name, number=None):
-        if name in steps and number in (0, 1) and (name, number) not in died:
-            died.append((name, number))
-            raise killed(name)
-
-    for module in (batch, runs, act, parquet_objects):
-        monkeypatch.setattr(module, "failpoint", failpoint)
-    # Who is killed gives nothing back.
-    monkeypatch.setattr(Records, "close", lambda self: None)
-    topology = word_count(spark.createDataFrame(LINES, "line string"), to_parquet(tallies))
-    drivers = 0
-    while True:
-        drivers += 1
-        try:
-            counts = run_batch(topology, spark, checkpoint)
-            break
-        except Killed:
-            continue
-    # Nothing is dead in the first one.
-    expected = {(step, number) for step in steps for number in (0, 1)}
-    assert set(died) == expected - {("in-dead-letters", 0)}
-    assert drivers == len(died) + 1
-    assert (counts.records, counts.acked, counts.dead) == (5, 4, 1)
-    assert counts.balanced
-    assert counts_in(tallies) == COUNTED
-    assert len(dead_letters(checkpoint, spark=spark).collect()) == 1
-    assert left_in(checkpoint) == []
 
 
 def test_many_that_fail_are_written_by_their_tasks(spark, places, monkeypatch):

@@ -26,7 +26,6 @@ from pyspark.testing.objects import ExamplePoint, ExamplePointUDT
 from sessions import on_both_sessions
 
 from ackcore.spark import (
-    CheckpointInUse,
     RunCancelled,
     RunFailed,
     dead_letters,
@@ -199,18 +198,6 @@ def test_the_number_of_tasks_is_asked_once(connect, monkeypatch):
     assert task_slots(connect) == 2
     monkeypatch.delattr(type(connect), "range")
     assert task_slots(connect) == 2
-
-
-def test_two_sessions_do_not_run_on_one_checkpoint(connect, other_connect, tmp_path):
-    met, other = [], other_connect
-
-    def write(frame, number):
-        with pytest.raises(CheckpointInUse) as caught:
-            run_batch(topology(other.range(3), Held(tmp_path)), other, tmp_path / "cp")
-        met.append(caught.value)
-
-    counts = run_batch(topology(connect.range(3), Held(tmp_path), write), connect, tmp_path / "cp")
-    assert (len(met), counts.acked) == (1, 3)
 
 
 # -- jobs that are cancelled, and sessions that end -----------------------------------------------

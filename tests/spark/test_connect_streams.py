@@ -10,12 +10,10 @@ import test_planned_sources as planned
 from checkpoints import recorded
 from pyspark import cloudpickle
 from streams import until
-from test_planned_sources import Held, Table, Values, available_now, plans, values_of
+from test_planned_sources import Held, Table, Values, available_now, values_of
 from test_planned_sources import topology as words_of
 
 from ackcore.spark import (
-    CheckpointInUse,
-    FileSpout,
     QueryListener,
     RateSpout,
     RunCancelled,
@@ -25,8 +23,6 @@ from ackcore.spark import (
     start,
     to_parquet,
 )
-from ackcore.spark.base.failpoints import FailpointReached
-from ackcore.spark.engine import batch, runs
 from ackcore.topology import TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -69,26 +65,6 @@ def test_a_stream_runs_as_on_a_classic_session(connect, tmp_path):
     assert (on.counts.records, on.counts.acked, on.counts.replayed) == (60, 59, 1)
 
 
-def test_a_stream_takes_what_comes_until_it_is_stopped(connect, tmp_path, store, running):
-    source = Table("a", "flaky")
-    on = running(words_of(store, lines=source), connect, tmp_path / "cp")
-    on.process_all_available()
-    source.texts += ["bad", "b"]
-    on.process_all_available()
-    on.stop()
-    assert (store.words, on.counts.dead, on.exception) == (["a", "b", "flaky"], 1, None)
-
-
-def test_files_are_read(connect, tmp_path, store):
-    (tmp_path / "in").mkdir()
-    for n in range(3):
-        (tmp_path / f"in/{n}").write_text(f"{n}\n" * 3)
-    source = FileSpout(tmp_path / "in", "text", max_files_per_batch=2)
-    on = available_now(values_of(source, store), connect, tmp_path / "cp")
-    assert store.words == sorted("012" * 3)
-    assert on.counts.batches >= 2
-
-
 def test_kafka_is_read_and_its_group_is_committed(connect, mock_kafka, tmp_path):
     pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
     import test_kafka_spout as kafka  # noqa: PLC0415
@@ -101,27 +77,6 @@ def test_kafka_is_read_and_its_group_is_committed(connect, mock_kafka, tmp_path)
     on = available_now(it, connect, tmp_path / "cp")
     assert (kept.texts, on.counts.dead) == (["a", "flaky"], 1)
     assert mock_kafka.committed("g", "t")[0] == 3
-
-
-@pytest.mark.parametrize("step", ["planned", "ran", "decided", "acted"])
-def test_a_client_that_died_is_continued_from_its_plan(
-    connect, tmp_path, store, running, monkeypatch, step
-):
-    def failpoint(name, n=None):
-        if name == step:
-            raise FailpointReached(name)
-
-    source, checkpoint = Table("a", "flaky", "b", most=3), tmp_path / "cp"
-    it = words_of(store, {"max_runs": 1}, lines=source)
-    with monkeypatch.context() as patch:
-        for module in (batch, runs):
-            patch.setattr(module, "failpoint", failpoint)
-        with pytest.raises(Exception, match=step):
-            running(it, connect, checkpoint).await_termination(300)
-    assert plans(checkpoint)[0] == [{"from": 0, "to": 3}]
-    source.texts.append("late")
-    running(it, connect, checkpoint).process_all_available()
-    assert store.words == ["a", "b", "flaky", "late"]
 
 
 def held(directory, sink=print):
@@ -142,13 +97,6 @@ def test_stop_in_the_middle_of_a_micro_batch_ends_its_tasks(connect, tmp_path, r
     plan = recorded(tmp_path / "cp").read("batches/0.plan")
     assert (plan["interrupted"], plan["crashes"]) == (True, 0)
     assert connect.interruptAll() == []
-
-
-def test_a_second_client_is_refused(connect, other_connect, tmp_path, store, running):
-    it = words_of(store, lines=Table("a"))
-    running(it, connect, tmp_path / "cp").process_all_available()
-    with pytest.raises(CheckpointInUse):
-        start(it, other_connect, tmp_path / "cp")
 
 
 def test_a_session_that_its_server_ended_ends_the_stream(connect, other_connect, tmp_path, running):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -13,11 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from checkpoints import OPEN, VALUE, Killed, Killer, died, ids, run_one
+from checkpoints import OPEN, VALUE, died, ids
 from letter_homes import active, path_of, reader, write
 
 from ackcore.spark.base import letter_columns as letter_files
-from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, StateError
 from ackcore.spark.base.schemas import REPLAYED, TRACKING
 from ackcore.spark.dead_letters import compaction
@@ -170,50 +168,6 @@ def test_a_damaged_file_is_told_once_and_does_not_stop_the_dead(letters, checkpo
     assert not path.with_name(wanted).exists()
 
 
-@pytest.fixture(scope="module")
-def killer():
-    return Killer()
-
-
-@pytest.mark.parametrize("every_nth", [3, pytest.param(1, marks=pytest.mark.faults)])
-def test_killed_at_any_instant_no_letter_is_lost_or_doubled(
-    checkpoint, killer, tmp_path, monkeypatch, every_nth
-):
-    """The driver dies while files are merged and removed, at every n-th of its file operations."""
-    monkeypatch.setattr(os, "fsync", killer.fsync)
-    with OPEN(checkpoint) as state:
-        run_one(state, 0)
-        key = state.deployment_key
-    letters = DeadLetters.open(checkpoint, key, None, {"lines": VALUE})
-    write(letters, 0, 16)
-    fresh = tmp_path / "fresh"
-    checkpoint.rename(fresh)
-    hour = wall_clock_ms() + 2 * compaction.KEPT_MS
-    for left in range(0, 200, every_nth):
-        shutil.copytree(fresh, checkpoint)
-        killer.arm(left)
-        try:
-            DeadLetters.open(checkpoint, key, None, {"lines": VALUE})
-            write(DeadLetters(reader(letters)), 16, 17)  # puts 16 files together
-            write(DeadLetters(reader(letters), lambda: hour), 17, 18)  # and removes them
-            finished = True
-        except Killed:
-            finished = False
-        killer.disarm()
-        found = numbers(letters.path)
-        assert found == wrote(len(found) // 2), f"killed at {left}"
-        assert len(found) >= 32
-        # The next driver writes what was decided again, and then goes on.
-        DeadLetters.open(checkpoint, key, None, {"lines": VALUE})
-        write(DeadLetters(reader(letters), lambda: hour), len(found) // 2 - 1, 20)
-        assert numbers(letters.path) == wrote(20), f"killed at {left}"
-        shutil.rmtree(checkpoint)
-        if finished:
-            break
-    assert finished
-    assert left > 20
-
-
 def sent(letters):
     """The message ids that were sent again, and how often, by what the files say now."""
     notes = notes_of(reader(letters))
@@ -291,17 +245,6 @@ def test_a_store_elsewhere_is_remembered(checkpoint, tmp_path):
         assert numbers(found.path) == [(0, "id-0"), (0, "id-1")]
 
 
-def test_letters_in_the_checkpoint_are_not_hidden_by_a_store_elsewhere(
-    letters, checkpoint, tmp_path
-):
-    write(letters, 0, 1)
-    with (
-        OPEN(checkpoint) as state,
-        pytest.raises(CheckpointForeign, match="Move the whole old directory"),
-    ):
-        DeadLetters.open(checkpoint, state.deployment_key, tmp_path / "there")
-
-
 # -- columns --------------------------------------------------------------------------------------
 
 
@@ -320,43 +263,3 @@ def test_the_columns_of_the_sources_are_those_of_the_last_start(letters, checkpo
     assert reader(letters).columns("lines") is None
     path = reader(letters).columns("clicks")
     assert read_schema(path).field("payload").type == pa.struct([("n", pa.int32())])
-
-
-@pytest.mark.parametrize(
-    ("now", "told"),
-    [
-        ([("value", pa.int32())], "'value' was string and is int32 now .*'line 0'"),
-        ([("text", pa.string())], "'value', string, is not there any more"),
-        (
-            [*VALUE, pa.field("extra", pa.int8(), nullable=False)],
-            "'extra' is new, int8, and not nullable",
-        ),
-    ],
-)
-def test_letters_that_do_not_fit_are_not_sent(letters, checkpoint, now, told):
-    write(letters, 0, 1)
-    with OPEN(checkpoint) as state:
-        DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": pa.schema(now)})
-        with pytest.raises(CheckpointForeign, match=told) as caught:
-            replay(checkpoint)
-        assert state.pending_replays() == ()
-    assert reader(letters).requested() == []
-    assert "Nothing was sent" in str(caught.value)
-    assert notes_of(reader(letters)) == []
-
-
-def test_letters_are_sent_in_the_columns_that_the_source_has_now(letters, checkpoint):
-    table = died(0, 2).drop_columns("value").append_column("value", pa.array(["17", "4"]))
-    letters.write(0, {"lines": table})
-    now = pa.schema([("extra", pa.float32()), ("value", pa.int64())])
-    with OPEN(checkpoint) as state:
-        DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": now})
-    assert replay(checkpoint).records == {"lines": 2}
-    (path,) = (letters.path / ".requests").glob("*/*.arrow")
-    with pa.memory_map(str(path)) as file:
-        staged = pa.ipc.open_file(file).read_all()
-        assert staged.schema.types == [*TRACKING.types, *now.types]
-        assert staged.select(now.names).to_pylist() == [
-            {"extra": None, "value": 17},
-            {"extra": None, "value": 4},
-        ]

@@ -13,18 +13,14 @@ from checkpoints import (
     BAD,
     OPEN,
     SLOW,
-    Killed,
-    Killer,
     Topology,
     decision,
     died,
     ids,
     run_one,
 )
-from letter_homes import path_of
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, CheckpointReadOnly
 from ackcore.spark.base.schemas import TRACKING
@@ -111,20 +107,6 @@ def test_a_store_elsewhere_is_found_by_its_checkpoint(spark, checkpoint, tmp_pat
     assert replay(tmp_path / ODD, spout="clicks").records == {}
     assert replay(tmp_path / ODD).records == {"lines": 2}
     assert pending(checkpoint) == {"lines": ["id-0", "id-1"]}
-
-
-def test_nobody_died(spark, checkpoint):
-    OPEN(checkpoint).close()
-    frame = dead_letters(checkpoint, spark)
-    assert frame.count() == 0
-    assert frame.schema["payload"].dataType == StructType([])
-    assert replay(checkpoint).records == {}
-    assert pending_nothing(checkpoint)
-
-
-def pending_nothing(checkpoint):
-    with OPEN(checkpoint) as state:
-        return state.pending_replays() == ()
 
 
 def test_a_path_that_is_neither_is_told(spark, tmp_path):
@@ -226,11 +208,8 @@ def test_a_payload_keeps_its_types_there_and_back(spark, checkpoint):
 # -- writing ----------------------------------------------------------------------------------
 
 
-def test_two_checkpoints_do_not_share_a_store(store, checkpoint, tmp_path):
+def test_a_store_whose_index_was_removed_is_nobodys_to_write_to(store, tmp_path):
     with OPEN(tmp_path / "other") as state:
-        with pytest.raises(CheckpointForeign, match="would overwrite them; set dead_letters="):
-            DeadLetters.open(tmp_path / "other", state.deployment_key, store.path)
-        # What nobody owns is nobody's to write to.
         remove_all(store.path / "index.json")
         with pytest.raises(
             CheckpointCorrupt, match=r"index\.json is missing, though the directory"
@@ -350,59 +329,3 @@ def test_a_checkpoint_that_was_moved_with_its_store_is_found(store, checkpoint, 
     checkpoint.rename(tmp_path / "moved")
     assert replay(tmp_path / "moved/ackcore/dead_letters").records == {"lines": 8, "clicks": 2}
     assert pending(tmp_path / "moved") == {"lines": LINES, "clicks": CLICKS}
-
-
-def test_damaged_letters_are_told_and_nothing_is_sent(store, checkpoint):
-    path = path_of(store, "batch-0.parquet")
-    whole = path.read_bytes()
-    wrong = [whole[:size] for size in range(0, len(whole), 101)]
-    at = whole.index(b"id-0") if b"id-0" in whole else 40
-    wrong.append(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-    for data in wrong:
-        path.write_bytes(data)
-        with pytest.raises(CheckpointCorrupt, match=r"lines/batch-0\..*\.parquet is damaged"):
-            replay(checkpoint)
-    assert pending_nothing(checkpoint)
-    path.write_bytes(whole)
-    replay(checkpoint, request="r")
-    index = max((store.path / "index.json").iterdir())
-    index.write_bytes(index.read_bytes()[:-3])
-    with pytest.raises(CheckpointCorrupt, match=r"index\.json is damaged"):
-        replay(checkpoint)
-
-
-@pytest.fixture(scope="module")
-def killer():
-    return Killer()
-
-
-def test_killed_at_any_instant_every_letter_is_sent_once(
-    store, checkpoint, killer, tmp_path, monkeypatch
-):
-    """Whoever asks next finishes what was begun, or does it from the beginning."""
-    fresh = tmp_path / "fresh"
-    checkpoint.rename(fresh)
-    monkeypatch.setattr(os, "fsync", killer.fsync)
-    ends = set()
-    for left in range(1000):
-        shutil.copytree(fresh, checkpoint)
-        killer.arm(left)
-        try:
-            replay(checkpoint)
-            killer.disarm()
-            finished = True
-        except Killed:
-            killer.disarm()
-            finished = False
-        if left % 2:  # the query looks first
-            with OPEN(checkpoint) as state:
-                state.pending_replays()
-        told = sum(replay(checkpoint).records.values())
-        assert told in (0, 10)
-        ends.add((finished, told))
-        assert pending(checkpoint) == {"lines": LINES, "clicks": CLICKS}, f"killed at {left}"
-        shutil.rmtree(checkpoint)
-        if finished:
-            break
-    assert ends == {(False, 10), (False, 0), (True, 0)}
-    assert left > 15

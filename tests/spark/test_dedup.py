@@ -339,11 +339,10 @@ def test_one_record_of_a_key_has_effects_and_none_is_lost(bounds, taken):
 
 
 def test_on_spark_a_killed_driver_leaves_each_key_once(tmp_path):
-    """A driver after the other dies a step further on, in a stream of files."""
+    """It dies over the keys' table of its second micro-batch, in a stream of files."""
     write_files(tmp_path)
     driver = in_processes(drive, 240)
-    for point in ("ran:0", "in-sink:0", "tables-recorded:1", "decided:2"):
-        assert driver(tmp_path, point) == -signal.SIGKILL, point
+    assert driver(tmp_path, "tables-recorded:1") == -signal.SIGKILL
     assert driver(tmp_path, "") == 0
     source = pads.dataset(tmp_path / "in").to_table().to_pylist()
     ids = {row["id"] for row in source}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from checkpoints import OPEN, VALUE, Killed, Killer, died, ids, run_one
+from checkpoints import OPEN, died, ids, run_one
 from letter_homes import active, reader
 
 from ackcore.spark.base import letter_columns as letter_files
-from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters import drop as dropping
@@ -208,54 +206,3 @@ def test_columns_that_may_not_be_null_are_emptied_as_well(checkpoint, spark):
     (row,) = dead_letters(checkpoint, spark).collect()
     assert (row.message_id, row.payload.c0) == ("id-2", "secret")
     assert replay(checkpoint).records == {"lines": 1}
-
-
-@pytest.fixture(scope="module")
-def killer():
-    return Killer()
-
-
-@pytest.mark.parametrize("every_nth", [3, pytest.param(1, marks=pytest.mark.faults)])
-def test_killed_at_any_instant_a_letter_is_there_or_dropped(
-    checkpoint, killer, tmp_path, monkeypatch, every_nth
-):
-    """It dies at every n-th file operation; a driver starts, or the drop is called again."""
-    monkeypatch.setattr(os, "fsync", killer.fsync)
-    monkeypatch.setattr(letter_files, "GROUP_ROWS", 3)
-    with OPEN(checkpoint) as state:
-        run_one(state, 0)
-        key = state.deployment_key
-    letters = DeadLetters.open(checkpoint, key, None, {"lines": VALUE})
-    write(letters, 0, 18)
-    fresh = tmp_path / "fresh"
-    checkpoint.rename(fresh)
-    ends = set()
-    for left_over in range(0, 100, every_nth):
-        shutil.copytree(fresh, checkpoint)
-        killer.arm(left_over)
-        try:
-            drop(checkpoint, named(3, 17))
-            finished = True
-        except Killed:
-            finished = False
-        killer.disarm()
-        found = listed(letters.path)
-        assert found in (every(18), left(18, 3, 17)), f"killed at {left_over}"
-        ends.add(len(found))
-        if left_over % 2:
-            hour = wall_clock_ms() + 2 * compaction.KEPT_MS
-            DeadLetters.open(checkpoint, key, None, {"lines": VALUE})
-            write(DeadLetters(reader(letters), lambda hour=hour: hour), 18, 20)
-        dropped = len(found) < 72
-        assert drop(checkpoint, named(3, 17)).records == ({} if dropped else {"lines": 4})
-        there = left(20 if left_over % 2 else 18, 3, 17)
-        assert listed(letters.path) == there, f"killed at {left_over}"
-        # A driver that starts removes files that the drop had replaced when it died.
-        DeadLetters.open(checkpoint, key, None, {"lines": VALUE})
-        assert on_disk(letters.path) == set(there.values()), f"killed at {left_over}"
-        shutil.rmtree(checkpoint)
-        if finished:
-            break
-    assert finished
-    assert ends == {72, 68}
-    assert left_over > 8

@@ -18,10 +18,9 @@ from ackcore.spark.base.atomic import check_fence, fenced
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
 from ackcore.spark.checkpoint.records import Records
-from ackcore.spark.engine import act, batch, insist, runs
+from ackcore.spark.engine import insist
 from ackcore.spark.stores.local import LocalStore
 
-STEPS = ["planned", "ran", "checked", "decided", "in-sink", "in-dead-letters", "acted", "marked"]
 CANCELLED = (
     "An error occurred while calling o5.get.\n: org.apache.spark.SparkException: "
     "[SPARK_JOB_CANCELLED] Job 5 cancelled part of cancelled job group x"
@@ -96,39 +95,14 @@ def test_a_stage_that_failed_is_no_cancelled_job(world):
     assert plan_of(world).crashes == 1
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("step", STEPS)
-def test_an_interrupt_at_any_step_costs_nothing(world, monkeypatch, step, kind):
-    world.behaves = fails("b", "poison", final=True)
-    pressed = []
-
-    def failpoint(name, n=None):
-        if name == step and len(pressed) < 3:
-            pressed.append(name)
-            raise kind
-
-    for module in (batch, runs, act):
-        monkeypatch.setattr(module, "failpoint", failpoint)
-    counts = None
-    for _ in range(4):
-        try:
-            counts = world.process(0, ["a", "b"])[1]
-        except kind:
-            continue
-    assert pressed
-    assert (world.rows, world.parked, counts.balanced) == (["A"], ["b"], True)
-    assert (counts.acked, counts.dead, counts.retried) == (1, 1, 0)
-    assert plan_of(world).crashes == 0
-
-
 class Presser(Killer):
-    """Presses Ctrl-C at the n-th operation that changes a file, before it."""
+    """Presses Ctrl-C, or has the process told to exit, before the n-th operation on a file."""
 
     def step(self):
         self.count += 1
         if self.count == self.left:
             self.disarm()
-            raise KeyboardInterrupt
+            raise (KeyboardInterrupt, SystemExit)[self.left % 2]
 
 
 def test_an_interrupt_at_any_write_costs_nothing(tmp_path):
@@ -139,7 +113,7 @@ def test_an_interrupt_at_any_write_costs_nothing(tmp_path):
         presser.arm(left or None)
         try:
             counts = world.process(0, ["a", "b", "poison"])[1]
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             presser.disarm()
             counts = world.process(0, ["a", "b", "poison"])[1]
         presser.disarm()

@@ -8,9 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 from jdbc_postgres import forwarded, jars_of_postgres
-from killed_sinks import in_processes
-from killed_tables import BATCHES, drive
-from test_killed_sinks import DEAD, KEPT, STEPS
+from killed_sinks import BATCHES, DEAD, KEPT, STEPS, in_processes
+from killed_tables import drive
 
 #: Only a sink that refuses rows meets these.
 OF_REFUSALS = {"refused", "refusals-closed"}

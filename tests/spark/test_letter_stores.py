@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 
 import pytest
-from checkpoints import OPEN, decision, died, run_one
+from checkpoints import died
 from letter_homes import Home, asked, contents, every, files_there, listed, named, write
 
 from ackcore.spark.base.clocks import wall_clock_ms
@@ -136,33 +135,6 @@ def test_letters_are_sent_once_and_a_request_is_made_once(home):
             replay(home.checkpoint, request=wrong)
 
 
-def test_a_query_takes_a_request_once_and_forgets_it(home):
-    state, letters = home.driver()
-    with state:
-        write(letters, 0, 2)
-        replay(home.checkpoint)  # while it runs
-        (name,) = state.pending_replays()
-        plan = state.make_plan(1, 0)
-        assert plan.replays == (name,)
-        state.write_plan(plan)
-        assert state.pending_replays() == ()
-    with OPEN(home.checkpoint) as state:  # it died
-        assert len(state.split_due(state.plan(1)).due["lines"]) == 4
-        run_decided(state, 1)
-        for number in (2, 3, 4):
-            run_one(state, number)
-            state.prune(number)
-        assert state.pending_replays() == ()
-    assert asked(home) == []
-    assert listed(home, sent=True) == every(2)
-
-
-def run_decided(state, number):
-    state.write_decision(decision(number))
-    state.write_done(number)
-    state.prune(number)
-
-
 def test_dropped_letters_are_gone_and_no_other_moves(home, monkeypatch):
     monkeypatch.setattr(compaction, "_FEWEST", 4)
     state, letters = home.driver()
@@ -211,25 +183,6 @@ def test_two_checkpoints_do_not_share_a_store(home, tmp_path):
     aside = Home(home.checkpoint, f"{letters.place.url}-2")
     with pytest.raises(CheckpointForeign, match="would not find the old ones"):
         aside.driver()
-
-
-def test_two_who_ask_at_once_do_not_send_twice(home):
-    state, letters = home.driver()
-    with state:
-        write(letters, 0, 3)
-    start, done = threading.Barrier(3), []
-
-    def ask():
-        start.wait()
-        done.append(sum(replay(home.checkpoint).records.values()))
-
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(done) == [0, 0, 6]
-    assert asked(home) == [f"id-{row}" for row in range(6)]
 
 
 def test_letters_are_a_frame(home, spark, tasks_reach):

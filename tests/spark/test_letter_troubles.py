@@ -8,11 +8,12 @@ from collections import defaultdict
 
 import pyarrow as pa
 import pytest
-from checkpoints import OPEN, Killed, died
+from checkpoints import Killed, Killer, died
 from letter_homes import VALUE, Home, asked, contents, every, listed, named, write
 from pyspark import cloudpickle
 from s3_server import DENIED, ERROR_AFTER, LOST, SLOW_DOWN
 
+from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointInUse
 from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters.checkpoints import store_of
@@ -184,19 +185,26 @@ def test_a_drop_in_the_midst_of_a_merge(place, monkeypatch):
         assert len(letters.place.files("lines")) < 5
 
 
-def test_killed_at_any_request_no_letter_is_lost_doubled_or_sent_twice(monkeypatch):
-    """A driver that writes, a replay and a drop, each cut off before each of its requests.
+@pytest.fixture(scope="module")
+def killer():
+    return Killer()
 
-    In obstore's own memory, since there are thousands of them.
+
+@pytest.fixture(params=["file operation", "request"])
+def dying(request, tmp_path, monkeypatch):
+    """A place for checkpoints, and ``arm(n)``: what comes dies at its n-th operation, or request.
+
+    Requests are to obstore's own memory, since there are thousands of them.
     """
+    if request.param == "file operation":
+        killer = request.getfixturevalue("killer")
+        monkeypatch.setattr(os, "fsync", killer.fsync)
+        return str(tmp_path), lambda n: killer.disarm() if n is None else killer.arm(n)
     stores = defaultdict(pytest.importorskip("obstore.store").MemoryStore)
     monkeypatch.setattr(ObjectStore, "_store", property(lambda store: stores[store.url]))
-    monkeypatch.setattr(compaction, "_FEWEST", 3)
     left: list[int | None] = [None]
 
-    def dying(name):
-        whole = getattr(ObjectStore, name)
-
+    def counting(whole):
         def method(self, *args, **kwargs):
             if left[0] is not None:
                 if left[0] == 0:
@@ -204,25 +212,40 @@ def test_killed_at_any_request_no_letter_is_lost_doubled_or_sent_twice(monkeypat
                 left[0] -= 1
             return whole(self, *args, **kwargs)
 
-        monkeypatch.setattr(ObjectStore, name, method)
+        return method
 
     for name in ("put", "replace", "put_file", "delete"):
-        dying(name)
-    for fatal in range(40):
-        home = Home(f"s3://bucket/{fatal}")
+        monkeypatch.setattr(ObjectStore, name, counting(getattr(ObjectStore, name)))
+    return "s3://bucket", lambda n: left.__setitem__(0, n)
+
+
+@pytest.mark.parametrize("every_nth", [3, pytest.param(1, marks=pytest.mark.faults)])
+def test_killed_at_any_instant_no_letter_is_lost_doubled_or_sent_twice(
+    dying, monkeypatch, every_nth
+):
+    """A driver that writes, merges and removes, a replay and a drop: each dies in its midst."""
+    root, arm = dying
+    monkeypatch.setattr(compaction, "_FEWEST", 3)
+    hour = wall_clock_ms() + 2 * compaction.KEPT_MS
+    for fatal in range(0, 400, every_nth if "://" not in root else 1):
+        home = Home(f"{root}/{fatal}")
         state, letters = home.driver()
         with state:
             write(letters, 0, 4)
-        ended, left[0] = False, fatal
+        state, _ = home.driver()
+        ended = False
+        arm(fatal)
         try:
-            state, letters = home.driver()
-            write(letters, 3, 6)
+            opened = DeadLetters.open(state.url, state.deployment_key, None, VALUE, state.records)
+            write(DeadLetters(opened.place, lambda: hour), 3, 6)
             replay(home.checkpoint, where=named(1), request="r")
             drop(home.checkpoint, named(2))
             ended = True
         except Killed:
             pass
-        left[0] = None
+        arm(None)
+        if "://" not in root:
+            os.unlink(f"{home.checkpoint}/ackcore/lock")
         found = listed(home)
         assert found.items() >= every(4, but=(2,)).items(), f"killed at {fatal}"
         assert found.items() <= every(6).items(), f"killed at {fatal}"
@@ -240,7 +263,7 @@ def test_killed_at_any_request_no_letter_is_lost_doubled_or_sent_twice(monkeypat
         told = store.get("index.json").data
         told += b"".join(store.get(each.key).data for each in store.list(".merged"))
         unnamed = {each.key for each in store.list() if each.key.encode() not in told}
-        assert not unnamed, f"killed at {fatal}"
+        assert unnamed <= {"index.json"}, f"killed at {fatal}"
         if ended:
             break
     assert ended
@@ -290,25 +313,6 @@ def test_damage_is_told_and_nothing_is_sent(place):
     store.replace("index.json", damaged, index.version)
     with pytest.raises(CheckpointCorrupt, match=r"index\.json is damaged"):
         listed(home)
-
-
-def test_a_request_that_is_damaged_can_be_withdrawn(place):
-    home = Home(place)
-    state, letters = home.driver()
-    with state:
-        write(letters, 0, 2)
-    replay(place, where=named(0))
-    store = open_store(letters.place.url, "path")
-    (key,) = [entry.key for entry in store.list(".requests")]
-    store.put(key, b"x")
-    with pytest.raises(CheckpointCorrupt, match="make an empty file") as caught:
-        OPEN(place)
-    wanted = str(caught.value).partition("make an empty file ")[2].partition(" ")[0]
-    store.put(wanted.removeprefix(f"{store.url}/"), b"")
-    assert asked(home) == []
-    assert listed(home, sent=True) == {}
-    assert replay(place).records == {"lines": 4}
-    assert asked(home) == ["id-0", "id-1", "id-2", "id-3"]
 
 
 def test_many_notes_are_objects_of_their_own(place, monkeypatch):

@@ -235,20 +235,6 @@ def test_the_same_rows_in_other_bytes_are_fine(bucket, files, found):
     assert found() == ("abcdefgh", 1)
 
 
-@pytest.mark.parametrize("other", [{"deployment": "def"}, {"sink": "other"}])
-def test_a_place_belongs_to_one_sink_of_one_checkpoint(bucket, files, found, other):
-    sink = to_parquet(bucket)
-    sink.claim("out", "abc", "/cp")
-    sink.claim("out", "abc", "/moved")
-    sink.write(accepted(files))
-    about = {"sink": "out", "deployment": "abc", "checkpoint": "s3://other/cp", **other}
-    with pytest.raises(CheckpointForeign, match=rf"{bucket} .*sink 'out' of the checkpoint /cp"):
-        to_parquet(bucket).claim(**about)
-    with pytest.raises(CheckpointForeign, match="whose micro-batches have the same numbers"):
-        sink.write(accepted(files, [1], **other))
-    assert found() == ("abcdefgh", 1)
-
-
 def test_rows_that_nobody_claimed_are_somebody_elses(bucket):
     open_store(bucket, "path").put("batch_id=0/part.parquet", b"rows")
     with pytest.raises(CheckpointForeign, match="its own directory"):

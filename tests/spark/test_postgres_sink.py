@@ -332,25 +332,6 @@ def test_a_column_of_the_table_alone_refuses_no_row(postgres, sink, files):
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
-def test_a_table_that_went_away_fails_the_sink_until_it_is_back(postgres, sink, files):
-    execute(postgres, TABLE)
-    one = sink(postgres, keys="word")
-    execute(postgres, "ALTER TABLE words RENAME TO gone")
-    with pytest.raises(ValueError, match="table words does not exist"):
-        one.write(accepted(files))
-    execute(postgres, "ALTER TABLE gone RENAME TO words")
-    one.write(accepted(files))
-    execute(postgres, "DROP TABLE words")
-    with pytest.raises(SinkUnavailable, match=r'"public.words" does not .*Create or change'):
-        one.write(accepted(files, 1))
-    execute(postgres, "CREATE TABLE words (word text UNIQUE)")
-    with pytest.raises(SinkUnavailable, match='UndefinedColumn: column "n" does not exist'):
-        one.write(accepted(files, 1))
-    execute(postgres, "ALTER TABLE words ADD n int")
-    one.write(accepted(files, 1))
-    assert words(postgres) == {"a": 5, "c": 3, "d": 4}
-
-
 def test_who_may_not_end_the_other_waits_for_it(postgres, sink, files, monkeypatch):
     execute(postgres, "CREATE TABLE words (word text, n bigint)", "CREATE ROLE other LOGIN")
     first = sink(postgres)

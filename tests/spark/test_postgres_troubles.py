@@ -20,14 +20,13 @@ pytest.importorskip("psycopg")
 import psycopg
 import test_postgres_sink
 from accepted_rows import WORDS, accepted, release_all, row_file
-from one_sink import word_count
 from test_postgres_sink import TABLE, execute, refused, words
 
-from ackcore.spark import SinkError, SinkUnavailable, run_batch, to_postgres
+from ackcore.spark import SinkUnavailable, to_postgres
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.sinks.postgres_rows import PostgresRows
 from ackcore.spark.sinks.rejects import TooManyRefused
-from ackcore.spark.sinks.sink import Sink, check_sink
+from ackcore.spark.sinks.sink import check_sink
 
 cloudpickle.register_pickle_by_value(test_postgres_sink)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -486,37 +485,3 @@ def test_a_connection_that_is_lost_at_any_message_writes_each_row_once(
         release_all(one)
         cutting.close()
         shutil.rmtree(directory)
-
-
-def test_a_server_that_went_away_is_named_when_all_attempts_are_made(
-    spark, own_postgres_server, checkpoint
-):
-    dsn = own_postgres_server.new_database()
-    execute(dsn, "CREATE TABLE words (word text)")
-
-    class Away(Sink):
-        """Loses its server as the first rows come."""
-
-        def __init__(self):
-            self.sink = to_postgres(dsn, "words")
-            self.check, self.claim = self.sink.check, self.sink.claim
-            self.release, self.calls = self.sink.release, 0
-
-        def write(self, accepted):
-            self.calls += 1
-            own_postgres_server.kill()
-            return self.sink.write(accepted)
-
-    sink = Away()
-    says = (
-        r"sink 'split' failed 2 times with micro-batch 0.*SinkUnavailable: .*table words at host="
-    )
-    with pytest.raises(SinkError, match=says):
-        run_batch(word_count(spark, sink), spark, checkpoint)
-    assert sink.calls == 2
-    # A start fails while the server is down.
-    with pytest.raises(SinkUnavailable, match="sink 'split', table words at"):
-        run_batch(word_count(spark, to_postgres(dsn, "words")), spark, checkpoint)
-    own_postgres_server.start()
-    run_batch(word_count(spark, to_postgres(dsn, "words")), spark, checkpoint, max_dead_ratio=None)
-    assert sorted(execute(dsn, "SELECT word FROM words")) == [("a",), ("a",), ("b",)]

@@ -15,26 +15,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 from streams import DOWN, LINE, Count, Folder, Split, down_for_ever, until, word_count
 
 from ackcore.spark import query
-from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError
+from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.engine.insist import RunFailed, SinkError
 from ackcore.spark.query import run_batch, start
 from ackcore.spark.sinks.parquet import to_parquet
-from ackcore.topology import BasicBolt, BatchBolt, Bolt, TopologyBuilder
+from ackcore.topology import BatchBolt, Bolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-class Kill(BasicBolt):
-    """Kills the worker process that meets ``kill``."""
-
-    outputs = pa.schema([("word", pa.string())])
-
-    def execute(self, tuple, collector):
-        if tuple["line"] == "kill":
-            os._exit(1)
-        collector.emit((tuple["line"],))
 
 
 class KillLate(Bolt):
@@ -242,13 +231,12 @@ def test_a_source_that_fails_ends_the_query_with_sparks_error(spark, tmp_path, s
     assert on.exception is not None
 
 
-@pytest.mark.parametrize("bolt", [Kill, KillLate], ids=["at once", "in flush"])
-def test_a_record_that_kills_its_worker_is_found(spark, tmp_path, store, bolt):
+def test_a_record_that_kills_its_worker_in_flush_is_found(spark, tmp_path, store):
     lines = [(f"line {n}",) for n in range(20)]
     lines[7] = ("kill",)
     builder = TopologyBuilder()
     builder.spout("lines", spark.createDataFrame(lines, LINE))
-    builder.bolt("kill", bolt()).shuffle("lines")
+    builder.bolt("kill", KillLate()).shuffle("lines")
     builder.sink("kill", store)
     topology = builder.build(careful_after=1, parallelism=2, max_runs=3)
     counts = run_batch(topology, spark, tmp_path / "cp")
@@ -402,12 +390,6 @@ def test_a_query_that_spark_does_not_start_leaves_no_lock(spark, tmp_path, store
         start(topology, spark, tmp_path / "cp", trigger="not a duration")
     on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
     assert on.await_termination(300)
-
-
-def test_a_checkpoint_of_the_other_kind_is_refused(spark, tmp_path, store, folder):
-    run_batch(word_count(spark.createDataFrame([("a",)], LINE), store), spark, tmp_path / "cp")
-    with pytest.raises(StateError):
-        start(word_count(folder.stream, store), spark, tmp_path / "cp")
 
 
 def test_stop_gives_up_what_runs(spark, tmp_path, folder, running):

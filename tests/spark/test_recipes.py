@@ -114,23 +114,6 @@ def finished(code, service, folder):
         assert process.wait(300) == 0, (folder / "log").read_text()[-3000:]
 
 
-def test_rows_are_classified_although_the_job_is_killed_twice(spark, tmp_path, service):
-    rows(tmp_path)
-    for answers in (40, 90):
-        with script(CLASSIFY, service, tmp_path):
-            service.until(lambda charged, _, answers=answers: len(charged) >= answers)
-        service.until(lambda charged, found: not found["callers"])
-    before = service.ask()[0]
-    finished(CLASSIFY, service, tmp_path)
-    check(spark, tmp_path)
-    charged = service.ask()[0]
-    assert charged.keys() == set(range(ROWS)) - DEAD
-    # Only calls that were in flight, in two tasks at each kill, may be charged again.
-    assert len(before) < ROWS - len(DEAD)
-    assert sum(charged.values()) - len(charged) <= 2 * 2 * 16
-    assert max(charged.values()) <= 3
-
-
 def test_a_budget_is_kept_although_the_job_is_killed_and_more_of_it_calls_the_rest(
     spark, tmp_path, service
 ):
@@ -142,7 +125,7 @@ def test_a_budget_is_kept_although_the_job_is_killed_and_more_of_it_calls_the_re
         status = read_status(tmp_path / "checkpoint")
         return 0 if status is None else status.counts.spent.get("classify", 0)
 
-    for budget, kills in ((10, True), (10, False), (12.5, False)):
+    for budget, kills in ((10, True), (12.5, False)):
         with script(CLASSIFY, service, tmp_path, budget):
             if kills:
                 service.until(lambda charged, _: len(charged) >= 20)

@@ -66,22 +66,6 @@ def test_a_request_is_taken_by_one_plan_and_then_gone(checkpoint):
         assert not list((checkpoint / "ackcore/dead_letters").glob(".requests/*/*"))
 
 
-def test_a_damaged_or_missing_request_is_told(checkpoint):
-    with OPEN(checkpoint) as state:
-        run_one(state, 0)
-        name = ask(checkpoint)
-        plan = state.make_plan(1, 0)
-        path = request_path(checkpoint, name)
-        whole = path.read_bytes()
-        for data in (whole[:-1], b""):
-            path.write_bytes(data)
-            with pytest.raises(CheckpointCorrupt, match=re.escape(name)):
-                state.split_due(plan)
-        path.unlink()
-        with pytest.raises(CheckpointCorrupt, match=re.escape(name)):
-            state.split_due(plan)
-
-
 @pytest.mark.parametrize("harm", ["damaged", "missing"])
 def test_a_request_past_reading_is_withdrawn_and_its_letters_are_sent_anew(checkpoint, harm):
     """It costs no checkpoint: the letters are in their store."""

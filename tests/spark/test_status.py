@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 from hashlib import blake2b
 from types import SimpleNamespace
@@ -164,33 +163,6 @@ def test_what_is_pruned_meanwhile_is_read_again(tmp_path, monkeypatch):
     assert status.last_done == 3
     assert status.counts.batches == 4
     assert status.waiting.records == status.counts.waiting == 1
-
-
-def test_beside_a_driver_that_does_not_pause(tmp_path):
-    world = World(tmp_path, behaves=fails("a"))
-    world.process(0, ["a"])
-    ended = threading.Event()
-
-    def drive():
-        try:
-            for number in range(1, 25):
-                world.now_ms += 400_000
-                world.process(number, ["a", "b"])
-        finally:
-            ended.set()
-
-    driver = threading.Thread(target=drive)
-    driver.start()
-    seen = []
-    while not ended.is_set():
-        seen.append(read_status(tmp_path))
-    driver.join()
-    seen.append(read_status(tmp_path))
-    assert all(status.counts.balanced for status in seen)
-    assert all(status.waiting.records == status.counts.waiting for status in seen)
-    done = [status.last_done for status in seen]
-    assert done == sorted(done)
-    assert done[-1] == 24
 
 
 def test_damage_is_told_of(tmp_path):

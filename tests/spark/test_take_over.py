@@ -14,35 +14,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from checkpoints import OPEN, Killed, Killer, decision
+from checkpoints import OPEN, Killed, Killer
 from worlds import anywhere, fails
 
 from ackcore.spark.base import atomic
 from ackcore.spark.base.atomic import fenced
-from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError
+from ackcore.spark.base.errors import CheckpointInUse, StateError
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters.checkpoints import store_of
 from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.engine import act, batch, runs
+from ackcore.spark.engine import runs
 from ackcore.spark.sinks import parquet as sinks
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch
-from ackcore.spark.stores import local
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.topology.tuples import Reason
 
-STEPS = [
-    "planned",
-    "ran",
-    "checked",
-    "decided",
-    "in-sink",
-    "in-dead-letters",
-    "acted",
-    "marked",
-    "pruned",
-]
 LINES = [["a", "b", "c", "poison"], ["d", "e", "venom"], []]
 
 
@@ -128,22 +116,6 @@ class Story:
 def story(world):
     world.path = world.path / "checkpoint"
     return Story(world)
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_cut_off_at_a_step_it_writes_nothing_more(story, monkeypatch, step):
-    def failpoint(name, number=None):
-        if (name, number) == (step, 1) and story.second is None:
-            story.take_over()
-
-    first = story.first()
-    next(first)
-    for module in (batch, runs, act, sinks):
-        monkeypatch.setattr(module, "failpoint", failpoint)
-    with pytest.raises(CheckpointInUse, match=r"was taken over from this driver.*pid \d+ on "):
-        next(first)
-    assert story.snapshot() == story.after
-    story.check()
 
 
 @anywhere
@@ -284,28 +256,6 @@ def test_cut_off_in_a_sink_it_takes_nothing_away(tmp_path, pauser, monkeypatch, 
             assert pq.ParquetFile(part).read()["word"].to_pylist() == words, left
 
 
-def test_a_decision_is_not_recorded_once_another_driver_took_over(checkpoint, monkeypatch):
-    """The first driver stands still between its last look at the lock and its decision's name."""
-    opened = []
-
-    def link(old, new):
-        monkeypatch.undo()
-        (checkpoint / "ackcore/lock").unlink()
-        opened.append(Context().run(OPEN, checkpoint))
-        os.link(old, new)
-
-    with OPEN(checkpoint) as first:
-        first.write_plan(first.make_plan(0, 0))
-        run = first.runs.new(0)
-        monkeypatch.setattr(atomic.os, "link", link)
-        with pytest.raises(CheckpointInUse):
-            first.write_decision(decision(0, work=run.name))
-    (second,) = opened
-    with second:
-        assert second.decision(0) is None
-        second.write_decision(decision(0))
-
-
 def test_a_checkpoint_is_made_once(checkpoint, monkeypatch):
     """A second key would make all that is recorded foreign."""
     write_meta, keys = State.open.__globals__["compatibility"].write_meta, []
@@ -366,22 +316,6 @@ def test_a_lock_that_is_gone_or_cannot_be_read(checkpoint):
         lock.rmdir()
         lock.write_text(held)
         state.check_owner()
-
-
-def test_two_that_claim_a_sinks_directory_at_once(tmp_path, monkeypatch):
-    """The one that is second is refused, though it saw no note."""
-    out, one, other = tmp_path / "out", to_parquet(tmp_path / "out"), to_parquet(tmp_path / "out")
-    write_file = local.write_file
-
-    def late(path, write, **more):
-        monkeypatch.setattr(local, "write_file", write_file)
-        other.claim("count", "other", "/cp")
-        write_file(path, write, **more)
-
-    monkeypatch.setattr(local, "write_file", late)
-    with pytest.raises(CheckpointForeign, match=r"is the directory of sink .count. of"):
-        one.claim("count", "one", "/cp")
-    assert [path.name for path in out.iterdir()] == ["_ackcore.json"]
 
 
 def test_what_others_left_in_the_making_is_swept(tmp_path):

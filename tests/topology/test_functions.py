@@ -401,21 +401,6 @@ def test_what_is_tried_again_is_as_the_bolt_says():
     assert [failed[n].final for n in (0, 1)] == [True, False]
 
 
-def test_a_function_that_cannot_connect_fails_all_rows_with_its_reason():
-    class Broken:
-        def __enter__(self):
-            raise ConnectionError("refused")
-
-        def __exit__(self, *error):
-            """Never called."""
-
-        def __call__(self, row):
-            return 1
-
-    _, failed = run(RowFunction(Broken(), SQUARE, NUMBERS, CallSettings()), batch_of(0, 1))
-    assert (failed[0].type, failed[0].message) == ("ConnectionError", "refused")
-
-
 def test_a_function_that_reports_no_tokens_is_named_once_in_a_process(caplog):
     _warned.clear()
     settings = CallSettings(limit=RateLimit(tokens_per_min=600))

@@ -64,7 +64,7 @@ def is_refused(make, text):
     [
         ({"reads": ["hours.closd"]}, "'hours.closd', which is not declared; did you mean 'hours.c"),
         ({"reads": ["totals"]}, "is a table, whose rows are no stream; set uses = ['totals'] in"),
-        ({"reads": ["hours.changes"]}, "'hours.changes', which a bolt cannot read; set uses = ['h"),
+        ({"reads": ["hours.changes"]}, "'hours.changes', which a bolt cannot read; read 'hours.cl"),
         ({"reads": ["total"]}, "'total', which is not declared; did you mean 'totals'?"),
         ({"sink": {"component": "hours.close"}}, "which is not declared; did you mean 'hours.clos"),
         ({"sink": {"component": "hour.changes"}}, "not declared; did you mean 'hours.changes'?"),

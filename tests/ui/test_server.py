@@ -271,13 +271,6 @@ def test_where_it_cannot_listen_is_told_and_ends_nothing(checkpoint, serve):
         getattr(query, serve)("8440")
 
 
-def test_a_query_serves_its_page(checkpoint):
-    """With nothing of Spark: what it serves is its checkpoint."""
-    query = Query(None, checkpoint)
-    with query.serve(token="abc") as server:
-        assert asked(server.url, "api/0/status")[1]["checkpoint"] == str(checkpoint)
-
-
 def test_the_command_says_where_it_is_as_json(checkpoint):
     command = [sys.executable, "-m", "ackcore.cli.entry", "ui", str(checkpoint), "--port", "0"]
     env = {name: value for name, value in os.environ.items() if name != "ACKCORE_UI_TOKEN"}

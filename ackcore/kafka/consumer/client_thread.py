@@ -35,15 +35,8 @@ _LEAVE_S = 0.5
 class ClientThread:
     """A thread that reads into `HeldRecords` and commits the records that are done.
 
-    Parameters
-    ----------
-    settings : ConsumerSettings
-    held : HeldRecords
-        Used under ``changed`` only.
-    changed : threading.Condition
-        Notified when a record may be taken, or was answered.
-    consumer : optional
-        The first argument of the callbacks of the settings.
+    ``held``: used under ``changed`` only. ``changed``: notified when a record may be taken, or was
+    answered. ``consumer``: the first argument of the callbacks of the settings.
     """
 
     def __init__(

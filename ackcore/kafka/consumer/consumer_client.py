@@ -169,16 +169,8 @@ def record_of(key: Key, message: Message) -> tuple[KafkaRecord, Failure | None]:
 class Commits:
     """The commits of a consumer, sent in the client's thread.
 
-    Parameters
-    ----------
-    group_id : str
-    held : HeldRecords
-        Used under ``changed`` only.
-    changed : threading.Condition
-    fatal : callable
-        Called with an error after which no commit can succeed.
-    log : Log, optional
-        Receives refused commits.
+    ``held``: used under ``changed`` only. ``fatal``: called with an error after which no commit can
+    succeed. ``log``: receives refused commits.
     """
 
     def __init__(

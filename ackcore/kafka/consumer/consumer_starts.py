@@ -57,19 +57,10 @@ def begin(
     behind, and ``out_of_range`` is "fail". Raises ConsumerError if the broker does not answer a
     request.
 
-    Parameters
-    ----------
-    client, settings
-        The client and the settings of a consumer.
-    partitions
-        The partitions that the consumer is assigned.
-    ids : mapping from str to str or None
-        The ids of their topics; None if unknown.
-    seen : mapping from str to str
-        The ids that the topics had when this consumer last read them.
-    is_new : callable
-        Returns whether a partition was added to its topic after this consumer began to read the
-        topic.
+    ``client``, ``settings``: the client and the settings of a consumer. ``partitions``: the
+    partitions that the consumer is assigned. ``ids``: the ids of their topics; None if unknown.
+    ``seen``: the ids that the topics had when this consumer last read them. ``is_new``: returns
+    whether a partition was added to its topic after this consumer began to read the topic.
     """
     log = settings.client.logger(_log)
     found = _committed(client, settings, partitions)

@@ -122,18 +122,11 @@ class HeldRecords:
     ) -> None:
         """Add a partition with its committed state.
 
-        Parameters
-        ----------
-        topic, partition : str, int
-            The partition.
-        generation : int
-            The number of this assignment of the partition, above all earlier ones.
-        state : OffsetState
-            The offset to begin at, and the done offsets above it.
-        committed : bool, default True
-            Whether the broker has this state. If not, it is committed even if no record is done.
-        deployment : int, default 0
-            The deployment in the partition's commits, as in `encode_metadata`.
+        ``topic``, ``partition``: the partition. ``generation``: the number of this assignment of
+        the partition, above all earlier ones. ``state``: the offset to begin at, and the done
+        offsets above it. ``committed``: whether the broker has this state. If not, it is committed
+        even if no record is done. ``deployment``: the deployment in the partition's commits, as in
+        `encode_metadata`.
         """
         self.forget((topic, partition))
         self.generation = max(self.generation, generation)
@@ -144,11 +137,8 @@ class HeldRecords:
         """Read a partition from another offset. All offsets below it count as done, and none from
         it on.
 
-        Returns
-        -------
-        bool
-            False if the partition is not held, or is being taken away. Records of the partition are
-            ignored until `sought` has returned it.
+        Returns False if the partition is not held, or is being taken away. Records of the partition
+        are ignored until `sought` has returned it.
         """
         found = self._partitions.get(key)
         if found is None or found.closing:
@@ -291,21 +281,10 @@ class HeldRecords:
     ) -> int:
         """Record that the records of a partition below an offset cannot be read.
 
-        Parameters
-        ----------
-        key : Key
-        stop : int
-            The first offset that is read.
-        now_ms : int
-        keep : bool
-            Whether a dead letter must be stored before these offsets are committed.
-        why : Failure
-            The failure in the dead letter; its text follows the offsets. By default: deletion.
-
-        Returns
-        -------
-        int
-            The number of offsets that were lost, or are gaps; 0 if all of them were done.
+        ``stop``: the first offset that is read. ``keep``: whether a dead letter must be stored
+        before these offsets are committed. ``why``: the failure in the dead letter; its text
+        follows the offsets. Returns the number of offsets that were lost, or are gaps; 0 if all of
+        them were done.
         """
         found = self._reading(key)
         if found is None or stop <= found.tracker.position:
@@ -459,18 +438,8 @@ class HeldRecords:
     ) -> bool:
         """Record that a record failed. Return False if it was not in flight.
 
-        Parameters
-        ----------
-        record : KafkaRecord
-        failure : Failure
-            The reason.
-        now_ms : int
-        final : bool, default False
-            Whether the record is dead at once.
-        counts : bool, default True
-            Whether the failure counts as an attempt.
-        after_ms : int, default 0
-            The shortest wait before the next attempt.
+        ``final``: whether the record is dead at once. ``counts``: whether the failure counts as an
+        attempt. ``after_ms``: the shortest wait before the next attempt.
         """
         found, held = self._answered(record)
         if found is None or held is None:

@@ -119,10 +119,6 @@ def replay_letters(
         came from, with transactional ids that begin with ``ackcore-``, and to read in groups that
         begin with it.
 
-    Returns
-    -------
-    SentBack
-
     Raises
     ------
     TypeError, ValueError

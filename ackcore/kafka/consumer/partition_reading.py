@@ -62,15 +62,8 @@ def now_ms() -> int:
 class PartitionReading:
     """The reading of partitions into `HeldRecords`. The client's thread makes all calls.
 
-    Parameters
-    ----------
-    client : Consumer
-    settings : ConsumerSettings
-    held : HeldRecords
-        Used under ``changed`` only.
-    changed : threading.Condition
-    topic_ids : callable
-        Takes topics, requests their ids, and waits for the answer.
+    ``held``: used under ``changed`` only. ``topic_ids``: takes topics, requests their ids, and
+    waits for the answer.
     """
 
     def __init__(

@@ -237,16 +237,9 @@ def write_batches(
 class NamedByChecksum:
     """A file that is written piece by piece and gets the checksum of its content in its name.
 
-    Parameters
-    ----------
-    directory : Path
-        The directory of the file.
-    name, ending : str
-        The parts of the final name, ``<name>.<checksum>.<ending>``.
-    large : bool, default False
-        Whether the checksum is a fingerprint.
-    synced : bool, default True
-        Whether the file must survive a stop of the machine.
+    ``name``, ``ending``: the parts of the final name, ``<name>.<checksum>.<ending>``. ``large``:
+    whether the checksum is a fingerprint. ``synced``: whether the file must survive a stop of the
+    machine.
 
     Attributes
     ----------
@@ -373,16 +366,8 @@ def read_table(
     Raises CheckpointCorrupt if the file is missing or damaged. Raises StateError if the system
     cannot read it.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    check : bool, default True
-        Whether to check the checksum.
-    nbytes : int, optional
-        The recorded size of the file in bytes.
-    way_out : str, optional
-        The end of the message about damage: a sentence without the full stop.
+    ``check``: whether to check the checksum. ``nbytes``: the recorded size of the file in bytes.
+    ``way_out``: the end of the message about damage: a sentence without the full stop.
     """
     named = _NAMED.search(path.name)
     with _reading(path, way_out):

@@ -98,10 +98,7 @@ def cancelling(session: SparkSession | None) -> Iterator[list[BaseException]]:
     This is for a user's sink.  It may depend on its thread, so it cannot be called by
     `interruptible`; without this context an interrupt would wait for its jobs.
 
-    Parameters
-    ----------
-    session : SparkSession or None
-        The session of the jobs; None if the code runs no Spark jobs.
+    ``session``: the session of the jobs; None if the code runs no Spark jobs.
 
     Yields
     ------
@@ -166,10 +163,7 @@ def cancelling(session: SparkSession | None) -> Iterator[list[BaseException]]:
 def raised_by(call: Callable[[], object]) -> BaseException | None:
     """Call user code whose errors must not end the query; return its error, or None.
 
-    Raises
-    ------
-    KeyboardInterrupt, SystemExit
-        If a signal handler raised it during the call.
+    Raises KeyboardInterrupt or SystemExit if a signal handler raised it during the call.
     """
     signals: list[BaseException] = []
     try:

@@ -193,16 +193,9 @@ def check_waiting(
 
     Raises CheckpointForeign if the topology has no such spout, or does not track it.
 
-    Parameters
-    ----------
-    root : str
-        The ackcore part of the checkpoint.
-    topology : Topology
-        The topology that is to run on the checkpoint.
-    waiting : Waiting
-        Records that wait for a retry.
-    requests : iterable of str
-        Names of requests to replay dead letters.
+    ``root``: the ackcore part of the checkpoint. ``topology``: the topology that is to run on the
+    checkpoint. ``waiting``: records that wait for a retry. ``requests``: names of requests to
+    replay dead letters.
     """
     waits = [(f"{waiting.rows(spout)} records", spout) for spout in waiting]
     waits += [(f"the replay {name}", replays.spout_of(name)) for name in requests]
@@ -229,16 +222,10 @@ def check_tables(
     has the name of a removed one; if rows of closed windows wait that nothing reads any more; or if
     anything of a table has changed while a micro-batch is decided.
 
-    Parameters
-    ----------
-    root : str
-        The ackcore part of the checkpoint.
-    recorded : mapping from str to TableState
-        The tables of the checkpoint.
-    structures : tuple of mapping
-        The structures of the recorded topology, and of the one that is to run.
-    decided : int or None
-        The micro-batch that is decided and not done: its rows are those of the recorded topology.
+    ``root``: the ackcore part of the checkpoint. ``recorded``: the tables of the checkpoint.
+    ``structures``: the structures of the recorded topology, and of the one that is to run.
+    ``decided``: the micro-batch that is decided and not done: its rows are those of the recorded
+    topology.
     """
     before, after = (structure.get("tables", {}) for structure in structures)
     for name in sorted(recorded.keys() & after.keys()):

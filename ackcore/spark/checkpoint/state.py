@@ -333,10 +333,8 @@ class State:
         in milliseconds. If the clock went back, the plan keeps its parent's time. ``max_retries``:
         the most due rows that the plan takes, replays included.
 
-        Returns
-        -------
-        Plan
-            The plan, with the number of due rows and the replay requests that no plan has taken.
+        Returns the plan, with the number of due rows and the replay requests that no plan has
+        taken.
         """
         if self.is_done(number):
             raise ValueError(f"micro-batch {number} is done already; call is_done first")
@@ -460,10 +458,7 @@ class State:
 
         ``decision``: the decision of a micro-batch that has a plan and no decision.
 
-        Returns
-        -------
-        BatchDecision
-            The decision as `decision` reads it, with the fields that the state sets.
+        Returns the decision as `decision` reads it, with the fields that the state sets.
         """
         number = decision.number
         plan = None if self.is_done(number) else self.plan(number)

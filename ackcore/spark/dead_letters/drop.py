@@ -58,23 +58,12 @@ def drop(path: str | os.PathLike[str], where: LetterFilter, *, dry_run: bool = F
     the dropped letters and their number. Letters that were sent again before are still processed. A
     DataFrame that `dead_letters` returned earlier omits the dropped letters from now on.
 
-    Parameters
-    ----------
-    path : path
-        The checkpoint, or the value of ``dead_letters``: a directory, or a bucket's URL.
-    where : LetterFilter
-        The letters to drop.
-    dry_run : bool, default False
-        Whether to count the letters without dropping them.
+    Raises FileNotFoundError if the path is neither a checkpoint nor a store, or the store's
+    checkpoint was deleted. Raises ValueError if there is no spout of that name. Raises
+    CheckpointCorrupt if a file is damaged.
 
-    Raises
-    ------
-    FileNotFoundError
-        If the path is neither a checkpoint nor a store, or the store's checkpoint was deleted.
-    ValueError
-        If there is no spout of that name.
-    CheckpointCorrupt
-        If a file is damaged.
+    ``path``: the checkpoint, or the value of ``dead_letters``: a directory, or a bucket's URL.
+    ``where``: the letters to drop. ``dry_run``: whether to count the letters without dropping them.
     """
     store = store_of(path)
     check_spout(store, where.spout)

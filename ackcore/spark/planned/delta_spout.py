@@ -108,12 +108,8 @@ class DeltaSpout(PlannedSource):
     def _opened(self, version: int | None = None) -> DeltaTable:
         """Return the table at a version; by default, at the newest one.
 
-        Raises
-        ------
-        OSError
-            If the store does not answer.
-        SourceError
-            If the version does not exist, or the table has features that are not supported.
+        Raises OSError if the store does not answer. Raises SourceError if the version does not
+        exist, or the table has features that are not supported.
         """
         try:
             import deltalake  # noqa: PLC0415 - an extra

@@ -180,18 +180,10 @@ class _Spout:
 class SourceRows(PlannedRows):
     """The spouts of a topology whose sources are a `PlannedSource`.
 
-    Parameters
-    ----------
-    sources : mapping from str to PlannedSource
-        The sources by spout.
-    spark : SparkSession
-        The session of the query.
-    state : State
-        The open checkpoint. The last done micro-batch is reported to the sources again.
-    ends : bool
-        Whether the query ends when it has taken the rows that exist at its start.
-    once : bool
-        Whether the first micro-batch takes all plans up to the first None, and later ones nothing.
+    ``sources``: the sources by spout. ``spark``: the session of the query. ``state``: the open
+    checkpoint. The last done micro-batch is reported to the sources again. ``ends``: whether the
+    query ends when it has taken the rows that exist at its start. ``once``: whether the first
+    micro-batch takes all plans up to the first None, and later ones nothing.
     """
 
     def __init__(

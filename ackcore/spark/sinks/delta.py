@@ -80,10 +80,6 @@ def to_delta(
         log or checkpoint. Errors show the endpoint, region and the names of options, without a
         login.
 
-    Returns
-    -------
-    DeltaSink
-
     Raises
     ------
     TypeError

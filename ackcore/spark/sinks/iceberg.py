@@ -61,10 +61,6 @@ def to_iceberg(
         rows in a micro-batch is kept. The table must then have exactly the stream's columns.
         Without keys all rows are appended.
 
-    Returns
-    -------
-    IcebergSink
-
     Raises
     ------
     TypeError

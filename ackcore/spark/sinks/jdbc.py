@@ -80,10 +80,6 @@ def to_jdbc(
         transaction. One more ends the query (`TooManyRefused`), and nothing of the micro-batch is
         written.
 
-    Returns
-    -------
-    JdbcSink
-
     Raises
     ------
     TypeError

@@ -101,10 +101,6 @@ def to_kafka(
         brokers and, pickled, to the tasks that send. No plan, log, error or checkpoint contains
         them.
 
-    Returns
-    -------
-    KafkaSink
-
     Raises
     ------
     TypeError

@@ -58,10 +58,6 @@ def to_parquet(
     compression : {"snappy", "zstd", "lz4", "gzip", "brotli", "none"}, default "snappy"
         The codec of the files.
 
-    Returns
-    -------
-    ParquetSink or ParquetObjects
-
     Raises
     ------
     TypeError

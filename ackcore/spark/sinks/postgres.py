@@ -47,10 +47,6 @@ def to_postgres(
         transaction. One more ends the query (`TooManyRefused`), and nothing of the micro-batch is
         written.
 
-    Returns
-    -------
-    PostgresSink
-
     Raises
     ------
     TypeError

@@ -211,17 +211,10 @@ def places_of(numbers: Int64s) -> tuple[Int64s, Int64s]:
 def read_sink_file(file: BatchFile, nonacked: Int64s) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file for the sink, in the stream's columns.
 
-    Parameters
-    ----------
-    file : BatchFile
-        One of `SinkBatch.files`.
-    nonacked : numpy.ndarray of int64
-        `SinkBatch.nonacked`, the roots whose rows are left out; sorted.
+    Raises RowFileDamaged before the first row, if the file has changed since its run wrote it.
 
-    Raises
-    ------
-    RowFileDamaged
-        Before the first row, if the file has changed since its run wrote it.
+    ``file``: one of `SinkBatch.files`. ``nonacked``: `SinkBatch.nonacked`, the roots whose rows are
+    left out; sorted.
     """
     for rows, _ in read_with_places(file, nonacked):
         yield rows
