@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any, Self
 
 import numpy as np
@@ -59,7 +61,18 @@ def attempt_at(level: int) -> TaskAttempt:
         return TaskAttempt(level, *called_as)
     context = TaskContext.get()
     assert context is not None
+    _leave_modules_out()
     return TaskAttempt(level, context.partitionId(), context.taskAttemptId())
+
+
+@cache
+def _leave_modules_out() -> None:
+    """Exclude all objects of this process from garbage collection, once in each worker.
+
+    After each task Spark's worker collects garbage before it takes the next task. The objects of
+    the imported modules made that cost 50 ms of CPU, five times as much as a task with 1,000 rows.
+    """
+    gc.freeze()
 
 
 class Task:
