@@ -10,6 +10,8 @@ import collections
 import contextlib
 import dataclasses
 import itertools
+import subprocess
+import sys
 import types
 import weakref
 from unittest import mock
@@ -473,3 +475,28 @@ def test_a_source_is_told_from_another_by_whole_values_at_the_ends_of_chunks(one
         batch = pa.Table.from_batches([some[0], first, some[1]]).combine_chunks().to_batches()[0]
         plain = pa.Table.from_batches([first] * 3).combine_chunks().to_batches()[0]
         assert sampled(batch, 7) != sampled(plain, 7)
+
+
+FROZEN = """
+import gc
+from pyspark import TaskContext
+from ackcore.spark.tasks.task import attempt_at, called_as
+with called_as(0, 0):
+    attempt_at(1)
+print(gc.get_freeze_count())
+TaskContext._setTaskContext(TaskContext())
+attempt_at(1)
+print(gc.get_freeze_count() // 10_000)
+gc.unfreeze()
+attempt_at(1)
+print(gc.get_freeze_count())
+"""
+
+
+def test_the_modules_of_a_worker_are_no_work_for_its_garbage_collector():
+    """In a process of its own, as a worker is; a driver's objects are its user's."""
+    said = subprocess.run([sys.executable, "-c", FROZEN], capture_output=True, check=True)
+    before, in_worker, again = map(int, said.stdout.split())
+    assert before == 0
+    assert in_worker >= 1
+    assert again == 0
