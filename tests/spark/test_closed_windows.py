@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import sys
 import tempfile
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyspark import cloudpickle
 from sessions import on_both_sessions
 from worlds import Killed, killed
 
@@ -376,7 +378,16 @@ def test_windows_close_at_the_end_whether_or_not_windows_before_them_have_rows(s
     assert not ran.dead
 
 
+@pytest.fixture
+def _sent_by_value():
+    """Bolts are sent to Spark's workers with their classes: workers cannot import this module."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
 @pytest.mark.spark
+@pytest.mark.usefixtures("_sent_by_value")
 @on_both_sessions
 def test_run_batch_ends_when_closed_windows_are_acked_or_dead_and_replays_them(spark, tmp_path):
     given = [order(n, "ab"[n % 2], 7 * n, "fails" if n % 5 == 0 else "ok") for n in range(1, 20)]
@@ -427,6 +438,7 @@ def test_run_batch_ends_when_closed_windows_are_acked_or_dead_and_replays_them(s
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("_sent_by_value")
 @pytest.mark.parametrize("kind", ["frame", "planned"])
 def test_a_stream_reads_closed_windows_although_no_source_has_new_rows(spark, tmp_path, kind):
     given = [order(n, "ab"[n % 2], 7 * n, "fails" if n % 5 == 0 else "ok") for n in range(1, 20)]
