@@ -39,6 +39,7 @@ def stopped_job(job, mode, place="disk"):
         place=place,
         rules={"enrich": {"once": [*range(1, 50, 3)], "reject": sorted(POISON)}},
         refuse=sorted(REFUSED),
+        state=4,
     )
 
 
