@@ -11,11 +11,15 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from ackcore.spark import QueryListener, RateSpout, start, to_parquet
-from ackcore.topology import BatchBolt, Reject, TopologyBuilder
-from bench.processes import cpu_s
+import pyarrow as pa
+import pytest
 
-ROWS = 1000
+from ackcore.spark import QueryListener, RateSpout, start, to_parquet
+from ackcore.tables import count, session, tumbling
+from ackcore.topology import BatchBolt, Reject, TopologyBuilder
+from bench.processes import cpu_s, processes_below
+
+ROWS, KEYS = 1000, 5000
 
 
 class Flaky(BatchBolt):
@@ -34,23 +38,55 @@ class Flaky(BatchBolt):
                 out.fail([row], [ConnectionError(f"{value} fails once")])
             else:
                 good.append(row)
-        out.emit(batch.take(good), parents=good)
+        out.emit(self.answers(batch.take(good)), parents=good)
+
+    def answers(self, batch: Any) -> Any:
+        """Return the rows to emit."""
+        return batch
+
+
+class Stateful(Flaky):
+    """The same, with the columns of tables; it looks up one of them."""
+
+    outputs = pa.schema([*RateSpout.schema, ("key", pa.int64()), ("at", pa.timestamp("s"))])
+    uses = ("totals",)
+
+    def answers(self, batch: Any) -> Any:
+        """Return the rows with a key of 5,000, and a time; 100 rows are a second."""
+        values = batch["value"].to_numpy()
+        seconds = pa.array(values // 100).cast(pa.timestamp("s"))
+        columns = [batch["value"], pa.array(values % KEYS), seconds]
+        rows = pa.record_batch(columns, schema=self.outputs)
+        self.tables["totals"].lookup(rows)
+        return rows
+
+
+def anonymous_mb(pid: int) -> float:
+    """The memory of a process without pages of files, in MB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    anonymous = next(line for line in lines if line.startswith("RssAnon"))
+    return int(anonymous.split()[1]) * 1024 / 1e6
 
 
 def memory_mb(spark: Any) -> dict[str, float]:
-    """The memory that the driver's Python and its JVM cannot give back, in MB."""
+    """The memory that the driver's Python, its JVM and its workers cannot give back, in MB."""
     gc.collect()
     spark._jvm.System.gc()
     runtime = spark._jvm.Runtime.getRuntime()
-    lines = Path("/proc/self/status").read_text().splitlines()
-    anonymous = next(line for line in lines if line.startswith("RssAnon"))
+    workers = [
+        pid
+        for pid in processes_below(os.getpid())
+        if b"daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
     return {
-        "driver's Python": int(anonymous.split()[1]) * 1024 / 1e6,
+        "driver's Python": anonymous_mb(os.getpid()),
         "JVM's heap": (runtime.totalMemory() - runtime.freeMemory()) / 1e6,
+        "largest worker": max(map(anonymous_mb, workers)),
     }
 
 
-def bench_flat(spark, tmp_path, quick, report_ratio):
+@pytest.mark.parametrize("bolt", [Flaky, Stateful])
+def bench_flat(spark, tmp_path, quick, report_ratio, bolt):
     """Wall time, CPU time and memory of the last tenth of the micro-batches against the second.
 
     The JVM compiles and fills its caches during the first tenth.
@@ -73,9 +109,18 @@ def bench_flat(spark, tmp_path, quick, report_ratio):
                 self.took, self.cpu = [], cpu_s()
 
     builder = TopologyBuilder()
-    builder.spout("numbers", RateSpout(ROWS * batches, max_rows_per_batch=ROWS))
-    builder.bolt("flaky", Flaky()).shuffle("numbers")
+    source = RateSpout(ROWS * batches, max_rows_per_batch=ROWS)
+    dedup: dict[str, Any] = {} if bolt is Flaky else {"dedup": "value", "within_keys": 20 * ROWS}
+    builder.spout("numbers", source, **dedup)
+    builder.bolt("flaky", bolt()).shuffle("numbers")
     builder.sink("flaky", to_parquet(tmp_path / "sink"))
+    if bolt is Stateful:
+        of: dict[str, Any] = {"from_": "flaky", "key": "key", "value": {"n": count()}}
+        builder.table("totals", **of)
+        builder.table("hours", **of, window=tumbling(60, "at"))
+        builder.table("visits", **of, window=session(20, "at"))
+        builder.sink("hours.closed", to_parquet(tmp_path / "hours"))
+        builder.sink("visits.closed", to_parquet(tmp_path / "visits"))
     query = start(
         builder.build(backoff_s=0.2, max_backoff_s=1),
         spark,
@@ -89,6 +134,7 @@ def bench_flat(spark, tmp_path, quick, report_ratio):
     for name, before in found[1].items():
         after = statistics.median(each[name] for each in found[-3:])
         title = (
-            f"micro-batches up to {batches:,} / up to {2 * tenth:,}: {name} ({before:.3g} before)"
+            f"{bolt.__name__}, micro-batches up to {batches:,} / up to {2 * tenth:,}: "
+            f"{name} ({before:.3g} before)"
         )
         report_ratio(title, [after / before], 1.1, at_most=True)

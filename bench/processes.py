@@ -8,6 +8,23 @@ from collections.abc import Collection
 from pathlib import Path
 
 
+def processes_below(pid: int) -> list[int]:
+    """The processes that a process and those below it have started, and that live."""
+    below = defaultdict(list)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        below[parent].append(int(stat.parent.name))
+    found, left = [], [pid]
+    while left:
+        more = below[left.pop()]
+        found += more
+        left += more
+    return found
+
+
 def cpu_s(without: Collection[int] = ()) -> float:
     """The CPU time of this process and all below it, but for some and what is below those."""
     taken, below = {}, defaultdict(list)

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyspark
@@ -24,6 +24,8 @@ import counts  # noqa: E402
 import fault_job  # noqa: E402
 import places  # noqa: E402
 from processes import Processes  # noqa: E402
+
+from ackcore.spark.inspect.table_reading import first_rows, read_table  # noqa: E402
 
 #: Longer than any of these jobs takes, on a machine that does other things too.
 TIMEOUT_S = 900
@@ -88,7 +90,8 @@ class Job:
         }
         for name in ("in", "marks", "tmp"):
             directory.joinpath(name).mkdir(parents=True)
-        fault_job.stage(directory / "in", list(records.values()), files)
+        staged = list(records.values())
+        fault_job.stage(directory / "in", staged, files, copies="state" in config)
         self.seen = None
         self._starts = 0
 
@@ -170,10 +173,33 @@ class Job:
             **expected,
         }
         found = self.found()
-        assert (
-            counts.check(found, counts.Expected(self.records, **arguments), finished=finished) == []
-        )
+        problems = []
+        if "state" in self.config:
+            arguments["copies"] = fault_job.copies_of
+            problems = self.problems_of_state(found)
+            # The model has no other columns.
+            names = {"id", "at", "word", "run"}
+            written = {
+                number: [{name: row[name] for name in names} for row in rows]
+                for number, rows in found.written.items()
+            }
+            found = replace(found, written=written)
+        it = counts.Expected(self.records, **arguments)
+        assert problems + counts.check(found, it, finished=finished) == []
         return found
+
+    def problems_of_state(self, found):
+        """Compare the tables with the rows of the sink."""
+        tables = {"words": [], "times": []}
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self.place.environment.items():
+                patch.setenv(name, value)
+            for name in tables if found.done else ():
+                tables[name] = read_table(
+                    self.place.checkpoint, name, lambda table: first_rows(table, 1 << 20)
+                ).to_pylist()
+        closed = counts.written(self.place.fetched() / "sink-closed")
+        return counts.check_state(found, tables, closed, fault_job.WINDOW_S)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -76,6 +76,8 @@ class Expected:
         Of a key, its message id.
     max_attempts : int, optional
         Executions that a dead record had, unless it was rejected.
+    copies : callable, optional
+        Of a key, how many records of the source have it; one of them at most has rows.
     """
 
     records: Mapping[Any, Mapping[str, Any]]
@@ -86,6 +88,11 @@ class Expected:
     alive: Callable[[Any], bool] = lambda key: False
     message_id: Callable[[Any], str] | None = None
     max_attempts: int | None = None
+    copies: Callable[[Any], int] = lambda key: 1
+
+    def records_of(self, keys: Iterable[Any]) -> int:
+        """Return the number of records of the source that have these keys."""
+        return sum(map(self.copies, keys))
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,8 @@ def _held(table: pa.Table, spout: str, key: str) -> Iterator[Held]:
     """Rows of the checkpoint: the columns of tracking, then the source's."""
     for row in table.to_pylist():
         tracking = {name: row.pop(f"_ackcore_{name}") for name in sorted(TRACKING)}
-        row.pop("_ackcore_order", None)  # of a spout that is ordered
+        for name in ("order", "dedup_key"):  # of a spout that is ordered, or ends duplicates
+            row.pop(f"_ackcore_{name}", None)
         error_type = tracking["reason"]["type"]
         yield Held(
             row.get(key), spout, tracking["message_id"], tracking["attempt"], error_type, row, None
@@ -188,7 +196,7 @@ def _letters(directory: Path, key: str) -> Iterator[Held]:
             )
 
 
-def _written(directory: Path) -> dict[int, list[dict[str, Any]]]:
+def written(directory: Path) -> dict[int, list[dict[str, Any]]]:
     found = {}
     for number in _numbers_of(directory):
         files = sorted((directory / f"batch_id={number}").glob("*.parquet"))
@@ -264,7 +272,7 @@ def read(
         decided,
         waiting,
         list(_letters(letters, key)),
-        _written(Path(sink)),
+        written(Path(sink)),
         dict(totals),
     )
 
@@ -330,8 +338,9 @@ def _check_held(problems: _Problems, found: Found, expected: Expected) -> None:
     """Each record waits once, or is dead once, with its own payload."""
     for name, held in (("waiting", found.waiting), ("dead", found.dead)):
         keys = Counter(h.key for h in held)
-        problems.say(f"{name} more than once", [key for key, n in keys.items() if n > 1])
-        ids = Counter(h.message_id for h in held)
+        copies = expected.copies
+        problems.say(f"{name} more than once", [key for key, n in keys.items() if n > copies(key)])
+        ids = Counter(h.message_id for h in held if copies(h.key) == 1)
         problems.say(f"{name} under one message id", [i for i, n in ids.items() if n > 1])
         problems.say(
             f"{name}, unknown to the source", [k for k in keys if k not in expected.records]
@@ -346,7 +355,7 @@ def _check_held(problems: _Problems, found: Found, expected: Expected) -> None:
                 [h.key for h in held if h.message_id != expected.message_id(h.key)],
             )
     dead = {h.key for h in found.dead}
-    problems.say("both waiting and dead", dead & {h.key for h in found.waiting})
+    problems.say("both waiting and dead", _single(expected, dead & {h.key for h in found.waiting}))
     problems.say("dead, and must be ACKED", [key for key in dead if expected.alive(key)])
     most = expected.max_attempts
     if most is not None:
@@ -371,8 +380,8 @@ def _check_sink(problems: _Problems, found: Found, expected: Expected, finished:
     problems.say(
         "in the sink, unknown to the source", [k for k in rows if k not in expected.records]
     )
-    problems.say("in the sink and waiting", sorted(waiting & rows.keys()))
-    problems.say("in the sink and dead", sorted(dead & rows.keys()))
+    problems.say("in the sink and waiting", _single(expected, waiting & rows.keys()))
+    problems.say("in the sink and dead", _single(expected, dead & rows.keys()))
     problems.say(
         "in the sink from more than one execution", [k for k, t in tags.items() if len(t) > 1]
     )
@@ -394,6 +403,10 @@ def _check_sink(problems: _Problems, found: Found, expected: Expected, finished:
         problems.say("neither in the sink, nor waiting, nor dead", absent)
 
 
+def _single(expected: Expected, keys: Iterable[Any]) -> list[Any]:
+    return sorted(key for key in keys if expected.copies(key) == 1)
+
+
 def _plain(row: Mapping[str, Any], tag: str | None) -> tuple[Any, ...]:
     return tuple((name, row[name]) for name in sorted(row) if name != tag)
 
@@ -404,7 +417,7 @@ def _check_totals(problems: _Problems, found: Found, expected: Expected, finishe
         if finished:
             problems.append("no counts were kept")
         return
-    totals = found.totals
+    totals, size = found.totals, expected.records_of(expected.records)
     records, acked = totals["records"], totals["acked"]
     last = found.last
     assert last is not None
@@ -418,28 +431,71 @@ def _check_totals(problems: _Problems, found: Found, expected: Expected, finishe
         )
     if records != acked + totals["waiting"] + totals["dead"]:
         problems.append(f"the counts do not add up: {totals}")
-    if records > len(expected.records):
-        problems.append(
-            f"{records} were read by the counts, the source has {len(expected.records)}"
-        )
+    if records > size:
+        problems.append(f"{records} were read by the counts, the source has {size}")
     if last.done:
         present = {row[expected.key] for written in found.written.values() for row in written}
         silent = [key for key, p in expected.records.items() if not expected.rows(p)]
-        if not len(present) <= acked <= len(present) + len(silent):
+        if not len(present) <= acked <= expected.records_of({*present, *silent}):
             problems.append(
                 f"{acked} ACKED by the counts; {len(present)} have rows, {len(silent)} have none"
             )
     if finished:
         problems.say("still waiting", [h.key for h in found.waiting])
-        if records != len(expected.records):
-            problems.append(
-                f"{records} were read by the counts, the source has {len(expected.records)}"
-            )
+        if records != size:
+            problems.append(f"{records} were read by the counts, the source has {size}")
         dead = {h.key for h in found.dead}
         problems.say(
             "not dead, and must be",
             [k for k in expected.records if expected.dead(k) and k not in dead],
         )
+
+
+def check_state(
+    found: Found,
+    tables: Mapping[str, list[dict[str, Any]]],
+    closed: Mapping[int, list[dict[str, Any]]],
+    window_s: int,
+) -> list[str]:
+    """Return how tables differ from the fold of the sink's rows, and look-ups from the tables.
+
+    Parameters
+    ----------
+    found : Found
+        What is on the disk; the sink's rows have ``word``, ``id``, ``ts``, and in ``seen`` what
+        their bolt found in the table "words".
+    tables : mapping
+        The rows of the tables: "words" has ``n`` and ``ids``, number and sum, by ``word``, and
+        "times" the list ``ids`` by ``word`` and window.
+    closed : mapping
+        The rows of closed windows of "times", by micro-batch.
+    window_s : int
+        The size of a window.
+    """
+    problems = _Problems()
+    newest = max(found.done, default=-1)
+    words: dict[str, tuple[int, int]] = {}
+    windows: dict[tuple[str, int], list[int]] = {}
+    for number, rows in sorted(found.written.items()):
+        wrong = [row["id"] for row in rows if row["seen"] != words.get(row["word"], (None,))[0]]
+        problems.say(f"looked up otherwise than the table was before {number}", wrong)
+        for row in rows if number <= newest else ():
+            n, ids = words.get(row["word"], (0, 0))
+            words[row["word"]] = n + 1, ids + row["id"]
+            start = int(row["ts"].timestamp()) // window_s * window_s
+            windows.setdefault((row["word"], start), []).append(row["id"])
+    counted = Counter((row["word"], (row["n"], row["ids"])) for row in tables["words"])
+    problems.say("folded too often", counted - Counter(words.items()))
+    problems.say("not folded", Counter(words.items()) - counted)
+    emitted = [row for number, rows in closed.items() if number <= newest for row in rows]
+    of_windows = Counter(
+        (row["word"], int(row["window_start"].timestamp()), *sorted(row["ids"]))
+        for row in [*emitted, *tables["times"]]
+    )
+    expected = Counter((*key, *sorted(ids)) for key, ids in windows.items())
+    problems.say("in windows too often", of_windows - expected)
+    problems.say("not in their windows", expected - of_windows)
+    return problems
 
 
 def check_since(before: Found, after: Found) -> list[str]:

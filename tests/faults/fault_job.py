@@ -6,7 +6,8 @@
 
 What each record leaves in the sink is told by `rows_of`, whatever happens.  The column ``run`` is
 not part of that: with ``"otherwise": true`` it names the task that made the row, so that two
-executions of a record differ.
+executions of a record differ.  With ``"state": files``, the number of files in which the records
+are, duplicates are ended, and ``count`` feeds and reads tables.
 """
 
 from __future__ import annotations
@@ -33,16 +34,37 @@ import pyarrow.parquet as pq
 LINES = pa.schema([("id", pa.int64()), ("text", pa.string())])
 WORDS = pa.schema([("id", pa.int64()), ("at", pa.int64()), ("word", pa.string())])
 RICH = WORDS.append(pa.field("run", pa.string()))
+#: With the time of the record, and the number of rows of the word that the table had.
+STATE = pa.schema([*RICH, ("ts", pa.timestamp("us", "UTC")), ("seen", pa.int64())])
+#: The size of the windows of "times".
+WINDOW_S = 20
 
 
-def stage(directory, records, files):
-    """Write records to so many files, in turns; a stream takes them in the order of their times."""
+def stage(directory, records, files, copies=False):
+    """Write records to so many files, in turns; a stream takes them in the order of their times.
+
+    With ``copies``, some come once more, in the next file, or in the last one if there is none.
+    """
     now_s = time.time()
     for number in range(files):
-        rows = pa.Table.from_pylist(records[number::files], LINES)
+        some = records[number::files]
+        before = records[number - 1 :: files] if number else []
+        again = before + (some if number == files - 1 else [])
+        more = [record for record in again if copies and copies_of(record["id"]) > 1]
+        rows = pa.Table.from_pylist(some + more, LINES)
         path = os.path.join(directory, f"lines-{number:03}.parquet")
         pq.write_table(rows, path)
         os.utime(path, (now_s, now_s - files + number))
+
+
+def copies_of(key):
+    """How many records of a key the source has, if it has copies."""
+    return 1 + (key % 6 == 1)
+
+
+def time_of(key, files):
+    """The time of a record in seconds: files hold later ones than those before."""
+    return key % files * 1000 + key
 
 
 def rows_of(payload):
@@ -77,6 +99,7 @@ def poisoned(key):
 from pyspark import TaskContext  # noqa: E402
 
 import ackcore.spark.engine.action  # noqa: E402
+from ackcore import tables  # noqa: E402
 from ackcore.spark.query import run_batch, start  # noqa: E402
 from ackcore.spark.sinks.parquet import to_parquet  # noqa: E402
 from ackcore.spark.tasks.settle_stage import SettleStage  # noqa: E402
@@ -350,7 +373,27 @@ class Count(BatchBolt):
         self.trouble.wait()
         for i, row in enumerate(batch.to_pylist()):
             self.trouble.meet(row["id"], int(out.identity.attempts[i]))
-        out.emit(batch, parents=range(len(batch)))
+        out.emit(self.answers(batch), parents=range(len(batch)))
+
+    def answers(self, batch):
+        return batch
+
+
+class CountAndLookUp(Count):
+    """The same, with what windows need and with what is in a table."""
+
+    outputs = STATE
+    uses = ("words",)
+
+    def __init__(self, trouble, files):
+        super().__init__(trouble)
+        self.files = files
+
+    def answers(self, batch):
+        ts = [time_of(key, self.files) * 1_000_000 for key in batch["id"].to_pylist()]
+        seen = self.tables["words"].lookup(batch)["n"]
+        columns = [*batch.columns, pa.array(ts, STATE.field("ts").type), seen]
+        return pa.record_batch(columns, schema=STATE)
 
 
 def run_of(otherwise):
@@ -406,7 +449,10 @@ def topology_of(spark, config):
     marks = f"{directory}/marks"
     builder = TopologyBuilder()
     frame, key = source_of(spark, config), config.get("ordered_by")
-    builder.spout("lines", frame, message_id=config.get("message_id"), ordered_by=key)
+    more = {}
+    if "state" in config:
+        more = {"dedup": "value" if "kafka" in config else "id", "within_s": 86_400}
+    builder.spout("lines", frame, message_id=config.get("message_id"), ordered_by=key, **more)
     trouble = Trouble("enrich", rules.get("enrich", {}), marks)
     if config.get("server"):
         kind = EnrichAsync if config.get("enrich") == "async" else EnrichCalls
@@ -416,9 +462,18 @@ def topology_of(spark, config):
         enrich = kind(trouble, config.get("otherwise", False))
     builder.bolt("split", SplitValues() if "kafka" in config else Split()).shuffle("lines")
     builder.bolt("enrich", enrich).shuffle("split")
-    builder.bolt("count", Count(Trouble("count", rules.get("count", {}), marks))).fields(
-        "enrich", "word"
-    )
+    trouble = Trouble("count", rules.get("count", {}), marks)
+    count = CountAndLookUp(trouble, config["state"]) if "state" in config else Count(trouble)
+    builder.bolt("count", count).fields("enrich", "word")
+    if "state" in config:
+        totals = {"n": tables.count(), "ids": tables.sum_of("id")}
+        builder.table("words", from_="count", key="word", value=totals)
+        # A copy comes a file later, and may run before a record in retry: it must not be late.
+        window = tables.tumbling(WINDOW_S, "ts", late_s=1_200 if config["state"] > 1 else 0)
+        ids = {"ids": tables.collect("id", 1000)}
+        builder.table("times", from_="count", key="word", value=ids, window=window)
+        closed = f"{config.get('sink_path', f'{directory}/sink')}-closed"
+        builder.sink("times.closed", to_parquet(closed))
     builder.sink("count", sink_of(config))
     settings = {"backoff_s": 0.05, "max_backoff_s": 0.2, "sink_backoff_s": 0.01, "parallelism": 3}
     return builder.build(**{**settings, **config.get("settings", {})})

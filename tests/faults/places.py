@@ -35,14 +35,14 @@ class Disk:
         self.checkpoint, self.sink = f"{directory}/checkpoint", f"{directory}/sink"
 
     def fetched(self) -> Path:
-        """Where all of it lies as files: ``checkpoint`` and ``sink``."""
+        """Where all of it lies as files: ``checkpoint``, ``sink`` and ``sink-closed``."""
         return self._directory
 
     def contents(self) -> dict[str, bytes]:
         """Return the contents by name, without the work of runs, which nobody reads again."""
         return {
             str(path.relative_to(self._directory)): path.read_bytes()
-            for top in (self.checkpoint, self.sink)
+            for top in (self.checkpoint, self.sink, f"{self.sink}-closed")
             for path in Path(top).rglob("*")
             if path.is_file() and "ackcore/work/" not in str(path)
         }

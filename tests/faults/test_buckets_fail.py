@@ -27,6 +27,7 @@ def bucket_job(job):
 
     def bucket_job(mode, place="bucket", records=50, files=4, **more):
         given = {"message_id": "id", "rules": RULES, "settings": {"max_attempts": 5}, **more}
+        given["state"] = files
         return job(fault_job.lines(records), files=files, place=place, mode=mode, **given)
 
     return bucket_job

@@ -19,7 +19,7 @@ from processes import eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("needs_connect")]
 
-WHOLE = {"counts": [200, 180, 20, 25, True], "rows": True, "dead": True}
+WHOLE = {"counts": [200, 180, 20, 25, True], "rows": True, "state": True, "dead": True}
 REST = {
     "settle": ["ACKED", "OPEN"],
     "combine": ["ACKED", "OPEN"],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from hashlib import blake2b
 
 import counts
@@ -200,3 +201,34 @@ def test_damage_is_noticed(tmp_path):
         (tmp_path / path).write_bytes(whole.replace(b"records", b"recOrds"))
         with pytest.raises(counts.Damaged):
             read(tmp_path / path)
+
+
+def of_state(**changes):
+    """Return what `counts.check_state` finds in two rows of a word, which one window has."""
+    times = [datetime.fromtimestamp(s, UTC) for s in (1, 2)]
+    rows = {n: [{"id": n + 7, "word": "a", "ts": times[n], "seen": n or None}] for n in (0, 1)}
+    rows[1][0] |= changes.pop("row", {})
+    closed = {"word": "a", "window_start": times[0].replace(second=0), "ids": [8, 7]}
+    number = changes.pop("number", 1)
+    tables = {"words": [{"word": "a", "n": 2, "ids": 15}], "times": []} | changes
+    found = counts.Found((0, 1), (0, 1), {}, [], [], rows)
+    return counts.check_state(found, tables, {number: [closed]}, 20)
+
+
+@pytest.mark.parametrize(
+    ("changes", "messages"),
+    [
+        ({}, []),
+        ({"words": [{"word": "a", "n": 3, "ids": 15}]}, ["folded too often", "not folded"]),
+        ({"words": []}, ["not folded"]),
+        ({"row": {"seen": 2}}, ["looked up otherwise than the table was before 1"]),
+        # The micro-batch that closed it is not done.
+        ({"number": 2}, ["not in their windows"]),
+        (
+            {"times": [{"word": "a", "window_start": datetime(1970, 1, 1, tzinfo=UTC), "ids": []}]},
+            ["in windows too often"],
+        ),
+    ],
+)
+def test_tables_that_do_not_hold_the_rows_are_found(changes, messages):
+    assert [problem.partition(":")[0] for problem in of_state(**changes)] == messages

@@ -8,6 +8,8 @@ from pyspark import cloudpickle
 
 cloudpickle.register_pickle_by_value(fault_job)
 
+#: Of a topology with a table and a sink of its rows.
+TABLE_STEPS = ["folded", "tables-recorded", "changes-recorded"]
 #: Every step, in the order in which a micro-batch takes them.
 STEPS = [
     "planned",
@@ -15,6 +17,7 @@ STEPS = [
     "checked",
     "decided",
     "in-sink",
+    *TABLE_STEPS,
     "in-dead-letters",
     "acted",
     "marked",
@@ -56,6 +59,7 @@ def test_a_driver_that_fails_at_every_step(spark, job, failing_at, message_id, e
         enrich=enrich,
         rules=RULES,
         settings=SETTINGS,
+        state=2,
     )
     for step in STEPS:
         failing_at(step)
@@ -66,6 +70,17 @@ def test_a_driver_that_fails_at_every_step(spark, job, failing_at, message_id, e
     it.check(dead=dead, alive=alive)
     # And once more, now that there is nothing to do.
     assert it.run_here(spark) is None
+    it.check(dead=dead, alive=alive)
+
+
+@pytest.mark.faults
+def test_a_killed_driver_of_a_file_spout_goes_on(job, tmp_path):
+    """A DataFrame has the files in `test_a_driver_that_is_killed_at_every_step`."""
+    it = job(fault_job.lines(50), rules=RULES, files=5, state=5, bucket_files=f"{tmp_path}/job/in")
+    for step in ("decided:1", "tables-recorded:2", "changes-recorded:3"):
+        assert it.run(failpoints=step).killed
+        it.check(finished=False, alive=alive)
+    assert it.run().error is None
     it.check(dead=dead, alive=alive)
 
 
@@ -86,6 +101,7 @@ def test_a_driver_that_is_killed_at_every_step(job, message_id, enrich, otherwis
         enrich=enrich,
         rules={**RULES, "enrich": {**RULES["enrich"], "reject": sorted(POISON | more)}},
         otherwise=otherwise,
+        state=13,
     )
     for step in [*STEPS, "decided", "in-sink"]:
         ended = it.run(failpoints=step)

@@ -107,11 +107,13 @@ def test_executors_workers_and_drivers_are_killed(job, kafka_broker, place):
     records = fault_job.lines(90)
     topic, group = kafka_broker.new_topic(3), kafka_broker.new_group()
     for partition in range(3):
-        values = [json.dumps(records[n]).encode() for n in range(partition, 90, 3)]
+        copies = [n for n in records if fault_job.copies_of(n) > 1][partition::3]
+        values = [json.dumps(records[n]).encode() for n in (*range(partition, 90, 3), *copies)]
         kafka_broker.produce(topic, values, partition)
     it = job(
         records,
         place=place,
+        state=1,
         rules={
             # While its task reads, and behind an exchange.
             "enrich": {"executor_once": [14], "kill_once": [35], "until": {3: 2, 77: 1}},
@@ -138,5 +140,6 @@ def test_executors_workers_and_drivers_are_killed(job, kafka_broker, place):
     said = [row for record in records.values() for row in fault_job.rows_of(record)]
     assert found == [(row["id"], row["at"], row["word"]) for row in said]
     counts = Counts.from_json(last.said["counts"])
-    assert (counts.records, counts.acked, counts.dead) == (90, 90, 0)
-    assert [kafka_broker.committed(group, topic, p)[0] for p in range(3)] == [30, 30, 30]
+    assert (counts.records, counts.acked, counts.dead) == (105, 105, 0)
+    assert [kafka_broker.committed(group, topic, p)[0] for p in range(3)] == [35, 35, 35]
+    assert it.problems_of_state(it.found()) == []

@@ -20,6 +20,7 @@ from places import PROXIES, Bucket, Disk
 from processes import eventually, state_of
 from s3_server import ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_DOWN
 from test_driver_dies import STEPS as DRIVERS_STEPS
+from test_driver_dies import TABLE_STEPS
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "spark"))
 
@@ -27,7 +28,8 @@ from stopped_worlds import DEAD, KEPT, PlacedWorld, drive, run_here
 
 from ackcore.spark.base.errors import CheckpointInUse
 
-STEPS = [*DRIVERS_STEPS, "refused", "refusals-closed"]
+STEPS = [step for step in DRIVERS_STEPS if step not in TABLE_STEPS]
+STEPS += ["refused", "refusals-closed"]
 #: In the order in which a micro-batch takes them; its mark is the last in one, what follows in one.
 IN_ORDER = ["planned", "ran", "checked", "decided", "refused", "in-sink", "refusals-closed"]
 IN_ORDER += ["in-dead-letters", "acted"]

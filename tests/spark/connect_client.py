@@ -15,6 +15,8 @@ import json
 import os
 import sys
 import time
+from collections import Counter
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -37,9 +39,11 @@ from ackcore.spark import (
     settle,
     settle_parquet,
     start,
+    table,
     to_parquet,
 )
 from ackcore.spark.stores.opening import open_store
+from ackcore.tables import collect, count, tumbling
 from ackcore.topology import BasicBolt, Reject, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -51,7 +55,10 @@ EVENTS = {"root_id": [1, 1, 2], "val": [5, 5, 3], "task": [0, -1, 0]}
 class Check(BasicBolt):
     """Every tenth record is refused once and for all, every seventh fails the first time."""
 
-    outputs = pa.schema([("id", pa.int64())])
+    outputs = pa.schema(
+        [("id", pa.int64()), ("kind", pa.int64()), ("at", pa.timestamp("s", "UTC"))]
+    )
+    uses = ("kinds",)
 
     def __init__(self, directory):
         self.slow, self.begun = f"{directory}/slow", f"{directory}/begun"
@@ -64,7 +71,10 @@ class Check(BasicBolt):
             raise Reject("no")
         if tuple["id"] % 7 == 5 and tuple.attempt == 0:
             raise TimeoutError("busy")
-        collector.emit((tuple["id"],))
+        kind, at = tuple["id"] % 4, datetime.fromtimestamp(tuple["id"], UTC)
+        row = self.tables["kinds"].get(kind)
+        assert (row is None) is (tuple.attempt == 0)  # all first attempts are in one micro-batch
+        collector.emit((tuple["id"], kind, at))
 
 
 class Numbers(RateSpout):
@@ -81,9 +91,15 @@ def run(spark, directory, place):
     builder = TopologyBuilder()
     is_stream = Path(directory, "stream").exists()
     planned = Numbers(RECORDS, max_rows_per_batch=RECORDS)
-    builder.spout("numbers", planned if is_stream else spark.range(0, RECORDS, 1, 4))
+    numbers = planned if is_stream else spark.range(0, RECORDS, 1, 4)
+    builder.spout("numbers", numbers, dedup="id", within_s=86_400)
     builder.bolt("check", Check(directory)).fields("numbers", "id")
     builder.sink("check", to_parquet(f"{place}/out"))
+    builder.table("kinds", from_="check", key="kind", value={"n": count()})
+    ids = {"ids": collect("id", 100)}
+    window = tumbling(50, "at")
+    builder.table("times", from_="check", key="kind", value=ids, window=window)
+    builder.sink("times.closed", to_parquet(f"{place}/closed"))
     idle = Path(directory, "idle")
 
     def wait(seconds):
@@ -108,24 +124,33 @@ def run(spark, directory, place):
             counts = run_batch(it, spark, f"{place}/cp", **more)
     except RunCancelled as error:
         return {"cancelled": str(error), "shut_down": error.shut_down}
-    out = open_store(f"{place}/out", "path")
-    files = [out.read(each.key) for each in out.list() if each.key.endswith(".parquet")]
-    rows = sorted(
-        n for file in files for n in pq.read_table(pa.BufferReader(file))["id"].to_pylist()
-    )
+    rows = sorted(written(f"{place}/out", "id"))
+    in_table = {row.kind: row.n for row in table(f"{place}/cp", "kinds", spark).collect()}
+    still_open = [row.ids for row in table(f"{place}/cp", "times", spark).collect()]
+    windows = [*written(f"{place}/closed", "ids"), *still_open]
     dead = sorted(row.payload.id for row in dead_letters(f"{place}/cp", spark).collect())
     return {
         "counts": [counts.records, counts.acked, counts.dead, counts.retried, counts.balanced],
         "rows": rows == [n for n in range(RECORDS) if n % 10 != 3],
+        "state": in_table == Counter(n % 4 for n in rows)
+        and sorted(n for some in windows for n in some) == rows
+        and all(len({(n % 4, n // 50) for n in some}) == 1 for some in windows),
         "dead": dead == [n for n in range(RECORDS) if n % 10 == 3],
     }
+
+
+def written(place, column):
+    """Return the values of a column of a Parquet sink."""
+    store = open_store(place, "path")
+    files = [store.read(each.key) for each in store.list() if each.key.endswith(".parquet")]
+    return [n for file in files for n in pq.read_table(pa.BufferReader(file))[column].to_pylist()]
 
 
 def try_all(spark, directory, place):
     """Call everything else once."""
     columns = [pa.array(EVENTS["root_id"]), pa.array(EVENTS["val"])]
-    table = pa.table([*columns, pa.array(EVENTS["task"], pa.int32())], names=list(EVENTS))
-    pq.write_table(table, f"{directory}/events.parquet")
+    of_events = pa.table([*columns, pa.array(EVENTS["task"], pa.int32())], names=list(EVENTS))
+    pq.write_table(of_events, f"{directory}/events.parquet")
     rows = list(zip(*EVENTS.values(), strict=True))
     events = spark.createDataFrame(rows, "root_id bigint, val bigint, task int")
 
