@@ -74,7 +74,7 @@ def main(directory, role):
         builder.spout("ids", spark.read.schema("id bigint").parquet(str(here / "in")))
         builder.bolt("hang", Hang(str(here / "marks"), role)).shuffle("ids")
         builder.sink("hang", to_parquet(here / "sink"))
-        topology = builder.build(backoff_s=0.05, max_backoff_s=0.2)
+        topology = builder.build(backoff_s=0.05, max_backoff_s=0.2, chunk_rows=500)
         try:
             said["counts"] = run_batch(topology, spark, here / "checkpoint").to_json()
         except Exception as error:

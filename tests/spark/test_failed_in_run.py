@@ -366,9 +366,9 @@ def test_what_fails_when_its_chunk_is_gone_is_read_again(simulate):
 def test_what_fails_beside_what_is_written_is_read_again(simulate):
     """The last record of each task's first batch fails with those of the second."""
     values = [int(n % 15 == 4) for n in range(30)]
-    simulation = simulate(once({"late": FailsWithTheNext()}))
+    simulation = simulate(once({"late": FailsWithTheNext()}, chunk_rows=5))
     done = through(simulation, values)
-    failed = unwritten(simulate, once({"late": FailsWithTheNext()}), values)
+    failed = unwritten(simulate, once({"late": FailsWithTheNext()}, chunk_rows=5), values)
     assert len(done.failed) == 2
     assert len(in_order(*done.judged.roots())) == 28
     roots = sorted([*done.failed["root_id"].to_pylist(), *in_order(*done.judged.roots())])

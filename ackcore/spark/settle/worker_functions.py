@@ -12,7 +12,7 @@ You may union any number of packed tables before the shuffle, if they have equal
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -298,8 +298,8 @@ def settle_blobs(
                 times = rows.times_ms if isinstance(rows, Events) else rows.first_ms
                 if ledger is None:
                     timed = times is not None
-                    # The first batch has most of the rows, with few rows per root.
-                    ledger = new_ledger(seed, timed, sum(map(_roots_in, parts)) // 2)
+                    # The first batch has most of the rows.
+                    ledger = new_ledger(seed, timed, _roots_in(parts))
                 if (times is not None) != timed:
                     raise ValueError(_UNLIKE_TIMES.format("one of the tables"))
                 if isinstance(rows, Events):
@@ -312,8 +312,14 @@ def settle_blobs(
     return settle
 
 
-def _roots_in(rows: Events | Entries | pa.Table) -> int:
-    return 0 if isinstance(rows, pa.Table) else len(rows.root_ids)
+def _roots_in(parts: Sequence[Events | Entries | pa.Table]) -> int:
+    """Estimate the number of distinct roots, from those with one in 64 hashes."""
+    columns = [rows.root_ids for rows in parts if not isinstance(rows, pa.Table)]
+    roots: Int64s = np.concatenate([ids[(ids * _ODD) & _ONE_IN_64 == 0] for ids in columns])
+    return 64 * len(np.unique(roots))
+
+
+_ODD, _ONE_IN_64 = np.int64(0x1E3779B97F4A7C15), np.int64(63 << 57)
 
 
 _UNLIKE_TIMES = (
