@@ -450,7 +450,7 @@ def micro_batches(spark, tmp_path, new_path, ends):
 
 @pytest.mark.parametrize(
     ("query", "keys", "rows", "bound"),
-    [(totals_of_spark, 2_000_000, 1_000_000, 1), (totals_in_pandas, 20_000, 10_000, 5)],
+    [(totals_of_spark, 1_000_000, 1_000_000, 1), (totals_in_pandas, 20_000, 10_000, 5)],
 )
 def bench_micro_batches_against_spark(query, keys, rows, bound, quick, micro_batches, report_ratio):
     """Whole micro-batches of one core, from the file to the state that is durable."""
