@@ -166,10 +166,9 @@ def groups_of(
     """
     hashes: UInt64s = one_chunk(stored.column(HASH)).to_numpy()
     keys = [one_chunk(stored.column(name)) for name in shape.key_names]
-    ends = (
-        one_chunk(stored.column(shape.states(END)[0].name)) if joined and shape.sessions else None
-    )
-    return _grouped(shape, hashes, keys, ends)
+    if not (joined and shape.sessions):
+        return _grouped(shape, hashes, keys, None)
+    return _grouped(shape, hashes, keys, one_chunk(stored.column(shape.states(END)[0].name)))
 
 
 def _grouped(

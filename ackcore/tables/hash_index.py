@@ -1,6 +1,6 @@
-"""The index of a segment: finds rows by hash with about a byte and a half per row.
+"""The index of a segment: finds rows by hash with two to three bytes per row.
 
-Hashes are uniform.  Equal parts of their range, the buckets, have 4 to 8 rows on average.  The
+Hashes are uniform.  Equal parts of their range, the buckets, have 1 to 2 rows on average.  The
 index has the first row of each bucket, as its distance from the row that is expected there, and for
 each row the 8 bits of its hash that follow those of the bucket.
 """
@@ -16,7 +16,7 @@ from ackcore._records import Int64s
 from ackcore.tables.key_groups import UInt64s
 
 #: The lower bound of the mean number of rows in a bucket.
-_BUCKET_ROWS = 4
+_BUCKET_ROWS = 1
 
 
 class HashIndex(NamedTuple):

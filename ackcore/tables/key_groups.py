@@ -156,7 +156,9 @@ def _separate(order: Int64s, starts: Int64s, is_start: Bools, keys: Sequence[pa.
     """Separate the different keys of each hash; change ``order`` and ``is_start`` in place."""
     n = len(order)
     hash_of = np.repeat(starts, np.diff(np.append(starts, n)))
-    other = _unlike(order, hash_of, keys)
+    # The places of rows that have another key than the first row of their hash.
+    other = np.flatnonzero(hash_of != np.arange(n))
+    other = other[~rows_equal(keys, order[other], keys, order[hash_of[other]])]
     if not len(other):
         return False
     # The number of the key within its hash: rows that equal the first one have 0.
@@ -174,12 +176,6 @@ def _separate(order: Int64s, starts: Int64s, is_start: Bools, keys: Sequence[pa.
     ranks = rank[again]
     is_start[1:] |= ranks[1:] != ranks[:-1]
     return True
-
-
-def _unlike(order: Int64s, hash_of: Int64s, keys: Sequence[pa.Array]) -> Int64s:
-    """Return the places of rows that have another key than the first row of their hash."""
-    places = np.flatnonzero(hash_of != np.arange(len(order)))
-    return places[~rows_equal(keys, order[places], keys, order[hash_of[places]])]
 
 
 def rows_equal(
