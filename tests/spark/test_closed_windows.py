@@ -33,11 +33,13 @@ from ackcore.spark import (
 )
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.sources import kept_schemas
+from ackcore.spark.checkpoint.segment_files import SegmentFiles
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine import act, batch, runs, table_changes
+from ackcore.spark.engine.closed_rows import ClosedReader
 from ackcore.spark.listeners import Listeners
-from ackcore.spark.tables.table_places import snapshot_of
-from ackcore.tables import collect, count, session, sum_of, tumbling
+from ackcore.spark.tables.table_places import TableSnapshot, snapshot_of
+from ackcore.tables import collect, count, session, sum_of, table_segments, tumbling
 from ackcore.testing.local_runs import LocalRuns, _rows_of
 from ackcore.testing.task_kills import Kills
 from ackcore.topology import BasicBolt, TopologyBuilder, TopologyError
@@ -312,6 +314,30 @@ def test_a_bolt_may_be_added_and_is_removed_when_no_closed_rows_wait(tmp_path):
     model.take([order(4, "a", 53)])
     model.take([])
     assert [row["ns"] for row in model.sinks["enrich"].rows] == [[1], [2], [5]]
+
+
+def test_a_task_opens_only_the_segments_of_its_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(table_segments, "RANGE_ROWS", 10)
+    model = Model(tmp_path)
+    model.take([order(n, f"shop {n}", 3) for n in range(60)])
+    model.take([order(60, "a", 21)])
+    with model.runs.engine(tmp_path) as engine:
+        closed = engine.state.tables.of(1)["hours"].closed
+        files = engine.state.segments
+    assert len(closed) > 3
+    shape = model.topology.tables["hours"].shape
+    read = ClosedReader(TableSnapshot(shape, closed, 0, files), 3)
+    opened, shops = [], []
+    reading = SegmentFiles.read
+    monkeypatch.setattr(
+        SegmentFiles, "read", lambda self, of: (opened.append(of), reading(self, of))[1]
+    )
+    for task in range(3):
+        batches = [*read(iter([pa.record_batch({"id": [task]})]))]
+        shops += [shop for batch in batches for shop in batch["shop"].to_pylist()]
+        assert sum(map(len, batches)) == 20
+    assert sorted(shops) == sorted(f"shop {n}" for n in range(60))
+    assert len(opened) <= len(closed) + 2, "two segments may be shared by two tasks"
 
 
 def test_at_the_end_of_a_run_closed_windows_pass_through_bolts_and_tables():

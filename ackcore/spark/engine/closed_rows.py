@@ -20,7 +20,7 @@ from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.setup import InputFrame, PlannedRows, Snapshot
-from ackcore.spark.tables.table_places import TableSnapshot, opened_segments, stored_rows
+from ackcore.spark.tables.table_places import TableSnapshot, stored_rows
 from ackcore.spark.tasks.spec import CHUNK_BYTES
 from ackcore.tables.folding import finished
 from ackcore.tables.table_compaction import SegmentInfo
@@ -121,11 +121,10 @@ class ClosedReader:
     def __call__(self, batches: Batches) -> Batches:
         """Yield the rows of each task in the input."""
         shape, segments, _, files = self.closed
-        opened = opened_segments(files, shape, segments)
-        total = sum(segment.rows for segment in opened)
+        total = sum(segment.rows for segment in segments)
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 start, stop = (total * at // self.tasks for at in (task, task + 1))
-                for stored in stored_rows(opened, start, stop):
+                for stored in stored_rows(files, shape, segments, start, stop):
                     rows: pa.Table = finished(shape, stored).combine_chunks()
                     yield from rebatched(rows.to_batches(), _ROWS, CHUNK_BYTES)

@@ -130,8 +130,8 @@ def _write_files(
                 if component.endswith(CHANGES):
                     rows = _changed(shape, state.segments, after, before.get(table.name))
                 else:
-                    closed = opened_segments(state.segments, shape, segments)
-                    rows = (finished(shape, stored) for stored in stored_rows(closed))
+                    closed = stored_rows(state.segments, shape, segments)
+                    rows = (finished(shape, stored) for stored in closed)
                 wanted = {stream: schemas[stream] for stream in sorted(read)}
                 found += _write_table(component, wanted, work, rows)
     return found
@@ -172,7 +172,7 @@ def _changed(
         horizon = now.horizon_ms if shape.window is None else before.horizon_ms
         former = TableReader(shape, opened_segments(files, shape, before.segments), horizon)
     values = list(shape.aggregates)
-    for stored in stored_rows(opened_segments(files, shape, now.changed)):
+    for stored in stored_rows(files, shape, now.changed):
         rows = finished(shape, stored)
         old = finished(shape, former.lookup(stored)).select(values)
         for name, column in zip(values, old.columns, strict=True):

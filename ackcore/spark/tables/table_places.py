@@ -56,20 +56,29 @@ def snapshot_of(state: State, topology: Parts, number: int | None) -> dict[str, 
 
 
 def stored_rows(
-    segments: Sequence[TableSegment], start: int = 0, stop: int | None = None
+    files: SegmentFiles,
+    shape: TableShape,
+    segments: Sequence[SegmentInfo],
+    start: int = 0,
+    stop: int | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield the stored rows of segments, one after the other, in tables of bounded size.
+    """Yield the stored rows of whole segments, one after the other, in tables of bounded size.
+
+    One segment is open at a time, and only those that have some of the rows. Raises
+    CheckpointCorrupt if one is missing or damaged.
 
     ``start``, ``stop``: the places of the first row and behind the last one, counted through all
     segments; by default all rows.
     """
     first = 0
-    for segment in segments:
+    for info in segments:
         lo = max(start - first, 0)
-        hi = segment.rows if stop is None else min(stop - first, segment.rows)
-        for place in range(lo, hi, _ROWS):
-            yield segment.take(np.arange(place, min(place + _ROWS, hi)))
-        first += segment.rows
+        hi = info.rows if stop is None else min(stop - first, info.rows)
+        if lo < hi:
+            (segment,) = opened_segments(files, shape, [info])
+            for place in range(lo, hi, _ROWS):
+                yield segment.take(np.arange(place, min(place + _ROWS, hi)))
+        first += info.rows
 
 
 def opened_segments(
