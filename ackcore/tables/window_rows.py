@@ -62,8 +62,9 @@ def merged_sessions(
 
 def _hashes(rows: pa.Table) -> UInt64s:
     """Return the different hashes of rows that ascend by hash."""
-    hashes: UInt64s = one_chunk(rows.column(HASH)).to_numpy()
-    return hashes[np.append(True, hashes[1:] != hashes[:-1])]
+    hashes = one_chunk(rows.column(HASH)).to_numpy()
+    different: UInt64s = hashes[np.append(True, hashes[1:] != hashes[:-1])]
+    return different
 
 
 def closing_rows(reader: TableReader, until_ms: int) -> Iterator[pa.Table]:

@@ -192,11 +192,15 @@ def columns_of(answer: Any, schema: pa.Schema, rows: int) -> pa.RecordBatch:
 def answer_parts(
     answer: Any, schema: pa.Schema, rows: int
 ) -> tuple[list[tuple[int, pa.RecordBatch]], list[Misfit]]:
-    """Convert the answer of a function of batches to batches, each with the number of its first
-    row; return the rows whose values do not fit, too. These are all rows if the answer has other
-    columns, or another number of rows.
+    """Convert the answer of a function of batches, except the rows whose values do not fit.
 
     ``answer``, ``schema``, ``rows``: see `columns_of`.
+
+    Returns
+    -------
+    tuple
+        Batches, each with the number of its first row; and the rows that do not fit. These are all
+        rows if the answer has other columns, or another number of rows.
     """
     batches: list[tuple[int, pa.RecordBatch]] = []
     misfits: list[Misfit] = []
@@ -220,7 +224,7 @@ def answer_parts(
 
 
 def _as_columns(answer: Any, schema: pa.Schema) -> Any:
-    """Return an answer with its only column in a list, if it is that column."""
+    """Return an answer as columns: if it is a single column, in a list."""
     is_table = isinstance(answer, pa.RecordBatch | pa.Table | Mapping | list | tuple)
     return answer if is_table or len(schema) > 1 else [answer]
 
