@@ -409,7 +409,7 @@ def test_reports_of_a_call_that_has_ended_are_refused_and_counted():
 
 
 def test_failed_calls_are_counted_if_none_reports_its_use():
-    """Except those that tell nothing of their use: refused ones, and failed connections."""
+    """Do not count calls that were refused, and failed connections: they used nothing."""
 
     async def call(item):
         raise (ValueError, Retry, ConnectionError)[item % 3]("no")

@@ -735,7 +735,7 @@ class Mistaken(AsyncBolt):
 def test_a_mistake_after_a_call_is_final_and_the_call_is_not_repeated(
     kind, journal, most, handles, tmp_path
 ):
-    """Neither in the task, nor for half of its inputs, nor later. Another input is not affected."""
+    """No further call is made for the input; other inputs are unaffected."""
     mistake, says = MISTAKES[kind]
     limit = RateLimit(tokens_per_min=1e9)
     bolt = Mistaken(mistake, handles, max_batch=most, limit=limit, journal=journal)

@@ -261,7 +261,7 @@ ROWS = 1100  # some slices of a task
 def square(row):
     if row["n"] % 10 == 3:
         raise Reject("no")
-    if row["n"] % 250 == 7:  # few of them: each has the others wait
+    if row["n"] % 250 == 7:  # few of them, as each delays the others
         raise Retry("busy", after_s=3600)
     return row["n"] ** 2
 
