@@ -25,7 +25,7 @@ def marked_final() -> Iterator[None]:
     """Mark an exception that the body raises as final."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
         as_final(error)
         raise
 

@@ -206,11 +206,15 @@ def answer_parts(
     misfits: list[Misfit] = []
     try:
         return [(0, columns_of(answer, schema, rows))], []
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a value's own methods are user code: SystemExit too
         try:
             columns = columns_in(_as_columns(answer, schema), schema, TITLE)
             is_one_each = all(len(column) == rows for column in columns)
-        except Exception:
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
             is_one_each = False
         if not is_one_each:
             return [], [Misfit(row, error) for row in range(rows)]
