@@ -438,9 +438,7 @@ def test_a_comparison_with_null_is_refused(condition, instead):
 
 
 def test_another_argument_of_expect_is_refused():
-    with pytest.raises(
-        TypeError, match=r"no argument 'onfail', got 'drop'; did you mean on_fail=.*'f"
-    ):
+    with pytest.raises(TypeError, match=r"no argument 'onfail'; did you mean 'on_fail'\?"):
         expect("id > 0", onfail="drop")
     with pytest.raises(TypeError, match=r"got list \['id > 0'\]; write each as an argument of its"):
         expect(["id > 0"])

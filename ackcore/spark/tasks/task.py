@@ -67,10 +67,10 @@ def attempt_at(level: int) -> TaskAttempt:
 
 @cache
 def _leave_modules_out() -> None:
-    """Exclude all objects of this process from garbage collection, once in each worker.
+    """Exclude all existing objects of this process from garbage collection, once in each worker.
 
-    After each task Spark's worker collects garbage before it takes the next task. The objects of
-    the imported modules made that cost 50 ms of CPU, five times as much as a task with 1,000 rows.
+    Spark's worker collects garbage after each task. With the objects of the imported modules, a
+    collection takes 50 ms of CPU, five times as much as a task with 1,000 rows.
     """
     gc.freeze()
 
