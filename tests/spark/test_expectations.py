@@ -140,7 +140,7 @@ def boolean(rng, depth=3):
     )
 
 
-@pytest.mark.parametrize("seed", [2, 7])
+@pytest.mark.parametrize("seed", [0, 7])
 def test_conditions_have_the_results_of_spark(spark, conf, tmp_path, seed):
     rng = random.Random(seed)
     rows = table(rng)
@@ -170,9 +170,7 @@ def test_conditions_have_the_results_of_spark(spark, conf, tmp_path, seed):
             some = plain[first : first + 40]
             found = frame.selectExpr(*(f"{one.name} AS c{n}" for n, one in enumerate(some)))
             for check, values in zip(some, _columns(found), strict=True):
-                assert check.condition.evaluate(batch, False).to_pylist() == list(values), (
-                    check.name
-                )
+                assert _values(check, batch) == list(values), check.name
     conf("spark.sql.ansi.enabled", "true")
     for check, raised in zip(checks, errors, strict=True):
         if not raised:
@@ -213,6 +211,15 @@ def test_a_tuple_alone_has_the_result_that_it_has_among_others(seed):
         assert [found for _, found in alone if found] == [{0: errors[n]} for n in sorted(errors)]
         tested += 1
     assert tested > 30
+
+
+def _values(check, batch):
+    """The values of a condition; of each row alone if the batch raises, as it may for no row."""
+    try:
+        return check.condition.evaluate(batch, False).to_pylist()
+    except pa.ArrowInvalid:
+        rows = [check.condition.evaluate(batch.slice(n, 1), True) for n in range(len(batch))]
+        return [one.as_py() if isinstance(one, pa.Scalar) else one[0].as_py() for one in rows]
 
 
 def _write(directory, rows):

@@ -15,7 +15,6 @@ from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
 from ackcore.spark.kafka import offset_reading
 from ackcore.spark.kafka.offset_reading import ReadOffsets
 from ackcore.spark.tasks.reread_stage import Piece
-from ackcore.spark.tasks.spout_stage import sampled
 
 CLIENT = ClientSettings("nowhere:9092")
 FOUND = st.lists(
@@ -75,7 +74,6 @@ def test_a_task_that_reads_again_has_the_same_batches(cuts, rows, most_bytes):
     """Where a bolt reads them without an exchange, they are its chunks."""
     whole, again = read(frozenset(), rows, most_bytes), read(cuts, rows, most_bytes)
     assert [batch.to_pylist() for batch in again] == [batch.to_pylist() for batch in whole]
-    assert [sampled(batch, 0) for batch in again] == [sampled(batch, 0) for batch in whole]
     offsets = [offset for batch in again for offset in batch.column("offset").to_pylist()]
     assert offsets == [*range(30), *range(5, 12), *range(3)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import uuid
 from dataclasses import replace
@@ -16,7 +17,7 @@ from sessions import on_both_sessions
 from ackcore.retry import Policy
 from ackcore.spark.engine import reread
 from ackcore.spark.engine.action import run
-from ackcore.spark.engine.setup import InputFrame, RunPlan, setup_on_spark
+from ackcore.spark.engine.setup import InputFrame, RunPlan, RunResult, setup_on_spark
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.row_files import PLACE
 from ackcore.topology import TopologyBuilder
@@ -45,7 +46,7 @@ def test_a_source_that_is_cut_otherwise_the_second_time_is_noticed(spark, tmp_pa
     ran = run(topology, layout, [InputFrame(frame(2), "lines")], plan)
     roots = ran.failed["root_id"].to_numpy()
 
-    def again(partitions, done, roots=roots):
+    def again(partitions, done, roots=roots, topology=topology):
         inputs = [InputFrame(frame(partitions), "lines")]
         setup = setup_on_spark(topology, layout, inputs, plan, done.spilled)
         return sorted(fetched(setup, done, roots)["lines"]["id"].to_pylist())
@@ -57,6 +58,14 @@ def test_a_source_that_is_cut_otherwise_the_second_time_is_noticed(spark, tmp_pa
     assert sorted(again(2, unkept, roots[i : i + 1]) for i in (0, 1)) == [[2], [6]]
     with pytest.raises(RuntimeError, match="has other rows than in the run"):
         again(3, unkept)
+    # A later driver may cut the rows into other chunks.
+    recorded = json.loads(json.dumps(ran.to_reread()))
+    decided, cut = RunResult.of_decided(ran.files, recorded), builder.build(chunk_rows=2)
+    assert again(2, decided, topology=cut) == [2, 6]
+    with pytest.raises(RuntimeError, match="has other rows than in the run"):
+        again(3, decided, topology=cut)
+    del recorded["sample"]
+    assert again(2, RunResult.of_decided(ran.files, recorded)) == [2, 6]
 
 
 def test_sources_in_no_fixed_order_spill_their_input(spark, execute):

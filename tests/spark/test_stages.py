@@ -32,7 +32,7 @@ from ackcore.spark.tasks.exchange_format import ROW_SCHEMA, TRAILER
 from ackcore.spark.tasks.record_ids import SpoutSpec
 from ackcore.spark.tasks.settle_stage import SettleStage
 from ackcore.spark.tasks.spec import TaskSpec
-from ackcore.spark.tasks.spout_stage import SpoutStage, sampled
+from ackcore.spark.tasks.spout_stage import RowSample, SpoutStage
 from ackcore.spark.tasks.task import called_as
 from ackcore.spark.tasks.task_results import RESULT_SCHEMA
 from ackcore.testing import Source
@@ -466,15 +466,34 @@ MAPS = pa.map_(pa.string(), pa.int64())
         (pa.array([b"\xff"]).view(pa.string()), pa.array([b"\xfe"]).view(pa.string())),
     ],
 )
-def test_a_source_is_told_from_another_by_whole_values_at_the_ends_of_chunks(one, other):
+def test_a_source_is_told_from_another_by_whole_values(one, other):
     first, second = (pa.record_batch({"v": column}) for column in (one, other))
-    assert sampled(first, 7) == sampled(first, 7)
-    assert sampled(first, 7) != sampled(second, 7)
-    assert sampled(first, 7) != sampled(first, 8)
-    for some in ([first, second], [second, first]):  # either end counts
-        batch = pa.Table.from_batches([some[0], first, some[1]]).combine_chunks().to_batches()[0]
-        plain = pa.Table.from_batches([first] * 3).combine_chunks().to_batches()[0]
-        assert sampled(batch, 7) != sampled(plain, 7)
+    for n in (1, 3):
+        rows = [first] * n
+        assert fingerprint(*rows) == fingerprint(*rows)
+        assert fingerprint(*rows) != fingerprint(*rows, first)
+        for at in range(n):
+            assert fingerprint(*rows) != fingerprint(*rows[:at], second, *rows[at + 1 :])
+
+
+@given(st.lists(st.integers(0, 70_000), max_size=8), st.integers(1, 70_000), st.data())
+def test_a_fingerprint_of_rows_does_not_depend_on_their_batches(cuts, n, data):
+    """A driver with another ``chunk_rows`` reads the records of a decided micro-batch again."""
+    batch = pa.record_batch({"v": np.arange(n)})
+    ends = sorted({0, n, *(cut for cut in cuts if cut < n)})
+    parts = [batch.slice(at, end - at) for at, end in itertools.pairwise(ends)]
+    assert fingerprint(*parts) == fingerprint(batch)
+    place = data.draw(st.sampled_from([one for one in (0, 2, 512, 1 << 14, n - 1) if one < n]))
+    values = np.arange(n)
+    values[place] = -1
+    assert fingerprint(pa.record_batch({"v": values})) != fingerprint(batch)
+
+
+def fingerprint(*batches):
+    sample = RowSample()
+    for batch in batches:
+        sample.add("spout", batch)
+    return sample.fingerprints()
 
 
 FROZEN = """

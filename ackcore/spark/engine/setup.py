@@ -210,7 +210,7 @@ class RunResult:
     #: to the run's directory.
     spilled: Mapping[str, tuple[RowFile, ...]] = field(default_factory=dict)
     #: By partition of the spout stage and spout: the fingerprint of the rows that were read
-    #: (`spout_stage.sampled`).
+    #: (`spout_stage.RowSample`).
     content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     raised: Mapping[str, Raised] = field(default_factory=dict)  # by bolt, the errors that it raised
     breaker_trips: int = 0  # the number of times that a breaker opened in the run's tasks
@@ -241,7 +241,7 @@ class RunResult:
             "spilled": {
                 spout: [list(file) for file in some] for spout, some in self.spilled.items()
             },
-            "content": [[partition, dict(some)] for partition, some in self.content.items()],
+            "sample": [[partition, dict(some)] for partition, some in self.content.items()],
         }
 
     @classmethod
@@ -253,7 +253,8 @@ class RunResult:
                 name: tuple(RowFile(*file) for file in some)
                 for name, some in reread["spilled"].items()
             },
-            content=dict(reread["content"]),
+            # Earlier versions recorded fingerprints that depend on the batches: "content".
+            content=dict(reread.get("sample", ())),
         )
 
 

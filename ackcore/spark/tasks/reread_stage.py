@@ -20,7 +20,7 @@ from ackcore.spark.tasks.failed_writer import FailedWriter
 from ackcore.spark.tasks.record_ids import RETRIES
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
 from ackcore.spark.tasks.source_records import SourceRecords, pick
-from ackcore.spark.tasks.spout_stage import Slice, SpoutStage, records_in, sampled
+from ackcore.spark.tasks.spout_stage import RowSample, Slice, SpoutStage, records_in
 from ackcore.spark.tasks.task import attempt_at
 from ackcore.spark.tasks.task_results import PICKED, TASK_REPORT, result_batch, to_stream
 
@@ -243,11 +243,11 @@ class RereadStage:
                 yield from records_in(self.stage.sources[part.spout], part)
             return
         for partition, whole, records in read_again(self.stage, batches, self.pieces):
-            content: dict[str, int] = {}
+            content = RowSample()
             for some in records:
                 name = some.source.name
-                content[name] = sampled(some.batch, content.get(name, 0))
+                content.add(name, some.batch)
                 if name not in self.spilled:
                     yield some
             if whole:
-                contents.append((partition, content))
+                contents.append((partition, content.fingerprints()))

@@ -9,7 +9,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -84,13 +84,13 @@ class SpoutStage:
 
     def _run(self, task: Task, records: Iterator[SourceRecords], retried: bool = False) -> Batches:
         read = Counter[str]()
-        content: dict[str, int] = {}
+        content = RowSample()
         small = _SmallInput()
         for some in records:
             source = some.source
             read[source.name] += len(some.batch)
             if not retried:
-                content[source.name] = sampled(some.batch, content.get(source.name, 0))
+                content.add(source.name, some.batch)
             if source.spills and not retried:
                 _spill(task, source, some.batch)
             elif source.tracked and not retried:
@@ -108,7 +108,7 @@ class SpoutStage:
             small.write(task)
         report = {
             "retried" if retried else "read": read,
-            "content": content,
+            "content": content.fingerprints(),
             "files": files,
             "spilled": spilled,
         }
@@ -304,28 +304,54 @@ def _by_spout(batch: pa.RecordBatch, spouts: Sequence[str]) -> Iterator[tuple[st
         yield spouts[spout_of[start]], rows
 
 
-def sampled(batch: pa.RecordBatch, before: int) -> int:
-    """Return a fingerprint of a partition's rows: the size and end rows of its chunks so far.
+class RowSample:
+    """Fingerprints of a partition's rows, by spout: of their number, the last one and a few others.
 
-    It takes little time, and differs if a source has other partitions when it is read again.
+    They take little time, and differ if a source has other partitions when it is read again. They
+    do not depend on the batches in which the rows come.
     """
-    last = len(batch) - 1
-    ends = [
-        _sample(pa.concat_arrays([column.slice(0, 1), column.slice(last, 1)]))
-        for column in batch.columns
-    ]
-    return fingerprint(repr([len(batch), *ends]).encode("utf-8", "surrogatepass"), before)
+
+    def __init__(self) -> None:
+        self._rows = Counter[str]()
+        self._found: dict[str, int] = {}
+        self._last: dict[str, bytes] = {}
+
+    def add(self, spout: str, batch: pa.RecordBatch) -> None:
+        """Add the next rows of a spout; at least one."""
+        n, first = len(batch), self._rows[spout]
+        self._rows[spout] += n
+        places = {place - first for place in _FIRST if first <= place < first + n}
+        places |= {*range(-first % _SAMPLED, n, _SAMPLED)}
+        *chosen, last = _samples(batch, [*sorted(places), n - 1])
+        for one in chosen:
+            self._found[spout] = fingerprint(one, self._found.get(spout, 0))
+        self._last[spout] = last
+
+    def fingerprints(self) -> dict[str, int]:
+        """Return the fingerprint of each spout's rows."""
+        return {
+            spout: fingerprint(f"{self._rows[spout]} ".encode() + last, self._found[spout])
+            for spout, last in self._last.items()
+        }
 
 
-def _sample(values: pa.Array) -> list[int] | str:
-    """Return the hashes of two values, or their text if their type cannot be hashed."""
-    try:
-        first, last = hash_columns([values], 2)
-        return [int(first), int(last)]
-    except TypeError:
-        # The text of maps is Arrow's: the start of long texts, and both ends of long maps.
-        # Python has no year beyond 9999, and cannot decode some bytes of text.
-        return str(values.to_string())
+#: A `RowSample` depends on the rows at these places, and at the multiples of `_SAMPLED`.
+_SAMPLED, _FIRST = 1 << 14, [1 << n for n in range(14)]
+
+
+def _samples(batch: pa.RecordBatch, places: Sequence[int]) -> list[bytes]:
+    """Return a text for each of some rows: the hashes of its values, or their texts."""
+    columns: list[list[Any]] = []
+    for column in batch.columns:
+        values = [column.slice(place, 1) for place in places]
+        try:
+            columns.append(hash_columns([pa.concat_arrays(values)], len(values)).tolist())
+        except TypeError:  # the type cannot be hashed
+            # The text of maps is Arrow's: the start of long texts, and both ends of long maps.
+            # Python has no year beyond 9999, and cannot decode some bytes of text.
+            columns.append([str(value.to_string()) for value in values])
+    rows = zip(*columns, strict=True)
+    return [repr(row).encode("utf-8", "surrogatepass") for row in rows]
 
 
 def _spill(task: Task, source: SpoutSpec, batch: pa.RecordBatch) -> None:
