@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException
 from ackcore import testing
 from ackcore.metrics.readings import READINGS, SnapshotListener
 from ackcore.spark import RateSpout, RunFailed, dead_letters, run_batch, start
+from ackcore.spark.base.versions import SPARK
 from ackcore.spark.engine.insist import ExpectationFailed
 from ackcore.spark.engine.progress import Progress
 from ackcore.topology import BatchBolt, TopologyBuilder, TopologyError
@@ -171,6 +172,8 @@ def test_conditions_have_the_results_of_spark(spark, conf, tmp_path, seed):
             found = frame.selectExpr(*(f"{one.name} AS c{n}" for n, one in enumerate(some)))
             for check, values in zip(some, _columns(found), strict=True):
                 assert _values(check, batch) == list(values), check.name
+    if SPARK < (4, 0):
+        return  # it evaluates the right side of a comparison even if the left one is NULL
     conf("spark.sql.ansi.enabled", "true")
     for check, raised in zip(checks, errors, strict=True):
         if not raised:
