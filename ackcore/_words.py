@@ -87,7 +87,8 @@ def seconds_hint(value: Any) -> str:
 def naming_arguments(public: _Public) -> _Public:
     """Decorate a public function, or all public methods of a class and its constructor.
 
-    An unknown keyword then raises a TypeError with the most similar argument.
+    An unknown keyword, or too many arguments without a keyword, then raise a TypeError with the way
+    out.
     """
     if isinstance(public, type):
         for name, method in list(vars(public).items()):
@@ -107,9 +108,10 @@ def naming_arguments(public: _Public) -> _Public:
 
     @functools.wraps(public)
     def checked(*args: Any, **keywords: Any) -> Any:
-        for name in keywords.keys() - names:
-            hint = near_miss(name, names, "arguments")
-            raise TypeError(f"{title}() has no argument {name!r}; {hint}")
+        for name in keywords:
+            if name not in names:
+                hint = near_miss(name, names, "arguments")
+                raise TypeError(f"{title}() has no argument {name!r}; {hint}")
         if len(args) > most:
             others = names[len(ordered) :]
             way_out = f"pass it as a keyword: {', '.join(others)}" if others else "remove it"

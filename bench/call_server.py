@@ -7,8 +7,8 @@ that find none free wait in line, and if ``queue`` of them wait already, are ref
 Retry-After of a second. ``rates`` is a JSON object of calls a second by the first word of a run's
 name: calls above that are refused too, though a tenth of a second's may come at once. How long a
 call takes is computed, and waited for: a busy machine makes answers late, but the server no slower.
-A body names the run that it belongs to, as ``{"run": "..."}``; ``{"stats": "..."}`` asks what came
-of that. It prints its port, and ends with its stdin.
+A body names its run, as in ``{"run": "..."}``. The answer to ``{"stats": "..."}`` has the counts of
+a run. The server prints its port, and ends with its stdin.
 """
 
 from __future__ import annotations

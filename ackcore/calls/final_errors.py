@@ -7,7 +7,10 @@ final, as `Reject` is, whatever its class. `as_final` marks it.
 
 from __future__ import annotations
 
-#: More exceptions that handled each other are not looked at.
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+#: The most exceptions of a chain that are checked.
 _MOST = 100
 
 
@@ -17,10 +20,20 @@ def as_final(error: BaseException) -> BaseException:
     return error
 
 
-def is_marked_final(error: BaseException) -> bool:
-    """Return whether an exception is marked as final, or was raised while such a one was handled.
+@contextmanager
+def marked_final() -> Iterator[None]:
+    """Mark an exception that the body raises as final."""
+    try:
+        yield
+    except BaseException as error:
+        as_final(error)
+        raise
 
-    So it is final also if a user's ``except Exception`` turns it into a `Retry`.
+
+def is_marked_final(error: BaseException) -> bool:
+    """Return whether an exception is marked as final, or was raised while a marked one was handled.
+
+    So an error stays final if a user's ``except Exception`` turns it into a `Retry`.
     """
     found: BaseException | None = error
     for _ in range(_MOST):

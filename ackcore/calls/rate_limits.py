@@ -5,24 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from functools import wraps
 from typing import Any
 
 from ackcore._columns import as_count
-from ackcore.calls.unknown_arguments import unknown_argument
+from ackcore._words import naming_arguments
 from ackcore.calls.usage import MOST_COST, UsageCounts
 from ackcore.flow.limits import MAX_LIMIT, Limit
 from ackcore.flow.numbers import positive
 
 #: Larger rates are refused as mistakes.
 _MOST_PER_S = 1e9
-_ARGUMENTS = {
-    "per": "the key: a column, or a function of a tuple",
-    "calls_per_s": "calls per second",
-    "concurrency": "calls of a key at once, in each task",
-    "tokens_per_min": "tokens per minute",
-    "cost_per_run": "money for all calls of a run",
-}
 #: The key of all NaN.
 _NAN = math.nan
 
@@ -173,18 +165,7 @@ cost_per_run=None)
         return _NAN if isinstance(key, float) and key != key else key
 
 
-def _known_names_only(init: Callable[..., None]) -> Callable[..., None]:
-    @wraps(init)
-    def checked(limit: RateLimit, *given: Any, **named: Any) -> None:
-        unknown = {name: value for name, value in named.items() if name not in _ARGUMENTS}
-        if unknown:
-            raise unknown_argument("RateLimit", unknown, _ARGUMENTS)
-        init(limit, *given, **named)
-
-    return checked
-
-
-RateLimit.__init__ = _known_names_only(RateLimit.__init__)  # type: ignore[method-assign]
+RateLimit.__init__ = naming_arguments(RateLimit.__init__)  # type: ignore[method-assign]
 
 
 def checked_limit(given: Any) -> RateLimit | None:

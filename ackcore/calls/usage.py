@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Never
+from typing import Any
 
-from ackcore.calls.final_errors import as_final
-from ackcore.calls.unknown_arguments import unknown_argument
+from ackcore._words import naming_arguments
+from ackcore.calls.final_errors import marked_final
 from ackcore.flow.numbers import real
 
 #: More tokens of a report are refused as mistakes: their key would wait for ever.
@@ -22,7 +22,6 @@ OTHER_KEYS = "(other keys)"
 #: The keys that a task keeps apart when it has twice as many.
 KEPT_SUMS = 1000
 _KEY_CHARS = 200  # longer keys of a limit are cut
-_ARGUMENTS = {"tokens": "the number of tokens", "cost": "money, in the unit of cost_per_run"}
 
 
 def largest_sums(sums: Mapping[str, float], most: int = MOST_KEYS) -> dict[str, float]:
@@ -148,9 +147,9 @@ class Usage:
 USAGE: ContextVar[Usage | None] = ContextVar("ackcore.calls.usage", default=None)
 
 
-def used(
-    *given: Never, tokens: float | None = None, cost: float | None = None, **unknown: Never
-) -> None:
+@marked_final()
+@naming_arguments
+def used(*, tokens: float | None = None, cost: float | None = None) -> None:
     """Report the tokens that the running call has used, such as those of a language model, or the
     money that it has cost.
 
@@ -182,33 +181,20 @@ def used(
     All these errors are final: the call may have cost money, so it is not repeated, and its record
     becomes a dead letter. This holds also if you handle the error and raise another one.
     """
-    report(USAGE.get(), tokens, cost, given, unknown)
+    report(USAGE.get(), tokens, cost)
 
 
-def report(
-    usage: Usage | None, tokens: Any, cost: Any, given: Sequence[Any], unknown: Mapping[str, Any]
-) -> None:
+def report(usage: Usage | None, tokens: Any, cost: Any) -> None:
     """Check a report, and add it to the usage of a call, if there is one; see `used`."""
-    try:
-        if unknown:
-            raise unknown_argument("used", unknown, _ARGUMENTS)
-        if given:
-            raise TypeError(
-                f"used() takes no argument without its name, got {given[0]!r}; write tokens=... "
-                "or cost=..."
-            )
-        if tokens is None and cost is None:
-            raise TypeError(
-                "used() needs tokens=... or cost=..., got neither; do not call it if the service "
-                "does not say what the call used"
-            )
-        some = (("tokens", tokens, _MOST_TOKENS), ("cost", cost, MOST_COST))
-        found = [None if one is None else _amount(one, name, most) for name, one, most in some]
-        if usage is not None:
-            usage.report(*found)
-    except Exception as error:
-        as_final(error)
-        raise
+    if tokens is None and cost is None:
+        raise TypeError(
+            "used() needs tokens=... or cost=..., got neither; do not call it if the service does "
+            "not return them"
+        )
+    some = (("tokens", tokens, _MOST_TOKENS), ("cost", cost, MOST_COST))
+    found = [None if one is None else _amount(one, name, most) for name, one, most in some]
+    if usage is not None:
+        usage.report(*found)
 
 
 def _amount(given: Any, name: str, most: float) -> float:

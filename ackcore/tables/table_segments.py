@@ -27,6 +27,8 @@ RANGE_ROWS, RANGE_BYTES = 500_000, 128 << 20
 _NOTES = b"ackcore.segment"
 #: The stored columns of the index, and that of the columns of fixed width.
 _DISTANCES, _BITS, _BLOCK = "_distances", "_bits", "_block"
+#: The column with the place of a stored row: the number of its segment, and 40 bits of its own.
+_PLACE, _ROW_BITS = "_place", 40
 #: The note of a column that a segment lacks.
 _ABSENT: Note = {"nulls": "all", "at": (0, 0)}
 
@@ -277,15 +279,37 @@ class TableReader:
             places[expires[places] <= self.horizon_ms] = -1
         return stored.take(pa.array(places, mask=places < 0))
 
-    def rows_of(self, hashes: UInt64s) -> pa.Table:
-        """Return the newest existing rows with some hashes, which ascend; one row per key."""
-        names = self.shape.stored_schema.names[1:]
-        found = [segment.rows_of(hashes, names)[1] for segment in self.segments]
+    def rows_of(self, hashes: UInt64s, names: Sequence[str]) -> pa.Table:
+        """Return stored columns of the newest existing rows with some hashes, one row per key.
+
+        `whole` reads the other columns of some of these rows.
+
+        ``hashes``: different ones, which ascend. ``names``: the columns of the key, the time at
+        which rows expire, and others.
+        """
+        found = []
+        for number, segment in enumerate(self.segments):
+            places, rows = segment.rows_of(hashes, names)
+            found.append(rows.append_column(_PLACE, pa.array(places + (number << _ROW_BITS))))
         return live_rows(self.shape, newest_rows(self.shape, found), self.horizon_ms)
+
+    def whole(self, rows: pa.Table) -> pa.Table:
+        """Return rows that `rows_of` returned with all stored columns."""
+        places = one_chunk(rows.column(_PLACE)).to_numpy()
+        order = np.argsort(places)
+        numbers, places = np.divmod(places[order], 1 << _ROW_BITS)
+        starts = np.searchsorted(numbers, np.arange(len(self.segments) + 1))
+        parts = [
+            (segment, places[starts[number] : starts[number + 1]] + segment.start)
+            for number, segment in enumerate(self.segments)
+        ]
+        hashes = one_chunk(rows.column(HASH)).to_numpy()[order]
+        return rows_in(self.shape, parts, hashes).take(pa.array(np.argsort(order)))
 
     def _sessions(self, keys: Sequence[pa.Array], hashes: UInt64s) -> pa.Table:
         """Look up sessions: all those of a key have its hash, and are read once."""
-        stored = self.rows_of(np.unique(hashes))
+        names = self.shape.stored_schema.names
+        stored = self.rows_of(np.unique(hashes), names[1:]).select(names)
         both = [
             pa.concat_arrays([one_chunk(stored.column(field.name)), key])
             for field, key in zip(self.shape.key, keys, strict=True)

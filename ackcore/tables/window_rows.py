@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.tables.folding import groups_of, live_rows, merge_states, newest_rows
+from ackcore.tables.folding import groups_of, merge_states, newest_rows
+from ackcore.tables.key_groups import UInt64s
 from ackcore.tables.table_segments import TableReader, TableSegment, ranges_of, rows_in
 from ackcore.tables.table_shape import EXPIRES, HASH, HASH_END, TableShape, one_chunk
 from ackcore.tables.time_windows import END, START
 from ackcore.tables.watermarks import NEVER
 
-#: The column with the place of a stored row: the number of its segment, and 40 bits of its own.
-_PLACE, _ROW_BITS = "_place", 40
-
 
 def merged_sessions(
     shape: TableShape, reader: TableReader, partial: pa.Table
 ) -> tuple[int, pa.Table]:
-    """Return sessions after some rows: the joined ones, and a mark for each that has gone.
+    """Return the sessions that new rows join or begin, and a row for each that they remove.
 
     ``partial``: the sessions among the new rows, as `fold_rows` returns them.
 
     Returns
     -------
     tuple
-        By how many sessions there are more than before, and stored rows, ascending by hash.  A
-        session that another one has taken in has no states, and expired long ago; its row hides
-        the older one.
+        The number of sessions less the number before, and stored rows, ascending by hash.  The row
+        of a session that has become part of an earlier one has no states, and has expired; it
+        replaces the older row.
     """
     names = [*shape.key_names, shape.states(END)[0].name]
-    known = _open_sessions(reader, partial, names)
+    known = reader.rows_of(_hashes(partial), [*names, EXPIRES])
     both = pa.concat_tables([known.select([HASH, *names]), partial.select([HASH, *names])])
     groups, keys = groups_of(shape, both, joined=True)
     session = np.empty(len(both), np.int64)
@@ -45,7 +43,7 @@ def merged_sessions(
     if not len(joined):
         return len(partial), partial
     starts = keys[-1].take(pa.array(session[joined]))
-    older = _whole(reader, known.take(pa.array(joined)))
+    older = reader.whole(known.take(pa.array(joined)))
     joins = joins[len(known) :]
     merged = merge_states(shape, older, partial.filter(pa.array(joins)))
     gone = older.filter(pc.not_equal(older.column(START), starts))
@@ -62,34 +60,11 @@ def merged_sessions(
     return more, rows.take(pa.array(order))
 
 
-def _open_sessions(reader: TableReader, rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Return columns of all open sessions whose hashes some rows have, and their places.
-
-    A look-up of each session would compare it with all others of its key.
-
-    ``rows``: rows that ascend by hash.
-    """
+def _hashes(rows: pa.Table) -> UInt64s:
+    """Return the different hashes of rows that ascend by hash."""
     hashes = one_chunk(rows.column(HASH)).to_numpy()
-    hashes = hashes[np.append(True, hashes[1:] != hashes[:-1])]
-    found = []
-    for number, segment in enumerate(reader.segments):
-        places, part = segment.rows_of(hashes, [*names, EXPIRES])
-        found.append(part.append_column(_PLACE, pa.array(places + (number << _ROW_BITS))))
-    return live_rows(reader.shape, newest_rows(reader.shape, found), reader.horizon_ms)
-
-
-def _whole(reader: TableReader, rows: pa.Table) -> pa.Table:
-    """Return all columns of rows by their places, with the hashes that the rows have."""
-    places = one_chunk(rows.column(_PLACE)).to_numpy()
-    order = np.argsort(places)
-    numbers, places = np.divmod(places[order], 1 << _ROW_BITS)
-    starts = np.searchsorted(numbers, np.arange(len(reader.segments) + 1))
-    parts = [
-        (segment, places[starts[number] : starts[number + 1]] + segment.start)
-        for number, segment in enumerate(reader.segments)
-    ]
-    hashes = one_chunk(rows.column(HASH)).to_numpy()[order]
-    return rows_in(reader.shape, parts, hashes).take(pa.array(np.argsort(order)))
+    different: UInt64s = hashes[np.append(True, hashes[1:] != hashes[:-1])]
+    return different
 
 
 def closing_rows(reader: TableReader, until_ms: int) -> Iterator[pa.Table]:
@@ -118,7 +93,7 @@ def closing_rows(reader: TableReader, until_ms: int) -> Iterator[pa.Table]:
             continue
         if shape.sessions:
             # A newer row of the session may close later.
-            newest = _open_sessions(reader, newest, shape.key_names)
-            newest = _whole(reader, newest.filter(pc.less_equal(newest.column(EXPIRES), until_ms)))
+            newest = reader.rows_of(_hashes(newest), [*shape.key_names, EXPIRES])
+            newest = reader.whole(newest.filter(pc.less_equal(newest.column(EXPIRES), until_ms)))
         if len(newest):
             yield newest

@@ -192,21 +192,29 @@ def columns_of(answer: Any, schema: pa.Schema, rows: int) -> pa.RecordBatch:
 def answer_parts(
     answer: Any, schema: pa.Schema, rows: int
 ) -> tuple[list[tuple[int, pa.RecordBatch]], list[Misfit]]:
-    """Convert the answer of a function of batches to batches, each with the number of its first
-    row; return the rows whose values do not fit, too. These are all rows if the answer has other
-    columns, or another number of rows.
+    """Convert the answer of a function of batches, except the rows whose values do not fit.
 
     ``answer``, ``schema``, ``rows``: see `columns_of`.
+
+    Returns
+    -------
+    tuple
+        Batches, each with the number of its first row; and the rows that do not fit. These are all
+        rows if the answer has other columns, or another number of rows.
     """
     batches: list[tuple[int, pa.RecordBatch]] = []
     misfits: list[Misfit] = []
     try:
         return [(0, columns_of(answer, schema, rows))], []
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a value's own methods are user code: SystemExit too
         try:
             columns = columns_in(_as_columns(answer, schema), schema, TITLE)
             is_one_each = all(len(column) == rows for column in columns)
-        except Exception:
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
             is_one_each = False
         if not is_one_each:
             return [], [Misfit(row, error) for row in range(rows)]
@@ -220,7 +228,7 @@ def answer_parts(
 
 
 def _as_columns(answer: Any, schema: pa.Schema) -> Any:
-    """Return an answer with its only column in a list, if it is that column."""
+    """Return an answer as columns: if it is a single column, in a list."""
     is_table = isinstance(answer, pa.RecordBatch | pa.Table | Mapping | list | tuple)
     return answer if is_table or len(schema) > 1 else [answer]
 

@@ -399,8 +399,9 @@ class AsyncBolt(Component):
         """Process several tuples by one call; ``collectors[i]`` emits for ``tuples[i]``.
 
         An emission that does not fit fails its tuple, and does not raise.
-        If it raises, the tuples it emitted are dropped. `Retry`, a time-out, a failed connection or
-        an exception in ``retry_on`` concerns the call: it is repeated, or all its inputs fail.
+        If ``execute_many`` raises, the tuples it emitted are dropped. `Retry`, a time-out, a failed
+        connection or an exception in ``retry_on`` concerns the call: it is repeated, or all its
+        inputs fail.
         After any other exception the inputs are bisected, by calls with fewer inputs, until the
         failing ones are found; only these fail. So an input may be processed several times.
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Never, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from ackcore._arrow.shown import shown_values
 from ackcore._records import Int64s
-from ackcore.calls.unknown_arguments import unknown_argument
+from ackcore._words import naming_arguments
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.condition_nodes import Node
 from ackcore.topology.sql_conditions import UnsupportedSql, compile_condition
@@ -27,10 +27,6 @@ BatchCondition = Callable[[pa.RecordBatch], Any]
 
 #: The most characters of a value in a reason, and the most columns in the reason of a function.
 _CHARS, _COLUMNS = 100, 8
-_ARGUMENTS = {
-    "on_fail": "'dead_letter', 'drop' or 'fail'",
-    "stream": "the name of a stream of the bolt",
-}
 
 
 @dataclass(frozen=True)
@@ -42,11 +38,11 @@ class Expectations:
     stream: str
 
 
+@naming_arguments
 def expect(
     *conditions: str | BatchCondition,
     on_fail: OnFail = "dead_letter",
     stream: str = DEFAULT_STREAM,
-    **unknown: Never,
 ) -> Expectations:
     """Return the argument ``expect`` of ``builder.spout`` and ``builder.bolt``.
 
@@ -81,8 +77,6 @@ def expect(
     TypeError, ValueError
         If an argument is wrong. ``build`` checks the expressions.
     """
-    if unknown:
-        raise unknown_argument("expect", unknown, _ARGUMENTS)
     if not conditions:
         raise ValueError('expect() needs at least one condition, such as "amount > 0"; got none')
     for one in conditions:

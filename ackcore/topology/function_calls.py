@@ -15,7 +15,7 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.calls.call_settings import MAX_THREADS, CallSettings
 from ackcore.calls.calls import Calls
-from ackcore.calls.final_errors import as_final, is_marked_final
+from ackcore.calls.final_errors import as_final, is_marked_final, marked_final
 from ackcore.calls.outcomes import CallOutcome
 from ackcore.calls.rate_limits import unreported
 from ackcore.calls.threads import CallThreads, is_async
@@ -113,11 +113,8 @@ class RowFunction(_Calling, AsyncBolt):
     async def execute(self, tuple: Tuple, collector: AsyncCollector) -> None:
         """Call the function."""
         answer = await self._call(tuple)
-        try:
+        with marked_final():
             row = self._answers.row(answer)
-        except Exception as misfit:
-            as_final(misfit)
-            raise
         collector.emit((*tuple.values, *row))
 
     async def cleanup(self) -> None:  # type: ignore[override]

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Never, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
 from ackcore._arrow import offsets_of
-from ackcore.calls.final_errors import as_final
+from ackcore._words import naming_arguments
+from ackcore.calls.final_errors import as_final, marked_final
 from ackcore.calls.usage import USAGE, report
 from ackcore.topology.bolt_calls import joined, no_stream, refuse_attribute
 from ackcore.topology.components import DEFAULT_STREAM
@@ -460,24 +461,17 @@ class AsyncCallCollector(CallCollector):
         self._usage = USAGE.get()  # a thread of the bolt has another context
         self.endpoint = endpoint
 
-    def used(
-        self,
-        *given: Never,
-        tokens: float | None = None,
-        cost: float | None = None,
-        **unknown: Never,
-    ) -> None:
+    @marked_final()
+    @naming_arguments
+    def used(self, *, tokens: float | None = None, cost: float | None = None) -> None:
         """See `AsyncCollector.used`."""
-        report(self._usage, tokens, cost, given, unknown)
+        report(self._usage, tokens, cost)
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            try:
+            with marked_final():
                 refuse_attribute(self, name)
-            except AttributeError as error:
-                as_final(error)
-                raise
 
 
 class GroupCollector(AsyncCallCollector):

@@ -409,7 +409,7 @@ def test_reports_of_a_call_that_has_ended_are_refused_and_counted():
 
 
 def test_failed_calls_are_counted_if_none_reports_its_use():
-    """Except those that tell nothing of their use: refused ones, and failed connections."""
+    """Do not count calls that were refused, and failed connections: they used nothing."""
 
     async def call(item):
         raise (ValueError, Retry, ConnectionError)[item % 3]("no")
@@ -426,19 +426,18 @@ def test_failed_calls_are_counted_if_none_reports_its_use():
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("argument", "says"),
     [
-        ({"calls_per_sec": 5}, "'calls_per_sec', got 5; did you mean calls_per_s=... (calls per s"),
-        ({"calls_per_min": 60}, "got 60; did you mean calls_per_s=... (calls per second)?"),
-        ({"tokens_per_s": 9}, "got 9; did you mean tokens_per_min=... (tokens per minute)?"),
-        ({"max_concurrency": 2}, "did you mean concurrency=... (calls of a key at once, in each"),
-        ({"rps": 2}, "got 2; its arguments are per=... (the key: a column, or a function of a tup"),
+        ("calls_per_min", "did you mean 'calls_per_s'?"),
+        ("tokens_per_s", "did you mean 'tokens_per_min'?"),
+        ("max_concurrency", "did you mean 'concurrency'?"),
+        ("rps", "the arguments are 'per', 'calls_per_s', 'concurrency', 'tokens_per_min', "),
     ],
 )
-def test_another_argument_of_a_limit_is_refused_with_its_units(given, says):
-    with pytest.raises(TypeError, match=re.escape("RateLimit() has no argument")) as raised:
-        RateLimit(**given)
-    assert says in str(raised.value)
+def test_another_argument_of_a_limit_is_refused(argument, says):
+    says = f"RateLimit() has no argument {argument!r}; {says}"
+    with pytest.raises(TypeError, match=re.escape(says)):
+        RateLimit(**{argument: 5})
 
 
 def test_a_limit_can_be_copied_and_pickled():

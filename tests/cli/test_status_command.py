@@ -121,7 +121,7 @@ def test_as_a_process(checkpoint):
 
 
 def test_a_reader_of_the_output_that_has_ended_is_no_error(checkpoint):
-    """Like ``ackcore status | head``."""
+    """Run the command line with a closed pipe, as ``ackcore status | head`` does."""
     read, write = os.pipe()
     os.close(read)
     ackcore = [sys.executable, "-m", "ackcore.cli.entry"]

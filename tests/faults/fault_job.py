@@ -41,7 +41,7 @@ WINDOW_S = 20
 
 
 def stage(directory, records, files, copies=False):
-    """Write records to so many files, in turns; a stream takes them in the order of their times.
+    """Write records to ``files`` files, in turns; a stream reads them in the order of their times.
 
     With ``copies``, some come once more, in the next file, or in the last one if there is none.
     """
@@ -58,12 +58,12 @@ def stage(directory, records, files, copies=False):
 
 
 def copies_of(key):
-    """How many records of a key the source has, if it has copies."""
+    """Return the number of records of a key in a source with copies."""
     return 1 + (key % 6 == 1)
 
 
 def time_of(key, files):
-    """The time of a record in seconds: files hold later ones than those before."""
+    """Return the time of a record in seconds; later files have later times."""
     return key % files * 1000 + key
 
 
@@ -380,7 +380,7 @@ class Count(BatchBolt):
 
 
 class CountAndLookUp(Count):
-    """The same, with what windows need and with what is in a table."""
+    """The same bolt, with a time for windows and a count that it looks up in a table."""
 
     outputs = STATE
     uses = ("words",)
@@ -480,7 +480,7 @@ def topology_of(spark, config):
 
 
 def sink_of(config):
-    """Where rows go: files, or files by a sink that fails."""
+    """Return the sink: Parquet files, or files of a sink that fails."""
     path, sink = config.get("sink_path", f"{config['directory']}/sink"), config.get("sink")
     return to_parquet(path) if sink is None else Sink(path, f"{config['directory']}/marks", **sink)
 

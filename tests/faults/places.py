@@ -35,7 +35,7 @@ class Disk:
         self.checkpoint, self.sink = f"{directory}/checkpoint", f"{directory}/sink"
 
     def fetched(self) -> Path:
-        """Where all of it lies as files: ``checkpoint``, ``sink`` and ``sink-closed``."""
+        """Return a directory with the files: ``checkpoint``, ``sink`` and ``sink-closed``."""
         return self._directory
 
     def contents(self) -> dict[str, bytes]:
@@ -103,7 +103,7 @@ class Bucket:
         return {name for name in files if name.removeprefix(below).encode() not in index}
 
     def fetched(self) -> Path:
-        """Where all of it lies as files."""
+        """Return a directory with a copy of all objects as files."""
         self._looks += 1
         copy = self._directory / f"fetched-{self._looks}"
         objects = self._objects()

@@ -1,4 +1,4 @@
-"""The checker itself: it passes an honest state, and each of its checks has been seen red.
+"""The checker of the fault tests: it accepts a correct state, and each check refuses a forgery.
 
 A forgery changes one thing in the state of a query that has ended.
 """

@@ -75,7 +75,7 @@ def test_a_driver_that_fails_at_every_step(spark, job, failing_at, message_id, e
 
 @pytest.mark.faults
 def test_a_killed_driver_of_a_file_spout_goes_on(job, tmp_path):
-    """A DataFrame has the files in `test_a_driver_that_is_killed_at_every_step`."""
+    """`test_a_driver_that_is_killed_at_every_step` does it with a DataFrame."""
     it = job(fault_job.lines(50), rules=RULES, files=5, state=5, bucket_files=f"{tmp_path}/job/in")
     for step in ("decided:1", "tables-recorded:2", "changes-recorded:3"):
         assert it.run(failpoints=step).killed

@@ -1,4 +1,4 @@
-"""Sinks and the dead-letter store fail: at the start, for a while, in the midst of a write."""
+"""Sinks and the dead-letter store fail: at the start, for a while, during a write."""
 
 from __future__ import annotations
 

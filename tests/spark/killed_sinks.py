@@ -1,4 +1,4 @@
-"""Drivers that are real processes, to be killed; and what a made-up world of theirs must hold.
+"""Drivers that are processes to kill, and the checks of the simulated world that they run in.
 
 No tests; a module of its own, so that a fork server can load it once for all of them.
 """

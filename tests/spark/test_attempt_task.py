@@ -167,7 +167,7 @@ def test_what_may_pass_is_called_again_and_counted():
 
 @pytest.mark.parametrize("is_batch", [False, True])
 def test_a_wrong_report_of_the_use_is_not_retried(is_batch):
-    """The call may have been paid, and would be paid again."""
+    """Make one call, since another one might be paid again."""
     calls = []
 
     def priced(row):

@@ -111,9 +111,13 @@ def test_a_mistake_in_the_driver_is_not_tried_again(world):
 def test_a_value_that_spark_refuses_twice_is_not_tried_again(world):
     """The value met first differs from run to run."""
     cast = (
-        "[CAST_INVALID_INPUT] The value '{}' cannot be cast to \"INT\". SQLSTATE: 22018\n at java"
+        "org.apache.spark.SparkNumberFormatException: [CAST_INVALID_INPUT] The value '{}' cannot "
+        'be cast to "INT". SQLSTATE: 22018\n at java'
     )
-    division = "[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012"
+    division = (
+        "org.apache.spark.SparkArithmeticException: [DIVIDE_BY_ZERO] Division by zero. "
+        "SQLSTATE: 22012"
+    )
     errors = [division, cast.format("x0"), cast.format("x1")]
 
     def behaves(line, attempt):

@@ -71,7 +71,7 @@ class Take(BasicBolt):
 
 
 class Enrich(BasicBolt):
-    """Adds to a closed hour; what happens to it depends on the numbers of its orders."""
+    """Adds a column to a closed hour. It fails or dies by the numbers of its orders: `fate`."""
 
     outputs = pa.schema(
         [("shop", pa.string()), ("begin", TS), ("ns", pa.list_(pa.int64())), ("does", pa.string())]
@@ -164,7 +164,7 @@ def dying_at(step, number):
 
 
 class Model:
-    """A stream whose drivers are killed, and an oracle that knows records, rows and letters."""
+    """A stream whose drivers are killed, and an oracle with its records, rows and dead letters."""
 
     def __init__(self, path, **of):
         RAN.clear()

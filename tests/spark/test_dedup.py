@@ -53,7 +53,7 @@ RECORDS = pa.schema(
 )
 #: The executions so far: micro-batch and record.  Tasks run in this process.
 RAN: list[tuple[int, int]] = []
-#: Records that were sent again, and succeed now.
+#: Records whose dead letters were sent again; they succeed.
 FIXED: set[int] = set()
 
 
@@ -339,7 +339,7 @@ def test_one_record_of_a_key_has_effects_and_none_is_lost(bounds, taken):
 
 
 def test_on_spark_a_killed_driver_leaves_each_key_once(tmp_path):
-    """It dies over the keys' table of its second micro-batch, in a stream of files."""
+    """Kill it after it recorded the table of keys of its second micro-batch of files."""
     write_files(tmp_path)
     driver = in_processes(drive, 240)
     assert driver(tmp_path, "tables-recorded:1") == -signal.SIGKILL

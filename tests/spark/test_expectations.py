@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException
 from ackcore import testing
 from ackcore.metrics.readings import READINGS, SnapshotListener
 from ackcore.spark import RateSpout, RunFailed, dead_letters, run_batch, start
+from ackcore.spark.base.versions import SPARK
 from ackcore.spark.engine.insist import ExpectationFailed
 from ackcore.spark.engine.progress import Progress
 from ackcore.topology import BatchBolt, TopologyBuilder, TopologyError
@@ -145,6 +146,8 @@ def test_conditions_have_the_results_of_spark(spark, conf, tmp_path, seed):
     rng = random.Random(seed)
     rows = table(rng)
     pq.write_table(rows, str(tmp_path / "rows.parquet"))
+    # Spark 3.5 reads days before 1582-10-15 only so.
+    conf("spark.sql.parquet.datetimeRebaseModeInRead", "CORRECTED")
     frame = spark.read.parquet(str(tmp_path / "rows.parquet")).coalesce(1)
     batch = rows.combine_chunks().to_batches()[0]
     types = spark_types(frame.schema)
@@ -169,6 +172,8 @@ def test_conditions_have_the_results_of_spark(spark, conf, tmp_path, seed):
             found = frame.selectExpr(*(f"{one.name} AS c{n}" for n, one in enumerate(some)))
             for check, values in zip(some, _columns(found), strict=True):
                 assert _values(check, batch) == list(values), check.name
+    if SPARK < (4, 0):
+        return  # it evaluates the right side of a comparison even if the left one is NULL
     conf("spark.sql.ansi.enabled", "true")
     for check, raised in zip(checks, errors, strict=True):
         if not raised:
@@ -443,9 +448,7 @@ def test_a_comparison_with_null_is_refused(condition, instead):
 
 
 def test_another_argument_of_expect_is_refused():
-    with pytest.raises(
-        TypeError, match=r"no argument 'onfail', got 'drop'; did you mean on_fail=.*'f"
-    ):
+    with pytest.raises(TypeError, match=r"no argument 'onfail'; did you mean 'on_fail'\?"):
         expect("id > 0", onfail="drop")
     with pytest.raises(TypeError, match=r"got list \['id > 0'\]; write each as an argument of its"):
         expect(["id > 0"])

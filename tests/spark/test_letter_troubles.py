@@ -192,7 +192,7 @@ def killer():
 
 @pytest.fixture(params=["file operation", "request"])
 def dying(request, tmp_path, monkeypatch):
-    """A place for checkpoints, and ``arm(n)``: what comes dies at its n-th operation, or request.
+    """A place for checkpoints, and ``arm(n)``, after which the n-th operation or request kills.
 
     Requests are to obstore's own memory, since there are thousands of them.
     """
@@ -223,7 +223,7 @@ def dying(request, tmp_path, monkeypatch):
 def test_killed_at_any_instant_no_letter_is_lost_doubled_or_sent_twice(
     dying, monkeypatch, every_nth
 ):
-    """A driver that writes, merges and removes, a replay and a drop: each dies in its midst."""
+    """Kill a driver that writes, merges and removes, a replay and a drop, at each operation."""
     root, arm = dying
     monkeypatch.setattr(compaction, "_FEWEST", 3)
     hour = wall_clock_ms() + 2 * compaction.KEPT_MS

@@ -513,7 +513,7 @@ print(gc.get_freeze_count())
 
 
 def test_the_modules_of_a_worker_are_no_work_for_its_garbage_collector():
-    """In a process of its own, as a worker is; a driver's objects are its user's."""
+    """Run in another process: the daemon of tests freezes objects, too, before it forks workers."""
     said = subprocess.run([sys.executable, "-c", FROZEN], capture_output=True, check=True)
     before, in_worker, again = map(int, said.stdout.split())
     assert before == 0

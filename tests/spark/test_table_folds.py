@@ -275,7 +275,7 @@ def test_a_table_costs_no_put_of_the_records(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("harm", ["remove", "flip", "cut"])
 def test_a_harmed_segment_ends_the_query_by_name(place, harm, monkeypatch):
-    """And all who read it: tasks, whose snapshots are pickled, DataFrames, the command line."""
+    """Other readers raise, too: tasks, with pickled snapshots, DataFrames, the command line."""
     world = TableWorld(place)
     world.take(0, ["a1.o", "b1.o"])
     store = open_store(f"{place}/ackcore", "place")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 import ackcore
@@ -28,13 +26,6 @@ HERE = WorkerReport("/here/python", "3.11.2", ackcore.__version__, None)
 class Pass(BasicBolt):
     def execute(self, tuple, collector):
         pass
-
-
-class CountFrozen(BasicBolt):
-    outputs = pa.schema([("objects", pa.int64())])
-
-    def execute(self, tuple, collector):
-        collector.emit([gc.get_freeze_count()])
 
 
 @pytest.fixture
@@ -206,15 +197,3 @@ def test_one_worker_that_is_unfit_is_enough(answer, words):
     judge({HERE, HERE._replace(executable="/there/python")})
     with pytest.raises(WorkerPythonError, match=words):
         judge({HERE, answer})
-
-
-def test_the_modules_of_a_worker_are_no_work_for_its_garbage_collector(spark, tmp_path):
-    found, here = [], gc.get_freeze_count()
-    builder = TopologyBuilder()
-    builder.spout("numbers", spark.range(3))
-    builder.bolt("frozen", CountFrozen()).shuffle("numbers")
-    builder.sink("frozen", lambda frame, number: found.extend(frame.collect()))
-    run_batch(builder.build(), spark, tmp_path / "checkpoint")
-    assert len(found) == 3
-    assert min(found)[0] > 10_000
-    assert gc.get_freeze_count() == here  # the driver's objects are the user's

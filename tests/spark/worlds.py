@@ -301,7 +301,7 @@ class World(Sink):
 
 
 class Replaying(World):
-    """A world whose dead letters are stored, and can be sent again: then their lines succeed."""
+    """A world with stored dead letters. The lines of those that are sent again succeed."""
 
     def __post_init__(self):
         self.fixed = set()

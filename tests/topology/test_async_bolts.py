@@ -676,8 +676,14 @@ def test_a_collector_reports_tokens(most):
 
 #: Mistakes in the code around a call that was made, and the beginning of the reason.
 MISTAKES = {
-    "another argument": (lambda c: c.used(costs=1), "used() has no argument 'costs', got 1; did"),
-    "no name": (lambda c: c.used(5), "used() takes no argument without its name, got 5; write"),
+    "another argument": (
+        lambda c: c.used(costs=1),
+        "AsyncCallCollector.used() has no argument 'costs'; did you mean 'cost'?",
+    ),
+    "no name": (
+        lambda c: c.used(5),
+        "AsyncCallCollector.used() takes no argument without a keyword, got 5 as",
+    ),
     "text": (lambda c: c.used(cost="1"), "cost of used() must be a number, got str '1'; convert"),
     "negative": (lambda c: c.used(cost=-1), "cost of used() must be in 0..1000000000000000, got -"),
     "NaN": (lambda c: c.used(tokens=float("nan")), "tokens of used() must be in 0..1000000000, go"),
@@ -729,7 +735,7 @@ class Mistaken(AsyncBolt):
 def test_a_mistake_after_a_call_is_final_and_the_call_is_not_repeated(
     kind, journal, most, handles, tmp_path
 ):
-    """Neither in the task, nor for half of its inputs, nor later. Another input is not affected."""
+    """No further call is made for the input; other inputs are unaffected."""
     mistake, says = MISTAKES[kind]
     limit = RateLimit(tokens_per_min=1e9)
     bolt = Mistaken(mistake, handles, max_batch=most, limit=limit, journal=journal)

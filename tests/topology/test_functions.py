@@ -261,7 +261,7 @@ ROWS = 1100  # some slices of a task
 def square(row):
     if row["n"] % 10 == 3:
         raise Reject("no")
-    if row["n"] % 250 == 7:  # few of them: each has the others wait
+    if row["n"] % 250 == 7:  # few of them, as each delays the others
         raise Retry("busy", after_s=3600)
     return row["n"] ** 2
 
@@ -336,6 +336,18 @@ def too_few(batch: pa.RecordBatch):
     return [[1] * (batch.num_rows - 1)]
 
 
+class Quits:
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, rows):
+        raise SystemExit("no rows")
+
+
+def quits(batch: pa.RecordBatch):
+    return [Quits()]
+
+
 @pytest.mark.parametrize(
     ("function", "says"),
     [
@@ -344,11 +356,12 @@ def too_few(batch: pa.RecordBatch):
         (lambda row: ("one",), "'square' of fn's stream 'default' must be int64, got str"),
         (of_text, "tokens of used() must be a number, got str 't0'"),
         (too_few, "fn must return 3 rows, one for each row of its batch, got 2"),
+        (quits, "no rows"),
     ],
 )
 def test_an_answer_that_does_not_fit_is_final_and_the_call_is_not_repeated(function, says):
     paid = []
-    is_batch = function in (of_text, too_few)
+    is_batch = function in (of_text, too_few, quits)
 
     def counted(one):
         paid.append(one)

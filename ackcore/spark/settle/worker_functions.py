@@ -312,14 +312,15 @@ def settle_blobs(
     return settle
 
 
+#: The factor of a multiplicative hash, and the mask of six of its high bits.
+_ODD, _ONE_IN_64 = np.int64(0x1E3779B97F4A7C15), np.int64(63 << 57)
+
+
 def _roots_in(parts: Sequence[Events | Entries | pa.Table]) -> int:
-    """Estimate the number of distinct roots, from those with one in 64 hashes."""
+    """Estimate the number of distinct roots from one in 64 of them, drawn by a hash."""
     columns = [rows.root_ids for rows in parts if not isinstance(rows, pa.Table)]
     roots: Int64s = np.concatenate([ids[(ids * _ODD) & _ONE_IN_64 == 0] for ids in columns])
     return 64 * len(np.unique(roots))
-
-
-_ODD, _ONE_IN_64 = np.int64(0x1E3779B97F4A7C15), np.int64(63 << 57)
 
 
 _UNLIKE_TIMES = (

@@ -67,12 +67,12 @@ def attempt_at(level: int) -> TaskAttempt:
 
 @cache
 def _leave_modules_out() -> None:
-    """Exclude all objects of this process from garbage collection, once in each worker.
+    """Exclude all existing objects of this process from garbage collection, once in each worker.
 
-    After each task Spark's worker collects garbage before it takes the next task. The objects of
-    the imported modules made that cost 50 ms of CPU, five times as much as a task with 1,000 rows.
-    If the first task's bolts are classes that are sent by value, these stay, with the globals that
-    their methods use: one copy, which the next task with them replaces.
+    Spark's worker collects garbage after each task. With the objects of the imported modules, a
+    collection takes 50 ms of CPU, five times as much as a task with 1,000 rows. If bolts of the
+    first task are classes that are sent by value, these stay, with the globals of their methods:
+    one copy, which the next task with them replaces.
     """
     gc.freeze()
 
