@@ -37,6 +37,7 @@ from ackcore.topology.builder import TopologyBuilder
 from ackcore.topology.components import Component
 from ackcore.topology.failure_reasons import exception_classes
 from ackcore.topology.function_calls import BatchFunction, RowFunction
+from ackcore.topology.settings import check_keywords
 
 #: Places to create objects that cannot be pickled: tasks enter a context manager before calls.
 WHERE = "fn, or in __enter__() or __aenter__() of an object that is called"
@@ -251,6 +252,7 @@ def guard(
     >>> counts.acked, counts.dead
     (14997, 3)
     """
+    check_keywords(settings, guard.__kwdefaults__ or ())
     refuse_frame(frame, "frame")
     kind = kind_of(fn)
     columns, answers = read_outputs(outputs, frame)
@@ -421,9 +423,9 @@ def check_limit(frame: DataFrame, kind: Kind, limit: RateLimit | None) -> None:
     """
     if limit is not None and limit.cost_per_run is not None:
         raise ValueError(
-            f"limit must have no cost_per_run here, got {limit.cost_per_run:g}: no journal exists "
-            "in which the cost of a task that died could be found; write an AsyncBolt with "
-            "journal = True"
+            f"limit of attempt() or guard() must have no cost_per_run, got {limit.cost_per_run:g}: "
+            "only a bolt with a journal, behind an exchange, counts the money of a run; write an "
+            "AsyncBolt with journal = True, and add it by .bolt(..., parallelism=...)"
         )
     per = None if limit is None else limit.per
     if per is None:

@@ -242,16 +242,19 @@ class Settings:
         return cls(**{**given, **overrides})
 
 
-def _settings_hint(name: str) -> str:
+def _settings_hint(name: str, arguments: Iterable[str] = ()) -> str:
     if name in OF_RUNS:
         return "it is an argument of start() or run_batch(): pass it there"
-    return near_miss(name, Settings.names(), "settings")
+    return near_miss(name, (*Settings.names(), *arguments), "settings")
 
 
-def check_keywords(keywords: Iterable[str]) -> None:
-    """Raise `TypeError` for keywords that are not settings."""
+def check_keywords(keywords: Iterable[str], arguments: Iterable[str] = ()) -> None:
+    """Raise `TypeError` for keywords that are not settings.
+
+    The hint may name one of the other ``arguments`` of the function that takes the keywords.
+    """
     unknown = [
-        f"{name!r} is not a setting; {_settings_hint(name)}"
+        f"{name!r} is not a setting; {_settings_hint(name, arguments)}"
         for name in keywords
         if name not in Settings.names()
     ]

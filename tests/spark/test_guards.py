@@ -12,6 +12,7 @@ import pytest
 from pyspark import cloudpickle
 from sessions import on_both_sessions
 
+from ackcore.calls import RateLimit
 from ackcore.spark import Query, attempt, dead_letters, guard, run_batch, to_parquet
 from ackcore.topology import BasicBolt, Reject, Retry, TopologyBuilder
 
@@ -183,6 +184,14 @@ LOCK = threading.Lock()
         (price, "id int", {}, ValueError, "got 'id' of frame and 'id' of outputs"),
         (refers_to_a_lock, PRICE, {}, TypeError, "the global 'LOCK' in refers_to_a_lock"),
         (price, PRICE, {"attempts": 3}, TypeError, "'attempts' is not a setting; did you mean"),
+        (price, PRICE, {"limits": 3}, TypeError, "'limits' is not a setting; did you mean 'limit'"),
+        (
+            price,
+            PRICE,
+            {"limit": RateLimit(cost_per_run=3)},
+            ValueError,
+            "no cost_per_run, got 3: ",
+        ),
         (price, PRICE, {"trigger": "1 second"}, ValueError, "trigger must be left out for a"),
         (price, PRICE, {"retry_on": ["NoError"]}, ValueError, "retry_on has 'NoError', which"),
         (price_batch, PRICE, {"journal": True}, ValueError, "journal must be left out for a fun"),
