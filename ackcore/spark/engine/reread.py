@@ -369,10 +369,9 @@ def check_content(
 ) -> None:
     """Raise `RuntimeError` if partitions have other rows than in the run.
 
-    A place in a partition would then be that of another record. Without fingerprints of the run,
-    nothing is compared.
+    A place in a partition would then be that of another record.
     """
-    for partition in before and before.keys() | now.keys():
+    for partition in before.keys() | now.keys():
         for name, source in setup.sources.items():
             if source.spills:
                 continue

@@ -241,7 +241,7 @@ class RunResult:
             "spilled": {
                 spout: [list(file) for file in some] for spout, some in self.spilled.items()
             },
-            "sample": [[partition, dict(some)] for partition, some in self.content.items()],
+            "content": [[partition, dict(some)] for partition, some in self.content.items()],
         }
 
     @classmethod
@@ -253,8 +253,7 @@ class RunResult:
                 name: tuple(RowFile(*file) for file in some)
                 for name, some in reread["spilled"].items()
             },
-            # Earlier versions recorded fingerprints that depend on the batches: "content".
-            content=dict(reread.get("sample", ())),
+            content=dict(reread["content"]),
         )
 
 
