@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
             "_arguments",
             "_files",
             "_rice",
-            "_words",
+            "_error_hints",
         },
         set(),
     ),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ackcore._columns import as_count
-from ackcore._words import naming_arguments
+from ackcore._error_hints import naming_arguments
 from ackcore.calls.usage import MOST_COST, UsageCounts
 from ackcore.flow.limits import MAX_LIMIT, Limit
 from ackcore.flow.numbers import positive

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ackcore._words import naming_arguments
+from ackcore._error_hints import naming_arguments
 from ackcore.calls.final_errors import marked_final
 from ackcore.flow.numbers import real
 

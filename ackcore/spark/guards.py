@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
 from ackcore import _columns
-from ackcore._words import near_miss
+from ackcore._error_hints import near_miss
 from ackcore.calls import RateLimit
 from ackcore.calls.call_settings import CallSettings
 from ackcore.flow import DelayTarget, Limit

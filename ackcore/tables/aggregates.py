@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from ackcore._arrow import hash_columns, offsets_of, short_repr
 from ackcore._columns import as_count
+from ackcore._error_hints import naming_arguments
 from ackcore._records import Int64s
-from ackcore._words import naming_arguments
 from ackcore.tables.group_values import extreme_rows, has_order, sums_of, valid_of
 from ackcore.tables.key_groups import Bools, KeyGroups
 

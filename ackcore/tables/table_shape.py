@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from ackcore._arrow import hash_columns, short_repr
-from ackcore._words import nearest
+from ackcore._error_hints import nearest
 from ackcore.tables.aggregates import Aggregate, max_of
 from ackcore.tables.key_groups import UInt64s, hashes_of, plain, plain_type
 from ackcore.tables.time_windows import END, START, Window

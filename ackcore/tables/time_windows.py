@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from ackcore._arrow import short_repr
 from ackcore._arrow.record_batches import valid_rows
+from ackcore._error_hints import as_seconds, naming_arguments
 from ackcore._records import Int64s
-from ackcore._words import as_seconds, naming_arguments
 from ackcore.tables.key_groups import Bools, KeyGroups
 
 #: The columns with the start of a window, which is a part of the key, and with its end (exclusive).

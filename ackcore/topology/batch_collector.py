@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from ackcore._arrow import array_of, as_mapping, cast, offsets_of
 from ackcore._arrow.shown import shown_values
+from ackcore._error_hints import listed, near_miss
 from ackcore._records import Int64s
-from ackcore._words import listed, near_miss
 from ackcore.topology.bolt_calls import no_stream, refuse_attribute
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.failure_reasons import ReasonMaker

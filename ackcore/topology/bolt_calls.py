@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ackcore._arrow import offsets_of
 from ackcore._columns import as_count
-from ackcore._words import near_miss
+from ackcore._error_hints import near_miss
 from ackcore.calls.call_settings import MAX_THREADS, CallSettings
 from ackcore.calls.rate_limits import RateLimit, checked_limit
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Component

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ackcore._arrow import short_repr
-from ackcore._words import as_seconds, naming_arguments, numbered
+from ackcore._error_hints import as_seconds, naming_arguments, numbered
 from ackcore.tables.aggregates import Aggregate
 from ackcore.tables.table_shape import MAX_TTL_S, MIN_TTL_S
 from ackcore.tables.time_windows import Window

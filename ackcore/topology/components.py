@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Protocol
 import pyarrow as pa
 
 from ackcore._arrow import nullable_within
-from ackcore._words import nearest
+from ackcore._error_hints import nearest
 from ackcore.calls import RateLimit
 from ackcore.flow import DelayTarget, Limit
 from ackcore.flow.choosers import Chooser, Idlest

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ackcore._words import as_seconds, listed, near_miss
+from ackcore._error_hints import as_seconds, listed, near_miss
 from ackcore.tables.aggregates import count
 from ackcore.tables.table_shape import MAX_TTL_S, MIN_TTL_S, TableShape
 from ackcore.topology.components import DEFAULT_STREAM, Component

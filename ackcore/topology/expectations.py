@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._arrow.shown import shown_values
+from ackcore._error_hints import naming_arguments
 from ackcore._records import Int64s
-from ackcore._words import naming_arguments
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.condition_nodes import Node
 from ackcore.topology.sql_conditions import UnsupportedSql, compile_condition

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ackcore._words import listed, nearest
+from ackcore._error_hints import listed, nearest
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.calls.final_errors import is_marked_final
 from ackcore.calls.outcomes import MAX_AFTER_S

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ackcore._arrow import array_of, as_mapping, short_repr
 from ackcore._arrow.shown import shown_values
-from ackcore._words import listed, near_miss
+from ackcore._error_hints import listed, near_miss
 from ackcore.topology.tuples import Tuple
 
 #: A row as a tuple of Python values.

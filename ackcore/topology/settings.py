@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ackcore._words import near_miss, numbered, seconds_hint
+from ackcore._error_hints import near_miss, numbered, seconds_hint
 from ackcore.topology.failure_reasons import exception_classes
 
 _PREFIX = "ACKCORE_"

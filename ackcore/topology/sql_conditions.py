@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ackcore._words import near_miss
+from ackcore._error_hints import near_miss
 from ackcore.topology.condition_nodes import (
     ArithmeticNode,
     CallNode,

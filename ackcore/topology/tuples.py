@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ackcore._error_hints import nearest
 from ackcore._records import Int64s
-from ackcore._words import nearest
 from ackcore.calls.usage import UsageCounts
 
 #: The maximum number of characters of a message: people read dead letters.

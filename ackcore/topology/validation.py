@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ackcore._arrow import nullable_within
-from ackcore._words import listed, near_miss, nearest
+from ackcore._error_hints import listed, near_miss, nearest
 from ackcore.calls import RateLimit
 from ackcore.calls.call_queues import FairQueues
 from ackcore.calls.outcomes import CallCounts

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from ackcore._words import near_miss
+from ackcore._error_hints import near_miss
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.checkpoint.table_records import TableRecords
 from ackcore.spark.dead_letters.checkpoints import CheckpointView, opened_checkpoint

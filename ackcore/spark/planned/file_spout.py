@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._columns import as_count
-from ackcore._words import as_seconds
+from ackcore._error_hints import as_seconds
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.planned.file_reading import FORMATS, read_files, shown
 from ackcore.spark.planned.planned_source import PlannedSource, SourceError
