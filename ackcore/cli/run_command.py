@@ -285,7 +285,8 @@ def _shown(checkpoint: str, spark: SparkSession, watch: bool, as_json: bool) -> 
                 console=console(),
                 transient=True,
             )
-        with Live(console=console(), screen=True) if watch else bar or nullcontext() as live:
+        screen = Live(console=console(), screen=True, auto_refresh=False) if watch else None
+        with screen or bar or nullcontext():
             task = bar.add_task(described(None), total=None) if bar else None
             quiet, dead, ended = Quiet(time.monotonic()), DeadCounter(), False
             while not ended:
@@ -306,10 +307,10 @@ def _shown(checkpoint: str, spark: SparkSession, watch: bool, as_json: bool) -> 
                     line = quiet.line(time.monotonic(), text)
                     if line is not None and not bar.console.is_terminal and not ended:
                         bar.console.print(cell(line), soft_wrap=True)
-                if isinstance(live, Live):
+                if screen is not None:
                     status = _looked(lambda: read_status(checkpoint, dead=dead), None)
                     if status is not None:
-                        live.update(rendered(status))
+                        screen.update(rendered(status), refresh=True)
 
     thread = Thread(target=look, name="ackcore-shown", daemon=True)
     thread.start()
