@@ -26,9 +26,6 @@
 `PlannedSource`        base class of sources of your own, whose rows a plan names
 `settle`               the outcome of each root in a DataFrame of ack events
 `settle_parquet`       the same for Parquet files, which the workers read themselves
-`combine`              fold each partition's events, without a shuffle
-`settle_partitions`    settle the partitions of an RDD
-`functions`            root ids, edge ids and routing as Arrow UDFs
 =====================  ===========================================================================
 
 Each kind of failure has its own error: `StateError` and its subclasses for a checkpoint,
@@ -50,7 +47,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ackcore.calls import Reject, Retry, Unavailable
     from ackcore.dead_limit import TooManyDead
-    from ackcore.spark import functions
     from ackcore.spark.base.errors import CheckpointInUse, StateError
     from ackcore.spark.base.interrupts import RunCancelled
     from ackcore.spark.dead_letters.reading import dead_letters
@@ -65,9 +61,8 @@ if TYPE_CHECKING:
     from ackcore.spark.planned.planned_source import PlannedSource, SourceError
     from ackcore.spark.planned.rate_spout import RateSpout
     from ackcore.spark.query import Query, run_batch, start
-    from ackcore.spark.settle.dataframes import combine, settle
+    from ackcore.spark.settle.dataframes import settle
     from ackcore.spark.settle.parquet_events import settle_parquet
-    from ackcore.spark.settle.rdds import settle_partitions
     from ackcore.spark.sinks.delta import to_delta
     from ackcore.spark.sinks.iceberg import to_iceberg
     from ackcore.spark.sinks.jdbc import to_jdbc
@@ -104,15 +99,12 @@ __all__ = [
     "Unavailable",
     "Written",
     "attempt",
-    "combine",
     "dead_letters",
-    "functions",
     "guard",
     "replay",
     "run_batch",
     "settle",
     "settle_parquet",
-    "settle_partitions",
     "start",
     "table",
     "to_delta",
@@ -150,14 +142,12 @@ _MODULES = {
     "Unavailable": "ackcore.calls",
     "Written": ".sinks.sink",
     "attempt": ".guards",
-    "combine": ".settle.dataframes",
     "dead_letters": ".dead_letters.reading",
     "guard": ".guards",
     "replay": ".dead_letters.replay",
     "run_batch": ".query",
     "settle": ".settle.dataframes",
     "settle_parquet": ".settle.parquet_events",
-    "settle_partitions": ".settle.rdds",
     "start": ".query",
     "table": ".inspect.table_frames",
     "to_delta": ".sinks.delta",
@@ -173,8 +163,6 @@ class _Package(ModuleType):
     """This package's class; the function `settle` takes precedence over the subpackage."""
 
     def __getattr__(self, name: str) -> Any:
-        if name == "functions":
-            return import_module(f"{__name__}.functions")
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = getattr(import_module(_MODULES[name], __name__), name)
