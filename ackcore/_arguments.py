@@ -46,11 +46,6 @@ def component_key(component: Any) -> int:
 
     ``component``: a component's name, which is hashed, or a 64-bit int, signed or not, which is
     used unchanged. The result can therefore be passed in place of the name.
-
-    Returns
-    -------
-    int
-        In -2**63..2**63-1.
     """
     if isinstance(component, str):
         return hash_name(component)

@@ -211,11 +211,6 @@ def load_backend(name: str) -> BackendFactory:
 
     ``name``: ``"native"``, ``"python"``, or a name that an installed package registered under the
     entry-point group ``ackcore.backends``.
-
-    Returns
-    -------
-    callable
-        Takes the arguments of `ackcore.Ledger` and returns an `AckerBackend`.
     """
     try:
         if name in _OURS:

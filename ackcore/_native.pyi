@@ -1,4 +1,4 @@
-# The same names as in the plain-Python twin, with the same types; tests/test_parity.py compares them.
+# The names and types of the plain-Python twin; tests/test_parity.py compares the two modules.
 from ackcore._reference import IdSource as IdSource
 from ackcore._reference import Ledger as Ledger
 from ackcore._reference import OffsetTracker as OffsetTracker

@@ -51,10 +51,7 @@ def capped_doubling(base_ms: int, attempts: int, max_ms: int) -> int:
     failures so far, at least 1, without an upper limit. ``max_ms``: the longest delay in
     milliseconds, at most ``2**62``.
 
-    Returns
-    -------
-    int
-        ``min(max_ms, base_ms * 2**(attempts - 1))``.
+    Returns ``min(max_ms, base_ms * 2**(attempts - 1))``.
     """
     return min(max_ms, base_ms << min(attempts - 1, _DOUBLINGS))
 
@@ -70,10 +67,7 @@ def backoff_ms(message_id: str, attempt: int, *, base_ms: int, cap_ms: int) -> i
     of the next attempt, at least 1, without an upper limit. ``base_ms``, ``cap_ms``: the longest
     delay before attempt 1, and before any attempt. At least 1.
 
-    Returns
-    -------
-    int
-        Between 1 and ``cap_ms``; always the same for the same arguments.
+    Returns between 1 and ``cap_ms``; always the same for the same arguments.
     """
     if attempt < 1:
         raise ValueError(f"attempt must be at least 1, got {attempt}; attempt 0 has no delay")
@@ -169,28 +163,14 @@ class Policy(NamedTuple):
 
         Raises ValueError if ``attempt`` is negative, or the policy's numbers are out of range.
 
-        Parameters
-        ----------
-        message_id : str
-            The record's id.
-        attempt : int
-            The attempt that failed, from 0.
-        now_ms : int
-            The time of the micro-batch's plan, at which the delay begins.
-        final : bool, default False
-            Whether the reason excludes another attempt.
-        counts : bool, default True
-            Whether the failure counts as an attempt; if not, the next attempt has the same number.
-        not_before_ms : int, default 0
-            The earliest time of the next attempt.
-        first_ms : int, optional
-            The time at which the record was first seen; ``now_ms`` by default. The delay after a
-            failure that does not count depends on it: see `unavailable_ms`.
+        ``message_id``: the record's id. ``attempt``: the attempt that failed, from 0. ``now_ms``:
+        the time of the micro-batch's plan, at which the delay begins. ``final``: whether the reason
+        excludes another attempt. ``counts``: whether the failure counts as an attempt; if not, the
+        next attempt has the same number. ``not_before_ms``: the earliest time of the next attempt.
+        ``first_ms``: the time at which the record was first seen; ``now_ms`` by default. The delay
+        after a failure that does not count depends on it: see `unavailable_ms`.
 
-        Returns
-        -------
-        NextAttempt or None
-            The time and number of the next attempt; None if the record is dead.
+        Returns the time and number of the next attempt; None if the record is dead.
         """
         attempt = operator.index(attempt)
         if attempt < 0:
@@ -220,25 +200,12 @@ class Policy(NamedTuple):
 
         Raises ValueError if the columns differ in length, or in the cases of `decide`.
 
-        Parameters
-        ----------
-        message_ids : sequence of str, length n
-            The ids of the records.
-        attempts : array of int, shape (n,)
-            The attempts that failed.
-        now_ms : int
-            As for `decide`.
-        final : array of bool, shape (n,), optional
-            Whether each reason excludes another attempt; by default none does.
-        counts : array of bool, shape (n,), optional
-            Whether each failure counts as an attempt; by default all do.
-        not_before_ms, first_ms : array of int, shape (n,), optional
-            As for `decide`.
+        ``message_ids``: the ids of the records. ``attempts``: the attempts that failed. ``now_ms``:
+        as for `decide`. ``final``: whether each reason excludes another attempt; by default none
+        does. ``counts``: whether each failure counts as an attempt; by default all do.
+        ``not_before_ms``, ``first_ms``: as for `decide`.
 
-        Returns
-        -------
-        Decided
-            Three columns of n rows.
+        Returns three columns of n rows: see `Decided`.
         """
         n = len(message_ids)
 

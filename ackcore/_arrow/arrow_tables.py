@@ -43,21 +43,11 @@ def refuse_nulls(column: pa.Array, name: str) -> None:
 def integers(column: pa.Array, name: str, arrow_type: pa.DataType) -> npt.NDArray[Any]:
     """Return an Arrow column of integers as a numpy array.
 
-    Parameters
-    ----------
-    column : pyarrow.Array
-        Integers of any width without nulls; those of ``arrow_type`` are not copied.
-    name : str
-        The column's name in messages.
-    arrow_type : pyarrow.DataType
-        The integer type to return.
+    ``column``: integers of any width without nulls; those of ``arrow_type`` are not copied.
+    ``name``: the column's name in messages. ``arrow_type``: the integer type to return.
 
-    Raises
-    ------
-    TypeError
-        If the column does not have integers.
-    ValueError
-        If it has nulls, or a number outside of the range of ``arrow_type``.
+    Raises TypeError if the column does not have integers. Raises ValueError if it has nulls, or a
+    number outside of the range of ``arrow_type``.
     """
     if not pa.types.is_integer(column.type):
         raise TypeError(f"{name} must hold integers, got Arrow's {column.type}; cast it first")
@@ -73,20 +63,11 @@ def integers(column: pa.Array, name: str, arrow_type: pa.DataType) -> npt.NDArra
 def entries_from_batch(batch: pa.RecordBatch, name: str = "entries") -> Entries:
     """Return the rows of a record batch as entries of age 0.
 
-    Parameters
-    ----------
-    batch : pyarrow.RecordBatch
-        A batch with the columns of `ENTRY_SCHEMA`, in any order; others are ignored.  Either all
-        times are null, or none.
-    name : str, default "entries"
-        The table's name in messages.
+    ``batch``: a batch with the columns of `ENTRY_SCHEMA`, in any order; others are ignored.  Either
+    all times are null, or none. ``name``: the table's name in messages.
 
-    Raises
-    ------
-    TypeError
-        If a column is missing or does not have integers.
-    ValueError
-        If there are nulls, or rows that are not valid in a ledger.
+    Raises TypeError if a column is missing or does not have integers. Raises ValueError if there
+    are nulls, or rows that are not valid in a ledger.
     """
     columns = {field.name: _member(batch, field.name, name) for field in ENTRY_SCHEMA}
     times = [columns.pop("first_ms"), columns.pop("last_ms")]

@@ -50,28 +50,15 @@ def array_of(
 ) -> pa.Array | pa.ChunkedArray:
     """Return Python values as a column whose values equal them.
 
-    Parameters
-    ----------
-    values : sequence
-        Numbers may be of another kind if they are equal; lists may be tuples or numpy arrays, and
-        maps dicts; NaN equals NaN; missing values of pandas are null. A struct may be a dict or any
-        object that `as_mapping` takes, whose values are matched by name; a plain tuple or list is
-        matched by position.
-    arrow_type : pyarrow.DataType
-        The type of the column.
-    projects : bool, default False
-        Whether values of unknown names are dropped, and fields without a value are null. By
-        default both are errors.
+    ``values``: numbers may be of another kind if they are equal; lists may be tuples or numpy
+    arrays, and maps dicts; NaN equals NaN; missing values of pandas are null. A struct may be a
+    dict or any object that `as_mapping` takes, whose values are matched by name; a plain tuple or
+    list is matched by position. ``arrow_type``: the type of the column. ``projects``: whether
+    values of unknown names are dropped, and fields without a value are null. By default both are
+    errors.
 
-    Returns
-    -------
-    pyarrow.Array or pyarrow.ChunkedArray
-        The latter if the text does not fit into one array.
-
-    Raises
-    ------
-    ValueError
-        For the first value that does not fit or would be changed.
+    The column is chunked if the text does not fit into one array. Raises ValueError for the first
+    value that does not fit or would be changed.
     """
     types = list(map(type, values))
     usual = types.count(
@@ -108,16 +95,10 @@ def array_of(
 def as_mapping(value: Any) -> Mapping[Any, Any] | None:
     """Return the values of an object by their names, or None if it has no names.
 
-    Parameters
-    ----------
-    value : object
-        A mapping, a `pyspark.sql.Row` with names, a namedtuple, a dataclass, or a pydantic or
-        attrs object. A plain tuple and a ``Row(1, 2)`` have no names.
+    ``value``: a mapping, a `pyspark.sql.Row` with names, a namedtuple, a dataclass, or a pydantic
+    or attrs object. A plain tuple and a ``Row(1, 2)`` have no names.
 
-    Raises
-    ------
-    ValueError
-        If two values have the same name.
+    Raises ValueError if two values have the same name.
     """
     if isinstance(value, Mapping):
         return value
@@ -201,11 +182,8 @@ def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row:
 
     ``first_row`` is the number of its first row, for messages.
 
-    Raises
-    ------
-    ValueError
-        For the first value that would be changed, also -0.0 to 0.0; if equal numbers mean something
-        else in the other type (1 is not a time); or if there is no such cast.
+    Raises ValueError for the first value that would be changed, also -0.0 to 0.0; if equal numbers
+    mean something else in the other type (1 is not a time); or if there is no such cast.
     """
     if isinstance(column, pa.ChunkedArray):
         chunks = []

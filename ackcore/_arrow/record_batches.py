@@ -108,10 +108,8 @@ def _end_within(ends: Int64s, start: int, most_bytes: int) -> int:
 def one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Return one batch from one or more batches of the same schema.
 
-    Raises
-    ------
-    pyarrow.ArrowInvalid
-        If a column then has more than 2 GiB of text or bytes: `rebatched` cuts before that.
+    Raises pyarrow.ArrowInvalid if a column then has more than 2 GiB of text or bytes: `rebatched`
+    cuts before that.
     """
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
@@ -196,23 +194,11 @@ def _bytes_before(column: pa.Array, rows: Any) -> Any:
 def take_rows(batch: pa.RecordBatch, order: Int64s) -> pa.RecordBatch:
     """Return rows of a batch in another order, as ``batch.take`` does, but faster with text.
 
-    Parameters
-    ----------
-    batch : pyarrow.RecordBatch
-        A batch with any types that Arrow can take.
-    order : numpy.ndarray of int64
-        Row numbers.
+    ``batch``: a batch with any types that Arrow can take. ``order``: row numbers.
 
-    Returns
-    -------
-    pyarrow.RecordBatch
-        A batch whose serialized bytes depend on the rows alone: it has no uninitialized memory.
-        Spark aborts a job if a task that runs again writes other bytes.
-
-    Raises
-    ------
-    ValueError
-        If an item of ``order`` is not a row number.
+    Returns a batch whose serialized bytes depend on the rows alone: it has no uninitialized memory.
+    Spark aborts a job if a task that runs again writes other bytes. Raises ValueError if an item of
+    ``order`` is not a row number.
     """
     indices = pa.array(order)
     if not batch.columns:

@@ -63,14 +63,8 @@ class FileFormat:
         ``first``: the offset in the part at which to begin. ``at``: the offset of the part in the
         file.
 
-        Yields
-        ------
-        key : bytes
-            The entry's key.
-        begin, length : int
-            The range of its data in the part.
-        skipped : int
-            The number of bytes before it that are not an entry.
+        Yields the key of each entry, the begin and the length of its data in the part, and the
+        number of bytes before it that are not an entry.
         """
         view = memoryview(data)
         from_ = first

@@ -347,11 +347,8 @@ class FairQueues:
     def next(self, now: int) -> tuple[KeyQueue, int | None] | None:
         """Return the queue of the next call, or None; put those without room aside.
 
-        Returns
-        -------
-        tuple of KeyQueue and int or None
-            With a number of nanoseconds, all endpoints of the key are paused for so long that its
-            calls must not wait.
+        With a number of nanoseconds, all endpoints of the key are paused for so long that its calls
+        must not wait.
         """
         while (queue := self._first()) is not None:
             if queue.is_rated and (ready_ns := queue.ready_ns()) > now:

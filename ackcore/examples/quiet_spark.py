@@ -86,12 +86,7 @@ def spark_session(
     ``conf``: additional settings of Spark. ``log``: the file for the JVM's output; files of a JVM
     crash are written beside it. By default they are in the temporary directory.
 
-    Yields
-    ------
-    session : SparkSession
-        The session.
-    directory : str
-        The temporary directory.
+    Yields the session and the temporary directory.
     """
     with tempfile.TemporaryDirectory(prefix="ackcore-", ignore_cleanup_errors=True) as directory:
         said = Path(directory, "spark.log") if log is None else Path(log).absolute()

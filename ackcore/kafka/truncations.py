@@ -42,25 +42,12 @@ def truncated_at(
 
     Raises ConnectionError if the brokers do not answer in time.
 
-    Parameters
-    ----------
-    settings : ClientSettings
-        The connection to the brokers.
-    partition : (str, int)
-        Topic and partition.
-    low : int
-        The first offset of the partition.
-    position : int
-        The next offset to read. It must be in the partition's present range.
-    epoch : int
-        The epoch of the leader that wrote the records below ``position``, or a later one.
-    timeout_s : float
-        The longest time for all requests, in seconds.
+    ``settings``: the connection to the brokers. ``partition``: topic and partition. ``low``: the
+    first offset of the partition. ``position``: the next offset to read. It must be in the
+    partition's present range. ``epoch``: the epoch of the leader that wrote the records below
+    ``position``, or a later one. ``timeout_s``: the longest time for all requests, in seconds.
 
-    Returns
-    -------
-    int or None
-        At least ``low``; None if the log below ``position`` is unchanged.
+    Returns at least ``low``; None if the log below ``position`` is unchanged.
     """
     until = time.monotonic() + timeout_s
 

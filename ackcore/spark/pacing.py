@@ -37,25 +37,13 @@ class Work(Protocol):
 class Pacing:
     """The wait for the next micro-batch.
 
-    Parameters
-    ----------
-    work : Work
-        The work apart from new rows.
-    rows : PlannedRows
-        The sources.
-    clock : callable
-        Returns the time in milliseconds, by the clock of the due times.
-    pause : callable
-        Waits for a number of seconds; returns True if the query is to stop.
-    ends : bool
-        Whether the query ends when no rows and no retries are left.
-    interval_s : float
-        The interval of the trigger in seconds; 0 for micro-batches without a pause.
-    poll_s : float
-        The longest time between two readings of `clock` while a record waits, and the pause after
-        a micro-batch that took nothing although rows are left.
-    seconds, cpu : callable
-        Return the time, and the CPU time of this thread, in seconds.
+    ``work``: the work apart from new rows. ``rows``: the sources. ``clock``: returns the time in
+    milliseconds, by the clock of the due times. ``pause``: waits for a number of seconds; returns
+    True if the query is to stop. ``ends``: whether the query ends when no rows and no retries are
+    left. ``interval_s``: the interval of the trigger in seconds; 0 for micro-batches without a
+    pause. ``poll_s``: the longest time between two readings of `clock` while a record waits, and
+    the pause after a micro-batch that took nothing although rows are left. ``seconds``, ``cpu``:
+    return the time, and the CPU time of this thread, in seconds.
     """
 
     #: The interval in which requests of other processes are checked, in seconds.

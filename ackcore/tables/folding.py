@@ -26,10 +26,7 @@ def fold_rows(
     the micro-batch in milliseconds since 1970; the ttl counts from it. For a table with windows,
     the bound until which windows are closed: late rows are left out.
 
-    Returns
-    -------
-    pyarrow.Table
-        One row per key with ``shape.stored_schema``, ascending by hash.
+    Returns one row per key with ``shape.stored_schema``, ascending by hash.
     """
     partials = [_folded(shape, block, now_ms) for block in _blocks(shape, batches)]
     return _combined(shape, partials)
@@ -41,10 +38,7 @@ def merge_states(shape: TableShape, older: pa.Table, newer: pa.Table) -> pa.Tabl
     ``older``, ``newer``: stored rows, ascending by hash; at most one row per key in each. The
     sessions of a key are joined if they overlap.
 
-    Returns
-    -------
-    pyarrow.Table
-        One row per key, ascending by hash.
+    Returns one row per key, ascending by hash.
     """
     return _combined(shape, [older, newer])
 
@@ -159,10 +153,7 @@ def groups_of(
 
     ``joined``: whether sessions of a key that overlap are one.
 
-    Returns
-    -------
-    tuple
-        The groups, and the columns of their keys.
+    Returns the groups, and the columns of their keys.
     """
     hashes: UInt64s = one_chunk(stored.column(HASH)).to_numpy()
     keys = [one_chunk(stored.column(name)) for name in shape.key_names]

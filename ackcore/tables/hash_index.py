@@ -76,10 +76,7 @@ class HashIndex(NamedTuple):
 
         ``hashes``: hashes in the range of the index.
 
-        Returns
-        -------
-        tuple
-            The numbers of the hashes, ascending, and a row for each.
+        Returns the numbers of the hashes, ascending, and a row for each.
         """
         places = hashes - np.uint64(self.lo)
         buckets = (places >> self._shift).view(np.int64)

@@ -105,11 +105,8 @@ class KeyGroups:
 
         ``wanted``: the rows that stay; all of them if None.
 
-        Returns
-        -------
-        tuple
-            The remaining rows in the order of keys, the start of each remaining key, and which
-            keys remain, or None for all of them.
+        Returns the remaining rows in the order of keys, the start of each remaining key, and which
+        keys remain, or None for all of them.
         """
         if wanted is None or wanted.all():
             return self.order, self.starts[:-1], None

@@ -83,16 +83,8 @@ def after_merge(
 ) -> tuple[SegmentInfo, ...]:
     """Return the segments of a table after a merge, the newest first.
 
-    Parameters
-    ----------
-    segments : sequence of SegmentInfo
-        The segments before.
-    merge : SegmentMerge
-        The merge.
-    made : sequence of SegmentInfo
-        The segments that it made, of disjoint ranges.
-    rows_between : callable
-        Returns the number of rows of a segment in a range of hashes.
+    ``segments``: the segments before. ``merge``: the merge. ``made``: the segments that it made, of
+    disjoint ranges. ``rows_between``: returns the number of rows of a segment in a range of hashes.
     """
     kept: list[SegmentInfo] = []
     end = 0

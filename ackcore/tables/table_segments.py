@@ -240,11 +240,8 @@ class TableReader:
 
         ``keys``: the columns of the key; other columns are ignored.
 
-        Returns
-        -------
-        pyarrow.Table
-            ``shape.stored_schema``, row *i* for key *i*.  Without a row in the table, all its
-            columns are null, also the hash.
+        Returns ``shape.stored_schema``, row *i* for key *i*.  Without a row in the table, all its
+        columns are null, also the hash.
         """
         arrays = self.shape.key_arrays(keys)
         n = len(arrays[0])
@@ -334,22 +331,11 @@ def merged_parts(
 ) -> Iterator[tuple[int, int, pa.Table]]:
     """Yield the newest rows of a range of hashes, in parts of bounded size.
 
-    Parameters
-    ----------
-    shape : TableShape
-        The table.
-    segments : sequence of TableSegment
-        The newest first.
-    lo, hi : int
-        The range of hashes: from ``lo`` to below ``hi``.
-    horizon_ms : int or None
-        The time at which rows with a ttl may have expired.  None keeps expired rows, which hide
-        older rows of their keys.
+    ``shape``: the table. ``segments``: the newest first. ``lo``, ``hi``: the range of hashes: from
+    ``lo`` to below ``hi``. ``horizon_ms``: the time at which rows with a ttl may have expired.
+    None keeps expired rows, which hide older rows of their keys.
 
-    Yields
-    ------
-    tuple
-        The range of hashes of a part, and its rows, ascending by hash.
+    Yields the range of hashes of a part, and its rows, ascending by hash.
     """
     parts = [segment.between(lo, hi) for segment in segments]
     rows, nbytes = sum(part.rows for part in parts), sum(part.nbytes for part in parts)

@@ -59,23 +59,11 @@ class TableShape:
         Raises TypeError or ValueError if an argument does not fit the schema or another one; the
         text names it. `TopologyBuilder.table` checks their types and ranges.
 
-        Parameters
-        ----------
-        name : str
-            The name of the table.
-        input_schema : pyarrow.Schema
-            The columns of the rows.
-        key : str or sequence of str
-            The columns of the key.
-        value : mapping of str to Aggregate
-            The aggregates by the names of their columns.
-        ttl_s : float, optional
-            The seconds after the last change of a row at which it ends to exist, from 0.001 to
-            10,000,000,000.
-        expires_by : str, optional
-            The int64 column with the time at which a row ends to exist, in milliseconds since 1970.
-        window : Window, optional
-            The windows of time.
+        ``name``: the name of the table. ``input_schema``: the columns of the rows. ``key``: the
+        columns of the key. ``value``: the aggregates by the names of their columns. ``ttl_s``: the
+        seconds after the last change of a row at which it ends to exist, from 0.001 to
+        10,000,000,000. ``expires_by``: the int64 column with the time at which a row ends to exist,
+        in milliseconds since 1970. ``window``: the windows of time.
         """
         where = f"table {name!r}:"
         keys = (key,) if isinstance(key, str) else tuple(key)

@@ -146,10 +146,7 @@ def session_groups(groups: KeyGroups, starts: Int64s, ends: Int64s) -> tuple[Key
     ``groups``: the rows of each key. ``starts``, ``ends``: the interval of each row: from the start
     to before the end.
 
-    Returns
-    -------
-    tuple
-        The rows of each session, by key and then by start; and the start of each session.
+    Returns the rows of each session, by key and then by start; and the start of each session.
     """
     n = len(starts)
     if not n:

@@ -67,20 +67,11 @@ class WindowWatermarks:
     ) -> WindowWatermarks:
         """Return the watermarks after one more micro-batch.
 
-        Parameters
-        ----------
-        window : Window
-            The windows of the table.
-        spouts : collection of str
-            The spouts that feed the table.
-        now_ms : int
-            The time of the plan.
-        times : mapping from str to int
-            By spout, the largest time of a row of an ACKED record in the micro-batch.
-        oldest_ms : int or None
-            The time of the plan that first read the oldest waiting record; None if none waits.
-        ends : bool
-            Whether this is the last micro-batch, so that all windows close.
+        ``window``: the windows of the table. ``spouts``: the spouts that feed the table.
+        ``now_ms``: the time of the plan. ``times``: by spout, the largest time of a row of an ACKED
+        record in the micro-batch. ``oldest_ms``: the time of the plan that first read the oldest
+        waiting record; None if none waits. ``ends``: whether this is the last micro-batch, so that
+        all windows close.
         """
         begun = now_ms if self.begun_ms is None else self.begun_ms
         if ends:

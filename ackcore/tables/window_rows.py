@@ -24,12 +24,9 @@ def merged_sessions(
 
     ``partial``: the sessions among the new rows, as `fold_rows` returns them.
 
-    Returns
-    -------
-    tuple
-        The number of sessions less the number before, and stored rows, ascending by hash.  The row
-        of a session that has become part of an earlier one has no states, and has expired; it
-        replaces the older row.
+    Returns the number of sessions less the number before, and stored rows, ascending by hash.  The
+    row of a session that has become part of an earlier one has no states, and has expired; it
+    replaces the older row.
     """
     names = [*shape.key_names, shape.states(END)[0].name]
     known = reader.rows_of(_hashes(partial), [*names, EXPIRES])

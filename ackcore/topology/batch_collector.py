@@ -31,18 +31,10 @@ Piece: TypeAlias = tuple[str, pa.RecordBatch, Anchors]
 class BatchCollector:
     """The `BatchOutput` of one call.
 
-    Parameters
-    ----------
-    reasons : ReasonMaker
-        The reasons of the component.
-    schemas : mapping of str to pyarrow.Schema
-        The schema of each stream that the bolt emits.
-    first_row, rows : int
-        The call may refer to rows 0 up to ``rows``; row 0 has the handle ``first_row``.
-    component, stream : str
-        The source of the batch.
-    identity : Identity, optional
-        The records of the batch's rows.
+    ``reasons``: the reasons of the component. ``schemas``: the schema of each stream that the bolt
+    emits. ``first_row``, ``rows``: the call may refer to rows 0 up to ``rows``; row 0 has the
+    handle ``first_row``. ``component``, ``stream``: the source of the batch. ``identity``: the
+    records of the batch's rows.
     """
 
     def __init__(

@@ -196,11 +196,8 @@ def answer_parts(
 
     ``answer``, ``schema``, ``rows``: see `columns_of`.
 
-    Returns
-    -------
-    tuple
-        Batches, each with the number of its first row; and the rows that do not fit. These are all
-        rows if the answer has other columns, or another number of rows.
+    Returns batches, each with the number of its first row; and the rows that do not fit. These are
+    all rows if the answer has other columns, or another number of rows.
     """
     batches: list[tuple[int, pa.RecordBatch]] = []
     misfits: list[Misfit] = []

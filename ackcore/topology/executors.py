@@ -83,29 +83,14 @@ def executor_for(
     The bolt is prepared with its first row, so that a task without rows costs nothing. Raises
     TypeError or ValueError if the component is not a bolt, or its methods or outputs cannot be run.
 
-    Parameters
-    ----------
-    name : str
-        The bolt's name in its topology.
-    component : Bolt, BasicBolt, AsyncBolt or BatchBolt
-        The bolt; this task must have an instance of its own.
-    task : int, default 0
-        The number of the task.
-    batch_id : int, optional
-        The number of the micro-batch.
-    reject : iterable of exception class or str
-        The exceptions, or their names, that make a record a dead letter at once, in addition to
-        `Reject` and the bolt's own.
-    answers : Answers, optional
-        The journaled answers to the calls of a bolt with ``journal = True``. Without it, the bolt
-        makes every call.
-    tasks : int, default 1
-        The number of the bolt's tasks that may run at once and share an `AsyncBolt`'s rate.
-    progressed : callable, optional
-        Called after each input, within a call of the executor, if the bolt has several inputs in
-        flight.
-    tables : mapping from str to TableView
-        The tables that the bolt uses.
+    ``name``: the bolt's name in its topology. ``component``: the bolt; this task must have an
+    instance of its own. ``task``: the number of the task. ``batch_id``: the number of the
+    micro-batch. ``reject``: the exceptions, or their names, that make a record a dead letter at
+    once, in addition to `Reject` and the bolt's own. ``answers``: the journaled answers to the
+    calls of a bolt with ``journal = True``. Without it, the bolt makes every call. ``tasks``: the
+    number of the bolt's tasks that may run at once and share an `AsyncBolt`'s rate. ``progressed``:
+    called after each input, within a call of the executor, if the bolt has several inputs in
+    flight. ``tables``: the tables that the bolt uses.
     """
     refuse_unrunnable(component)
     assert isinstance(component, Bolt | BasicBolt | AsyncBolt | BatchBolt)

@@ -74,10 +74,7 @@ def draw(
     ``structure``: `Topology.structure`, possibly read from JSON. ``counts``: the number of emitted
     tuples, by component and stream, shown on the edges.
 
-    Returns
-    -------
-    str
-        One ``svg`` element with its own style, for a page or a file.
+    Returns one ``svg`` element with its own style, for a page or a file.
     """
     edges = list(_edges(structure))
     columns = _columns(structure, edges)
@@ -227,10 +224,7 @@ def explain(parts: Parts, fingerprint: str, settings: Settings) -> str:
 
     ``fingerprint``: the topology's fingerprint. The drawing shows its first 12 characters.
 
-    Returns
-    -------
-    str
-        Lines of at most 100 characters, unless a name is longer. No newline ends the last one.
+    Returns lines of at most 100 characters, unless a name is longer. No newline ends the last one.
     """
     return "\n".join(_lines(parts, Layout.of(parts), fingerprint, settings))
 

@@ -114,10 +114,7 @@ class ReasonMaker:
     that make a record a dead letter at once, besides `Reject`; their subclasses too. ``retry_on``:
     if given, all other exceptions make it a dead letter too, except `Retry`.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If `exception_classes` refuses a list.
+    Raises TypeError or ValueError if `exception_classes` refuses a list.
     """
 
     def __init__(
@@ -179,10 +176,7 @@ def missing_column(error: BaseException, columns: Sequence[str], batch: str) -> 
     ``error``: the exception that the bolt raised. ``columns``: the columns of the batch; empty if
     the bolt was not called with one. ``batch``: the name of the batch in the hint.
 
-    Returns
-    -------
-    str or None
-        The columns, and a suggestion; None for any other error.
+    Returns the columns, and a suggestion; None for any other error.
     """
     said = error.args[0] if isinstance(error, KeyError) and len(error.args) == 1 else None
     if not isinstance(said, str) or not columns:

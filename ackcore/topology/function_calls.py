@@ -38,18 +38,10 @@ from ackcore.topology.tuples import Origin, Tuple
 class _Calling(Component):
     """The common part of `RowFunction` and `BatchFunction`.
 
-    Parameters
-    ----------
-    function : callable
-        See `ackcore.topology.bolt_functions.kind_of`.
-    answers : pyarrow.Schema
-        The schema of the function's answers.
-    kept : pyarrow.Schema
-        The columns of the inputs that are emitted in front of the answers; may be empty.
-    settings : CallSettings
-        The settings of the calls.
-    journal, retry_on, reject
-        See `Component`.
+    ``function``: see `ackcore.topology.bolt_functions.kind_of`. ``answers``: the schema of the
+    function's answers. ``kept``: the columns of the inputs that are emitted in front of the
+    answers; may be empty. ``settings``: the settings of the calls. ``journal``, ``retry_on``,
+    ``reject``: see `Component`.
     """
 
     def __init__(
@@ -201,18 +193,10 @@ _warned: set[str] = set()
 class RowCalls:
     """The calls of a function with each row. Call `prepare` before and `cleanup` after.
 
-    Parameters
-    ----------
-    function : callable
-        A function of a row, plain or async.
-    answers : pyarrow.Schema
-        The schema of its answers.
-    settings : CallSettings
-        The settings of the calls.
-    source : str
-        The name of the rows' source in messages.
-    as_seen : callable, optional
-        Converts a batch to the one whose rows the function receives; by default they are the same.
+    ``function``: a function of a row, plain or async. ``answers``: the schema of its answers.
+    ``settings``: the settings of the calls. ``source``: the name of the rows' source in messages.
+    ``as_seen``: converts a batch to the one whose rows the function receives; by default they are
+    the same.
     """
 
     def __init__(
@@ -234,10 +218,7 @@ class RowCalls:
 
         It reads ahead no more rows than one slice and those that are in a call or buffered.
 
-        Raises
-        ------
-        Exception
-            The exception of the batches, after the outcomes of all earlier rows.
+        Raises an exception of the batches after the outcomes of all earlier rows.
         """
         pending: deque[_Slice] = deque()
         for outcome in self._calls.run(self._tuples(batches, pending)):

@@ -112,17 +112,10 @@ class Answers:
 
     Several threads may share one, except for `key_of` and `settled`.
 
-    Parameters
-    ----------
-    component : str
-        The bolt's name.
-    schemas : mapping of str to pyarrow.Schema
-        The schema of each stream that the bolt emits.
-    journal : JournalAnswers
-        The journal in a directory of the bolt's own, with the context that `context_of` returns for
-        the same arguments.
-    budget : Budget, optional
-        The money that the calls may cost. The costs in the journal are added to it at once.
+    ``component``: the bolt's name. ``schemas``: the schema of each stream that the bolt emits.
+    ``journal``: the journal in a directory of the bolt's own, with the context that `context_of`
+    returns for the same arguments. ``budget``: the money that the calls may cost. The costs in the
+    journal are added to it at once.
     """
 
     def __init__(
@@ -180,16 +173,9 @@ class Answers:
     ) -> None:
         """Write the rows that a call emitted; if they do not fit their schema, write a failure.
 
-        Parameters
-        ----------
-        key : bytes
-            The key of the input.
-        rows : mapping of str to sequence of tuple
-            The rows of each stream, as `RowSchema.row` returns them.
-        reasons : ReasonMaker
-            The reasons of the component.
-        cost : Cost, optional
-            The cost of the call, which the caller has added to the budget.
+        ``key``: the key of the input. ``rows``: the rows of each stream, as `RowSchema.row` returns
+        them. ``reasons``: the reasons of the component. ``cost``: the cost of the call, which the
+        caller has added to the budget.
         """
         parts = []
         try:
@@ -244,12 +230,8 @@ class Answers:
 
         ``inputs``: keys and handles of inputs, in order. Each key has an answer.
 
-        Returns
-        -------
-        emissions : list of Emission
-            The emissions, in the order of the inputs.
-        failures : dict of int to Reason
-            The reasons of the failed inputs, by handle.
+        Returns the emissions in the order of the inputs, and the reasons of the failed inputs by
+        handle.
         """
         self._journal.sync()
         pieces: dict[str, list[tuple[pa.RecordBatch, Anchors]]] = {name: [] for name in self._names}

@@ -404,11 +404,8 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
 
     ``old``, ``new``: the `Parts.structure` of each, possibly read from JSON.
 
-    Returns
-    -------
-    tuple of str
-        One for each component, sink and table that differs: ``"bolt 'count' is new"``,
-        ``"spout 'lines' differs in its fields: ['line'] before, ['line', 'at'] now"``.
+    Returns a text for each component, sink and table that differs: ``"bolt 'count' is new"``,
+    ``"spout 'lines' differs in its fields: ['line'] before, ['line', 'at'] now"``.
     """
     found = []
     for kind in ("spouts", "bolts", "sinks", "tables"):

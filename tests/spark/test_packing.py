@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
+from settled_rows import widened
 
-from ackcore._arrow import STATUS_NAMES
 from ackcore.spark.settle import packing, wire
 from ackcore.spark.settle.worker_functions import (
     EVENT_TYPES,
@@ -59,23 +59,7 @@ def as_rows(blobs):
 
 
 def results(blobs, *, timed=True, **options):
-    """The settled rows with their documented columns, as `Narrow.widen` makes them in SQL."""
-    for batch in settle_blobs(Narrow(timed, True), seed=9, **options)(iter(blobs)):
-        marks = batch["marks"].to_numpy()
-        none = pa.nulls(len(batch), pa.int64())
-        yield pa.RecordBatch.from_pydict(
-            {
-                "root_id": batch["root_id"],
-                "status": pa.array([STATUS_NAMES[mark & 15] for mark in marks], pa.string()),
-                "task": pa.array((marks >> 12).astype(np.int32)),
-                "val": batch["val"],
-                "inits": pa.array((marks >> 4 & 15).astype(np.int8)),
-                "flags": pa.array((marks >> 8 & 15).astype(np.int8)),
-                "first_ms": batch["first_ms"] if timed else none,
-                "last_ms": batch["last_ms"] if timed else none,
-                "reason": batch["reason"],
-            }
-        )
+    return map(widened, settle_blobs(Narrow(timed, True), seed=9, **options)(iter(blobs)))
 
 
 def settled(blobs):

@@ -13,6 +13,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 from sessions import on_both_sessions
+from settled_rows import widened
 
 from ackcore.spark import settle, settle_parquet
 from ackcore.spark.settle import parquet_events as parquet
@@ -111,7 +112,14 @@ def test_shares_of_many_roots_take_several_passes(
     directory = write("b.parquet", events[1::2])
     files = read_footers(directory, None)
     settle_share = parquet.settle_shares(
-        files, list(TYPES), shares, seed=1, now_ms=1000, timeout_ms=300, held_roots=held_roots
+        files,
+        list(TYPES),
+        shares,
+        seed=1,
+        now_ms=1000,
+        timeout_ms=300,
+        narrow=Narrow(True, True),
+        held_roots=held_roots,
     )
     rows = []
     for share in range(shares):
@@ -119,7 +127,7 @@ def test_shares_of_many_roots_take_several_passes(
         batches = list(settle_share(iter([numbers])))
         again = list(settle_share(iter([numbers])))
         assert [batch.to_pydict() for batch in batches] == [batch.to_pydict() for batch in again]
-        rows += [row for batch in batches for row in batch.to_pylist()]
+        rows += [row for batch in batches for row in widened(batch).to_pylist()]
     outcomes = expected(events, 1000, 300)
     names = next(iter(outcomes.values()))._fields
     by_root = {row["root_id"]: tuple(row[name] for name in names) for row in rows}

@@ -55,22 +55,12 @@ _TIMED_OUT = Failure("TimeoutError", "neither acked nor failed in time")
 class HeldRecords:
     """The records of all partitions that are assigned to a consumer.
 
-    Parameters
-    ----------
-    policy : Policy
-        The attempts of a record, and the delays between them.
-    limits : Limits, optional
-        The limits on records and bytes held at a time.
-    timeout_ms : int or None
-        The time after which a record that is out has failed.
-    unavailable_timeout_ms : int
-        The age of a record at which `Unavailable` begins to count as an attempt.
-    dead_limit : DeadLimit, optional
-        Receives the end of each record.
-    ordered_by : {"key", "partition"}, optional
-        Whether the records of one key, or of one partition, are delivered one at a time, in order.
-    wake : callable, optional
-        Called when a record may be taken, or an awaited answer has come.
+    ``policy``: the attempts of a record, and the delays between them. ``limits``: the limits on
+    records and bytes held at a time. ``timeout_ms``: the time after which a record that is out has
+    failed. ``unavailable_timeout_ms``: the age of a record at which `Unavailable` begins to count
+    as an attempt. ``dead_limit``: receives the end of each record. ``ordered_by``: whether the
+    records of one key, or of one partition, are delivered one at a time, in order. ``wake``: called
+    when a record may be taken, or an awaited answer has come.
 
     All times are milliseconds of one monotonic clock.
     """

@@ -100,10 +100,7 @@ def cancelling(session: SparkSession | None) -> Iterator[list[BaseException]]:
 
     ``session``: the session of the jobs; None if the code runs no Spark jobs.
 
-    Yields
-    ------
-    list of BaseException
-        Filled with the exceptions of signal handlers, which the code may replace by other errors.
+    Yields a list of the exceptions of signal handlers, which the code may replace by other errors.
     """
     raised: list[BaseException] = []
     if threading.current_thread() is not threading.main_thread():

@@ -35,23 +35,14 @@ def fit_columns(table: pa.Table, schema: pa.Schema, what: str, way_out: str) -> 
     Raises ColumnsChanged if a column does not fit. The message names each such column, with its old
     and new types.
 
-    Parameters
-    ----------
-    table : pyarrow.Table
-        The `TRACKING` columns, then the source's columns as they were.
-    schema : pyarrow.Schema
-        The source's present columns.  ``nullable`` matters only for columns that the source has
-        gained: Spark promises for no value that it is not null.
-    what : str
-        The beginning of the error's message: the records and their place.
-    way_out : str
-        The end of the message: one or more sentences without the last full stop.
+    ``table``: the `TRACKING` columns, then the source's columns as they were. ``schema``: the
+    source's present columns.  ``nullable`` matters only for columns that the source has gained:
+    Spark promises for no value that it is not null. ``what``: the beginning of the error's message:
+    the records and their place. ``way_out``: the end of the message: one or more sentences without
+    the last full stop.
 
-    Returns
-    -------
-    pyarrow.Table
-        The `TRACKING` columns, then those of ``schema``, in its order and of its types.  It is
-        ``table`` itself if the columns did not change.
+    Returns the `TRACKING` columns, then those of ``schema``, in its order and of its types.  It is
+    ``table`` itself if the columns did not change.
     """
     was = pa.schema([table.schema.field(n) for n in range(len(TRACKING), table.num_columns)])
     if was.names == schema.names and was.types == schema.types:

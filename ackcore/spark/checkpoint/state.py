@@ -106,33 +106,18 @@ class State:
         in the cases that their names describe. Raises StateError if it cannot be read or written
         for another reason, such as a full disk.
 
-        Parameters
-        ----------
-        path : path
-            The checkpoint, on a local or a shared file system, or the URL of a place in a bucket.
-            In a bucket it is taken over from any driver that has it open.
-        topology : Topology
-            The topology that will run on it.
-        sources : mapping from str to pyarrow.Schema
-            The present columns of each spout's source; waiting records are converted to them.
-        kind : {"stream", "batch"}
-            Whether the run is one of `start`, or of `run_batch`.
-        offsets : path, optional
-            Spark's offset log; ``<path>/offsets`` by default.  It must agree with our records.
-            Streams only.
-        by_spark : bool, default True
-            Whether Spark makes the micro-batches of a stream, so that it has an offset log.
-        accept_changes : bool, default False
-            Whether to continue a checkpoint of a topology with another structure.
-        clock_ms : int, optional
-            The creation time in milliseconds; the system's time by default.
-        new_key : int, optional
-            The deployment key of a new checkpoint; random by default.
+        ``path``: the checkpoint, on a local or a shared file system, or the URL of a place in a
+        bucket. In a bucket it is taken over from any driver that has it open. ``topology``: the
+        topology that will run on it. ``sources``: the present columns of each spout's source;
+        waiting records are converted to them. ``kind``: whether the run is one of `start`, or of
+        `run_batch`. ``offsets``: Spark's offset log; ``<path>/offsets`` by default.  It must agree
+        with our records. Streams only. ``by_spark``: whether Spark makes the micro-batches of a
+        stream, so that it has an offset log. ``accept_changes``: whether to continue a checkpoint
+        of a topology with another structure. ``clock_ms``: the creation time in milliseconds; the
+        system's time by default. ``new_key``: the deployment key of a new checkpoint; random by
+        default.
 
-        Returns
-        -------
-        State
-            The open checkpoint. The caller must close it.
+        Returns the open checkpoint. The caller must close it.
         """
         log = None
         if kind == "stream" and by_spark:

@@ -141,22 +141,12 @@ class Waiting(Mapping[str, pa.Table]):
     ) -> tuple[dict[str, pa.Table], Waiting]:
         """Split the rows into due rows and rows that continue to wait.
 
-        Parameters
-        ----------
-        now_ms : int
-            The time in milliseconds.
-        most : int or None
-            The most rows to take: the earliest due first, and rows of equal due time in the order
-            of the parts.  None takes all.
-        requested : sequence of (str, pyarrow.Table)
-            Further rows with their spouts, due now.
-        fit : callable
-            Converts the rows of a spout to the present columns of its source.
+        ``now_ms``: the time in milliseconds. ``most``: the most rows to take: the earliest due
+        first, and rows of equal due time in the order of the parts.  None takes all. ``requested``:
+        further rows with their spouts, due now. ``fit``: converts the rows of a spout to the
+        present columns of its source.
 
-        Returns
-        -------
-        due : dict of str to pyarrow.Table
-        rest : Waiting
+        Returns the due rows by spout, and the rest.
         """
         found = list(self._due_rows(now_ms))
         found += [_DueRows.of_request(spout, table, now_ms) for spout, table in requested]

@@ -292,10 +292,7 @@ def refused_rows(rejects: SinkRejects, batch: SinkBatch) -> pa.Table:
     Raises InvalidRejects if the sink names rows that it was not given: they would be neither
     written nor dead.
 
-    Returns
-    -------
-    pyarrow.Table
-        The refused rows in `REFUSED`, each once.
+    Returns the refused rows in `REFUSED`, each once.
     """
     found, at = _by_places(rejects, batch) if rejects.places else _by_values(rejects, batch)
     texts = pa.array([_reason(batch.sink, one) for one in rejects.reasons], pa.string())
@@ -436,21 +433,11 @@ def isolate(
 
     Raises TooManyRefused if more rows fail than the sink's `max_refused`.
 
-    Parameters
-    ----------
-    sink : SinkSpec
-        The sink, with the errors that a row may cause.
-    batch : SinkBatch
-        The batch.
-    error : BaseException
-        The error that the sink raised for the whole batch.
-    probe : callable
-        Calls the sink with a part of the batch; returns its error, or None.
+    ``sink``: the sink, with the errors that a row may cause. ``batch``: the batch. ``error``: the
+    error that the sink raised for the whole batch. ``probe``: calls the sink with a part of the
+    batch; returns its error, or None.
 
-    Returns
-    -------
-    SinkRejects or None
-        None if no row is certain: the sink is down, or rows fail only together.
+    Returns None if no row is certain to fail: the sink is down, or rows fail only together.
     """
     files, places = _all_places(batch)
     found: list[int] = []

@@ -81,12 +81,8 @@ def run(
 ) -> RunResult:
     """Run a micro-batch in one Spark action.
 
-    Raises
-    ------
-    Exception
-        If the Spark job fails: a worker was killed or an executor lost too often.
-    ResultsTooLarge
-        If so many records failed that Spark does not return them to the driver.
+    Raises Spark's exception if the job fails: a worker was killed or an executor lost too often.
+    Raises ResultsTooLarge if so many records failed that Spark does not return them to the driver.
     """
     setup = setup_on_spark(topology, layout, inputs, plan)
     spec = setup.spec

@@ -76,27 +76,12 @@ class Groups(Protocol):
 class Engine:
     """The engine that takes micro-batches through the protocol, one after the other.
 
-    Parameters
-    ----------
-    topology : Topology
-        The topology to run.
-    spark : SparkSession or None
-        The session for jobs and sinks; None if neither needs one.
-    state : State
-        The open checkpoint.
-    write_dead_letters : callable
-        Writes a micro-batch's dead records, given its number and the records by spout;
-        repeatable.
-    clock : callable, optional
-        Returns milliseconds since 1970.
-    pause : callable, optional
-        Waits for a number of seconds; returns whether to stop.
-    jobs : Jobs, optional
-        The Spark jobs.
-    offsets : PlannedRows, optional
-        The spouts whose rows are ranges of offsets.
-    groups : Groups, optional
-        The consumer groups of the other spouts.
+    ``topology``: the topology to run. ``spark``: the session for jobs and sinks; None if neither
+    needs one. ``state``: the open checkpoint. ``write_dead_letters``: writes a micro-batch's dead
+    records, given its number and the records by spout; repeatable. ``clock``: returns milliseconds
+    since 1970. ``pause``: waits for a number of seconds; returns whether to stop. ``jobs``: the
+    Spark jobs. ``offsets``: the spouts whose rows are ranges of offsets. ``groups``: the consumer
+    groups of the other spouts.
     """
 
     def __init__(
@@ -171,10 +156,6 @@ class Engine:
 
         ``number``: the micro-batch's number: the last one, or the one after it. ``inputs``: the new
         rows, except those whose offsets the plan names.
-
-        Returns
-        -------
-        Progress
         """
         try:
             with fenced(self.state.check_owner):

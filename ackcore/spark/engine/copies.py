@@ -33,12 +33,8 @@ def held_copies(
 ) -> tuple[Retries, dict[str, UInt64s]]:
     """Hold back due records behind waiting ones of their keys.
 
-    Returns
-    -------
-    Retries
-        The new split.
-    dict of str to numpy.ndarray of uint64
-        By spout, the sorted hashes of the keys for which a record waits and none is due.
+    Returns the new split; and by spout, the sorted hashes of the keys for which a record waits and
+    none is due.
     """
     due, rest, waiting = dict(retries.due), retries.rest, {}
     for spout in spouts:
@@ -80,16 +76,9 @@ def with_dedup_keys(
 ) -> pa.Table:
     """Return the failures with the hash of each one's key, in `DEDUP_KEY`; null if unknown.
 
-    Parameters
-    ----------
-    failed : pyarrow.Table
-        The failures, with the column ``root_id``.
-    files : iterable of SinkFile
-        The files that the run wrote into ``directory``, among them those with keys.
-    directory : str
-        The directory.
-    spouts : iterable of Spout
-        The spouts with ``dedup``.
+    ``failed``: the failures, with the column ``root_id``. ``files``: the files that the run wrote
+    into ``directory``, among them those with keys. ``directory``: the directory. ``spouts``: the
+    spouts with ``dedup``.
     """
     sought = np.sort(failed["root_id"].to_numpy())
     columns = {spout.emitter: spout.dedup.columns for spout in spouts if spout.dedup is not None}

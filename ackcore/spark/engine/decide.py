@@ -172,17 +172,11 @@ def decide(
 ) -> BatchOutcome:
     """Decide whether each record of a micro-batch is ACKED, waits or is dead.
 
-    Parameters
-    ----------
-    plan, retries, settings, spouts
-        The plan, with the time of the decisions; the retries that were run, and those that
-        continue to wait; the settings, with ``max_waiting``; and the tracked spouts.
-    records : mapping from str to int
-        The number of new records by spout.
-    failed, rows
-        All roots that are not ACKED, in `FAILED`, and their records, judged.
-    files : iterable of SinkFile
-        The files that the run wrote for the sinks.
+    ``plan``, ``retries``, ``settings``, ``spouts``: the plan, with the time of the decisions; the
+    retries that were run, and those that continue to wait; the settings, with ``max_waiting``; and
+    the tracked spouts. ``records``: the number of new records by spout. ``failed``, ``rows``: all
+    roots that are not ACKED, in `FAILED`, and their records, judged. ``files``: the files that the
+    run wrote for the sinks.
     """
     waiting, changes = retries.rest, {}
     dead: dict[str, list[DeadPart]] = {}

@@ -116,19 +116,12 @@ class SinkCalls:
         Raises SinkError if it failed as often as the settings allow. Raises the errors
         of `once` that end the query.
 
-        Parameters
-        ----------
-        what, call, settings
-            The name of the called object for errors, the function that calls it, and the number of
-            attempts and the pauses.
-        mend : callable, optional
-            Called with the exception of each attempt but the first, or of the only one; may return
-            a result in place of the call's.
-        hint : str, optional
-            Further advice at the end of the error message.
-        fenced : bool, default False
-            Whether the called function checks the fence itself, right before its first effect.  In
-            a bucket each check is a request.
+        ``what``, ``call``, ``settings``: the name of the called object for errors, the function
+        that calls it, and the number of attempts and the pauses. ``mend``: called with the
+        exception of each attempt but the first, or of the only one; may return a result in place of
+        the call's. ``hint``: further advice at the end of the error message. ``fenced``: whether
+        the called function checks the fence itself, right before its first effect.  In a bucket
+        each check is a request.
         """
         for attempt in range(1, settings.max_sink_attempts + 1):
             try:

@@ -69,17 +69,9 @@ def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) 
     Raises RuntimeError if a record cannot be found any more. Raises ResultsTooLarge if there are so
     many records that Spark does not return their ids to the driver.
 
-    Parameters
-    ----------
-    setup : RunSetup
-        The setup of the run.
-    accepted : RunResult
-        The result of the run.
-    failed : pyarrow.Table
-        The roots and reasons of the failed records, in `FAILED`; and the columns of `NUMBERS` that
-        spouts need.
-    rules : Rules
-        The settings and times that decide whether a record waits.
+    ``setup``: the setup of the run. ``accepted``: the result of the run. ``failed``: the roots and
+    reasons of the failed records, in `FAILED`; and the columns of `NUMBERS` that spouts need.
+    ``rules``: the settings and times that decide whether a record waits.
     """
     work = setup.plan.work
     directory = os.path.join(work, "failed")

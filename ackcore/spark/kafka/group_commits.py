@@ -232,16 +232,9 @@ class ToldGroup:
         A failed commit is repeated with the next one. The result has only commits that the broker
         confirmed. Raises CheckpointInUse if another driver has taken over.
 
-        Parameters
-        ----------
-        cluster : Cluster
-            The cluster that receives the commit.
-        asking : threading.Lock
-            A lock held during requests: only one thread at a time may use a cluster.
-        done : mapping
-            The done offsets, by partition.
-        topic_ids : mapping from str to str
-            The ids of the topics, where known.
+        ``cluster``: the cluster that receives the commit. ``asking``: a lock held during requests:
+        only one thread at a time may use a cluster. ``done``: the done offsets, by partition.
+        ``topic_ids``: the ids of the topics, where known.
         """
         commits = self._cache.commits(done, topic_ids)
         new = {each: one for each, one in commits.items() if self._told.get(each) != one}

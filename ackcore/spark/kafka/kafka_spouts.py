@@ -40,16 +40,9 @@ _UNREAD = re.compile(
 class KafkaSources(PlannedRows):
     """The Kafka spouts of a topology, for use by a query.
 
-    Parameters
-    ----------
-    spouts : mapping from str to SpoutOffsets
-        The spouts by name.
-    spark : SparkSession
-        The session of the query.
-    once : bool
-        Whether the first micro-batch takes all available records, and the later ones none.
-    max_waiting : int
-        The largest number of records that may wait for a retry.
+    ``spouts``: the spouts by name. ``spark``: the session of the query. ``once``: whether the first
+    micro-batch takes all available records, and the later ones none. ``max_waiting``: the largest
+    number of records that may wait for a retry.
     """
 
     def __init__(

@@ -158,16 +158,10 @@ def shares(
     partition with offsets. They never exceed ``room``. If there is not room for one of each, the
     partitions alternate between micro-batches.
 
-    Parameters
-    ----------
-    waiting : mapping from (str, int) to int
-        The number of available offsets of each partition.
-    most : int
-        The largest number of offsets in all.
-    room : int, optional
-        The largest number of records that may fail; None: unlimited.
-    after : (str, int), optional
-        The last partition that had a share when there was not room for all. The next one is first.
+    ``waiting``: the number of available offsets of each partition. ``most``: the largest number of
+    offsets in all. ``room``: the largest number of records that may fail; None: unlimited.
+    ``after``: the last partition that had a share when there was not room for all. The next one is
+    first.
     """
     found: dict[tuple[str, int], int] = {}
     if room is not None:

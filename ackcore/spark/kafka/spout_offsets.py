@@ -223,17 +223,10 @@ class SpoutOffsets:
         Raises OffsetsRefused if records are lost, or too far behind, and the spout has
         ``lost="refuse"``.
 
-        Parameters
-        ----------
-        before : OffsetPlan or None
-            The plan of the last micro-batch.
-        tasks : int
-            The number of tasks that run at once.
-        bounded : bool
-            Whether the limit of offsets per micro-batch applies.
-        room : int, optional
-            The free places in the waiting store. The micro-batch takes at most this number of
-            records, since all may fail. None: unlimited.
+        ``before``: the plan of the last micro-batch. ``tasks``: the number of tasks that run at
+        once. ``bounded``: whether the limit of offsets per micro-batch applies. ``room``: the free
+        places in the waiting store. The micro-batch takes at most this number of records, since all
+        may fail. None: unlimited.
         """
         try:
             # The first plan decides the starts of all partitions at once, or fails.
@@ -484,12 +477,8 @@ class SpoutOffsets:
 
         A failed commit is repeated with the next one.
 
-        Returns
-        -------
-        int
-            The lag: offsets to the end of each partition. It counts from the group's committed
-            offset, from the start if none is committed yet, or from the done offsets without a
-            group.
+        Returns the lag: offsets to the end of each partition. It counts from the group's committed
+        offset, from the start if none is committed yet, or from the done offsets without a group.
         """
         self._done = plan
         # The planned offsets of these topics now belong to other records.

@@ -162,17 +162,9 @@ def lost_since(
 ) -> list[Start]:
     """Return new starts for those ranges of a plan that lost their beginning, with the lost parts.
 
-    Parameters
-    ----------
-    spout : KafkaSpout
-        The spout of the plan.
-    plan : OffsetPlan
-        A stored plan without a decision.
-    lows : mapping from (str, int) to int
-        The first offset of each partition that answered.
-    topic_ids : mapping from str to str or None
-        The present ids of the topics. If a topic was created again, all its planned offsets are
-        lost.
+    ``spout``: the spout of the plan. ``plan``: a stored plan without a decision. ``lows``: the
+    first offset of each partition that answered. ``topic_ids``: the present ids of the topics. If a
+    topic was created again, all its planned offsets are lost.
     """
     gone: list[OffsetRange] = []
     for one in sorted(one for some in plan.tasks for one in some):

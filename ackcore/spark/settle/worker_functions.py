@@ -169,23 +169,13 @@ def events_packer(
 ) -> MapInArrow:
     """Return a function that folds events and packs them as blobs by shard.
 
-    Parameters
-    ----------
-    shards : int
-        The number of shards.
-    seed : int
-        64 random bits, drawn once per job and not per task.
-    timed, reasons : bool, default False
-        Whether the events have columns ``ts_ms`` and ``reason``.
-    fixed_order : bool, default False
-        Whether a partition's rows come in the same order if its task runs again, as they do
-        from files but not from a shuffle.
+    ``shards``: the number of shards. ``seed``: 64 random bits, drawn once per job and not per task.
+    ``timed``, ``reasons``: whether the events have columns ``ts_ms`` and ``reason``.
+    ``fixed_order``: whether a partition's rows come in the same order if its task runs again, as
+    they do from files but not from a shuffle.
 
-    Returns
-    -------
-    callable
-        Maps batches with ``root_id bigint, val bigint, task int``, in any order of columns, to
-        batches of `BLOB_DDL`.
+    The function maps batches with ``root_id bigint, val bigint, task int``, in any order of
+    columns, to batches of `BLOB_DDL`.
     """
 
     def pack(batches: Batches) -> Batches:

@@ -29,16 +29,8 @@ from ackcore.tables.table_shape import HASH, HASH_END, TableShape
 class TableFold:
     """The fold of one micro-batch into one table.
 
-    Parameters
-    ----------
-    files : SegmentFiles
-        The files of the checkpoint's tables.
-    shape : TableShape
-        The table.
-    number : int
-        The micro-batch.
-    now_ms : int
-        The time of its plan in milliseconds since 1970.
+    ``files``: the files of the checkpoint's tables. ``shape``: the table. ``number``: the
+    micro-batch. ``now_ms``: the time of its plan in milliseconds since 1970.
     """
 
     def __init__(

@@ -141,19 +141,9 @@ class BoltInstance:
 class Bolts:
     """The bolts of a task, each created when its first rows arrive.
 
-    Parameters
-    ----------
-    spec : TaskSpec
-    attempt : TaskAttempt
-        The task and attempt that run here.
-    time_limit : TimeLimit
-        The time limit of each call of a bolt.
-    chunks : Chunks
-        The groups of the task.
-    shuffle_writer : ShuffleWriter
-        The writer of rows that leave the stage.
-    ledger_rows : LedgerRows
-        The collector of failures.
+    ``attempt``: the task and attempt that run here. ``time_limit``: the time limit of each call of
+    a bolt. ``chunks``: the groups of the task. ``shuffle_writer``: the writer of rows that leave
+    the stage. ``ledger_rows``: the collector of failures.
     """
 
     def __init__(

@@ -72,17 +72,9 @@ def judge(
 ) -> Judged:
     """Decide for failed records whether each is dead or waits, and until when.
 
-    Parameters
-    ----------
-    rules : Rules
-    lost : pyarrow.Table
-        The records, with the columns of `READ_AGAIN` and of the source.
-    reasons : Reasons
-        The reason of each failure.
-    first_ms : numpy.ndarray of int64
-        The time at which each record was first seen.
-    replayed : numpy.ndarray of int32
-        The number of times that each record was replayed as a dead letter.
+    ``lost``: the records, with the columns of `READ_AGAIN` and of the source. ``reasons``: the
+    reason of each failure. ``first_ms``: the time at which each record was first seen.
+    ``replayed``: the number of times that each record was replayed as a dead letter.
     """
     # Without this limit a record that can never succeed would be retried without end or report.
     late = rules.now_ms - first_ms >= rules.timeout_ms

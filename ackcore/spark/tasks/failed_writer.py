@@ -131,16 +131,9 @@ class _Letters:
 class FailedWriter:
     """A writer that judges failed records and keeps them, in files if they are many.
 
-    Parameters
-    ----------
-    rules : Rules
-        The settings and times that decide whether a record waits.
-    directory : str
-        The directory for files.
-    number : int
-        The number of the micro-batch.
-    suffix : str, optional
-        The end of each file's name, before its checksum.
+    ``rules``: the settings and times that decide whether a record waits. ``directory``: the
+    directory for files. ``number``: the number of the micro-batch. ``suffix``: the end of each
+    file's name, before its checksum.
     """
 
     def __init__(self, rules: Rules, directory: str, number: int, suffix: str = "") -> None:
@@ -213,12 +206,8 @@ class FailedWriter:
     def finish(self) -> tuple[dict[str, Any], list[pa.Table]]:
         """Write the remaining records to files, if there are more than `Rules.inline_bytes` in all.
 
-        Returns
-        -------
-        dict
-            The report, JSON-serializable.
-        list of pyarrow.Table
-            The tables that go to the driver with the report.  `FailedRows.of` takes both.
+        Returns the report, JSON-serializable, and the tables that go to the driver with it.
+        `FailedRows.of` takes both.
         """
         inline: list[tuple[str, str, pa.Table]] = []
         if self._in_files:

@@ -121,21 +121,11 @@ class Evidence:
 class AttemptIsolation:
     """The isolation of one attempt: its in-flight marker, the evidence it uses, and its time limit.
 
-    Parameters
-    ----------
-    work : str
-        The run's directory.
-    attempt : TaskAttempt
-        The attempt that runs here.
-    names : bool
-        Whether markers name roots, as the driver requires in careful runs, or chunks.
-    alone : mapping from int to int
-        By suspect of the plan, the number of crashed attempts in which only it was in flight.
-    isolates : bool
-        Whether to isolate records: the markers of earlier attempts name the same rows, and are
-        not from speculative copies.
-    timeout_s : float or None
-        The time limit of one call of a bolt in seconds.
+    ``work``: the run's directory. ``attempt``: the attempt that runs here. ``names``: whether
+    markers name roots, as the driver requires in careful runs, or chunks. ``alone``: by suspect of
+    the plan, the number of crashed attempts in which only it was in flight. ``isolates``: whether
+    to isolate records: the markers of earlier attempts name the same rows, and are not from
+    speculative copies. ``timeout_s``: the time limit of one call of a bolt in seconds.
     """
 
     def __init__(
@@ -241,14 +231,8 @@ class AttemptIsolation:
 class IsolatedBolts:
     """The bolts of a task, with a marker for the rows in flight and with suspects run alone.
 
-    Parameters
-    ----------
-    bolts : Bolts
-    isolation : AttemptIsolation
-    chunks : Chunks
-        The groups of the task.
-    ledger_rows : LedgerRows
-        The collector of failures, for rejected roots.
+    ``chunks``: the groups of the task. ``ledger_rows``: the collector of failures, for rejected
+    roots.
     """
 
     def __init__(

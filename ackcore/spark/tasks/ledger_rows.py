@@ -50,15 +50,8 @@ class _Failed(NamedTuple):
 class LedgerRows:
     """A collector of one task's ledger rows.
 
-    Parameters
-    ----------
-    spec : TaskSpec
-    chunks : Chunks
-        The groups of the task.
-    outbox : Outbox
-        The destination of the ledger rows.
-    holds : bool
-        Whether failures are held until the end of their chunk.  Its groups must have one root each.
+    ``chunks``: the groups of the task. ``outbox``: the destination of the ledger rows. ``holds``:
+    whether failures are held until the end of their chunk.  Its groups must have one root each.
     """
 
     def __init__(

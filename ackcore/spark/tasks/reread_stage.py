@@ -138,16 +138,9 @@ class Picks:
 class JudgedPicks:
     """A reader that judges the records that failed.
 
-    Parameters
-    ----------
-    rules : Rules
-        The settings and times that decide whether a record waits.
-    directory : str
-        The directory for files.
-    number : int
-        The number of the micro-batch.
-    failed : pyarrow.Table or str
-        Sorted roots, their reasons and, if spouts need them, numbers; or a file of this table.
+    ``rules``: the settings and times that decide whether a record waits. ``directory``: the
+    directory for files. ``number``: the number of the micro-batch. ``failed``: sorted roots, their
+    reasons and, if spouts need them, numbers; or a file of this table.
     """
 
     def __init__(self, rules: Rules, directory: str, number: int, failed: pa.Table | str) -> None:

@@ -40,17 +40,9 @@ MOST_ROW_BYTES = 1 << 30
 class ShuffleWriter:
     """A sender of one task's rows to later stages, by the groupings of their subscriptions.
 
-    Parameters
-    ----------
-    spec : TaskSpec
-    partition : int
-        The partition of the task.
-    chunks : Chunks
-        The groups of the task.
-    outbox : Outbox
-        The destination of rows.
-    ledger_rows : LedgerRows
-        The collector of late acks, and of failures of rows that are too large.
+    ``partition``: the partition of the task. ``chunks``: the groups of the task. ``outbox``: the
+    destination of rows. ``ledger_rows``: the collector of late acks, and of failures of rows that
+    are too large.
     """
 
     def __init__(
@@ -169,26 +161,13 @@ def draw_edges(
 ) -> tuple[list[RootRuns], tuple[Int64s, Int64s] | None]:
     """Draw an edge for each pair of row and group, and fold the edges by root and destination.
 
-    Parameters
-    ----------
-    key : int
-        The key of the micro-batch.
-    way : str
-        The emitter, stream and destination, a part of the edge ids.
-    rows : AnchoredRows
-        The rows to send.
-    order, counts
-        The row numbers by destination and their counts, as `ackcore._shuffle.split_by_shard`
-        returns them.
-    chunks : Chunks
-        The groups of the task.
+    ``key``: the key of the micro-batch. ``way``: the emitter, stream and destination, a part of the
+    edge ids. ``rows``: the rows to send. ``order``, ``counts``: the row numbers by destination and
+    their counts, as `ackcore._shuffle.split_by_shard` returns them. ``chunks``: the groups of the
+    task.
 
-    Returns
-    -------
-    runs : list of RootRuns
-        The tracking of the rows for each destination.
-    late : tuple of numpy.ndarray, or None
-        The roots and ack vals of groups that had acked already.
+    Returns the tracking of the rows for each destination; and the roots and ack vals of groups that
+    had acked already.
     """
     chunk = rows.only_chunk
     if chunk is not None and chunk.offsets is None and not chunk.closed:

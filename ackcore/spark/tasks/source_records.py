@@ -50,20 +50,10 @@ def pick(
 def records_at(some: SourceRecords, ids: Int64s, places: Int64s, number: int) -> pa.RecordBatch:
     """Return some of the records in the columns of `READ_AGAIN` and of the source.
 
-    Parameters
-    ----------
-    some : SourceRecords
-    ids : numpy.ndarray of int64, shape (n,)
-        The roots of all of the records.
-    places : numpy.ndarray of int64, shape (m,), m <= n
-        The places in the batch of the records to return, sorted.
-    number : int
-        The number of the micro-batch.
+    ``ids``: the roots of all of the records. ``places``: the places in the batch of the records to
+    return, sorted. ``number``: the number of the micro-batch.
 
-    Returns
-    -------
-    pyarrow.RecordBatch
-        The records, with the spout's name in the metadata of the schema.
+    Returns the records, with the spout's name in the metadata of the schema.
     """
     source = some.source
     whole = len(places) == len(some.batch)

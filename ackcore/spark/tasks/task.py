@@ -152,12 +152,7 @@ class Task:
             self.named_in_run.write(some, chunk.roots, named)
 
     def finish(self) -> list[SinkFile]:
-        """Flush the bolts in the order of the data flow; return the files written for sinks.
-
-        Returns
-        -------
-        list of SinkFile
-        """
+        """Flush the bolts in the order of the data flow; return the files written for sinks."""
         self.bolts.flush()
         self.ledger_rows.send()
         files = []

@@ -79,17 +79,10 @@ class Owners(NamedTuple):
 class AnchoredRows:
     """Rows between two components, with the groups that they are anchored to.
 
-    Parameters
-    ----------
-    batch : pyarrow.RecordBatch
-        The rows.
-    owners : Owners, or callable that returns them
-        The groups of the rows.  The callable runs on first use, which never comes for rows that
-        stay in a stage and do not fail.
-    identity : Identity, optional
-        The records of the rows, if a bolt needs them.
-    only_chunk : Chunk, optional
-        The only chunk that the rows are anchored to, with one group each; None otherwise.
+    ``batch``: the rows. ``owners``: the groups of the rows.  The callable runs on first use, which
+    never comes for rows that stay in a stage and do not fail. ``identity``: the records of the
+    rows, if a bolt needs them. ``only_chunk``: the only chunk that the rows are anchored to, with
+    one group each; None otherwise.
     """
 
     __slots__ = ("_owners", "_rows", "batch", "identity", "only_chunk")
@@ -144,19 +137,12 @@ def some_rows(rows: AnchoredRows, places: Int64s) -> AnchoredRows:
 class Chunk:
     """Groups that arrived together, numbered from ``first`` on.
 
-    Parameters
-    ----------
-    first, groups : int
-        The number of the first group, and the number of groups.
-    load : callable
-        Returns the roots, and the XOR of their edges or, with ``cohorts``, their cohorts.  It runs
-        on first use: a stage that sends no rows on needs only those of failed groups.
-    task : int
-        The task column of the ledger rows: a spout's number, or ``ACK``.
-    offsets : numpy.ndarray of int32, shape (groups + 1,), optional
-        The offsets of each group's roots; None if each group has exactly one root, see `RootRuns`.
-    cohorts : Cohorts, optional
-        The cohorts of the roots; None if each root is settled by itself.
+    ``first``, ``groups``: the number of the first group, and the number of groups. ``load``:
+    returns the roots, and the XOR of their edges or, with ``cohorts``, their cohorts.  It runs on
+    first use: a stage that sends no rows on needs only those of failed groups. ``task``: the task
+    column of the ledger rows: a spout's number, or ``ACK``. ``offsets``: the offsets of each
+    group's roots; None if each group has exactly one root, see `RootRuns`. ``cohorts``: the cohorts
+    of the roots; None if each root is settled by itself.
     """
 
     __slots__ = (
