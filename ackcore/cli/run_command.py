@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from threading import Event, Thread
 from types import FrameType
@@ -13,7 +13,6 @@ from typing import Annotated, Any, TypeVar
 import typer
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
-from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ackcore.cli.reporting import INTERRUPTED, advising_commands, cell, console, print_json, span_of
@@ -22,7 +21,6 @@ from ackcore.cli.topologies import add_path, check_name, find_named, load_topolo
 from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.engine.progress import Counts
-from ackcore.spark.inspect.reason_counts import DeadCounter
 from ackcore.spark.inspect.status import (
     Activity,
     Logged,
@@ -120,7 +118,6 @@ def run(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Accept that the topology has changed.")
     ] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show the status while it runs.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each micro-batch, then the counts, as JSON.")
     ] = False,
@@ -146,11 +143,12 @@ def run(
     with advising_commands(), spark_session(master, settings) as (spark, _):
         found = load_topology(topology, spark)
         if _is_batch(found, batch):
-            counts = _run_batch(found, spark, checkpoint, options, watch, as_json)
+            with _shown(checkpoint, spark, as_json):
+                counts = run_batch(found, spark, checkpoint, **options)
         else:
             timing = {"availableNow": True} if available_now else trigger
             query = start(found, spark, checkpoint, trigger=timing, **options)
-            counts = _attend(query, spark, checkpoint, watch, as_json)
+            counts = _attend(query, spark, checkpoint, as_json)
     if as_json:
         print_json({"counts": counts.to_json()})
     else:
@@ -167,21 +165,7 @@ def _is_batch(topology: Topology, wanted: bool | None) -> bool:
     return wanted if wanted is not None else streaming == {False}
 
 
-def _run_batch(
-    topology: Topology,
-    spark: SparkSession,
-    checkpoint: str,
-    options: Mapping[str, Any],
-    watch: bool,
-    as_json: bool,
-) -> Counts:
-    with _shown(checkpoint, spark, watch, as_json):
-        return run_batch(topology, spark, checkpoint, **options)
-
-
-def _attend(
-    query: Query, spark: SparkSession, checkpoint: str, watch: bool, as_json: bool
-) -> Counts:
+def _attend(query: Query, spark: SparkSession, checkpoint: str, as_json: bool) -> Counts:
     """Wait for the end of a stream, or for a signal, after which the running micro-batch is
     finished.
     """
@@ -194,7 +178,7 @@ def _attend(
 
     before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with _shown(checkpoint, spark, watch, as_json):
+        with _shown(checkpoint, spark, as_json):
             while not query.await_termination(_LOOK_S):
                 if stopping.is_set():
                     query.stop(finish=True)
@@ -263,7 +247,7 @@ class Quiet:
 
 
 @contextmanager
-def _shown(checkpoint: str, spark: SparkSession, watch: bool, as_json: bool) -> Iterator[None]:
+def _shown(checkpoint: str, spark: SparkSession, as_json: bool) -> Iterator[None]:
     """A context in which a thread shows progress, read from the checkpoint."""
     done = Event()
 
@@ -274,7 +258,7 @@ def _shown(checkpoint: str, spark: SparkSession, watch: bool, as_json: bool) -> 
 
     def look() -> None:
         shown = set(before)
-        if as_json or watch:
+        if as_json:
             bar = None
         else:
             bar = Progress(
@@ -285,10 +269,9 @@ def _shown(checkpoint: str, spark: SparkSession, watch: bool, as_json: bool) -> 
                 console=console(),
                 transient=True,
             )
-        screen = Live(console=console(), screen=True, auto_refresh=False) if watch else None
-        with screen or bar or nullcontext():
+        with bar or nullcontext():
             task = bar.add_task(described(None), total=None) if bar else None
-            quiet, dead, ended = Quiet(time.monotonic()), DeadCounter(), False
+            quiet, ended = Quiet(time.monotonic()), False
             while not ended:
                 ended = done.wait(_LOOK_S)
                 for each in batches():
@@ -307,10 +290,6 @@ def _shown(checkpoint: str, spark: SparkSession, watch: bool, as_json: bool) -> 
                     line = quiet.line(time.monotonic(), text)
                     if line is not None and not bar.console.is_terminal and not ended:
                         bar.console.print(cell(line), soft_wrap=True)
-                if screen is not None:
-                    status = _looked(lambda: read_status(checkpoint, dead=dead), None)
-                    if status is not None:
-                        screen.update(rendered(status), refresh=True)
 
     thread = Thread(target=look, name="ackcore-shown", daemon=True)
     thread.start()

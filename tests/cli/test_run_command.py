@@ -23,7 +23,6 @@ from ackcore.cli import doctor_command as doctor
 from ackcore.cli import run_command as cli_run
 from ackcore.cli.reporting import advising_commands, as_commands
 from ackcore.cli.topologies import load_topology
-from ackcore.spark.base.errors import StateError
 from ackcore.topology.explain import draw
 
 
@@ -98,32 +97,6 @@ def test_a_run_shows_how_far_it_is(on_this_spark, tmp_path, monkeypatch):
     assert "\x1b[?25l" in text  # no cursor while the bar is there
     assert text.index("micro-batch 0: ") < text.index("counts after 1 micro-batches")
     assert "dead letters: 1, of which 0 were replayed" in text
-
-
-def test_a_run_that_is_watched_shows_its_status_though_a_look_fails(
-    on_this_spark, tmp_path, monkeypatch
-):
-    """The run itself says what is wrong, and the next look may not fail."""
-    screen, counters = recorded(monkeypatch, cli_run), []
-
-    def read_status(path, *, dead=None, **rest):
-        counters.append(dead)
-        if len(counters) == 1:
-            raise StateError("it changed 100 times while it was being read")
-        return real(path, dead=dead, **rest)
-
-    real = cli_run.read_status
-    monkeypatch.setattr(cli_run, "read_status", read_status)
-    monkeypatch.setattr(cli_run, "_LOOK_S", 0.01)
-    on_this_spark("run", "jobs:batch", "--checkpoint", tmp_path / "c", "--watch")
-    *looks, last = counters
-    assert len(looks) > 1
-    assert len(set(looks)) == 1
-    assert looks[0] is not None  # what was counted once is not read again
-    assert last is None
-    text = screen.file.getvalue()
-    watched = text[text.index("\x1b[?1049h") : text.rindex("\x1b[?1049l")]
-    assert "counts after" in watched
 
 
 @pytest.mark.spark
