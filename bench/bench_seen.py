@@ -23,6 +23,7 @@ from prometheus_client import generate_latest
 from ackcore import testing
 from ackcore.metrics import OpenTelemetryListener, PrometheusListener
 from ackcore.spark import start
+from ackcore.ui.server import PageServer
 from bench import topologies
 from bench.processes import cpu_s
 from bench.topologies import word_count
@@ -99,7 +100,7 @@ def bench_looked_at(stream, ends, quick, report_ratio):
     ended(last)
     for turn in range(turns):
         looked_at = turn % 4 in (0, 3)
-        with query.serve() if looked_at else nullcontext() as page:
+        with PageServer([query._checkpoint]) if looked_at else nullcontext() as page:
             before = ended(last + 1, page) * [1, 1, 0]
             last += counted + 1
             taken[looked_at].append(ended(last, page) - before)

@@ -88,30 +88,6 @@ class PrometheusListener(SnapshotListener):
         durations.add_metric([self._query, "ackcore", "process"], counted, seconds)
         yield durations
 
-    def serve(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
-        """Serve the registry over HTTP, at any path.
-
-        Parameters
-        ----------
-        port : int
-            The port, 0 for any free one.
-        host : str, default "127.0.0.1"
-            The address to listen at; ``"0.0.0.0"`` for all.
-
-        Returns
-        -------
-        MetricsServer
-            The server; close it when it is no longer needed.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If the port is not a number from 0 to 65535.
-        OSError
-            If the address cannot be bound: the port is in use, or the host is not of this machine.
-        """
-        return MetricsServer(self.registry, port, host)
-
 
 class MetricsServer:
     """A thread that serves a registry until it is closed or the process ends."""

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
@@ -389,57 +388,15 @@ class Query:
         OSError
             If the address cannot be bound: the port is in use, or the host is not of this machine.
         """
-        from ackcore.metrics.prometheus import PrometheusListener  # noqa: PLC0415 - an extra
+        # Imported here: it needs an extra.
+        from ackcore.metrics.prometheus import MetricsServer, PrometheusListener  # noqa: PLC0415
 
         listener = PrometheusListener(os.path.basename(self._checkpoint))
-        server = listener.serve(port, host)
+        server = MetricsServer(listener.registry, port, host)
         self._stream.listeners.add(listener, self.counts)
         if self.progress is not None:
             listener.on_progress(self.progress, self.counts)
         return server
-
-    def serve(
-        self,
-        port: int = 0,
-        *,
-        host: str = "127.0.0.1",
-        token: str | None = None,
-        hosts: Sequence[str] = (),
-    ) -> Any:
-        """Serve a page that shows the query's status, from a thread of this process.
-
-        Requires ``ackcore[ui]``.
-
-        Parameters
-        ----------
-        port : int, default 0
-            The port; 0 for any free one.
-        host : str, default "127.0.0.1"
-            The address to listen at; ``"0.0.0.0"`` for all addresses of this machine. At any
-            address but the default, other people can read all dead letters.
-        token : str, optional
-            The token that allows a user to replay dead letters. Without it no user can.
-        hosts : sequence of str
-            Further host names that browsers may use, such as the name of this machine.
-
-        Returns
-        -------
-        ackcore.ui.server.PageServer
-            The server, with ``url``. It ends with ``close()`` or with this process.
-
-        Raises
-        ------
-        ImportError
-            If ``ackcore[ui]`` is not installed.
-        TypeError, ValueError
-            If the port is not a number from 0 to 65535, or the token is empty.
-        OSError
-            If the address cannot be bound: the port is in use, or the host is not of this machine.
-            The query continues.
-        """
-        # Imported here: it needs an extra.
-        server = import_module("ackcore.ui.server")
-        return server.PageServer([self._checkpoint], host=host, port=port, token=token, hosts=hosts)
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the query has ended.

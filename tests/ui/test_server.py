@@ -21,7 +21,6 @@ from ackcore.cli import ui_command as ui
 from ackcore.cli.entry import COMMANDS
 from ackcore.cli.reporting import app_of
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.query import Query
 from ackcore.ui.server import PageServer
 
 TOKEN = "a token ☠ of 24 letters"
@@ -99,7 +98,7 @@ def test_another_name_for_this_server_is_refused(server, host):
     ],
 )
 def test_it_is_asked_for_by_the_addresses_at_which_it_listens(checkpoint, host, at, known, unknown):
-    with Query(None, checkpoint).serve(host=host, hosts=["DB7"]) as server:
+    with PageServer([checkpoint], host=host, hosts=["DB7"]) as server:
         url = f"http://{at}:{server.url.rsplit(':', 1)[1]}"
         assert ask(url, "api/0/status")[0] == 200
         for name in known:
@@ -116,7 +115,7 @@ def test_one_name_is_no_list_of_them(checkpoint):
 @pytest.mark.parametrize(("token", "error"), [("", ValueError), (" ", ValueError), (7, TypeError)])
 def test_a_token_that_anybody_has_is_refused(checkpoint, token, error):
     with pytest.raises(error, match="token must"):
-        Query(None, checkpoint).serve(token=token)
+        PageServer([checkpoint], token=token)
 
 
 @pytest.mark.parametrize("set_to", [None, "", "mine"])
