@@ -51,11 +51,9 @@ class KafkaSpout:
         first record of a time (with its zone); or offsets by (topic, partition). It counts once per
         checkpoint, like Storm's ``forceFromStart`` for a newly submitted topology. To begin there
         again, use a new checkpoint.
-    tasks : int, optional
-        If given, task i reads the partitions i, i + tasks, ... of the sorted list. Otherwise the
-        offsets of a micro-batch are divided evenly, and large ranges are split.
     max_records : int, optional
         The maximum number of offsets in a micro-batch, plus one for each partition that has any.
+        They are divided evenly among the tasks; large ranges are split.
     target_batch_s : float, default 10
         The target duration of a micro-batch. Without `max_records`, the number of offsets adapts to
         it by the durations of earlier micro-batches. The target is at least twice the duration of
@@ -104,7 +102,6 @@ class KafkaSpout:
         bootstrap_servers: str,
         group_id: str | None = None,
         start: str | datetime | Mapping[tuple[str, int], int] = "group",
-        tasks: int | None = None,
         max_records: int | None = None,
         target_batch_s: float = 10.0,
         refresh_s: float = 60.0,
@@ -122,7 +119,6 @@ class KafkaSpout:
             raise TypeError(f"group_id must be the name of a group or None, got {group_id!r}")
         self.group_id = group_id
         self.start = _start(start, group_id)
-        self.tasks = None if tasks is None else as_count(tasks, "tasks", 1)
         self.max_records = None if max_records is None else as_count(max_records, "max_records", 1)
         self.target_batch_s = positive(target_batch_s, "target_batch_s", unit="seconds")
         self.refresh_s = positive(refresh_s, "refresh_s", unit="seconds")

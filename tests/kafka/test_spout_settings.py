@@ -33,7 +33,6 @@ async def decode_async(value):
         ({"start": {"t": 5}}, TypeError, r"start must map \(topic, partition\) to an offset"),
         ({"start": {("t", 0): -1}}, ValueError, "start of t-0 must be at least 0"),
         ({"group_id": 5}, TypeError, "group_id must be the name of a group"),
-        ({"tasks": 0}, ValueError, "tasks must be at least 1"),
         ({"max_records": 0}, ValueError, "max_records must be at least 1"),
         ({"target_batch_s": 0}, ValueError, "target_batch_s must be above 0"),
         ({"lost": "ignore"}, ValueError, "lost must be one of 'dead-letter', 'refuse'"),

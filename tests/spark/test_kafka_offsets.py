@@ -551,8 +551,3 @@ def test_the_end_of_a_query_is_what_is_raised_when_its_cluster_is_closed():
     assert SparkStream._reaching_ends(stream) is None
     closing.reaching_ends = None
     assert SparkStream._reaching_ends(stream) is None
-
-
-def test_more_tasks_than_partitions_are_told_of(of, caplog):
-    of(Cluster((0, 5), (0, 5)), tasks=3)
-    assert "spout s has 3 tasks and 2 partitions" in caplog.text

@@ -35,7 +35,7 @@ from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.kafka import plans
 from ackcore.spark.kafka import watch as watches
 from ackcore.spark.kafka.group_commits import CommitCache, states
-from ackcore.spark.kafka.plans import Intake, OffsetPlan, Position, by_partition, evenly, records_in
+from ackcore.spark.kafka.plans import Intake, OffsetPlan, Position, evenly, records_in
 from ackcore.spark.kafka.spout_starts import lost_since, without
 from ackcore.spark.kafka.watch import Watch, pause_s
 from ackcore.spark.tasks.decoding import ValueDecoder
@@ -101,14 +101,6 @@ def test_ranges_are_dealt_out_evenly_and_whole(found, tasks):
 
 def test_few_records_are_one_task():
     assert len(evenly([OffsetRange("t", p, 0, 10) for p in range(4)], 4)) == 1
-
-
-def test_task_i_reads_the_partitions_i_and_i_plus_tasks():
-    partitions = [("t", p) for p in range(5)]
-    ranges = [OffsetRange("t", p, 0, 1) for p in (0, 1, 2, 4)]
-    dealt = by_partition(ranges, partitions, 2)
-    assert [[one.partition for one in some] for some in dealt] == [[0, 2, 4], [1]]
-    assert len(by_partition(ranges, partitions, 9)) == 4
 
 
 OFFSETS = st.sets(st.integers(0, 30), max_size=20)

@@ -21,6 +21,7 @@ from ackcore.cli import ui_command as ui
 from ackcore.cli.entry import COMMANDS
 from ackcore.cli.reporting import app_of
 from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.query import Query
 from ackcore.ui.server import PageServer
 
 TOKEN = "a token ☠ of 24 letters"
@@ -251,23 +252,27 @@ def test_it_ends(checkpoint):
         ask(server.url)
 
 
-@pytest.mark.parametrize("serve", ["serve", "serve_metrics"])
+@pytest.mark.parametrize("serve", ["page", "metrics"])
 def test_where_it_cannot_listen_is_told_and_ends_nothing(checkpoint, serve):
-    query = Query(None, checkpoint)
+    def served(port, **options):
+        if serve == "page":
+            return PageServer([checkpoint], port=port, **options)
+        return Query(None, checkpoint).serve_metrics(port, **options)
+
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         says = rf"cannot be served at 127\.0\.0\.1:{port}: .*in use.* or 0 for any free one"
         with pytest.raises(OSError, match=says):
-            getattr(query, serve)(port)
+            served(port)
     says = r"cannot be served at 192\.0\.2\.1:0: .*'127\.0\.0\.1', or '0\.0\.0\.0' for all"
     with pytest.raises(OSError, match=says):
-        getattr(query, serve)(0, host="192.0.2.1")
+        served(0, host="192.0.2.1")
     with pytest.raises(
         ValueError, match=r"port must be in 1\.\.65535, or 0 for any free one, got 70000"
     ):
-        getattr(query, serve)(70000)
+        served(70000)
     with pytest.raises(TypeError, match="port must be an int, got str"):
-        getattr(query, serve)("8440")
+        served("8440")
 
 
 def test_the_command_says_where_it_is_as_json(checkpoint):

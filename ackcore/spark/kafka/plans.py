@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -112,17 +112,6 @@ class OffsetPlan:
 def records_in(ranges: Iterable[OffsetRange]) -> int:
     """Return the number of offsets in ranges."""
     return sum(one.size for one in ranges)
-
-
-def by_partition(
-    ranges: Iterable[OffsetRange], partitions: Sequence[tuple[str, int]], tasks: int
-) -> tuple[tuple[OffsetRange, ...], ...]:
-    """Return the ranges of each task: partitions i, i + tasks, ... of the list, no empty tasks."""
-    place = {each: i % tasks for i, each in enumerate(partitions)}
-    found: list[list[OffsetRange]] = [[] for _ in range(tasks)]
-    for one in ranges:
-        found[place[one.topic, one.partition]].append(one)
-    return tuple(tuple(some) for some in found if some)
 
 
 def evenly(ranges: Iterable[OffsetRange], tasks: int) -> tuple[tuple[OffsetRange, ...], ...]:

@@ -28,7 +28,6 @@ from ackcore.spark.kafka.plans import (
     Intake,
     OffsetPlan,
     Position,
-    by_partition,
     evenly,
     records_in,
     shares,
@@ -89,7 +88,6 @@ class SpoutOffsets:
         #: Held during requests: only one thread at a time may use a cluster.
         self._asking = threading.Lock()
         self._refresh()
-        self._tell_of_tasks()
 
     def close(self) -> None:
         """Close the connections."""
@@ -126,17 +124,6 @@ class SpoutOffsets:
                 "Other topics are read, and this one once it can be read again: %s",
                 self.name,
                 error,
-            )
-
-    def _tell_of_tasks(self) -> None:
-        tasks = self.spout.tasks
-        if tasks is not None and tasks > len(self.partitions):
-            _log.warning(
-                "spout %s has %d tasks and %d partitions: some tasks have none; decrease tasks, or "
-                "add partitions",
-                self.name,
-                tasks,
-                len(self.partitions),
             )
 
     def _marks(self, *, all_of_them: bool = False) -> dict[Key, Watermarks]:
@@ -283,15 +270,11 @@ class SpoutOffsets:
             next_ = at[each] + takes.get(each, 0)
             epoch = marks[each].epoch
             positions.setdefault(topic, {})[partition] = Position(next_, high, began, epoch)
-        if self.spout.tasks is None:
-            dealt = evenly(ranges, tasks)
-        else:
-            dealt = by_partition(ranges, list(marks), self.spout.tasks)
         gone = [one for start in starts.values() for one in start.gone]
         plan = OffsetPlan(
             positions,
             self._ids(before, marks),
-            dealt,
+            evenly(ranges, tasks),
             tuple(one.range for one in gone),
             tuple(one.refused(self.name) for one in gone),
             (
