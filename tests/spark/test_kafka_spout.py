@@ -26,7 +26,8 @@ from ackcore.spark import RunFailed, dead_letters, replay, run_batch, start
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.engine import batch, decide, reread, runs
-from ackcore.spark.kafka import offset_reading, plans
+from ackcore.spark.kafka import offset_reading
+from ackcore.spark.kafka import plans as kafka_plans
 from ackcore.spark.kafka.offset_reading import ReadOffsets
 from ackcore.spark.kafka.spout_offsets import OffsetsRefused
 from ackcore.topology import BasicBolt, TopologyBuilder
@@ -162,7 +163,7 @@ def test_a_deserializer_that_kills_its_worker_or_hangs_costs_that_record(
     spark, mock_kafka, checkpoint, kept, monkeypatch
 ):
     """It is isolated in the tries of its task, as one that a bolt crashes of."""
-    monkeypatch.setattr(plans, "LEAST", 1)  # so that two tasks share the records
+    monkeypatch.setattr(kafka_plans, "LEAST", 1)  # so that two tasks share the records
     mock_kafka.create_topic("t", 2)
     mock_kafka.produce("t", [b"a", b"kill", b"b"], 0)
     mock_kafka.produce("t", [b"c", b"hang"], 1)
