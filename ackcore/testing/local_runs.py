@@ -388,7 +388,7 @@ class LocalRuns:
                 raise RuntimeError(f"task {partition} ended with {error!r}") from error
             finally:
                 self._kills.ended()
-        raise RuntimeError(f"task {partition} of level {level} died {_TRIES} times")
+        raise RuntimeError(f"task {partition} of stage {level} died {_TRIES} times")
 
 
 def _closed_rows(one: InputFrame) -> tuple[str, pa.Table]:

@@ -39,7 +39,7 @@ class CallInput:
         self.done = False  # whether its call has ended
         self.error: BaseException | None = None
         self.emitted: Emitted = {}
-        self.misfit: Exception | None = None  # the error of an emission among several inputs
+        self.misfit: BaseException | None = None  # the error of an emission among several inputs
         # StopIteration of an execute in a thread: a coroutine cannot raise it.
         self.stopped: StopIteration | None = None
 

@@ -130,7 +130,9 @@ class RowCollector:
             row = out.row(values) if type(values) is not tuple or out.may_change else values
             if len(row) != out.width:
                 raise out.misfit(row)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a value's own methods are user code
             self._misfit(error)
             raise
         return out, row
@@ -484,13 +486,15 @@ class GroupCollector(AsyncCallCollector):
 
     def __init__(self, collector: RowCollector, input: Tuple, endpoint: Any = None) -> None:
         super().__init__(collector, input, endpoint)
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
         """See `BasicCollector.emit`; an emission that does not fit does not raise."""
         try:
             super().emit(values, stream)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a value's own methods are user code
             if self._emitted is None:  # the call has ended
                 raise
             self.error = self.error or error

@@ -146,8 +146,8 @@ def problems(
         yield from dedup.problems(spout, [*(bolt.name for bolt in bolts), *names])
     for bolt in bolts:
         yield from _bolt(bolt)
-        yield from _final_errors(bolt, reject)
-        yield from _calls(bolt)
+        wrong = list(_final_errors(bolt))
+        yield from wrong or (*_contradictions(bolt, reject), *_calls(bolt))
     yield from _shared(bolts)
     times = Counter([*(spout.name for spout in spouts), *(bolt.name for bolt in bolts)])
     broken = broken | {name for name in times if times[name] > 1}
@@ -345,18 +345,21 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
     yield from _misspelt(bolt)
 
 
-def _final_errors(bolt: BoltSpec, reject: Sequence[type[Exception]]) -> Iterator[str]:
+def _final_errors(bolt: BoltSpec) -> Iterator[str]:
     """Yield the errors of a bolt's `reject` and `retry_on`."""
-    found: dict[str, tuple[type[Exception], ...]] = {}
     for name in ("reject", "retry_on"):
         given = getattr(bolt.component, name)
         try:
             if given is not None or name == "reject":
-                found[name] = exception_classes(given, f"{name} of bolt {bolt.name!r}")
+                exception_classes(given, f"{name} of bolt {bolt.name!r}")
         except (TypeError, ValueError) as error:
             yield str(error)
-    if len(found) == 2:
-        yield from contradictions(bolt.name, (*found["reject"], *reject), found["retry_on"])
+
+
+def _contradictions(bolt: BoltSpec, reject: Sequence[type[Exception]]) -> Iterator[str]:
+    retried = exception_classes(bolt.component.retry_on or (), "retry_on")
+    rejected = exception_classes(bolt.component.reject, "reject")
+    yield from contradictions(bolt.name, (*rejected, *reject), retried)
 
 
 def _calls(bolt: BoltSpec) -> Iterator[str]:

@@ -299,7 +299,7 @@ def test_what_crashed_is_logged_when_the_run_has_failed(work, caplog):
         crashes_logged(work, 3),
     ):
         raise RuntimeError("a task died")
-    assert "micro-batch 3: attempt 7 at partition 0 of level 1: crashed, with one record" in (
+    assert "micro-batch 3: attempt 7 at partition 0 of stage 1: crashed, with one record" in (
         caplog.text
     )
 

@@ -107,8 +107,8 @@ def test_the_order_of_arrival_does_not_show():
 @pytest.mark.parametrize(
     ("lost", "message"),
     [
-        (TUPLES, r"got 0 of \[1\] rows from partition 7 of level 1: data was lost on the way"),
-        (TRAILER, "got 1 of an unknown number of rows from partition 7 of level 1"),
+        (TUPLES, r"got 0 of \[1\] rows from partition 7 of stage 1: data was lost on the way"),
+        (TRAILER, "got 1 of an unknown number of rows from partition 7 of stage 1"),
     ],
 )
 def test_what_did_not_come_whole_is_refused(lost, message):

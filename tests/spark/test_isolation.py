@@ -63,7 +63,7 @@ def test_a_marker_tells_what_a_dead_attempt_had_in_flight(work):
     assert inflight_markers.crashed(work) == [Marker(ATTEMPT, ALONE, 0, 0, frozenset({-2}))]
     assert inflight_markers.crashed(work, (1, 1)) == []
     assert str(inflight_markers.crashed(work)[0]) == (
-        "attempt 7 at partition 0 of level 1: crashed, with one record in flight"
+        "attempt 7 at partition 0 of stage 1: crashed, with one record in flight"
     )
 
 
@@ -262,7 +262,7 @@ def test_deaths_are_logged_once_as_they_happen(work, caplog, monkeypatch):
         while not caplog.records:
             pass
         one = flying(work, TaskAttempt(1, 0, 9))
-    text = "attempt 7 at partition 0 of level 1: crashed, with a chunk of 5 rows in flight"
+    text = "attempt 7 at partition 0 of stage 1: crashed, with a chunk of 5 rows in flight"
     assert [record.getMessage() for record in caplog.records] == [f"micro-batch 3: {text}"]
     with pytest.raises(ValueError, match="no"), crashes_logged(work, 4):
         raise ValueError("no")

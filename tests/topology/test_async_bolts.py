@@ -597,6 +597,28 @@ def test_bad_inputs_of_a_call_fail_alone(journal, values, bad, most, keyed, tmp_
         assert len(bolt.groups) == -(-len(values) // most)
 
 
+class Exits(dict):
+    """A value whose own method ends the process."""
+
+    def __iter__(self):
+        raise SystemExit("no")
+
+
+def test_a_value_that_exits_fails_its_input_alone_without_another_call():
+    class Emits(Together):
+        async def execute_many(self, tuples, collectors):
+            self.groups.append([one[0] for one in tuples])
+            for one, collector in zip(tuples, collectors, strict=True):
+                collector.emit(Exits() if one[0] == 2 else (one[0],))
+
+    bolt = Emits(max_batch=4)
+    found = failed(run(executor_for("b", bolt), range(4)))
+    assert {handle: (reason.type, reason.final) for handle, reason in found.items()} == {
+        2: ("SystemExit", True)
+    }
+    assert bolt.groups == [[0, 1, 2, 3]]
+
+
 @pytest.mark.parametrize(
     "error", [Retry(after_s=60), TimeoutError("slow"), ConnectionError("down"), KeyError("listed")]
 )

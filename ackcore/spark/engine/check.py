@@ -50,7 +50,7 @@ def trailer_problems(
     problems = []
     ended: dict[tuple[int, int], int] = Counter((one["level"], one["partition"]) for one in reports)
     problems += [
-        f"partition {partition} of level {level} ended {times} times"
+        f"partition {partition} of stage {level} ended {times} times"
         for (level, partition), times in ended.items()
         if times > 1
     ]
@@ -65,7 +65,7 @@ def trailer_problems(
         fingerprints[one.origin].add(one.fingerprint)
         received_by[one.receiver].add(one.origin)
     problems += [
-        f"partition {partition_of(origin)} of level {level_of(origin)} ran more than once with "
+        f"partition {partition_of(origin)} of stage {level_of(origin)} ran more than once with "
         "different results"
         for origin, found in fingerprints.items()
         if len(found) > 1
@@ -77,7 +77,7 @@ def trailer_problems(
     for level in (*range(2, layout.depth + 1), SETTLE):
         senders = {origin for at in tasks if level in spec.sends(at) for origin in tasks[at]}
         problems += [
-            f"partition {partition} of level {level} lacks trailers of tasks that send to it"
+            f"partition {partition} of stage {level} lacks trailers of tasks that send to it"
             for partition in dests
             if received_by[origin_of(level, partition)] != senders
         ]

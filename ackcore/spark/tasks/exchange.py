@@ -227,8 +227,8 @@ class Inbox:
             if trailers is None or rows not in {count for _, count in trailers}:
                 sent = sorted(n for _, n in trailers) if trailers else "an unknown number of"
                 raise RuntimeError(
-                    f"a task at level {self._level} got {rows} of {sent} rows from partition "
-                    f"{partition_of(origin)} of level {level_of(origin)}: data was lost on the way"
+                    f"a task of stage {self._level} got {rows} of {sent} rows from partition "
+                    f"{partition_of(origin)} of stage {level_of(origin)}: data was lost on the way"
                 )
 
     def chunks(

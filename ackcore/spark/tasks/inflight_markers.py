@@ -102,7 +102,7 @@ class Marker:
             ALONE: "one record in flight",
         }[self.kind]
         how = "crashed" if self.timed_out is None else self.timed_out.message
-        return f"attempt {attempt} at partition {partition} of level {level}: {how}, with {what}"
+        return f"attempt {attempt} at partition {partition} of stage {level}: {how}, with {what}"
 
 
 class MarkerFile:
