@@ -63,12 +63,8 @@ class DeadLimit:
 
     Raises TypeError or ValueError if an argument has another type or is out of range.
 
-    Attributes
-    ----------
-    window : int or None
-        The number of records, as given.
-    excess : Excess or None
-        The limit that was exceeded first.
+    Attributes: ``window``: the number of records, as given. ``excess``: the limit that was exceeded
+    first.
     """
 
     def __init__(

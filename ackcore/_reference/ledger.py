@@ -35,22 +35,14 @@ from ackcore._reference.ledger_entry import UNSET, Pending
 class Ledger:
     """The pending tuple trees, by root id; SEMANTICS defines the messages.
 
-    Parameters
-    ----------
-    capacity : int, default 1024
-        The number of entries to reserve room for. A ledger grows as needed. A capacity above any
-        table's limit raises `MemoryError`, as in the native ledger.
-    buckets : int, default 3
-        The number of turns (`rotate`) after which an entry expires: 2..126.
-    refresh_on_ack : bool, default False
-        Whether every message moves its entry to the newest bucket, as in early Storm, and not only
-        FAIL and RESET.
-    clock : callable returning int, optional
-        Returns the time in milliseconds; called once per call. A ledger with a clock keeps times.
-    max_entries : int, optional
-        The limit on entries. A call that might exceed it raises `LedgerFull` and applies nothing.
-    seed : int, optional
-        Ignored, because a dict has its own. The native ledger hashes with it.
+    ``capacity``: the number of entries to reserve room for. A ledger grows as needed. A capacity
+    above any table's limit raises `MemoryError`, as in the native ledger. ``buckets``: the number
+    of turns (`rotate`) after which an entry expires: 2..126. ``refresh_on_ack``: whether every
+    message moves its entry to the newest bucket, as in early Storm, and not only FAIL and RESET.
+    ``clock``: returns the time in milliseconds; called once per call. A ledger with a clock keeps
+    times. ``max_entries``: the limit on entries. A call that might exceed it raises `LedgerFull`
+    and applies nothing. ``seed``: ignored, because a dict has its own. The native ledger hashes
+    with it.
     """
 
     def __init__(
@@ -120,25 +112,13 @@ class Ledger:
     def apply(self, root_ids: Any, vals: Any, tasks: Any) -> Outcomes:
         """Apply a mixed batch of messages, row by row.
 
-        Parameters
-        ----------
-        root_ids, vals : buffer of int64 or uint64, shape (n,), C-contiguous
-            Parallel columns. Both dtypes are the same 64 bits.
-        tasks : buffer of int32, shape (n,), C-contiguous
-            The kind of each row: a task >= 0 is an INIT by that spout task; otherwise ``ACK``,
-            ``FAIL`` or ``RESET``, of which the last two ignore their val.
+        ``root_ids``, ``vals``: parallel columns. Both dtypes are the same 64 bits. ``tasks``: the
+        kind of each row: a task >= 0 is an INIT by that spout task; otherwise ``ACK``, ``FAIL`` or
+        ``RESET``, of which the last two ignore their val.
 
-        Returns
-        -------
-        Outcomes
-            The outcomes, in the order of the rows.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If a column or the clock's result has a wrong type or value.
-        LedgerFull
-            If the number of entries might exceed ``max_entries``.
+        Returns the outcomes, in the order of the rows. Raises TypeError or ValueError if a column
+        or the clock's result has a wrong type or value. Raises LedgerFull if the number of entries
+        might exceed ``max_entries``.
 
         If it raises, nothing has been applied.
         """
@@ -272,11 +252,8 @@ class Ledger:
     def merge(self, entries: Entries) -> None:
         """Fold another ledger's entries in, without decisions.
 
-        Parameters
-        ----------
-        entries : Entries
-            The entries, in any order; a root may occur several times. They have times if and only
-            if this ledger has a clock.
+        ``entries``: the entries, in any order; a root may occur several times. They have times if
+        and only if this ledger has a clock.
         """
         rows = _columns.check_entries(entries, self.buckets, self.clock is not None)
         with self._lock:
@@ -290,13 +267,8 @@ class Ledger:
     def fold(self, root_ids: Any, vals: Any, tasks: Any, times_ms: Any = None) -> None:
         """Fold a mixed batch of messages in, without decisions.
 
-        Parameters
-        ----------
-        root_ids, vals, tasks
-            As in `apply`.
-        times_ms : buffer of int64, shape (n,), C-contiguous, optional
-            The time at which each message was sent. By default, a ledger with a clock uses the
-            clock's time.
+        ``root_ids``, ``vals``, ``tasks``: as in `apply`. ``times_ms``: the time at which each
+        message was sent. By default, a ledger with a clock uses the clock's time.
         """
         ids = _columns.id_column(root_ids, "root_ids")
         xors = _columns.id_column(vals, "vals")
@@ -332,18 +304,11 @@ class Ledger:
     def settle(self, now_ms: int | None = None, timeout_ms: int | None = None) -> Settled:
         """Decide every entry once; remove and return the decided ones.
 
-        Parameters
-        ----------
-        now_ms : int, optional
-            The time in milliseconds; the clock's by default. Unused without ``timeout_ms``.
-        timeout_ms : int, optional
-            The time-out: an entry whose last message is older has timed out. By default no entry
-            times out. Needs a ledger with a clock.
+        ``now_ms``: the time in milliseconds; the clock's by default. Unused without ``timeout_ms``.
+        ``timeout_ms``: the time-out: an entry whose last message is older has timed out. By default
+        no entry times out. Needs a ledger with a clock.
 
-        Returns
-        -------
-        Settled
-            The decided roots in any order; the open ones stay in the ledger.
+        Returns the decided roots in any order; the open ones stay in the ledger.
         """
         deadline = _columns.deadline(now_ms, timeout_ms, self.clock)
         with self._lock:

@@ -37,12 +37,8 @@ class OffsetTracker:
     The first offset that is not done is the one to commit, because a reader must begin again there.
     The native class documents each method.
 
-    Parameters
-    ----------
-    topic, partition, generation
-        The tracked partition and the generation: a str, and ints >= 0.
-    base : int
-        The offset that this generation reads first; all below it are done.
+    ``topic``, ``partition``, ``generation``: the tracked partition and the generation: a str, and
+    ints >= 0. ``base``: the offset that this generation reads first; all below it are done.
     """
 
     def __init__(self, topic: str, partition: int, generation: int, base: int) -> None:

@@ -14,23 +14,12 @@ _ROUNDING = 1e-9
 class Budget:
     """The share that one task has of the money left for a bolt's calls.
 
-    Parameters
-    ----------
-    bolt : str
-        The bolt's name.
-    limit : float
-        The bolt's ``cost_per_run``.
-    before : float
-        The cost of the bolt's calls in earlier micro-batches.
-    tasks : int
-        The number of tasks of the bolt, which have equal shares of the rest.
+    ``bolt``: the bolt's name. ``limit``: the bolt's ``cost_per_run``. ``before``: the cost of the
+    bolt's calls in earlier micro-batches. ``tasks``: the number of tasks of the bolt, which have
+    equal shares of the rest.
 
-    Attributes
-    ----------
-    spent : float
-        The cost of this micro-batch's calls in the task.
-    by_key : KeySums
-        The same cost by key; the key is "" for a limit without keys.
+    Attributes: ``spent``: the cost of this micro-batch's calls in the task. ``by_key``: the same
+    cost by key; the key is "" for a limit without keys.
     """
 
     def __init__(self, bolt: str, limit: float, before: float, tasks: int) -> None:

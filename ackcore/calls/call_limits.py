@@ -26,16 +26,9 @@ class Breaker:
     ``failures``: the number of failures in a row that open it; None for never. ``reset_ns``: the
     time for which it stays open, in nanoseconds.
 
-    Attributes
-    ----------
-    state : BreakerState
-    opened_ns : int or None
-        The time at which it first opened since the last success.
-    last_error : BaseException or None
-        The error that opened it.
+    Attributes: ``opened_ns``: the time at which it first opened since the last success.
+    ``last_error``: the error that opened it.
 
-    Notes
-    -----
     M. Nygard, "Release It!", 2007; the states and their names are pybreaker's.
     """
 
@@ -96,8 +89,6 @@ class TokenBucket:
 
     ``rate_per_s``: tokens per second, above 0. ``now_ns``: the time now, in nanoseconds.
 
-    Notes
-    -----
     The state is the time at which the bucket would be empty again (the generic cell rate algorithm,
     ITU-T I.371), so that no refill is needed.
     """

@@ -72,31 +72,15 @@ class Call:
 class KeyQueue:
     """The waiting calls of one key, and its own limits.
 
-    Attributes
-    ----------
-    key : hashable
-    endpoints : Endpoints
-        Made when they are first needed, since a key that only waits takes a tenth of their memory.
-    tokens : TokenBucket or None
-        The limit of begun calls.
-    spent : TokenBucket or None
-        The limit of tokens that calls report.
-    is_rated : bool
-        Whether it has one of these limits.
-    estimate : float
-        The mean number of tokens of its last calls; 0 before the first report.
-    new : deque of Call
-        Calls that were not made yet.
-    due : dict
-        Calls to repeat whose wait is over, by the endpoint that they avoid: the due time, a number,
-        and the call.
-    unfinished : int
-        The number of calls without an outcome.
-    place : int
-        The number of calls in flight when it was put among the ready ones; -1 if it is aside or has
-        no waiting calls. For the only queue, 0 or -1.
-    wakes_ns : float
-        The earliest time at which `FairQueues` looks at it again.
+    Attributes: ``endpoints``: its endpoints, made when they are first needed, since a key that only waits takes a
+    tenth of their memory. ``tokens``: the limit of begun calls. ``spent``: the limit of tokens that
+    calls report. ``is_rated``: whether it has one of these limits. ``estimate``: the mean number of
+    tokens of its last calls; 0 before the first report. ``new``: calls that were not made yet.
+    ``due``: calls to repeat whose wait is over, by the endpoint that they avoid: the due time, a
+    number, and the call. ``unfinished``: the number of calls without an outcome. ``place``: the
+    number of calls in flight when it was put among the ready ones; -1 if it is aside or has no
+    waiting calls. For the only queue, 0 or -1. ``wakes_ns``: the earliest time at which
+    `FairQueues` looks at it again.
     """
 
     __slots__ = (
@@ -214,23 +198,11 @@ class KeyQueue:
 class FairQueues:
     """The queues of all keys.
 
-    Parameters
-    ----------
-    settings : CallSettings
-    most : int
-        The largest number of calls of a key in flight.
-    clock : callable
-        Returns the time in nanoseconds.
-    counts : CallCounts
-    wake_at : callable
-        Called with the time, in nanoseconds, at which `wake` must be called.
+    ``most``: the largest number of calls of a key in flight. ``clock``: returns the time in
+    nanoseconds. ``wake_at``: called with the time, in nanoseconds, at which `wake` must be called.
 
-    Attributes
-    ----------
-    window : Limit or None
-        With keys, the law of the window of all keys together.
-    only : KeyQueue or None
-        The single queue without keys.
+    Attributes: ``window``: the law of the window of all keys together; None without keys. ``only``: the
+    single queue without keys; None with keys.
     """
 
     def __init__(

@@ -62,25 +62,12 @@ class _Worker:
 class Workers:
     """The workers of a task and their calls, in one run after another.
 
-    Parameters
-    ----------
-    function : callable
-        Returns an awaitable.
-    settings : CallSettings
-    most : int
-        The largest number of calls in flight.
-    clock : callable
-        Returns the time in nanoseconds. `now_ns` stops this clock while calls are in flight and the
-        loop does not run.
-    key_of : callable
-        Returns the key of an item, if `CallSettings.limit` has keys.
-    refusal : callable, optional
-        See `Calls`.
+    ``function``: returns an awaitable. ``most``: the largest number of calls in flight. ``clock``:
+    returns the time in nanoseconds. `now_ns` stops this clock while calls are in flight and the
+    loop does not run. ``key_of``: returns the key of an item, if `CallSettings.limit` has keys.
+    ``refusal``: see `Calls`.
 
-    Attributes
-    ----------
-    in_flight : int
-        The number of calls in flight.
+    Attributes: ``in_flight``: the number of calls in flight.
     """
 
     def __init__(

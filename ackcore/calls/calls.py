@@ -28,31 +28,18 @@ class Calls(Generic[Item, Value]):
 
     Use it in one thread, and in a ``with``, or close it.
 
-    Parameters
-    ----------
-    function : callable
-        Called with an item, and with an endpoint if the settings name endpoints. A coroutine
-        function is awaited in the event loop of this object; any other function is called in
-        threads. If the function is also an (asynchronous) context manager, it is entered in that
-        loop before the first call, and left by `close`.
-    settings : CallSettings, optional
-    clock : callable, optional
-        Returns the time in nanoseconds, as an int; by default `time.monotonic_ns`.
-    selector : selectors.BaseSelector, optional
-        The selector of the event loop.
-    key_of : callable, optional
-        Returns the key of an item; by default `RateLimit.key_of` of the settings' limit.
-    refusal : callable, optional
-        Called before each call. If it returns an exception, the item is not called, and ends with
-        this exception.
+    ``function``: called with an item, and with an endpoint if the settings name endpoints. A
+    coroutine function is awaited in the event loop of this object; any other function is called in
+    threads. If the function is also an (asynchronous) context manager, it is entered in that loop
+    before the first call, and left by `close`. ``clock``: returns the time in nanoseconds, as an
+    int; by default `time.monotonic_ns`. ``selector``: the selector of the event loop. ``key_of``:
+    returns the key of an item; by default `RateLimit.key_of` of the settings' limit. ``refusal``:
+    called before each call. If it returns an exception, the item is not called, and ends with this
+    exception.
 
-    Raises
-    ------
-    TypeError
-        If the function cannot be called, or a setting makes an object that is no limit or chooser.
+    Raises TypeError if the function cannot be called, or a setting makes an object that is no limit
+    or chooser.
 
-    Notes
-    -----
     The event loop runs in the thread that reads the outcomes, and only while that thread waits for
     an outcome. No answer is handled while the reader has control, or while the items make it wait.
     While calls are in flight, that time counts neither for time-outs nor for round trips.
@@ -93,26 +80,12 @@ class Calls(Generic[Item, Value]):
     def run(self, items: Iterable[Item]) -> Generator[CallOutcome[Value], None, None]:
         """Call the function with each item.
 
-        Parameters
-        ----------
-        items : iterable
-            The items. They are read as there is room, at most the window and
-            `CallSettings.max_buffered` ahead of the yielded outcomes.
+        ``items``: the items. They are read as there is room, at most the window and
+        `CallSettings.max_buffered` ahead of the yielded outcomes.
 
-        Yields
-        ------
-        CallOutcome
-            One for each item, in their order.
+        Yields one outcome for each item, in their order. Raises RuntimeError if this is closed, another run
+        is not over, or an event loop runs in this thread. Raises an error of ``items`` after the outcomes of earlier items.
 
-        Raises
-        ------
-        RuntimeError
-            If this is closed, another run is not over, or an event loop runs in this thread.
-        Exception
-            An error that ``items`` raises, after the outcomes of earlier items.
-
-        Notes
-        -----
         `KeyboardInterrupt` ends all calls at once and passes through. If a run is abandoned, for
         example by ``close()`` of the generator, its calls are cancelled and this object is closed.
         """

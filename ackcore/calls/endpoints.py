@@ -43,10 +43,8 @@ class Pace:
     than before a refusal, or at the mean rate since the last one if that is higher, and faster with
     each call until the next refusal. In a steady state one call of 15 to 20 is refused.
 
-    Attributes
-    ----------
-    until_ns : int
-        The end of the pause after the last refusal. Refusals before it are of the same excess.
+    Attributes: ``until_ns``: the end of the pause after the last refusal. Refusals before it are of
+    the same excess.
     """
 
     __slots__ = ("_begun", "_due_ns", "_interval_ns", "_is_tried", "_since_ns", "until_ns")
@@ -105,20 +103,10 @@ class Pace:
 class Endpoints:
     """The endpoints of one task's calls. Without named ones there is a single one, named None.
 
-    Parameters
-    ----------
-    settings : CallSettings
-    most : int
-        The largest number of calls in flight, over all endpoints.
-    clock : callable
-        Returns the time in nanoseconds.
-    call_counts : CallCounts
-        Its ``trips`` counts the times that a breaker opened.
+    ``most``: the largest number of calls in flight, over all endpoints. ``clock``: returns the time
+    in nanoseconds. ``call_counts``: its ``trips`` counts the times that a breaker opened.
 
-    Attributes
-    ----------
-    lease : callable
-        Returns a lease like `Windows.lease`, or None.
+    Attributes: ``lease``: returns a lease like `Windows.lease`, or None.
     """
 
     def __init__(
@@ -264,14 +252,9 @@ class Endpoints:
 
         ``wait_ns``: the longest wait for a service that is down.
 
-        Returns
-        -------
-        tuple of int, bool, or None
-            Nanoseconds on the clock. None if an endpoint is open, or while one is on trial: the end
-            of the trial call opens it.
+        Returns nanoseconds on the clock; None if an endpoint is open, or while one is on trial: the
+        end of the trial call opens it.
 
-        Notes
-        -----
         An endpoint that refused once, and otherwise answers, is full, not down. Its pause does not
         count against ``wait_ns``, like a wait for room. An endpoint that refuses repeatedly is
         waited for at least a second: to give the record back costs more.

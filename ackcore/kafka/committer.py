@@ -57,10 +57,8 @@ def commit_requests(group: str, metadata: Mapping[_Key, str]) -> Iterator[list[_
 class Committer:
     """A consumer without partitions that commits offsets of its group.
 
-    Attributes
-    ----------
-    owes : int
-        The number of overdue answers. They must not be mistaken for answers to a later request.
+    Attributes: ``owes``: the number of overdue answers. They must not be mistaken for answers to a
+    later request.
     """
 
     def __init__(self, settings: ClientSettings, group: str) -> None:

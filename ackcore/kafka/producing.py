@@ -175,11 +175,9 @@ class Deliveries:
     Raises ValueError if an option is set here. Raises DeliveryError if librdkafka refuses the
     settings.
 
-    Attributes
-    ----------
-    on_undelivered : callable or None
-        Called with each `Undelivered` message; None by default. It returns whether it handles the
-        message. A handled message is no failure, except in a transaction, which it ends.
+    Attributes: ``on_undelivered``: called with each `Undelivered` message; None by default. It
+    returns whether it handles the message. A handled message is no failure, except in a
+    transaction, which it ends.
     """
 
     def __init__(self, settings: ClientSettings, *, transactional_id: str | None = None) -> None:

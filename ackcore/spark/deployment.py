@@ -42,20 +42,13 @@ class Deployment:
     The constructor checks all arguments before it opens a file or a store.  See `start` for the
     arguments and the errors.  ``streaming`` is True for streams, and False for bounded sources.
 
-    Attributes
-    ----------
-    topology : Topology
-        The topology, with its spouts in the order of the checkpoint.
-    checkpoint, spark_checkpoint
-        The place of the checkpoint, and the directory of Spark's own part of it, if it has one.
-    available_now, trigger, interval_s
-        Whether a stream ends when the sources have been read and no record waits; the keywords
-        for Spark's ``trigger()``; and the interval of a loop's micro-batches in seconds, or 0.
-    limit : DeadLimit
-        The limit on dead records, which has counted nothing yet.
-    rows, groups
-        The planned spouts, and the consumer groups whose offsets ackcore commits for DataFrame
-        sources; None without any.
+    Attributes: ``topology``: the topology, with its spouts in the order of the checkpoint.
+    ``checkpoint``, ``spark_checkpoint``: the place of the checkpoint, and the directory of Spark's
+    own part of it, if it has one. ``available_now``, ``trigger``, ``interval_s``: whether a stream
+    ends when the sources have been read and no record waits; the keywords for Spark's
+    ``trigger()``; and the interval of a loop's micro-batches in seconds, or 0. ``limit``: the limit
+    on dead records, which has counted nothing yet. ``rows``, ``groups``: the planned spouts, and
+    the consumer groups whose offsets ackcore commits for DataFrame sources; None without any.
     """
 
     def __init__(

@@ -38,18 +38,10 @@ class Stream(ABC):
 
     ``deployment``: the topology and its open checkpoint; closed when the stream has ended.
 
-    Attributes
-    ----------
-    spark_query : StreamingQuery or None
-        Spark's own query; None while it is being started, and if Spark has none.
-    ended : threading.Event
-        Set when the stream has ended.
-    error : Exception or None
-        The error that ends the stream.
-    recent : deque of Progress
-        The last micro-batches, the newest one last.
-    counts : Counts
-        The counts after the last finished micro-batch.
+    Attributes: ``spark_query``: Spark's own query; None while it is being started, and if Spark has
+    none. ``ended``: set when the stream has ended. ``error``: the error that ends the stream.
+    ``recent``: the last micro-batches, the newest one last. ``counts``: the counts after the last
+    finished micro-batch.
     """
 
     #: The beginning of the warning of a restart.

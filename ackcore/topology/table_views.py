@@ -73,10 +73,7 @@ class TableView:
     repetition of a micro-batch sees the same rows. Updates of the same micro-batch are not in it.
     Threads may share it.
 
-    Attributes
-    ----------
-    name : str
-        The name of the table.
+    Attributes: ``name``: the name of the table.
     """
 
     def __init__(self, name: str, reader: TableReader) -> None:

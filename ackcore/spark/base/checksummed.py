@@ -241,10 +241,7 @@ class NamedByChecksum:
     whether the checksum is a fingerprint. ``synced``: whether the file must survive a stop of the
     machine.
 
-    Attributes
-    ----------
-    sink : pyarrow.NativeFile
-        The open file to write to.
+    Attributes: ``sink``: the open file to write to.
     """
 
     def __init__(

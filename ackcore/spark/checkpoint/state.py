@@ -60,16 +60,10 @@ from ackcore.spark.stores.opening import place_of
 class State:
     """An open checkpoint that this driver owns exclusively; made by `open`.
 
-    Attributes
-    ----------
-    url : str
-        The checkpoint: an absolute path, or the URL of a place in a bucket.
-    deployment_key : int
-        63 random bits, drawn when the checkpoint was made.
-    refusals : Refusals
-        The rows that sinks refused; completed by `close_refusals`.
-    tables : TableRecords
-        The tables after each of the last micro-batches.
+    Attributes: ``url``: the checkpoint: an absolute path, or the URL of a place in a bucket.
+    ``deployment_key``: 63 random bits, drawn when the checkpoint was made. ``refusals``: the rows
+    that sinks refused; completed by `close_refusals`. ``tables``: the tables after each of the last
+    micro-batches.
     """
 
     def __init__(

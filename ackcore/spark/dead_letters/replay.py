@@ -65,14 +65,9 @@ _log = logging.getLogger("ackcore")
 class Replay(NamedTuple):
     """A request to send dead letters again.
 
-    Attributes
-    ----------
-    request : str
-        The id of the request.
-    records : dict of str to int
-        The number of letters that it sends, by spout.
-    left_out : mapping from str to int
-        The number of letters left out because they had been sent again too often, by spout.
+    Attributes: ``request``: the id of the request. ``records``: the number of letters that it
+    sends, by spout. ``left_out``: the number of letters left out because they had been sent again
+    too often, by spout.
     """
 
     request: str

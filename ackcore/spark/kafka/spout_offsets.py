@@ -56,10 +56,7 @@ class SpoutOffsets:
     ``name``: the name of the spout. ``spout``: the source of the spout. ``deployment``: the key of
     the checkpoint that makes the commits.
 
-    Attributes
-    ----------
-    partitions : list of TopicPartition
-        The partitions at the last look-up, in order.
+    Attributes: ``partitions``: the partitions at the last look-up, in order.
     """
 
     def __init__(self, name: str, spout: KafkaSpout, deployment: int) -> None:

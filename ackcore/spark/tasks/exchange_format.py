@@ -188,14 +188,8 @@ class CohortRuns(NamedTuple):
 class ReceivedCohorts:
     """The tracking of concatenated blobs by cohort, from the packed tracking (sides) of each.
 
-    Attributes
-    ----------
-    cohorts, edges : numpy.ndarray of int64, shape (k,)
-        The cohorts with rows in the blobs, ascending, and the XOR of the edges of each.
-    groups : int
-        The number of runs.
-    offsets : numpy.ndarray of int32 or None
-        Those of ``runs``.
+    Attributes: ``cohorts``, ``edges``: the cohorts with rows in the blobs, ascending, and the XOR
+    of the edges of each. ``groups``: the number of runs. ``offsets``: those of ``runs``.
     """
 
     def __init__(self, sides: Sequence[bytes]) -> None:

@@ -25,15 +25,11 @@ class ExpectedRows:
     ``spec``: the task, with its checks by component and stream. ``time_limit``: the time limit of
     the checks of a batch. ``ledger_rows``: the collector of failures.
 
-    Attributes
-    ----------
-    counts : dict
-        By component (with its stream, if that is not the default) and expectation: the numbers of
-        tuples that met it and that did not, as ``{"passed": 3, "failed": 1}``.
-    fatal : str or None
-        The description of the first tuple that did not meet an expectation with
-        ``on_fail="fail"``, or of a function with a wrong result. The run will be refused, so the
-        task passes on no more rows.
+    Attributes: ``counts``: by component (with its stream, if that is not the default) and
+    expectation: the numbers of tuples that met it and that did not, as ``{"passed": 3, "failed":
+    1}``. ``fatal``: the description of the first tuple that did not meet an expectation with
+    ``on_fail="fail"``, or of a function with a wrong result. The run will be refused, so the task
+    passes on no more rows.
     """
 
     def __init__(self, spec: TaskSpec, time_limit: TimeLimit, ledger_rows: LedgerRows) -> None:

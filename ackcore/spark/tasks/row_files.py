@@ -68,10 +68,7 @@ class RowFileWriter:
 
     A file that is not ``synced`` may be lost if the machine stops.
 
-    Attributes
-    ----------
-    nbytes : int
-        The number of bytes written so far.
+    Attributes: ``nbytes``: the number of bytes written so far.
     """
 
     def __init__(

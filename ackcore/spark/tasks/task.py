@@ -82,25 +82,13 @@ class Task:
 
     ``attempt``: the task and attempt that run here.
 
-    Attributes
-    ----------
-    bolts : IsolatedBolts
-        The bolts that process the rows.
-    chunks : Chunks
-        The groups that rows are anchored to.
-    ledger_rows : LedgerRows
-        The collector of the groups' outcomes.
-    outbox : Outbox
-        The rows that the task sends.
-    tracer : Tracer or None
-        The collector of traces of sampled roots.
-    spilled : dict of str to RowFileWriter
-        By spout, the file of rows that its source may not return again.
-    kept : list of (str, str, int, int)
-        The files with all new rows of the task: spout, path, number of rows and of bytes.
-    failed_in_run, named_in_run : FailedInRun or None
-        The judges of failed records that no other task can fail, and of those that the settle stage
-        settles too; None if all are read again.
+    Attributes: ``bolts``: the bolts that process the rows. ``chunks``: the groups that rows are
+    anchored to. ``ledger_rows``: the collector of the groups' outcomes. ``outbox``: the rows that
+    the task sends. ``tracer``: the collector of traces of sampled roots. ``spilled``: by spout, the
+    file of rows that its source may not return again. ``kept``: the files with all new rows of the
+    task: spout, path, number of rows and of bytes. ``failed_in_run``, ``named_in_run``: the judges
+    of failed records that no other task can fail, and of those that the settle stage settles too;
+    None if all are read again.
     """
 
     def __init__(self, spec: TaskSpec, attempt: TaskAttempt) -> None:
