@@ -72,13 +72,13 @@ class Call:
 class KeyQueue:
     """The waiting calls of one key, and its own limits.
 
-    Attributes: ``endpoints``: its endpoints, made when they are first needed, since a key that only waits takes a
-    tenth of their memory. ``tokens``: the limit of begun calls. ``spent``: the limit of tokens that
-    calls report. ``is_rated``: whether it has one of these limits. ``estimate``: the mean number of
-    tokens of its last calls; 0 before the first report. ``new``: calls that were not made yet.
-    ``due``: calls to repeat whose wait is over, by the endpoint that they avoid: the due time, a
-    number, and the call. ``unfinished``: the number of calls without an outcome. ``place``: the
-    number of calls in flight when it was put among the ready ones; -1 if it is aside or has no
+    Attributes: ``endpoints``: its endpoints, made when they are first needed, since a key that only
+    waits takes a tenth of their memory. ``tokens``: the limit of begun calls. ``spent``: the limit
+    of tokens that calls report. ``is_rated``: whether it has one of these limits. ``estimate``: the
+    mean number of tokens of its last calls; 0 before the first report. ``new``: calls that were not
+    made yet. ``due``: calls to repeat whose wait is over, by the endpoint that they avoid: the due
+    time, a number, and the call. ``unfinished``: the number of calls without an outcome. ``place``:
+    the number of calls in flight when it was put among the ready ones; -1 if it is aside or has no
     waiting calls. For the only queue, 0 or -1. ``wakes_ns``: the earliest time at which
     `FairQueues` looks at it again.
     """
@@ -201,8 +201,8 @@ class FairQueues:
     ``most``: the largest number of calls of a key in flight. ``clock``: returns the time in
     nanoseconds. ``wake_at``: called with the time, in nanoseconds, at which `wake` must be called.
 
-    Attributes: ``window``: the law of the window of all keys together; None without keys. ``only``: the
-    single queue without keys; None with keys.
+    Attributes: ``window``: the law of the window of all keys together; None without keys. ``only``:
+    the single queue without keys; None with keys.
     """
 
     def __init__(

@@ -83,8 +83,9 @@ class Calls(Generic[Item, Value]):
         ``items``: the items. They are read as there is room, at most the window and
         `CallSettings.max_buffered` ahead of the yielded outcomes.
 
-        Yields one outcome for each item, in their order. Raises RuntimeError if this is closed, another run
-        is not over, or an event loop runs in this thread. Raises an error of ``items`` after the outcomes of earlier items.
+        Yields one outcome for each item, in their order. Raises RuntimeError if this is closed,
+        another run is not over, or an event loop runs in this thread. Raises an error of ``items``
+        after the outcomes of earlier items.
 
         `KeyboardInterrupt` ends all calls at once and passes through. If a run is abandoned, for
         example by ``close()`` of the generator, its calls are cancelled and this object is closed.
