@@ -186,11 +186,8 @@ class Acker:
     def apply(self, root_ids: Any, vals: Any, tasks: Any) -> Outcomes:
         """Apply a mixed batch of messages in order; see `ackcore.Ledger.apply` for the arguments.
 
-        Returns
-        -------
-        Outcomes
-            Shard by shard. Within a shard, and so for each root, they are in the order of the
-            batch.
+        The outcomes come shard by shard. Within a shard, and so for each root, they are in the order
+        of the batch.
         """
         return self._apply_many("apply", root_ids=root_ids, vals=vals, tasks=tasks)
 
@@ -295,10 +292,7 @@ class Acker:
         Exceptions of callbacks in the thread are logged, the thread continues, and `stop` raises
         the first one.
 
-        Raises
-        ------
-        RuntimeError
-            If the thread runs already.
+        Raises RuntimeError if the thread runs already.
         """
         with self._starting:
             if self._thread is not None:
@@ -313,10 +307,7 @@ class Acker:
 
         A callback may call it in the thread itself; it then does not wait.
 
-        Raises
-        ------
-        Exception
-            The first exception of a callback in the thread.
+        Raises the first exception of a callback in the thread.
         """
         with self._starting:
             thread = self._thread

@@ -144,12 +144,8 @@ cost_per_run=None)
     def key_of(self, one: Any) -> Hashable:
         """Return the key of a tuple; None without `per`.
 
-        Raises
-        ------
-        Exception
-            An exception of the function, or of a tuple without that column.
-        TypeError
-            If the key is not hashable.
+        Raises an exception of the function, or of a tuple without that column. Raises TypeError if
+        the key is not hashable.
         """
         if self.per is None:
             return None

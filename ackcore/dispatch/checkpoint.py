@@ -113,12 +113,8 @@ class Checkpoint:
     def commit(self, committed: int) -> None:
         """Write the position to read next, durably.
 
-        Raises
-        ------
-        ValueError
-            If it is lower than the committed one.
-        OSError
-            If it cannot be written; the former position stays committed.
+        Raises ValueError if it is lower than the committed one. Raises OSError if it cannot be
+        written; the former position stays committed.
         """
         # One at a time: a commit in a thread continues after its waiting task was cancelled.
         with self._committing:

@@ -236,15 +236,9 @@ class Dispatcher:
     async def run_async(self) -> DispatchCounts:
         """Send all records, and return when each is done.
 
-        Raises
-        ------
-        RecordDead
-            If a record failed for the last time, and there are no ``dead_letters``. Done records
-            are committed.
-        CheckpointError
-            If the checkpoint is damaged, or open in another process.
-        RuntimeError
-            If this dispatcher has run before. Create another one.
+        Raises RecordDead if a record failed for the last time, and there are no ``dead_letters``.
+        Done records are committed. Raises CheckpointError if the checkpoint is damaged, or open in
+        another process. Raises RuntimeError if this dispatcher has run before. Create another one.
         """
         if self._running:
             raise RuntimeError(

@@ -109,12 +109,8 @@ class FlowController:
     def add(self, name: Hashable) -> None:
         """Add a consumer.
 
-        Raises
-        ------
-        ValueError
-            If there is a consumer of that name.
-        TypeError
-            If the constructor's ``limit`` made an object that is no `Limit`.
+        Raises ValueError if there is a consumer of that name. Raises TypeError if the constructor's
+        ``limit`` made an object that is no `Limit`.
         """
         limit = DelayTarget(clock=self._clock) if self._make_limit is None else self._make_limit()
         if not isinstance(limit, Limit):
@@ -129,15 +125,8 @@ class FlowController:
     def remove(self, name: Hashable) -> list[Lease]:
         """Remove a consumer, and re-queue its outstanding items.
 
-        Returns
-        -------
-        list of Lease
-            The leases that were outstanding, oldest first.
-
-        Raises
-        ------
-        KeyError
-            If there is no consumer of that name.
+        Returns the leases that were outstanding, oldest first. Raises KeyError if there is no
+        consumer of that name.
         """
         with self._guard:
             taken = self._windows.leave(name)
@@ -172,10 +161,7 @@ class FlowController:
     def resume(self, name: Hashable) -> None:
         """End a consumer's pause at once.
 
-        Raises
-        ------
-        KeyError
-            If there is no consumer of that name.
+        Raises KeyError if there is no consumer of that name.
         """
         with self._guard:
             self._windows.resume(self._windows.named(name))
@@ -257,12 +243,9 @@ class FlowController:
     def ack(self, lease: Lease) -> bool:
         """Record that a tuple is done.
 
-        Returns
-        -------
-        bool
-            Whether this ends the item. False if the lease was answered before, or had timed out and
-            was sent again since: then the newer lease decides. If the item timed out and still
-            waits to be sent again, this ends it.
+        Returns whether this ends the item: False if the lease was answered before, or had timed out
+        and was sent again since: then the newer lease decides. If the item timed out and still
+        waits to be sent again, this ends it.
         """
         self._lock()
         try:
@@ -328,10 +311,7 @@ class FlowController:
 
         If its item came from `try_again`, the item is re-queued.
 
-        Returns
-        -------
-        bool
-            False if the lease was answered before.
+        Returns False if the lease was answered before.
         """
         with self._guard:
             taken = self._windows.unsend(lease)
@@ -366,10 +346,7 @@ class FlowController:
     def expire(self) -> list[Lease]:
         """Time out overdue tuples, end pauses that are over, and detect silent consumers.
 
-        Returns
-        -------
-        list of Lease
-            The leases that timed out, now re-queued; by consumer, oldest first.
+        Returns the leases that timed out, now re-queued; by consumer, oldest first.
         """
         with self._guard:
             expired = self._windows.expire()

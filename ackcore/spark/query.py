@@ -427,10 +427,7 @@ class Query:
         notebooks: with a source that never pauses it may never return. It also returns when the
         query is stopped.
 
-        Raises
-        ------
-        Exception
-            The error that ended the query during the call; see `await_termination`.
+        Raises the error that ended the query during the call; see `await_termination`.
         """
         self._stream.process_all_available()
 

@@ -89,10 +89,7 @@ class Reason(NamedTuple):
     def decode(cls, text: str) -> Reason:
         """Return the reason from a text that `encode` returned.
 
-        Raises
-        ------
-        ValueError
-            If the text is not an encoded reason.
+        Raises ValueError if the text is not an encoded reason.
         """
         parts = text.split(UNIT, 3)
         if len(parts) != 4 or _FLAG.fullmatch(parts[0]) is None:

@@ -219,14 +219,8 @@ class TransactionalSink(Sink, Generic[T]):
     def write(self, batch: SinkBatch) -> SinkRejects | None:
         """Write the rows of a micro-batch and its number in one transaction, unless it is there.
 
-        Raises
-        ------
-        CheckpointForeign
-            If the store has this micro-batch with other rows, or a later one.
-        CheckpointInUse
-            If another driver has taken over.
-        Exception
-            Errors of the subclass.
+        Raises CheckpointForeign if the store has this micro-batch with other rows, or a later one.
+        Raises CheckpointInUse if another driver has taken over. Raises errors of the subclass.
         """
         number, content = batch.batch_id, batch.content()
         with self.begin(batch) as transaction:

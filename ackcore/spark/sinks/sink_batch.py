@@ -101,10 +101,7 @@ class SinkBatch:
     def record_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows on the driver, in the stream's columns.
 
-        Raises
-        ------
-        RowFileDamaged
-            If a file has changed since its run wrote it.
+        Raises RowFileDamaged if a file has changed since its run wrote it.
         """
         for file in self.files:
             yield from read_sink_file(file, self.nonacked)
