@@ -31,12 +31,11 @@ def public(module):
 
 def test_the_native_modules_have_what_the_reference_has(native, kafka_native, reference):
     assert not public(native) & public(kafka_native)
-    assert public(native) | public(kafka_native) == set(reference.__all__)
+    # Messages in librdkafka's memory have no twin: in Python confluent-kafka's objects are read.
+    assert public(native) | public(kafka_native) == {*reference.__all__, "RawMessages"}
 
 
-@pytest.mark.parametrize(
-    "cls", ["Ledger", "IdSource", "OffsetTracker", "RawMessages", "RecordBuffers"]
-)
+@pytest.mark.parametrize("cls", ["Ledger", "IdSource", "OffsetTracker", "RecordBuffers"])
 def test_classes_have_the_same_members(native, kafka_native, reference, cls):
     native_class = getattr(native, cls, None) or getattr(kafka_native, cls)
     reference_class = getattr(reference, cls)

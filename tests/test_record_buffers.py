@@ -10,8 +10,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore import _reference
-from ackcore._reference import record_buffers as signatures
-from ackcore._reference.record_buffers import _Message
+
+
+class _Message(ctypes.Structure):
+    """The C struct rd_kafka_message_t."""
+
+    _fields_ = (
+        ("err", ctypes.c_int),
+        ("topic", ctypes.c_void_p),
+        ("partition", ctypes.c_int32),
+        ("payload", ctypes.c_void_p),
+        ("size", ctypes.c_size_t),
+        ("key", ctypes.c_void_p),
+        ("key_size", ctypes.c_size_t),
+        ("offset", ctypes.c_int64),
+        ("private", ctypes.c_void_p),
+    )
+
+
+_POINTER = ctypes.c_void_p
+_CONSUME = ctypes.CFUNCTYPE(ctypes.c_ssize_t, _POINTER, ctypes.c_int, _POINTER, ctypes.c_size_t)
+_DESTROY = ctypes.CFUNCTYPE(None, _POINTER)
+_TIMESTAMP = ctypes.CFUNCTYPE(ctypes.c_int64, _POINTER, _POINTER)
+_HEADERS = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _POINTER)
+_HEADER = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, ctypes.c_size_t, _POINTER, _POINTER, _POINTER)
 
 
 class FakeMessage:
@@ -248,11 +270,11 @@ class Librdkafka:
         self.waited = []
         self.headers_asked = 0
         functions = [
-            signatures._CONSUME(self.consume),
-            signatures._DESTROY(self.destroy),
-            signatures._TIMESTAMP(self.timestamp),
-            signatures._HEADERS(self.headers),
-            signatures._HEADER(self.header),
+            _CONSUME(self.consume),
+            _DESTROY(self.destroy),
+            _TIMESTAMP(self.timestamp),
+            _HEADERS(self.headers),
+            _HEADER(self.header),
         ]
         self.functions = functions
         self.addresses = [ctypes.cast(each, ctypes.c_void_p).value for each in functions]
@@ -318,45 +340,44 @@ def test_messages_in_c_become_the_columns_that_objects_become(kafka_native, list
     stop = at + data.draw(st.integers(0, 120))
     most = data.draw(st.integers(9, 60))
     together, wrong = data.draw(st.booleans()), data.draw(st.sampled_from([0, 0, 1, -1]))
-    for backend in (kafka_native, _reference):
-        library, next_ = Librdkafka(), at
-        raw = backend.RawMessages(library.addresses, 77)
-        of_raw, of_objects = backend.RecordBuffers(most), backend.RecordBuffers(most)
-        for some in lists:
-            for gap, *rest in some:
-                next_ += gap + 1
-                library.queue.append(Record(next_, *rest))
-            given_ = list(library.queue)
-            if together:
-                put_together(given_, wrong)
-            raw.consume(20, 0.5)
-            assert len(raw) == len(given_) == len(library.out)
-            objects = [raw[place] for place in range(len(raw))]
-            for record, message in zip(given_, objects, strict=True):
-                if record.given[-1]:
-                    assert message.error() == (
-                        -191,
-                        (record.given[1] or b"").rstrip(b"\0").decode("utf-8", "replace"),
-                    )
-                    assert message.offset() == record.given[0]
-                else:
-                    assert message.error() is None
-                    assert row_of(message) == record.row()
-            place = 0
-            while True:
-                after = of_raw.add(raw, place, stop)
-                assert of_objects.add(objects, place, stop) == after
-                assert (of_raw.rows, of_raw.bytes) == (of_objects.rows, of_objects.bytes)
-                added = [one.row() for one in given_[place:after]]
-                rows = rows_of(of_raw.taken())
-                assert rows == rows_of(of_objects.taken())
-                assert rows == added
-                place = after + (after == place)  # an event, or what does not fit: go on behind it
-                if place >= len(given_):
-                    break
-        raw.clear()
-        assert not library.out
-        assert len(raw) == 0
+    library, next_ = Librdkafka(), at
+    raw = kafka_native.RawMessages(library.addresses, 77)
+    of_raw, of_objects = kafka_native.RecordBuffers(most), kafka_native.RecordBuffers(most)
+    for some in lists:
+        for gap, *rest in some:
+            next_ += gap + 1
+            library.queue.append(Record(next_, *rest))
+        given_ = list(library.queue)
+        if together:
+            put_together(given_, wrong)
+        raw.consume(20, 0.5)
+        assert len(raw) == len(given_) == len(library.out)
+        objects = [raw[place] for place in range(len(raw))]
+        for record, message in zip(given_, objects, strict=True):
+            if record.given[-1]:
+                assert message.error() == (
+                    -191,
+                    (record.given[1] or b"").rstrip(b"\0").decode("utf-8", "replace"),
+                )
+                assert message.offset() == record.given[0]
+            else:
+                assert message.error() is None
+                assert row_of(message) == record.row()
+        place = 0
+        while True:
+            after = of_raw.add(raw, place, stop)
+            assert of_objects.add(objects, place, stop) == after
+            assert (of_raw.rows, of_raw.bytes) == (of_objects.rows, of_objects.bytes)
+            added = [one.row() for one in given_[place:after]]
+            rows = rows_of(of_raw.taken())
+            assert rows == rows_of(of_objects.taken())
+            assert rows == added
+            place = after + (after == place)  # an event, or what does not fit: go on behind it
+            if place >= len(given_):
+                break
+    raw.clear()
+    assert not library.out
+    assert len(raw) == 0
 
 
 @pytest.mark.parametrize(
@@ -373,8 +394,8 @@ def test_records_in_one_buffer_are_not_asked_for_headers(kafka_native, library, 
     assert rows_of(buffers.taken()) == [one.row() for one in many]
 
 
-def test_batches_grow_from_several_calls(kafka_backend, library):
-    raw, buffers = kafka_backend.RawMessages(library.addresses, 77), kafka_backend.RecordBuffers()
+def test_batches_grow_from_several_calls(kafka_native, library):
+    raw, buffers = kafka_native.RawMessages(library.addresses, 77), kafka_native.RecordBuffers()
     many = [
         Record(n, b"%d" % n, None if n % 3 else b"k", [(b"h", None)] * (n == 70)) for n in range(90)
     ]
@@ -389,13 +410,13 @@ def test_batches_grow_from_several_calls(kafka_backend, library):
     assert rows_of(buffers.taken()) == [one.row() for one in many]
 
 
-def test_what_is_asked_for_wrongly_is_refused(kafka_backend, library):
+def test_what_is_asked_for_wrongly_is_refused(kafka_native, library):
     for functions in ([1, 2, 3, 4], [1, 2, 3, 4, 0]):
         with pytest.raises(ValueError, match="functions must be"):
-            kafka_backend.RawMessages(functions, 77)
+            kafka_native.RawMessages(functions, 77)
     with pytest.raises(ValueError, match="queue must be in 1"):
-        kafka_backend.RawMessages(library.addresses, 0)
-    raw = kafka_backend.RawMessages(library.addresses, 77)
+        kafka_native.RawMessages(library.addresses, 0)
+    raw = kafka_native.RawMessages(library.addresses, 77)
     for most in (0, 2**24 + 1):
         with pytest.raises(ValueError, match=r"most must be in 1\.\."):
             raw.consume(most, 0)
@@ -405,5 +426,5 @@ def test_what_is_asked_for_wrongly_is_refused(kafka_backend, library):
         with pytest.raises(IndexError, match=rf"place must be in 0\.\.1, got {place}"):
             raw[place]
     with pytest.raises(IndexError, match=r"place must be in 0\.\.1, got -1"):
-        kafka_backend.RecordBuffers().add(raw, -1)
-    assert kafka_backend.RecordBuffers().add(raw, 3) == 3
+        kafka_native.RecordBuffers().add(raw, -1)
+    assert kafka_native.RecordBuffers().add(raw, 3) == 3

@@ -15,7 +15,7 @@ from ackcore._reference.id_hashes import (
 )
 from ackcore._reference.ledger import Ledger
 from ackcore._reference.offset_tracker import OffsetTracker
-from ackcore._reference.record_buffers import RawMessages, RecordBuffers
+from ackcore._reference.record_buffers import RecordBuffers
 from ackcore._reference.rows import (
     fingerprint,
     gather_binary,
@@ -31,7 +31,6 @@ __all__ = [
     "IdSource",
     "Ledger",
     "OffsetTracker",
-    "RawMessages",
     "RecordBuffers",
     "acker_task",
     "edge_id",

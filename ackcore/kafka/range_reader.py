@@ -38,7 +38,7 @@ from ackcore.kafka.ranges import OffsetRange, RecordColumns
 from ackcore.kafka.raw_consumer import event_error, raw_consumer
 
 if TYPE_CHECKING:
-    from ackcore._reference import RawMessages
+    from ackcore._kafka_native import RawMessages
 
 #: The default size of a batch, in bytes.
 BATCH_BYTES = 1 << 20

@@ -14,7 +14,7 @@ from ackcore._backend import kafka_implementation
 from ackcore._records import BinaryColumn, UInt8s
 
 if TYPE_CHECKING:
-    from ackcore._reference import RawMessages, RecordBuffers
+    from ackcore._kafka_native import RawMessages, RecordBuffers
 else:
     RecordBuffers = kafka_implementation().RecordBuffers
 

@@ -24,13 +24,13 @@ from confluent_kafka import (
     cimpl,
 )
 
-from ackcore._backend import backend, kafka_implementation
+from ackcore._backend import kafka_implementation
 from ackcore._records import RawMessage
 
 if TYPE_CHECKING:
-    from ackcore._reference import RawMessages
+    from ackcore._kafka_native import RawMessages
 else:
-    RawMessages = kafka_implementation().RawMessages
+    RawMessages = getattr(kafka_implementation(), "RawMessages", None)
 
 _CONSUMER = 1  # in rd_kafka_type_t
 _OK = 0  # in rd_kafka_conf_res_t and rd_kafka_resp_err_t
@@ -102,7 +102,7 @@ def raw_consumer(
 
     It returns None in four cases: a setting is neither text nor number (callbacks and loggers
     belong to confluent-kafka); SASL may fetch a token, which confluent-kafka does its own way; the
-    Python backend runs, which is slower with this consumer; librdkafka cannot be called. Raises
+    Python backend runs; librdkafka cannot be called. Raises
     KafkaException if librdkafka refuses the settings; it holds a `KafkaError`.
 
     ``conf``: the settings, in confluent-kafka's form, without ``error_cb``. ``heard``: called with
@@ -110,7 +110,7 @@ def raw_consumer(
     """
     plain = all(type(value) in (str, int, float, bool) for value in conf.values())
     mechanisms = (str(conf.get(name, "")).upper() for name in ("sasl.mechanism", "sasl.mechanisms"))
-    if not plain or "OAUTHBEARER" in mechanisms or backend != "native":
+    if not plain or "OAUTHBEARER" in mechanisms or RawMessages is None:
         return None
     library = _library()
     return None if library is None else RawConsumer(library, conf, heard)
