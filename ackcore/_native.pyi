@@ -1,4 +1,6 @@
 # The names and types of the plain-Python twin; tests/test_parity.py compares the two modules.
+from typing import Any
+
 from ackcore._reference import IdSource as IdSource
 from ackcore._reference import Ledger as Ledger
 from ackcore._reference import OffsetTracker as OffsetTracker
@@ -18,3 +20,9 @@ from ackcore._reference import take_shard as take_shard
 from ackcore._reference import xor_by_parent as xor_by_parent
 
 cpu: str
+
+# What unpickling calls.
+def restored(arguments: Any, entries: Any, expired: Any, stats: Any) -> Ledger: ...
+def restored_tracker(
+    key: Any, state: Any, position: Any, waiting: Any, stats: Any
+) -> OffsetTracker: ...
