@@ -7,18 +7,7 @@
 """
 
 from ackcore._backend import AckerBackend, Ledger, OffsetTracker, backend
-from ackcore._records import (
-    ACK,
-    FAIL,
-    RESET,
-    Entries,
-    LedgerFull,
-    Outcome,
-    Outcomes,
-    Settled,
-    Stats,
-    Status,
-)
+from ackcore._records import ACK, FAIL, RESET, Entries, LedgerFull, Status
 from ackcore.acker import Acker
 from ackcore.ids import (
     edge_id,
@@ -41,10 +30,6 @@ __all__ = [
     "Ledger",
     "LedgerFull",
     "OffsetTracker",
-    "Outcome",
-    "Outcomes",
-    "Settled",
-    "Stats",
     "Status",
     "backend",
     "edge_id",

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ackcore import Outcomes
+from ackcore._records import Outcomes
 from bench.streams import CALL, Columns, Stream, age, ledger_class
 
 TURN = 128 * CALL  # rows, in full: a million, so that the caches have filled again

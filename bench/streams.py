@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ackcore import Outcomes
-from ackcore._records import ACKED
+from ackcore._records import ACKED, Outcomes
 from bench.compiled import Unavailable, address, library
 
 CALL = 8192  # rows of one `apply`

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from ledger_scripts import Clock, int32s, int64s
 
-from ackcore import ACK, FAIL, RESET, Acker, Outcomes
-from ackcore._records import ACKED, FAILED, RESET_TIMEOUT
+from ackcore import ACK, FAIL, RESET, Acker
+from ackcore._records import ACKED, FAILED, RESET_TIMEOUT, Outcomes
 from ackcore.ids import acker_task
 
 T = 30_000  # milliseconds: the default time-out, and so the default period

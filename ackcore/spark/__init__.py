@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from ackcore.spark.planned.file_spout import FileSpout
     from ackcore.spark.planned.planned_source import PlannedSource, SourceError
     from ackcore.spark.planned.rate_spout import RateSpout
-    from ackcore.spark.query import Query, run_batch, start
+    from ackcore.spark.query import run_batch, start
     from ackcore.spark.settle.dataframes import settle
     from ackcore.spark.settle.parquet_events import settle_parquet
     from ackcore.spark.sinks.delta import to_delta
@@ -80,7 +80,6 @@ __all__ = [
     "DeltaSpout",
     "FileSpout",
     "PlannedSource",
-    "Query",
     "QueryListener",
     "RateSpout",
     "Reject",

@@ -13,7 +13,6 @@ This package is the part without files and Spark:
 """
 
 from ackcore.tables.aggregates import (
-    Aggregate,
     approx_distinct,
     collect,
     count,
@@ -28,7 +27,6 @@ from ackcore.tables.own_folds import BatchFold, Fold
 from ackcore.tables.time_windows import session, sliding, tumbling
 
 __all__ = [
-    "Aggregate",
     "BatchFold",
     "Fold",
     "approx_distinct",
