@@ -9,14 +9,7 @@
 from ackcore._backend import AckerBackend, Ledger, OffsetTracker, backend
 from ackcore._records import ACK, FAIL, RESET, Entries, LedgerFull, Status
 from ackcore.acker import Acker
-from ackcore.ids import (
-    edge_id,
-    edge_ids,
-    root_id,
-    root_ids,
-    spout_key,
-    xor_by_parent,
-)
+from ackcore.ids import edge_id, edge_ids, root_id, root_ids, spout_key, xor_by_parent
 
 __version__ = "0.1.0"
 

@@ -25,14 +25,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from ackcore._backend import BackendFactory
-from ackcore._columns import (
-    MAX_BUCKETS,
-    MIN_BUCKETS,
-    as_count,
-    as_ms,
-    check_entries,
-    read_clock,
-)
+from ackcore._columns import MAX_BUCKETS, MIN_BUCKETS, as_count, as_ms, check_entries, read_clock
 from ackcore._records import Entries, Entry, Outcome, Outcomes, Stats
 from ackcore._sharded import MAX_SHARDS, ShardedLedger, checked_columns, groups_of, joined
 

@@ -42,10 +42,7 @@ from ackcore._rice import (
     number,
 )
 
-__all__ = [
-    "decode_metadata",
-    "encode_metadata",
-]
+__all__ = ["decode_metadata", "encode_metadata"]
 
 _log = logging.getLogger(__name__)
 

@@ -188,10 +188,7 @@ def bench_throttled_server(
 
 @pytest.mark.benchmark(group="calls: cheap ones")
 def bench_cheap_calls(
-    quick: bool,
-    tmp_path: Path,
-    interleaved: Callable[..., Any],
-    report_ratio: Callable[..., None],
+    quick: bool, tmp_path: Path, interleaved: Callable[..., Any], report_ratio: Callable[..., None]
 ) -> None:
     """Coroutines that never wait, from Arrow batches to Arrow batches, in CPU time of a thread."""
     rows = 10_000 if quick else 100_000

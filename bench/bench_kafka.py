@@ -179,10 +179,7 @@ def bench_data_source(filled, on_spark, contest):
     contest(
         "count",
         {name: partial(on_spark.turn, way, *filled) for name, way in ways.items()},
-        {
-            ("data source", "KafkaSpout"): 2,
-            ("data source, counted by Spark", "KafkaSpout"): None,
-        },
+        {("data source", "KafkaSpout"): 2, ("data source, counted by Spark", "KafkaSpout"): None},
         most_rounds=3,
     )
 
@@ -197,10 +194,7 @@ def bench_connector(filled, on_spark_41, contest):
     contest(
         "count on Spark 4.1",
         {name: partial(on_spark_41.turn, way, *filled) for name, way in ways.items()},
-        {
-            ("connector", "KafkaSpout"): 1.5,
-            ("connector, values alone", "KafkaSpout"): None,
-        },
+        {("connector", "KafkaSpout"): 1.5, ("connector, values alone", "KafkaSpout"): None},
         most_rounds=3,
     )
 

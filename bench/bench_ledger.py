@@ -50,10 +50,7 @@ def stream(request: pytest.FixtureRequest, quick: bool, calls: tuple[int, int]) 
 
 @pytest.fixture
 def contest(
-    request: pytest.FixtureRequest,
-    interleaved: Interleaved,
-    stream: Stream,
-    calls: tuple[int, int],
+    request: pytest.FixtureRequest, interleaved: Interleaved, stream: Stream, calls: tuple[int, int]
 ) -> Hold:
     """Hold a contest of our ledger and others; then pytest-benchmark times ours alone.
 

@@ -29,14 +29,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from ackcore.retry import Policy
-from ackcore.spark import (
-    FileSpout,
-    QueryListener,
-    RateSpout,
-    run_batch,
-    start,
-    to_parquet,
-)
+from ackcore.spark import FileSpout, QueryListener, RateSpout, run_batch, start, to_parquet
 from ackcore.spark.base.reasons import REASON_SCHEMA
 from ackcore.spark.base.schemas import FailedFile
 from ackcore.spark.tasks.failed_rows import Rules

@@ -134,12 +134,7 @@ class Vegas:
     )
 
     def __init__(
-        self,
-        *,
-        initial: int = 20,
-        max_limit: int = 1000,
-        probe: int = 30,
-        seed: int | None = None,
+        self, *, initial: int = 20, max_limit: int = 1000, probe: int = 30, seed: int | None = None
     ) -> None:
         #: Tuples that may be outstanding.
         self.limit, self._max_limit = limit_bounds(initial, max_limit)

@@ -6,12 +6,7 @@ project = "ackcore"
 author = "the ackcore developers"
 release = version = ackcore.__version__
 
-extensions = [
-    "myst_parser",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
-    "sphinx_copybutton",
-]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 source_suffix = {".md": "markdown"}
 # For contributors, on the repository's own pages.
 exclude_patterns = ["_build", "design.md"]

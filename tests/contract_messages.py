@@ -61,10 +61,7 @@ _script(
     "acks_cancel_before_an_init_of_more",
     "A 7 5\n A 7 5\n I 7 6 3\n 7 is val=6 task=3 inits=1\n A 7 6 -> ACKED 7 3",
 )
-_script(
-    "fail_before_init",
-    "F 7\n 7 is val=0 task=-1 flags=1\n I 7 5 3 -> FAILED 7 3\n pending 0",
-)
+_script("fail_before_init", "F 7\n 7 is val=0 task=-1 flags=1\n I 7 5 3 -> FAILED 7 3\n pending 0")
 _script("fail_before_an_init_that_makes_zero", "F 7\n A 7 5\n I 7 5 3 -> ACKED 7 3\n pending 0")
 _script("zero_beats_failed", "F 7\n I 7 0 3 -> ACKED 7 3\n pending 0")
 _script("fail", "I 7 5 3\n F 7 -> FAILED 7 3\n pending 0")
@@ -116,8 +113,7 @@ _script(
     "I 7 1 3\n A 7 0b11\n A 7 0b11\n 7 is val=1\n T\n T\n T\n left 7\n pending 0",
 )
 _script(
-    "edge_acked_twice_leaves_an_orphan",
-    "I 7 1 3\n A 7 1 -> ACKED 7 3\n A 7 1\n 7 is val=1 task=-1",
+    "edge_acked_twice_leaves_an_orphan", "I 7 1 3\n A 7 1 -> ACKED 7 3\n A 7 1\n 7 is val=1 task=-1"
 )
 _script(
     "outcomes_in_order_of_rows",
@@ -175,10 +171,7 @@ _script(
     "I 7 1 3\n T\n T\n A 7 2\n 7 is age=0\n T\n I 7 9 3\n 7 is age=0\n T\n T\n T\n left 7",
     refresh_on_ack=True,
 )
-_script(
-    "what_was_not_taken_is_dropped",
-    "A 1 1\n T\n A 2 1\n T\n T\n T\n left 2\n left\n T\n left",
-)
+_script("what_was_not_taken_is_dropped", "A 1 1\n T\n A 2 1\n T\n T\n T\n left 2\n left\n T\n left")
 _script(
     "expired_roots_come_to_life_again",
     "A 7 1\n T\n T\n T\n A 7 2\n 7 is val=2\n left 7\n 7 is val=2",
@@ -294,10 +287,4 @@ def _dtypes(table: Any) -> list[str]:
     return [str(column.dtype) for column in table.columns().values()]
 
 
-CASES += [
-    check_lives_of_buckets,
-    check_expired_in_slices,
-    check_stats,
-    check_clock,
-    check_records,
-]
+CASES += [check_lives_of_buckets, check_expired_in_slices, check_stats, check_clock, check_records]

@@ -12,16 +12,7 @@ from operator import methodcaller
 from typing import Any
 
 import numpy as np
-from ledger_scripts import (
-    Case,
-    Clock,
-    Factory,
-    entries_of,
-    expect,
-    int32s,
-    int64s,
-    snapshot,
-)
+from ledger_scripts import Case, Clock, Factory, entries_of, expect, int32s, int64s, snapshot
 
 from ackcore._records import ACK, RESET
 

@@ -138,10 +138,7 @@ EMPTY = {
     "ctypes": (ctypes.c_int64 * 0)(),
 }
 if pa is not None:
-    EMPTY |= {
-        "arrow": pa.array([], pa.int64()),
-        "arrow slice": pa.array([1, 2], pa.int64())[2:],
-    }
+    EMPTY |= {"arrow": pa.array([], pa.int64()), "arrow slice": pa.array([1, 2], pa.int64())[2:]}
 
 
 @pytest.mark.parametrize("column", EMPTY.values(), ids=EMPTY)

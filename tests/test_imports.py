@@ -21,17 +21,7 @@ ROOT = Path(ackcore.__file__).parent
 #: The layers from the lowest up: what is in each, and what each may import beside the standard
 #: library, numpy and the layers below.  "" is ``ackcore/__init__.py``.
 LAYERS: tuple[tuple[set[str], set[str]], ...] = (
-    (
-        {
-            "_records",
-            "_columns",
-            "_arguments",
-            "_files",
-            "_rice",
-            "_error_hints",
-        },
-        set(),
-    ),
+    ({"_records", "_columns", "_arguments", "_files", "_rice", "_error_hints"}, set()),
     ({"_native", "_kafka_native", "_reference"}, set()),
     ({"_backend"}, set()),
     ({"_sharded", "_shuffle", "acker", "dead_limit", "ids", "offsets", "retry", "flow"}, set()),
@@ -79,7 +69,7 @@ PACKAGES: dict[str, set[str]] = {
     "planned": {"base", "stores", "kafka", "engine", "checkpoint"},
     "tables": {"base", "stores", "tasks", "sinks", "checkpoint"},
     "engine": {
-        *("base", "stores", "settle", "tasks", "sinks", "checkpoint", "dead_letters", "tables"),
+        *("base", "stores", "settle", "tasks", "sinks", "checkpoint", "dead_letters", "tables")
     },
     "inspect": {"base", "stores", "checkpoint", "dead_letters", "tables", "engine"},
 }

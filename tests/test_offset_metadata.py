@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from ackcore import OffsetTracker, _rice, offsets
 from ackcore._records import OffsetState
 from ackcore._reference.offset_tracker import OffsetTracker as Twin
-from ackcore.offsets import (
-    KAFKA_LIMIT,
-    Commit,
-    decode_metadata,
-    encode_metadata,
-    encode_state,
-)
+from ackcore.offsets import KAFKA_LIMIT, Commit, decode_metadata, encode_metadata, encode_state
 
 DEPLOYMENT = -0x5EED
 

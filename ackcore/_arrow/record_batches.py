@@ -115,11 +115,7 @@ def one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def rebatched(
-    batches: Iterable[pa.RecordBatch],
-    rows: int,
-    most_bytes: int = 1 << 28,
-    *,
-    copied: bool = True,
+    batches: Iterable[pa.RecordBatch], rows: int, most_bytes: int = 1 << 28, *, copied: bool = True
 ) -> Iterator[pa.RecordBatch]:
     """Combine or cut batches, so that each but the last has ``rows`` rows.
 

@@ -21,13 +21,7 @@ from ackcore.cli.topologies import add_path, check_name, find_named, load_topolo
 from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.engine.progress import Counts
-from ackcore.spark.inspect.status import (
-    Activity,
-    Logged,
-    read_activity,
-    read_batches,
-    read_status,
-)
+from ackcore.spark.inspect.status import Activity, Logged, read_activity, read_batches, read_status
 from ackcore.spark.query import Query, run_batch, start
 from ackcore.topology.builder import Topology
 

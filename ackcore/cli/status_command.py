@@ -27,8 +27,7 @@ def add_to(app: typer.Typer) -> None:
 
 def status(
     checkpoint: Annotated[
-        str,
-        typer.Argument(metavar="CHECKPOINT", help="The directory or URL of the checkpoint."),
+        str, typer.Argument(metavar="CHECKPOINT", help="The directory or URL of the checkpoint.")
     ],
     batches: Annotated[int, typer.Option(min=0, help="The number of micro-batches to show.")] = 5,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every second.")] = False,

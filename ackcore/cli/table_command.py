@@ -25,8 +25,7 @@ def add_to(app: typer.Typer) -> None:
 
 def show(
     checkpoint: Annotated[
-        str,
-        typer.Argument(metavar="CHECKPOINT", help="The directory or URL of the checkpoint."),
+        str, typer.Argument(metavar="CHECKPOINT", help="The directory or URL of the checkpoint.")
     ],
     name: Annotated[str, typer.Argument(metavar="TABLE", help="The name of the table.")],
     key: Annotated[
@@ -43,9 +42,7 @@ def show(
     Exits with 1 if there is no row of the key.
     """
     found, rows = read_table(
-        checkpoint,
-        name,
-        lambda it: (it, rows_of_key(it, key) if key else first_rows(it, limit)),
+        checkpoint, name, lambda it: (it, rows_of_key(it, key) if key else first_rows(it, limit))
     )
     if as_json:
         for line in _json_lines(rows):

@@ -74,9 +74,7 @@ def _last_line(log: Path) -> str:
 
 @contextmanager
 def spark_session(
-    master: str,
-    conf: Mapping[str, str] | None = None,
-    log: str | os.PathLike[str] | None = None,
+    master: str, conf: Mapping[str, str] | None = None, log: str | os.PathLike[str] | None = None
 ) -> Iterator[tuple[SparkSession, str]]:
     """Start Spark with all its files in a temporary directory, which is removed at the end.
 

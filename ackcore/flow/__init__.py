@@ -11,12 +11,4 @@ from ackcore.flow.controller import FlowController
 from ackcore.flow.flow_batches import Batch
 from ackcore.flow.limits import DelayTarget, Fixed, Limit, RttThreshold
 
-__all__ = [
-    "Batch",
-    "ByKey",
-    "DelayTarget",
-    "Fixed",
-    "FlowController",
-    "Limit",
-    "RttThreshold",
-]
+__all__ = ["Batch", "ByKey", "DelayTarget", "Fixed", "FlowController", "Limit", "RttThreshold"]

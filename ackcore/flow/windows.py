@@ -32,11 +32,7 @@ class Windows:
     """
 
     def __init__(
-        self,
-        chooser: Chooser,
-        max_pending: int | None,
-        timeout_ns: int,
-        clock: Callable[[], int],
+        self, chooser: Chooser, max_pending: int | None, timeout_ns: int, clock: Callable[[], int]
     ) -> None:
         self._chooser = chooser
         self._keyed = chooser.keyed

@@ -12,14 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal, NamedTuple
 
-from confluent_kafka import (
-    Consumer,
-    KafkaError,
-    KafkaException,
-    Message,
-    Producer,
-    TopicPartition,
-)
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.kafka_errors import error_text

@@ -15,14 +15,7 @@ from contextlib import AbstractContextManager, closing
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import (
-    Consumer,
-    KafkaError,
-    KafkaException,
-    Message,
-    TopicPartition,
-    cimpl,
-)
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition, cimpl
 
 from ackcore._backend import kafka_implementation
 from ackcore._records import RawMessage

@@ -323,11 +323,7 @@ class TableReader:
 
 
 def merged_parts(
-    shape: TableShape,
-    segments: Sequence[TableSegment],
-    lo: int,
-    hi: int,
-    horizon_ms: int | None,
+    shape: TableShape, segments: Sequence[TableSegment], lo: int, hi: int, horizon_ms: int | None
 ) -> Iterator[tuple[int, int, pa.Table]]:
     """Yield the newest rows of a range of hashes, in parts of bounded size.
 

@@ -242,11 +242,7 @@ class TableShape:
 
 
 def _with_window(
-    where: str,
-    keys: tuple[str, ...],
-    value: Mapping[Any, Any],
-    schema: pa.Schema,
-    window: Window,
+    where: str, keys: tuple[str, ...], value: Mapping[Any, Any], schema: pa.Schema, window: Window
 ) -> tuple[tuple[str, ...], Mapping[Any, Any], pa.Schema]:
     """Add the start and the end of the windows to a key, to its values, and to the columns."""
     for argument, names, way_out in (

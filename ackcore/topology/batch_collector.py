@@ -89,11 +89,7 @@ class BatchCollector:
             if batch.num_rows:
                 self._emitted.append((stream, batch, anchors))
 
-    def fail(
-        self,
-        rows: Any,
-        reasons: BaseException | Reason | str | Iterable[Any] | None,
-    ) -> None:
+    def fail(self, rows: Any, reasons: BaseException | Reason | str | Iterable[Any] | None) -> None:
         """See `BatchOutput.fail`."""
         handles = (_row_numbers(rows, "rows", self._rows) + self.first_row).tolist()
         why: list[Reason]

@@ -263,18 +263,7 @@ class TopologyBuilder:
             )
         expected = expectations_of(expect, f"spout {name!r}")
         self._spouts.append(
-            Spout(
-                name,
-                source,
-                fields,
-                ids,
-                tracked,
-                unique,
-                commit_group,
-                ordered,
-                expected,
-                seen,
-            )
+            Spout(name, source, fields, ids, tracked, unique, commit_group, ordered, expected, seen)
         )
 
     def bolt(

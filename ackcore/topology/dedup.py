@@ -19,16 +19,7 @@ from ackcore._error_hints import as_seconds, listed, near_miss
 from ackcore.tables.aggregates import count
 from ackcore.tables.table_shape import MAX_TTL_S, MIN_TTL_S, TableShape
 from ackcore.topology.components import DEFAULT_STREAM, Component
-from ackcore.topology.parts import (
-    DEDUP,
-    BoltSpec,
-    Dedup,
-    Fields,
-    Input,
-    SinkSpec,
-    Spout,
-    TableSpec,
-)
+from ackcore.topology.parts import DEDUP, BoltSpec, Dedup, Fields, Input, SinkSpec, Spout, TableSpec
 
 #: The streams of the bolt with the keys of records that run or wait, and with the duplicates.
 SEEN, DUPLICATES = "seen", "duplicates"
@@ -58,11 +49,7 @@ class DedupBolt(Component):
 
 
 def dedup_of(
-    spout: str,
-    columns: tuple[str, ...] | None,
-    within_s: Any,
-    within_keys: Any,
-    event_time: Any,
+    spout: str, columns: tuple[str, ...] | None, within_s: Any, within_keys: Any, event_time: Any
 ) -> Dedup | None:
     """Return the checked arguments of a spout; None without ``dedup``.
 

@@ -40,9 +40,7 @@ class Expectations:
 
 @naming_arguments
 def expect(
-    *conditions: str | BatchCondition,
-    on_fail: OnFail = "dead_letter",
-    stream: str = DEFAULT_STREAM,
+    *conditions: str | BatchCondition, on_fail: OnFail = "dead_letter", stream: str = DEFAULT_STREAM
 ) -> Expectations:
     """Return the argument ``expect`` of ``builder.spout`` and ``builder.bolt``.
 

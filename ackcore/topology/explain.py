@@ -184,10 +184,7 @@ def _arrow(
     y = near * y1 + far * y2
     text = "".join(
         f'<text x="{x:.0f}" y="{y + below:.0f}" text-anchor="middle" class="small">{shown}</text>'
-        for below, shown in (
-            (-6, escape(_cut(label))),
-            (13, "" if many is None else f"{many:,}"),
-        )
+        for below, shown in ((-6, escape(_cut(label))), (13, "" if many is None else f"{many:,}"))
         if shown
     )
     told = f"{escape(edge.source)} to {escape(_shown(edge.target))}: {escape(label)}"

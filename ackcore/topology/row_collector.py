@@ -34,16 +34,7 @@ from ackcore.topology.bolt_calls import joined, no_stream, refuse_attribute
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.row_conversion import Row, RowSchema, no_values
-from ackcore.topology.tuples import (
-    ACKED,
-    FAILED,
-    HELD,
-    OPEN,
-    Anchors,
-    Emission,
-    Reason,
-    Tuple,
-)
+from ackcore.topology.tuples import ACKED, FAILED, HELD, OPEN, Anchors, Emission, Reason, Tuple
 
 
 class _Stream(RowSchema):

@@ -10,12 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore.calls.final_errors import as_final
-from ackcore.topology.bolt_calls import (
-    cleaned_up,
-    failures_of,
-    overrides_flush,
-    refuse_returned,
-)
+from ackcore.topology.bolt_calls import cleaned_up, failures_of, overrides_flush, refuse_returned
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Context, output_streams
 from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.row_collector import InputCollector, RowCollector

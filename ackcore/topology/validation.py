@@ -93,23 +93,13 @@ _SHAPES = (
         _WHOSE,
         {"execute": ("tuple", "collector"), "flush": (), **_ALL},
     ),
-    _Shape(
-        AsyncBolt,
-        "execute",
-        "process",
-        _WHOSE,
-        {"execute": ("tuple", "collector"), **_ALL},
-    ),
+    _Shape(AsyncBolt, "execute", "process", _WHOSE, {"execute": ("tuple", "collector"), **_ALL}),
     _Shape(Bolt, "execute", "process", _WHOSE, {"execute": ("tuple",), "flush": (), **_ALL}),
 )
 
 #: The shape of an `AsyncBolt` whose calls have several inputs.
 _MANY = _Shape(
-    AsyncBolt,
-    "execute_many",
-    "process",
-    _WHOSE,
-    {"execute_many": ("tuples", "collectors"), **_ALL},
+    AsyncBolt, "execute_many", "process", _WHOSE, {"execute_many": ("tuples", "collectors"), **_ALL}
 )
 
 

@@ -39,12 +39,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ackcore.metrics.listening import listening
 from ackcore.spark.base.errors import CheckpointCorrupt, StateError
 from ackcore.spark.dead_letters.checkpoints import opened_checkpoint, store_of
-from ackcore.spark.dead_letters.listing import (
-    LetterFilter,
-    LetterId,
-    list_letters,
-    none_found,
-)
+from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters, none_found
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.inspect.reason_counts import AGES_MS, DeadCounter
 from ackcore.spark.inspect.status import CheckpointStatus, read_status

@@ -86,11 +86,7 @@ def test_an_outage_of_all_consumers_for_a_second_kills_nothing():
             raise OSError("away")
 
     counts, dead = dispatched(
-        range(2000),
-        dict.fromkeys("abc", call),
-        backoff_s=1.0,
-        breaker_reset_s=1,
-        clock=clock,
+        range(2000), dict.fromkeys("abc", call), backoff_s=1.0, breaker_reset_s=1, clock=clock
     )
     assert (dead, counts.acked) == ([], 2000)
     assert counts.failed < 100
@@ -124,12 +120,7 @@ def test_bad_records_in_a_row_hold_up_the_others_for_one_trial_only():
             raise ValueError("bad record")
 
     counts, dead = dispatched(
-        range(100),
-        {"a": call},
-        limit=one,
-        max_attempts=2,
-        backoff_s=0.1,
-        breaker_reset_s=0.1,
+        range(100), {"a": call}, limit=one, max_attempts=2, backoff_s=0.1, breaker_reset_s=0.1
     )
     assert (sorted(dead), counts.acked) == (list(range(10)), 90)
     assert order.index(10) < 18  # not after two attempts at each that is bad

@@ -153,9 +153,7 @@ class Job:
         """Read what is on the disk; the decisions that were there before must be there still."""
         here = self.place.fetched()
         found = counts.read(
-            here / "checkpoint",
-            here / "sink",
-            dead_letters=self.config.get("dead_letters"),
+            here / "checkpoint", here / "sink", dead_letters=self.config.get("dead_letters")
         )
         if self.seen is not None:
             assert counts.check_since(self.seen, found) == []

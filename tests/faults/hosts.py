@@ -125,10 +125,7 @@ class Host:
             with self.inside():
                 tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
                 fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH22x", b"net0", _TUN_WITHOUT_HEADER))
-            for command in (
-                f"link set net0 mtu {_MTU} up",
-                f"addr add {self.address}/24 dev net0",
-            ):
+            for command in (f"link set net0 mtu {_MTU} up", f"addr add {self.address}/24 dev net0"):
                 subprocess.run(
                     ["nsenter", f"--net=/proc/{self.pid}/ns/net", "ip", *command.split()],
                     check=True,

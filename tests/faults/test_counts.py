@@ -136,10 +136,7 @@ FORGERIES = {
     "waiting and dead": (waits(held(POISON, 1)), "both waiting and dead"),
     "waiting twice": (waits(held(1, 1), held(1, 1)), "waiting more than once"),
     "waiting too long": (waits(held(1, 3)), "waiting after the last attempt"),
-    "waiting with another payload": (
-        waits(held(1, 1, payload={})),
-        "waiting with another payload",
-    ),
+    "waiting with another payload": (waits(held(1, 1, payload={})), "waiting with another payload"),
     # The query's own counts.
     "one ACKED too many": (totals(acked=1), "the counts do not add up"),
     "acked for dead": (totals(acked=-1, dead=1), "are dead by the counts"),

@@ -24,10 +24,7 @@ from s3_server import FaultProxy, store_of
 import ackcore
 
 REASON = hosts.why_not()
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
-]
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
 
 HERE = Path(__file__).parent
 FILE_ROWS = 40

@@ -11,11 +11,7 @@ from simulated import MS, SimClock
 from ackcore.flow import ByKey, Fixed, FlowController
 from ackcore.flow.choosers import Idlest
 
-CHOOSERS = {
-    "idlest": lambda: Idlest(seed=1),
-    "round robin": RoundRobin,
-    "by key": ByKey,
-}
+CHOOSERS = {"idlest": lambda: Idlest(seed=1), "round robin": RoundRobin, "by key": ByKey}
 
 
 @pytest.fixture

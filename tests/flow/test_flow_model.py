@@ -16,16 +16,8 @@ from ackcore.flow import ByKey, Fixed, FlowController, RttThreshold
 from ackcore.flow.choosers import Idlest
 from ackcore.flow.consumers import Fate
 
-LIMITS = {
-    "delay": None,
-    "seed": RttThreshold,
-    "fixed": lambda: Fixed(3),
-}
-CHOOSERS = {
-    "idlest": lambda: Idlest(seed=1),
-    "turn": RoundRobin,
-    "key": ByKey,
-}
+LIMITS = {"delay": None, "seed": RttThreshold, "fixed": lambda: Fixed(3)}
+CHOOSERS = {"idlest": lambda: Idlest(seed=1), "turn": RoundRobin, "key": ByKey}
 KEYS = st.integers(0, 5)
 
 

@@ -7,13 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from functools import cached_property
 
-from confluent_kafka import (
-    Consumer,
-    KafkaException,
-    Message,
-    Producer,
-    TopicPartition,
-)
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 #: Longer than anything here takes, on a machine that does other things too.

@@ -482,10 +482,7 @@ def told_of_secret(code=KafkaError._AUTHENTICATION):
 def test_no_secret_is_in_what_a_consumer_ends_with(monkeypatch, caplog, happens, kind):
     client = Client()
     client.script = [lambda: assigned(client), lambda: happens(client)]
-    with (
-        pytest.raises(kind) as caught,
-        consuming(monkeypatch, client, **SASL) as consumer,
-    ):
+    with pytest.raises(kind) as caught, consuming(monkeypatch, client, **SASL) as consumer:
         consumer.poll(1, 20.0)
     shown = "".join(traceback.format_exception(caught.value)) + caplog.text
     assert SECRET not in shown

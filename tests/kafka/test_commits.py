@@ -15,11 +15,7 @@ from ackcore import OffsetTracker
 from ackcore.kafka.commit_metadata import MetadataForm
 from ackcore.kafka.consumer import consumer_letters
 from ackcore.kafka.consumer.consumer_client import Commits
-from ackcore.kafka.consumer.consumer_letters import (
-    LettersUnderWay,
-    TopicKeeper,
-    headers_of,
-)
+from ackcore.kafka.consumer.consumer_letters import LettersUnderWay, TopicKeeper, headers_of
 from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord
 from ackcore.kafka.consumer.held_partition import DyingRecord
 from ackcore.kafka.consumer.held_records import HeldRecords

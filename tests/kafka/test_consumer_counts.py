@@ -131,10 +131,7 @@ FORGERIES = {
     "N4: the group's commit goes back": (goes_back, "committed 5 after a higher one"),
     "N7: the lag stays": (lambda h: h.group.pop(1), "the lag is 10"),
     "N8: done and dead": (lambda h: h.effect(0, POISON, 2), "done and dead"),
-    "dead, and no poison": (
-        lambda h: h.letters.append((0, 1)),
-        "others are dead than should be",
-    ),
+    "dead, and no poison": (lambda h: h.letters.append((0, 1)), "others are dead than should be"),
     "poison, and not dead": (
         lambda h: (h.letters.pop(), h.effect(1, POISON, 2)),
         "others are dead than should be",

@@ -238,10 +238,7 @@ def test_a_topic_that_was_made_anew_between_runs_is_noticed_by_its_id(mock_kafka
 def test_tasks_read_each_so_manieth_partition(mock_kafka, tmp_path, caplog):
     counts = counts_of(mock_kafka, tmp_path, partitions=5)
     counts.produce(50)
-    with (
-        consuming(counts, tasks=2, task=0) as one,
-        consuming(counts, tasks=2, task=1) as other,
-    ):
+    with consuming(counts, tasks=2, task=0) as one, consuming(counts, tasks=2, task=1) as other:
         for consumer, partitions in ((one, {0, 2, 4}), (other, {1, 3})):
             taken = take(consumer, 10 * len(partitions))
             assert {each.partition for each in taken} == partitions == partitions_of(consumer)

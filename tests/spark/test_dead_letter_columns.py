@@ -107,11 +107,7 @@ def test_a_column_is_of_the_widest_of_its_types(spark, checkpoint):
     frame = dead_letters(checkpoint, spark, spout="lines")
     assert values(frame, "n", "late") == [(1, None), (None, None), (2**40, "new")]
     nested = [row[0] and row[0].asDict() for row in values(frame, "s")]
-    assert nested == [
-        {"x": 1, "y": [2, None], "z": None},
-        None,
-        {"x": 3, "y": [2**40], "z": "z"},
-    ]
+    assert nested == [{"x": 1, "y": [2, None], "z": None}, None, {"x": 3, "y": [2**40], "z": "z"}]
     assert values(frame, "m") == [({"k": 1},), (None,), ({"k": 2**40},)]
 
 

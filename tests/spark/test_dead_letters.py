@@ -9,16 +9,7 @@ import shutil
 
 import pyarrow as pa
 import pytest
-from checkpoints import (
-    BAD,
-    OPEN,
-    SLOW,
-    Topology,
-    decision,
-    died,
-    ids,
-    run_one,
-)
+from checkpoints import BAD, OPEN, SLOW, Topology, decision, died, ids, run_one
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 

@@ -287,7 +287,7 @@ turns = st.tuples(
         ([("a", "always", 0)], 0, None, False),
         ([("a", "ok", 0)], 0, "decided", False),
         ([], 12, None, False),
-    ],
+    ]
 )
 @example(
     # A copy of the same micro-batch is due before the record that ran.
@@ -295,21 +295,18 @@ turns = st.tuples(
         ([("a", "fails", 0), ("a", "ok", 0)], 0, None, False),
         ([], 0, None, False),
         ([], 0, None, False),
-    ],
+    ]
 )
 @example(
     # A refused record is not ACKED, and its copy in the same micro-batch is not lost.
     taken=[
         ([("a", "refused", 0), ("a", "ok", 0)], 0, "refused", False),
         ([("a", "ok", 0)], 3, "folded", False),
-    ],
+    ]
 )
 @example(
     # The event time of the first records is that of an unset clock.
-    taken=[
-        ([("a", "ok", -BEGIN_MS)], 0, None, False),
-        ([("a", "ok", -BEGIN_MS)], 3, None, False),
-    ],
+    taken=[([("a", "ok", -BEGIN_MS)], 0, None, False), ([("a", "ok", -BEGIN_MS)], 3, None, False)]
 )
 @example(
     # Of two dead records that are sent again, one has an ACKED copy, the other a new one.
@@ -317,7 +314,7 @@ turns = st.tuples(
         ([("a", "dies", 0), ("b", "dies", 0)], 0, None, False),
         ([("a", "ok", 0)], 3, None, False),
         ([("b", "ok", 0)], 3, "tables-recorded", True),
-    ],
+    ]
 )
 def test_one_record_of_a_key_has_effects_and_none_is_lost(bounds, taken):
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as path:

@@ -16,13 +16,7 @@ from pyspark import cloudpickle
 pytest.importorskip("deltalake")
 
 import deltalake
-from accepted_rows import (
-    WORDS,
-    accepted,
-    row_file,
-    two_files,
-    written_without_refused,
-)
+from accepted_rows import WORDS, accepted, row_file, two_files, written_without_refused
 from deltalake.exceptions import SchemaMismatchError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

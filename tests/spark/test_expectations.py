@@ -331,8 +331,7 @@ def test_each_tuple_has_the_consequence_of_its_expectation_and_is_counted_once(f
 
 def test_a_reason_names_the_expectation_and_the_values():
     topology = orders(
-        testing.Source(ORDERS),
-        expect("amount > 0 AND 1 / amount < 1", "length(currency) = 3"),
+        testing.Source(ORDERS), expect("amount > 0 AND 1 / amount < 1", "length(currency) = 3")
     )
     rows = [(1, -5, "EUR"), (2, 0, "EUR"), (3, 5, "x" * 5000), (4, 5, "EUR"), (5, 6, "EUR")]
     ran = testing.run(topology, {"orders": rows}, tasks=1)

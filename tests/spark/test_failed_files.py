@@ -141,11 +141,7 @@ def run_through(spark, tmp_path, inline_bytes, monkeypatch, in_run=False, **sett
 
 def test_what_tasks_write_is_what_the_driver_would(spark, tmp_path, monkeypatch):
     """When it is read again, and in the run, also in front of an exchange."""
-    ways = [
-        (1 << 17, False, False),
-        (0, False, False),
-        (0, True, True),
-    ]
+    ways = [(1 << 17, False, False), (0, False, False), (0, True, True)]
     told = []
     for few, in_run, exchange in ways:
         with monkeypatch.context() as patch:
@@ -561,8 +557,7 @@ def test_a_run_that_was_fenced_off_leaves_no_decision(checkpoint, no_syncing):
 
 
 @given(
-    st.lists(st.integers(0, 3000), min_size=1, max_size=8),
-    st.integers(1, 400).map(lambda n: n * 7),
+    st.lists(st.integers(0, 3000), min_size=1, max_size=8), st.integers(1, 400).map(lambda n: n * 7)
 )
 def test_a_fingerprint_does_not_depend_on_what_a_file_was_written_in(sizes, piece):
     data = np.random.default_rng(sum(sizes)).bytes(sum(sizes))

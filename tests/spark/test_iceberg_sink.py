@@ -13,13 +13,7 @@ from pyspark import cloudpickle
 pytest.importorskip("pyiceberg")
 pytest.importorskip("sqlalchemy")  # of the catalog
 
-from accepted_rows import (
-    WORDS,
-    accepted,
-    row_file,
-    two_files,
-    written_without_refused,
-)
+from accepted_rows import WORDS, accepted, row_file, two_files, written_without_refused
 from pyiceberg.catalog import load_catalog
 from small_disk import SmallDisk
 
@@ -66,11 +60,7 @@ def rows(lake):
     [
         ({"table": 3}, TypeError, "table must be a str, got int"),
         ({"table": "words"}, ValueError, "table must be named with its namespace, shop.orders,"),
-        (
-            {"catalog": 3},
-            TypeError,
-            "catalog must be a name, or a mapping of",
-        ),
+        ({"catalog": 3}, TypeError, "catalog must be a name, or a mapping of"),
         ({"keys": []}, ValueError, "keys must name at least one column; omit it"),
     ],
 )

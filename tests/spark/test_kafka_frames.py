@@ -156,11 +156,7 @@ def test_spouts_of_one_dataframe_are_one_source(spark, conf, tmp_path, version, 
     )
     told = FrameGroups(it, 5, tmp_path)
     try:
-        assert [(each.name, each.number) for each in told._groups] == [
-            ("b", 0),
-            ("c", 1),
-            ("d", 0),
-        ]
+        assert [(each.name, each.number) for each in told._groups] == [("b", 0), ("c", 1), ("d", 0)]
         assert told._sources == [0, 0, 1, 0, 2]  # and the heartbeat
     finally:
         told.close()

@@ -238,8 +238,7 @@ def test_partitions_are_looked_for_at_once_where_something_has_changed(of, chang
 
 
 @pytest.mark.parametrize(
-    ("settings", "why"),
-    [({}, "group"), ({"start": datetime(2026, 1, 1, tzinfo=UTC)}, "timestamp")],
+    ("settings", "why"), [({}, "group"), ({"start": datetime(2026, 1, 1, tzinfo=UTC)}, "timestamp")]
 )
 def test_where_it_begins_is_asked_of_all(of, settings, why):
     cluster = Cluster((0, 5), (0, 5))

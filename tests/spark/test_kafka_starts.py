@@ -124,15 +124,8 @@ def test_a_group_goes_on_with_its_holes():
     assert start.tried == (Tried("t", 0, 27, 1), Tried("t", 0, 29, 2))
     # Of what was deleted meanwhile only what was not done is lost.
     at = first(low=27, committed=tuple(commit))
-    assert decide(spout(), at)[:3] == (
-        29,
-        "out of range",
-        (OffsetRange("t", 0, 27, 28),),
-    )
-    assert ranges(decide(spout(), at)) == [
-        (22, 24, "LostUpstream"),
-        (26, 27, "LostUpstream"),
-    ]
+    assert decide(spout(), at)[:3] == (29, "out of range", (OffsetRange("t", 0, 27, 28),))
+    assert ranges(decide(spout(), at)) == [(22, 24, "LostUpstream"), (26, 27, "LostUpstream")]
     at = first(low=40, committed=tuple(commit))
     assert decide(spout(), at)[:3] == (40, "out of range", ())
     assert [one[:2] for one in ranges(decide(spout(), at))] == [(22, 24), (26, 28), (29, 40)]

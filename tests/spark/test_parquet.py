@@ -215,11 +215,7 @@ def test_paths(spark, write, random_events, expected, found, tmp_path, monkeypat
         (["{}/a.parquet", "{}/missing"], FileNotFoundError, "missing does not exist"),
         ("{}/*.orc", FileNotFoundError, r"\*\.orc does not exist; for a pattern, pass the list"),
         ("{}/empty", FileNotFoundError, "/empty has no files"),
-        (
-            ["{}/a.parquet", "{}"],
-            ValueError,
-            r"got .*/a\.parquet twice: its events would",
-        ),
+        (["{}/a.parquet", "{}"], ValueError, r"got .*/a\.parquet twice: its events would"),
         ([], ValueError, "paths must name at least one file, got none"),
         (7, TypeError, "paths must be a path or a sequence of paths, got int"),
         ([7], TypeError, "paths must contain only paths, got int"),

@@ -201,8 +201,7 @@ def test_a_mistake_in_what_is_refused_ends_the_query_at_once(tmp_path, rejects, 
     world._named = lambda refused: rejects()
     world.bad = {"a"}
     with pytest.raises(
-        InvalidRejects,
-        match=rf"sink 'upper', .* returned or raised invalid SinkRejects: .*{words}",
+        InvalidRejects, match=rf"sink 'upper', .* returned or raised invalid SinkRejects: .*{words}"
     ):
         world.process(0, ["a", "b"])
     assert (len(world.calls), world.paused) == (1, [])

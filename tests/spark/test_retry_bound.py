@@ -83,10 +83,7 @@ def test_a_bound_that_was_lowered_holds_for_a_plan_on_record(tmp_path, before):
     """Perhaps it was too much for the driver; suspects are places among what is taken."""
     old = planned(tmp_path, max_retries=before, careful=True, suspects=(1,), rejected=(2, 1))
     world = World(
-        tmp_path,
-        settings={"max_retries_per_batch": 3},
-        behaves=old.behaves,
-        now_ms=old.now_ms,
+        tmp_path, settings={"max_retries_per_batch": 3}, behaves=old.behaves, now_ms=old.now_ms
     )
     progress, counts = world.process(1)
     assert (progress.retried, progress.acked, counts.waiting) == (3, 3, 2)

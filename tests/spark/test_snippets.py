@@ -111,10 +111,7 @@ def test_a_source_of_ones_own(spark, tmp_path):
     def orders_between(session, first, last):
         return session.range(first, last).selectExpr("id", "'c' AS customer", "1 AS more")
 
-    run(
-        PLANNED,
-        {"builder": builder, "newest_id": lambda: 6, "orders_between": orders_between},
-    )
+    run(PLANNED, {"builder": builder, "newest_id": lambda: 6, "orders_between": orders_between})
     builder.sink("orders", lambda frame, number: None)
     assert run_batch(builder.build(), spark, tmp_path / "checkpoint").acked == 7
 

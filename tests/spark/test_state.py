@@ -15,11 +15,7 @@ import pyarrow as pa
 import pytest
 from checkpoints import OPEN, Topology, decision, ids, records, roots, run_one
 
-from ackcore.spark.base.errors import (
-    CheckpointCorrupt,
-    CheckpointForeign,
-    CheckpointInUse,
-)
+from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.schemas import TRACKING, SinkFile
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 
@@ -436,10 +432,7 @@ def untracked(**spouts):
             Topology(clicks=("value",)),
             "2 records of spout 'lines' wait .* no tracked spout 'lines'",
         ),
-        (
-            untracked(lines=("value",)),
-            "2 records of spout 'lines' .* no tracked spout 'lines'",
-        ),
+        (untracked(lines=("value",)), "2 records of spout 'lines' .* no tracked spout 'lines'"),
         (Topology(lines=("text",)), "'lines' that wait for a retry .*: 'value', string, is not"),
     ],
 )

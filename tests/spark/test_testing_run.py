@@ -274,10 +274,7 @@ def test_time_of_async_bolts_is_simulated():
 
 def test_rows_of_a_kafka_spout_are_given_and_decoded():
     spout = KafkaSpout(
-        "topic",
-        bootstrap_servers="nobody:9092",
-        deserializer=json.loads,
-        value_type=pa.string(),
+        "topic", bootstrap_servers="nobody:9092", deserializer=json.loads, value_type=pa.string()
     )
     builder = TopologyBuilder()
     builder.spout("in", spout)

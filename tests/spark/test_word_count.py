@@ -138,11 +138,7 @@ def test_the_command_says_little_and_leaves_nothing(tmp_path):
     if ROOT.name != "site-packages":  # not installed, or installed in place
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment["PYTHONPATH"]])
     ran = subprocess.run(
-        command("--lines", 300),
-        cwd=here,
-        env=environment,
-        capture_output=True,
-        text=True,
+        command("--lines", 300), cwd=here, env=environment, capture_output=True, text=True
     )
     assert ran.stderr == ""
     assert ran.returncode == 0

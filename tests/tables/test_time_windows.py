@@ -67,8 +67,7 @@ def test_many_sessions_of_a_key_close_and_are_looked_up_in_memory_for_their_rows
 
     def segment(starts):
         batch = pa.record_batch(
-            [["a"] * len(starts), starts.cast(pa.timestamp("s")), starts],
-            names=["shop", "ts", "n"],
+            [["a"] * len(starts), starts.cast(pa.timestamp("s")), starts], names=["shop", "ts", "n"]
         )
         return fold_rows(shape, [batch], NEVER)
 

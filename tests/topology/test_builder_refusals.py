@@ -8,10 +8,7 @@ import pyarrow as pa
 import pytest
 from acting import refusal
 
-from ackcore.topology import (
-    TopologyBuilder,
-    TopologyError,
-)
+from ackcore.topology import TopologyBuilder, TopologyError
 
 # --- what does not fit, refused by build ---------------------------------------------------------
 
@@ -322,10 +319,7 @@ def test_a_named_stream_has_a_name_of_its_kind(builder, make):
     ("columns", "message"),
     [
         ((), "the source of spout 's' has no fields; a tuple has at least one"),
-        (
-            ("x", "y", "x"),
-            "the source of spout 's' has 2 fields named 'x'; drop or rename one",
-        ),
+        (("x", "y", "x"), "the source of spout 's' has 2 fields named 'x'; drop or rename one"),
         (
             ("x", "_ACKCORE_y"),
             "the source of spout 's' has a field named '_ACKCORE_y', and names that begin "

@@ -188,11 +188,7 @@ async def nothing():
         (BOTH, None, "values must be a tuple, .* got NoneType"),
         (BOTH, (1.5,), "values must be 2 for outputs, one of each of price, tags, got 1"),
         (BOTH, {"price": 1, "tag": 2}, "values must be fields of outputs, got 'tag'; did you mean"),
-        (
-            VECTOR,
-            [0.5, 1.5],
-            r"the list<item: double> of 'vec' in a tuple, got \[0.5, 1.5\]; ",
-        ),
+        (VECTOR, [0.5, 1.5], r"the list<item: double> of 'vec' in a tuple, got \[0.5, 1.5\]; "),
         (VECTOR, [0.5], r"write return \(value,\)"),
         (PLACE, {"x": 1}, r"the struct<x: int64> of 'at' in a tuple, .* write return \(value,\)"),
     ],

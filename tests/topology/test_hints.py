@@ -149,10 +149,7 @@ def is_refused(make, text):
             {"build": {"max_dead": 5}},
             "'max_dead' is not a setting; it is an argument of start() or",
         ),
-        (
-            {"build": {"backoff_s": "1 min"}},
-            "backoff_s must be a number of seconds in 0.001..",
-        ),
+        ({"build": {"backoff_s": "1 min"}}, "backoff_s must be a number of seconds in 0.001.."),
     ],
 )
 def test_a_mistake_in_a_declaration(changes, text):

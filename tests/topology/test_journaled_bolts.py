@@ -145,14 +145,7 @@ def test_two_tasks_that_call_at_once_use_one_answer(task):
     assert emitted([first]) == emitted([second]) == [(1, [0]), (2, [1])]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"attempt": 1},
-        {"stable": [9]},
-        {"source": "another"},
-    ],
-)
+@pytest.mark.parametrize("other", [{"attempt": 1}, {"stable": [9]}, {"source": "another"}])
 def test_what_is_another_input_is_another_call(task, other):
     calls = []
     task(counting(calls)).process(1)

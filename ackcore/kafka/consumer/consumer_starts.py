@@ -110,10 +110,7 @@ def _key(partition: TopicPartition) -> Key:
 
 
 def _goes_on(
-    found: TopicPartition,
-    settings: ConsumerSettings,
-    topic_id: str | None,
-    seen: Mapping[str, str],
+    found: TopicPartition, settings: ConsumerSettings, topic_id: str | None, seen: Mapping[str, str]
 ) -> tuple[Restored, str] | None:
     """Return the position to continue at, with the reason; None to begin at ``start``."""
     key = _key(found)

@@ -82,8 +82,7 @@ def record_in(data: bytes, path: str | os.PathLike[str], name: str) -> dict[str,
     line, _, rest = data.partition(b"\n")
     if rest != b"blake2b %s\n" % digest_of(line).encode():
         raise corrupt(
-            path,
-            f"is damaged: its {len(data)} bytes are not one line followed by its checksum",
+            path, f"is damaged: its {len(data)} bytes are not one line followed by its checksum"
         )
     body: dict[str, Any] = json.loads(line)
     if body["format"] > FORMAT:
@@ -298,11 +297,7 @@ def _reading(path: Path, way_out: str) -> Iterator[None]:
 
 
 def table_in(
-    data: pa.Buffer,
-    path: str | os.PathLike[str],
-    *,
-    check: bool = True,
-    way_out: str = WAY_OUT,
+    data: pa.Buffer, path: str | os.PathLike[str], *, check: bool = True, way_out: str = WAY_OUT
 ) -> pa.Table:
     """Return the table in the bytes of an object, checked against the object's name.
 
@@ -328,11 +323,7 @@ def _table_of(data: pa.Buffer) -> pa.Table:
 
 
 def check_data(
-    data: pa.Buffer,
-    path: str | os.PathLike[str],
-    *,
-    content: bool = True,
-    way_out: str = WAY_OUT,
+    data: pa.Buffer, path: str | os.PathLike[str], *, content: bool = True, way_out: str = WAY_OUT
 ) -> None:
     """Check the bytes of an object against the checksum in its name.
 

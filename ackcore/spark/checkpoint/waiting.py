@@ -270,9 +270,7 @@ def _table(part: Part) -> pa.Table:
     return part
 
 
-def _of_one_schema(
-    groups: Sequence[list[Part]],
-) -> list[list[Part]]:
+def _of_one_schema(groups: Sequence[list[Part]]) -> list[list[Part]]:
     """Return the largest set of groups with the same schema; a source's schema may have changed."""
     found: list[tuple[pa.Schema, list[list[Part]]]] = []
     for group in groups:

@@ -140,10 +140,7 @@ def read_letters(path: ObjectFile, columns: list[str] | None = None) -> pa.Table
     """Return the letters of a file. Raises CheckpointCorrupt if the file is damaged or missing."""
     with _reading(path):
         return pq.read_table(
-            path.open(),
-            columns=columns,
-            page_checksum_verification=True,
-            partitioning=None,
+            path.open(), columns=columns, page_checksum_verification=True, partitioning=None
         )
 
 

@@ -158,8 +158,7 @@ def replay(
     checkpoint = checkpoint_of(store)
     check_spout(store, spout)
     return again_if_noted(
-        store,
-        lambda: _replay(checkpoint, store, spark, where, spout, again, bound, name, dry_run),
+        store, lambda: _replay(checkpoint, store, spark, where, spout, again, bound, name, dry_run)
     )
 
 
@@ -276,10 +275,7 @@ def _choose(
 
 
 def _fitting(
-    store: Letters,
-    spout: str,
-    wanted: Sequence[_Chosen],
-    fields: list[str] | None,
+    store: Letters, spout: str, wanted: Sequence[_Chosen], fields: list[str] | None
 ) -> Iterator[pa.Table]:
     """Yield letters as records with the present columns of their source, part by part.
 

@@ -211,9 +211,7 @@ class _Asked:
     def _probe(self, part: SinkBatch) -> BaseException | None:
         try:
             self._calls.once(
-                self._what,
-                lambda: self._writer.write(part),
-                fenced=self._writer.checks_fence,
+                self._what, lambda: self._writer.write(part), fenced=self._writer.checks_fence
             )
         except Failed as failed:
             return failed.error

@@ -35,13 +35,7 @@ from ackcore.spark.base.traces import RecordTrace, Step
 from ackcore.spark.base.versions import repartition_by_id
 from ackcore.spark.engine.check import count_problems, file_problems, trailer_problems
 from ackcore.spark.engine.reread import find_keys, judge, with_repeated_ids
-from ackcore.spark.engine.setup import (
-    InputFrame,
-    RunPlan,
-    RunResult,
-    RunSetup,
-    setup_on_spark,
-)
+from ackcore.spark.engine.setup import InputFrame, RunPlan, RunResult, RunSetup, setup_on_spark
 from ackcore.spark.engine.snapshot import load_snapshot, snapshot_inputs
 from ackcore.spark.stores.run_files import read_run_table
 from ackcore.spark.tasks.bolt_stage import BoltStage

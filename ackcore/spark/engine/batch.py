@@ -50,13 +50,7 @@ from ackcore.spark.engine.action import Jobs
 from ackcore.spark.engine.closed_rows import closed_of
 from ackcore.spark.engine.decide import BatchOutcome
 from ackcore.spark.engine.insist import Pause, SinkCalls, Stopped
-from ackcore.spark.engine.progress import (
-    Account,
-    Counts,
-    Progress,
-    Stopwatch,
-    percentiles,
-)
+from ackcore.spark.engine.progress import Account, Counts, Progress, Stopwatch, percentiles
 from ackcore.spark.engine.runs import Runs
 from ackcore.spark.engine.setup import InputFrame, PlannedRows
 from ackcore.spark.engine.suspects import careful_if_needed, count_crash

@@ -69,11 +69,7 @@ def causes(reasons: Iterable[pa.Table]) -> list[Cause]:
         message = pc.min(summed["error_message"].filter(of)).as_py()
         found.append(
             Cause(
-                one["component"],
-                one["error_type"],
-                message,
-                one["deaths_count"],
-                one["deaths_sum"],
+                one["component"], one["error_type"], message, one["deaths_count"], one["deaths_sum"]
             )
         )
     return sorted(found, key=lambda cause: (-cause.deaths, cause))

@@ -29,12 +29,7 @@ from ackcore.spark.checkpoint.segments import untried_in
 from ackcore.spark.engine.check import Disagreement
 from ackcore.spark.engine.progress import Account
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
-from ackcore.spark.tasks.row_files import (
-    ROOTS,
-    RowFile,
-    has_several_roots,
-    read_rows,
-)
+from ackcore.spark.tasks.row_files import ROOTS, RowFile, has_several_roots, read_rows
 from ackcore.spark.tasks.task_results import INLINE_BYTES
 from ackcore.topology.settings import Settings
 from ackcore.topology.tuples import Reason
@@ -124,9 +119,7 @@ def propagate_failures(
     if not len(entailed):
         return failed
     reason = Reason(
-        ENGINE,
-        "PropagatedFailure",
-        "a row for a sink comes from this record and from a failed one",
+        ENGINE, "PropagatedFailure", "a row for a sink comes from this record and from a failed one"
     )
     # It counts as an attempt only if that of a failed root with a shared row does.
     counted = [failed["root_id"].to_numpy()[Reasons.of_texts(failed["reason"]).counts()]]

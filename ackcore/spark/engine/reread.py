@@ -148,10 +148,7 @@ def _roots_in(tables: Iterable[pa.Table]) -> Iterator[Int64s]:
 
 
 def find_keys(
-    setup: RunSetup,
-    accepted: RunResult,
-    roots: Mapping[str, Int64s],
-    keys: Mapping[str, Int64s],
+    setup: RunSetup, accepted: RunResult, roots: Mapping[str, Int64s], keys: Mapping[str, Int64s]
 ) -> dict[str, pa.Table]:
     """Return the records with given roots and new records with given keys, in `KEYED`, by spout.
 
@@ -193,10 +190,7 @@ def _picked(
 
 
 def _kept(
-    setup: RunSetup,
-    accepted: RunResult,
-    spouts: Collection[str],
-    sought: Sequence[Int64s] | None,
+    setup: RunSetup, accepted: RunResult, spouts: Collection[str], sought: Sequence[Int64s] | None
 ) -> dict[str, list[RowFile]] | None:
     """Return the files that tasks kept of the partitions with sought roots, by spout.
 
@@ -316,10 +310,7 @@ def _read_by_tasks(
 
 
 def _reread_frames(
-    setup: RunSetup,
-    accepted: RunResult,
-    sought: Sequence[Int64s] | None,
-    stage: RereadStage,
+    setup: RunSetup, accepted: RunResult, sought: Sequence[Int64s] | None, stage: RereadStage
 ) -> tuple[list[DataFrame], Mapping[int, Mapping[str, int]]]:
     """Return frames that read the sources again, and fingerprints of whole partitions.
 
@@ -355,9 +346,7 @@ def _reread_frames(
 
 
 def check_content(
-    setup: RunSetup,
-    before: Mapping[int, Mapping[str, int]],
-    now: Mapping[int, Mapping[str, int]],
+    setup: RunSetup, before: Mapping[int, Mapping[str, int]], now: Mapping[int, Mapping[str, int]]
 ) -> None:
     """Raise `RuntimeError` if partitions have other rows than in the run.
 

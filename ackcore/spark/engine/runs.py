@@ -294,19 +294,13 @@ class Runs:
         return count_crash(plan, self._topology.settings.careful_after)
 
     def _run_once(
-        self,
-        plan: Plan,
-        inputs: Sequence[InputFrame],
-        work: Place,
-        watch: Stopwatch,
-        by_root: bool,
+        self, plan: Plan, inputs: Sequence[InputFrame], work: Place, watch: Stopwatch, by_root: bool
     ) -> BatchOutcome:
         """Run, check, and decide from the results of the run."""
         retries, run_plan = self._run_plan(plan, work, by_root)
         with crashes_logged(work, plan.number):
             ran = interruptible(
-                self._spark,
-                lambda: self._jobs.run(self._topology, self._layout, inputs, run_plan),
+                self._spark, lambda: self._jobs.run(self._topology, self._layout, inputs, run_plan)
             )
         ended_ms = self._clock()
         failpoint("ran", plan.number)
@@ -451,11 +445,7 @@ class Runs:
         return rules_of(plan, self._topology.settings, plan.now_ms)
 
     def read_again(
-        self,
-        plan: Plan,
-        decision: BatchDecision,
-        inputs: Sequence[InputFrame],
-        failed: pa.Table,
+        self, plan: Plan, decision: BatchDecision, inputs: Sequence[InputFrame], failed: pa.Table
     ) -> FailedRows:
         """Judge records of the run that a decision accepted, made by this driver or an earlier one.
 

@@ -46,11 +46,7 @@ class KafkaSources(PlannedRows):
     """
 
     def __init__(
-        self,
-        spouts: Mapping[str, SpoutOffsets],
-        spark: SparkSession,
-        once: bool,
-        max_waiting: int,
+        self, spouts: Mapping[str, SpoutOffsets], spark: SparkSession, once: bool, max_waiting: int
     ) -> None:
         self._spouts = spouts
         self._spark = spark

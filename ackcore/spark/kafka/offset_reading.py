@@ -63,10 +63,7 @@ class ReadOffsets:
     def _reader(self) -> RangeReader:
         # Batches that end at these limits are passed on; others are cut and copied.
         return RangeReader(
-            self._client,
-            batch_rows=_ROWS,
-            batch_bytes=2 * BATCH_BYTES,
-            timeout_s=self._silent_s,
+            self._client, batch_rows=_ROWS, batch_bytes=2 * BATCH_BYTES, timeout_s=self._silent_s
         )
 
     def pieces(self, places: Mapping[int, Int64s], rows: Mapping[int, int]) -> list[Piece]:

@@ -24,21 +24,8 @@ from ackcore.kafka.spout import KafkaSpout
 from ackcore.kafka.start_positions import MADE_ANEW, time_ms
 from ackcore.kafka.truncations import truncated_at
 from ackcore.spark.kafka.group_commits import Key, ToldGroup, states
-from ackcore.spark.kafka.plans import (
-    Intake,
-    OffsetPlan,
-    Position,
-    evenly,
-    records_in,
-    shares,
-)
-from ackcore.spark.kafka.spout_starts import (
-    PartitionFacts,
-    Start,
-    decide,
-    lost_since,
-    without,
-)
+from ackcore.spark.kafka.plans import Intake, OffsetPlan, Position, evenly, records_in, shares
+from ackcore.spark.kafka.spout_starts import PartitionFacts, Start, decide, lost_since, without
 
 _log = logging.getLogger("ackcore")
 

@@ -214,10 +214,7 @@ def _types(frame: DataFrame, name: str) -> dict[str, str]:
 
 
 def _check_types(
-    found: dict[str, str],
-    name: str,
-    required: Mapping[str, str],
-    optional: Mapping[str, str],
+    found: dict[str, str], name: str, required: Mapping[str, str], optional: Mapping[str, str]
 ) -> list[str]:
     known: dict[str, str] = {**required, **optional}
     for column, expected in known.items():

@@ -36,10 +36,7 @@ _SHOWN = {"type", "uri", "warehouse", "py-io-impl", "py-catalog-impl"}
 
 
 def to_iceberg(
-    table: str,
-    catalog: str | Mapping[str, str],
-    *,
-    keys: str | Sequence[str] | None = None,
+    table: str, catalog: str | Mapping[str, str], *, keys: str | Sequence[str] | None = None
 ) -> IcebergSink:
     """Return a sink that writes the rows of ACKED records into an Iceberg table.
 

@@ -11,12 +11,7 @@ import pyarrow as pa
 from ackcore.spark.base.versions import active_context, from_arrow_schema
 from ackcore.spark.sinks.columns import check_keys, named_keys, spark_schema
 from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError, Server
-from ackcore.spark.sinks.jdbc_transaction import (
-    JdbcTransaction,
-    Names,
-    find_columns,
-    table_names,
-)
+from ackcore.spark.sinks.jdbc_transaction import JdbcTransaction, Names, find_columns, table_names
 from ackcore.spark.sinks.sink import TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.sinks.unavailable import unavailable

@@ -20,11 +20,7 @@ from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.session import task_slots
-from ackcore.spark.sinks.parquet_directory import (
-    ParquetDirectory,
-    is_small,
-    write_parquet,
-)
+from ackcore.spark.sinks.parquet_directory import ParquetDirectory, is_small, write_parquet
 from ackcore.spark.sinks.parquet_objects import ParquetObjects
 from ackcore.spark.sinks.sink_batch import SinkBatch, read_all, read_sink_file
 from ackcore.spark.stores.opening import is_bucket

@@ -273,10 +273,7 @@ def make_marker(dsn: str, target: SinkTable, what: str) -> None:
         if _find(connection, marker_name(connection, schema, target.marker)):
             return
         name = marker_name(connection, schema, target.marker)
-        create = sql.SQL("CREATE TABLE IF NOT EXISTS {} {}").format(
-            sql.SQL(name),
-            sql.SQL(_MARKER),
-        )
+        create = sql.SQL("CREATE TABLE IF NOT EXISTS {} {}").format(sql.SQL(name), sql.SQL(_MARKER))
         try:
             connection.execute(create)
         except (errors.UniqueViolation, errors.DuplicateTable):

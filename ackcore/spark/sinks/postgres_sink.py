@@ -95,12 +95,7 @@ class PostgresSink(TransactionalSink[PostgresSession]):
     """The sink that `to_postgres` returns."""
 
     def __init__(
-        self,
-        dsn: str,
-        table: str,
-        keys: str | Sequence[str] | None,
-        marker: str,
-        max_refused: int,
+        self, dsn: str, table: str, keys: str | Sequence[str] | None, marker: str, max_refused: int
     ) -> None:
         for argument, value in (("dsn", dsn), ("table", table), ("marker", marker)):
             if not isinstance(value, str):

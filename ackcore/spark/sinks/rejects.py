@@ -62,11 +62,7 @@ class RefusalCount(Generic[E]):
     """
 
     def __init__(
-        self,
-        where: str,
-        batch_id: int,
-        limit: int,
-        without_values: Callable[[E], BaseException],
+        self, where: str, batch_id: int, limit: int, without_values: Callable[[E], BaseException]
     ) -> None:
         self._where, self._batch_id, self._limit = where, batch_id, limit
         self._without_values = without_values

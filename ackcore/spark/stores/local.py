@@ -32,12 +32,7 @@ from ackcore.spark.base.atomic import (
     writing,
 )
 from ackcore.spark.base.errors import StateError
-from ackcore.spark.stores.interface import (
-    Stored,
-    StoredObject,
-    checked_key,
-    version_if_equal,
-)
+from ackcore.spark.stores.interface import Stored, StoredObject, checked_key, version_if_equal
 from ackcore.spark.stores.numbered import VERSION, NumberedVersions, version_name
 
 #: Attempts of a put: a delete may remove its new directory before the file is in it.

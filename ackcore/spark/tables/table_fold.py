@@ -33,13 +33,7 @@ class TableFold:
     micro-batch. ``now_ms``: the time of its plan in milliseconds since 1970.
     """
 
-    def __init__(
-        self,
-        files: SegmentFiles,
-        shape: TableShape,
-        number: int,
-        now_ms: int,
-    ) -> None:
+    def __init__(self, files: SegmentFiles, shape: TableShape, number: int, now_ms: int) -> None:
         self._files = files
         self._shape = shape
         self._number = number

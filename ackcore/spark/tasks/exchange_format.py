@@ -44,13 +44,7 @@ TUPLES, LEDGER, RECEIPTS, TRAILER, RESULT = 1, 2, 3, 4, 5
 #: The level of the settle stage.
 SETTLE = 127
 
-ROW_SCHEMA = pa.schema(
-    [
-        ("dest", pa.int32()),
-        ("head", pa.binary()),
-        ("blob", pa.binary()),
-    ]
-)
+ROW_SCHEMA = pa.schema([("dest", pa.int32()), ("head", pa.binary()), ("blob", pa.binary())])
 
 #: The Spark type of `ROW_SCHEMA`.  Not DDL, which the JVM would have to parse each time.
 ROW_TYPE = from_arrow_schema(ROW_SCHEMA)

@@ -21,25 +21,14 @@ from ackcore._records import Int32s, Int64s
 from ackcore.retry import Policy
 from ackcore.spark.base.reasons import Reasons
 from ackcore.spark.base.root_ids import Bools, distinct, found_in, ids_in
-from ackcore.spark.base.schemas import (
-    ATTEMPT,
-    MESSAGE_ID,
-    TRACKING,
-    FailedFile,
-    without_numbers,
-)
+from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, TRACKING, FailedFile, without_numbers
 from ackcore.spark.stores.run_files import read_run_table
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
 from ackcore.spark.tasks.task_results import INLINE_BYTES
 
 #: The columns of a record that was read again, besides the source's columns.
 READ_AGAIN = pa.schema(
-    [
-        (ROOT_ID, pa.int64()),
-        (PLACE, pa.int64()),
-        (MESSAGE_ID, pa.string()),
-        (ATTEMPT, pa.int32()),
-    ]
+    [(ROOT_ID, pa.int64()), (PLACE, pa.int64()), (MESSAGE_ID, pa.string()), (ATTEMPT, pa.int32())]
 )
 
 
@@ -103,8 +92,7 @@ def judge(
     ]
     source = [field for field in lost.schema if field.name not in READ_AGAIN.names]
     rows = pa.table(
-        [*tracking, *(lost[field.name] for field in source)],
-        schema=pa.schema([*TRACKING, *source]),
+        [*tracking, *(lost[field.name] for field in source)], schema=pa.schema([*TRACKING, *source])
     )
     uncounted = int((~counts & ~decided.dead).sum())
     if not decided.dead.any():

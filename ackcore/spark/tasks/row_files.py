@@ -126,11 +126,7 @@ class SinkRowWriter:
     """A writer of one task's sink files: for each stream, at most one file of each kind."""
 
     def __init__(
-        self,
-        work: str,
-        schemas: Mapping[tuple[str, str], pa.Schema],
-        partition: int,
-        attempt: int,
+        self, work: str, schemas: Mapping[tuple[str, str], pa.Schema], partition: int, attempt: int
     ) -> None:
         self._work = work
         self._schemas = schemas

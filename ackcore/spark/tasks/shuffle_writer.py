@@ -19,12 +19,7 @@ from ackcore._records import Int64s
 from ackcore._shuffle import pack_runs, split_by_shard
 from ackcore.ids import component_key, edge_ids
 from ackcore.spark.tasks.exchange import Outbox
-from ackcore.spark.tasks.exchange_format import (
-    CohortRuns,
-    PlacedRuns,
-    RootRuns,
-    untracked,
-)
+from ackcore.spark.tasks.exchange_format import CohortRuns, PlacedRuns, RootRuns, untracked
 from ackcore.spark.tasks.ledger_rows import LedgerRows
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunk, Chunks, running_counts
@@ -70,9 +65,7 @@ class ShuffleWriter:
                 "cross a shuffle; emit a path or a key in place of large values"
             )
             self._ledger_rows.fail(
-                rows.owners,
-                [Reason(sub.source, "TupleTooLarge", text)],
-                sub.source,
+                rows.owners, [Reason(sub.source, "TupleTooLarge", text)], sub.source
             )
             return
         if sub.target in self._spec.layout.needs_identity:
