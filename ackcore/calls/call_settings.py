@@ -31,57 +31,18 @@ _MOST_S = 1e9
 class CallSettings:
     """The checked settings of the calls of one task.
 
-    Parameters
-    ----------
-    max_concurrency : int or callable, default `DelayTarget`
-        The largest number of calls at once, of each endpoint if there are several, and of all keys
-        of `limit` together. A number, or a callable without arguments that makes a `Limit`, such as
-        a class of `ackcore.flow`.
-    timeout_s : float, optional
-        Seconds after which a call is cancelled and fails with `TimeoutError`; None for never. A
-        plain function cannot be cancelled: it keeps its thread until it returns.
-    limit : RateLimit, optional
-        The calls per second in this task, or the limits of each key. None for no limit.
-    endpoints : iterable of hashable, optional
-        The endpoints of calls, each with its own window. The function receives one as its second
-        argument. None for a single endpoint, which the function does not receive.
-    chooser : callable, default `Idlest`
-        Makes the `Chooser` among the endpoints with room, without arguments.
-    max_attempts : int, default 1
-        The number of calls of an item in the task before its error counts, if that is one of
-        `retry_on`.
-    retry_on : exception class, or iterable of them, default ()
-        Temporary errors.
-    reject : exception class, or iterable of them, default ()
-        Permanent errors, besides `Reject`, even if `retry_on` names a base class.
-    wait_in_task_s : float, default 5.0
-        The total seconds that an item may wait in the task before it is called again. If it would
-        have to wait longer, it ends with its error. So this limits the retries after `Retry` in the
-        task.
-        An item that was not called yet also waits, for an open breaker and for an endpoint that
-        refuses repeatedly. The pause after a single refusal does not count.
-    backoff_s, max_backoff_s : float, default 0.1, 5.0
-        The longest wait after an item's first failure, and after any; it doubles in between. The
-        actual wait is random.
-    threads : int, optional
-        The number of threads for a plain function; by default `max_concurrency` if that is a
-        number, else 32.
-    breaker_failures : int, optional, default 10
-        The number of failures in a row that open an endpoint's breaker; None for never. Only errors
-        in `retry_on`, time-outs and failed connections count. `Retry` pauses an endpoint briefly,
-        and longer if it repeats, up to the time that it requests.
-    breaker_reset_s : float, default 5.0
-        Seconds after which an open breaker lets a single call through.
-    max_buffered : int, default 1024
-        The largest number of outcomes that are kept until an earlier one is complete. With keys,
-        the number of items that are read ahead, if that is larger than 65,536.
+    `ackcore.topology.AsyncBolt` describes the settings that it has. ``endpoints``: None for a
+    single endpoint, which the function does not receive as its second argument. ``max_attempts``:
+    the number of calls of an item in the task before its error counts, if that is one of
+    ``retry_on``, the temporary errors. ``reject``: permanent errors besides `Reject`, even if
+    ``retry_on`` names a base class. ``backoff_s``, ``max_backoff_s``: the longest wait after an
+    item's first failure, and after any; it doubles in between. The actual wait is random.
+    ``threads``: the number of threads for a plain function; by default ``max_concurrency`` if that
+    is a number, else 32. ``max_buffered``: the largest number of outcomes that are kept until an
+    earlier one is complete. With keys, the number of items that are read ahead, if that is larger
+    than 65,536.
 
-    Raises
-    ------
-    TypeError
-        If a setting is not of its type.
-    ValueError
-        If it is out of range.
+    Raises TypeError if a setting is not of its type, and ValueError if it is out of range.
     """
 
     max_concurrency: int | Callable[[], Limit] = DelayTarget

@@ -1,32 +1,8 @@
 """Topologies and acks on Spark.
 
-=====================  ===========================================================================
-`start`                run a topology on streams; returns the running `Query`
-`run_batch`            run a topology on sources that end; returns the counts, `Counts`
-`QueryListener`        base class of listeners: micro-batches, dead letters, the end of a query
-`attempt`              call a function for each row of a frame: its errors become a column
-`guard`                call a function for each row, with retries, dead letters and a sink
-`to_parquet`           a sink: a Parquet directory per micro-batch
-`to_kafka`             a sink: a Kafka topic, each micro-batch at least once or in a transaction
-`to_postgres`          a sink: a table of PostgreSQL, each micro-batch once, by keys or appended
-`to_jdbc`              a sink: a table of any JDBC database, each micro-batch once, as above
-`to_delta`             a sink: a Delta table, each micro-batch once, merged by keys or appended
-`to_iceberg`           a sink: an Iceberg table, each micro-batch once, merged by keys or appended
-`Sink`                 base class of sinks, also of your own
-`TransactionalSink`    base class of sinks for stores with transactions: each micro-batch once
-`SinkBatch`            the rows of a micro-batch that a sink writes
-`Written`              the number and content of the micro-batch that a sink wrote last
-`SinkRejects`          the rows that a sink refuses, with reasons; a sink returns or raises it
-`dead_letters`         read the dead letters
-`DeadLetterTopic`      a Kafka topic to which dead letters are also sent
-`replay`               send dead letters again
-`DeltaSpout`           the rows that are appended to a Delta table, by version
-`FileSpout`            the new files of a directory or a bucket, each once
-`RateSpout`            numbers, for tests and demonstrations
-`PlannedSource`        base class of sources of your own, whose rows a plan names
-`settle`               the outcome of each root in a DataFrame of ack events
-`settle_parquet`       the same for Parquet files, which the workers read themselves
-=====================  ===========================================================================
+`start` and `run_batch` run topologies, `attempt` and `guard` a function for each row. Functions
+that begin with ``to_`` make sinks, classes that end in ``Spout`` are sources. `settle` and
+`settle_parquet` work on tables of ack events.
 
 Each kind of failure has its own error: `StateError` and its subclasses for a checkpoint,
 `RunFailed` for a micro-batch that Spark cannot run, `RunCancelled` for a cancelled job,

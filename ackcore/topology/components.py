@@ -326,7 +326,7 @@ class AsyncBolt(Component):
     its tuples are anchored to its input, which is acked when ``execute`` returns. Tuples are
     emitted in the order of the inputs, whichever call ends first.
 
-    Set each setting on the class or on the instance. `CallSettings` describes them in full.
+    Set each setting on the class or on the instance.
 
     Attributes
     ----------

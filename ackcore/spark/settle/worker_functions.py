@@ -1,15 +1,4 @@
-"""Packing and settling on workers: functions of a partition's batches, for ``mapInArrow``.
-
-`ackcore.spark.settle` combines them; you can combine them in another way::
-
-    seed = secrets.randbits(64)                                  # once per job, on the driver
-    blobs = events.mapInArrow(events_packer(8, seed=seed), BLOB_DDL)
-    shards = blobs.repartitionById(8, "dest")                    # blobs, not rows, are shuffled
-    narrow = Narrow(times=False, reasons=False)
-    settled = narrow.widen(shards.mapInArrow(settle_blobs(narrow, seed=seed), narrow.ddl))
-
-You may union any number of packed tables before the shuffle, if they have equally many shards.
-"""
+"""Packing and settling on workers: functions of a partition's batches, for ``mapInArrow``."""
 
 from __future__ import annotations
 
@@ -291,5 +280,5 @@ def results(
     for settled in (decided, Settled(statuses=names, **columns)):
         for start in range(0, len(settled), RESULT_ROWS):
             rows = settled.take(slice(start, start + RESULT_ROWS))
-            texts, _ = look_up(reasons, rows.root_ids)
+            texts = look_up(reasons, rows.root_ids)
             yield narrow.batch(rows, texts)
