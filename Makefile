@@ -4,7 +4,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help java demo demo-crash soak test faults cluster-faults test-core test-spark test-thin-client build lint bench bench-quick bench-spark bench-flow bench-kafka bench-compare docs mutations sanitize sdist wheels test-arm64 clean
+.PHONY: help java demo demo-crash demo-kafka soak test faults cluster-faults test-core test-spark test-thin-client build lint bench bench-quick bench-spark bench-flow bench-kafka bench-compare docs mutations sanitize sdist wheels test-arm64 clean
 
 # Options passed on: make demo ARGS="--lines 100000", make test K=ledger ARGS="-x --pdb"
 ARGS ?=
@@ -45,6 +45,10 @@ demo: java .venv/.built ## a topology whose bolts fail: every line is accounted 
 
 demo-crash: java .venv/.built ## the same, killed at random points and started again (ARGS="--kills 9")
 	@$(PY) -m ackcore.examples.word_count --kills 5 $(ARGS)
+
+demo-kafka: java .venv/.built ## lines of a Kafka topic, killed twice; starts a broker (Maven) (ARGS="--kills 3")
+	@.ci/need maven >/dev/null
+	@$(PY) tests/kafka/with_broker.py $(PY) -m ackcore.examples.kafka_lines --bootstrap-servers {} $(ARGS)
 
 soak: java .venv/.built ## an hour of chaos: drivers, executors, workers killed at random (SOAK_S=3600)
 	@ACKCORE_REQUIRE_NATIVE=1 ACKCORE_SOAK_S=$(SOAK_S) $(PYTEST) tests/faults/test_soak.py -m faults -s $(ARGS)

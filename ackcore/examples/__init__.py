@@ -5,6 +5,7 @@
 `storm_port`          a Storm topology, ported, with a table "Storm to ackcore"
 `storm_windows`       rolling top words of storm-starter, ported: counts in windows that overlap
 `click_sessions`      sessions of visitors, whose clicks arrive out of order
+`kafka_lines`         lines of a Kafka topic, some damaged; the driver is killed
 ====================  ===========================================================================
 
 Run each with ``python -m ackcore.examples.<name>``.

@@ -17,12 +17,9 @@ from __future__ import annotations
 import argparse
 import keyword
 import logging
-import os
-import random
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -38,6 +35,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from ackcore.examples.killed_runs import RUNNING, run_killed
 from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.spark import dead_letters, start, to_parquet
 from ackcore.spark.base.errors import one_line
@@ -53,8 +51,6 @@ from ackcore.topology import (
 )
 
 MICRO_BATCHES = 8
-#: The beginning of the lines of a child that show that its stream runs.
-RUNNING, PROGRESS = "running", "micro-batch"
 
 
 class Split(BatchBolt):
@@ -200,42 +196,6 @@ def run(spark: SparkSession, directory: Path, texts: Sequence[str]) -> list[str]
             "plain Python counts it"
         )
     return wrong
-
-
-def run_killed(command: Sequence[str], directory: Path, kills: int) -> int:
-    """Run a command in children; kill the first ones at random points, and let the last one end.
-
-    Prints what the children print.
-
-    ``directory``: the directory of the temporary files. Deleting it deletes the files of a killed
-    Spark. ``kills``: the number of kills.
-
-    Returns the exit status of the child that was not killed; 1 if none was killed, which proves
-    nothing.
-    """
-    draw = random.Random(0)
-    environment = {**os.environ, "TMPDIR": str(directory)}
-    for done in range(kills + 1):
-        # Some lines after its start, and then within a second.
-        lines_left, delay_s, is_killed = draw.randrange(1, 4), draw.uniform(0, 1), False
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            for said in child.stdout:
-                print(said, end="", flush=True)
-                lines_left -= said.startswith((RUNNING, PROGRESS))
-                if done < kills and not lines_left:
-                    time.sleep(delay_s)
-                    child.kill()
-                    is_killed = True
-                    break
-        if not is_killed or child.returncode != -signal.SIGKILL:
-            break
-        print(f"kill -9, number {done + 1}", flush=True)
-    print(f"killed {done} times" + (f" of {kills}: it ended before" * (done < kills)))
-    if not done and not child.returncode:
-        print("a run that was not killed proves nothing: give it more --lines")
-        return 1
-    return child.returncode
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from ackcore.examples import quiet_spark, word_count
-from ackcore.examples.word_count import differences, run_killed, stage
+from ackcore.examples.killed_runs import run_killed
+from ackcore.examples.word_count import differences, stage
 
 ROOT = Path(word_count.__file__).parents[2]
 
