@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ledger_scripts import Clock, entries_of, int32s, int64s
 
-from ackcore import ACK, FAIL, RESET
+from ackcore import ACK, FAIL, RESET, Status
 
 pa = pytest.importorskip("pyarrow")
 arrow = pytest.importorskip("ackcore._arrow")
@@ -24,29 +24,19 @@ def used(Ledger, clock):
     return ledger
 
 
-def batch_of(entries):
-    names = ("root_ids", "vals", "tasks", "inits", "flags", "first_ms", "last_ms")
-    columns = [getattr(entries, name) for name in names]
-    arrays = [
-        pa.nulls(len(entries), field.type)
-        if column is None
-        else pa.array(column.view(np.int8) if column.dtype == np.uint8 else column)
-        for column, field in zip(columns, arrow.ENTRY_SCHEMA, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow.ENTRY_SCHEMA)
-
-
 @pytest.mark.parametrize("clock", [None, Clock(-5)])
-def test_entries_come_from_a_batch(Ledger, clock):
+def test_entries_go_out_and_in(Ledger, clock):
     entries = used(Ledger, clock).entries()
-    batch = batch_of(entries)
+    batch = arrow.entries_to_batch(entries)
+    assert batch.schema == arrow.ENTRY_SCHEMA
+    assert batch["first_ms"].null_count == (0 if clock else len(entries))
     back = arrow.entries_from_batch(batch.select(batch.schema.names[::-1]))
     assert sorted(back) == sorted(entries)
     assert sorted(Ledger.from_entries(back, clock=clock).entries()) == sorted(entries)
 
 
 def test_entries_share_the_batch_s_memory(Ledger):
-    batch = batch_of(used(Ledger, None).entries())
+    batch = arrow.entries_to_batch(used(Ledger, None).entries())
     entries = arrow.entries_from_batch(batch)
     for name, column in (("root_id", entries.root_ids), ("flags", entries.flags)):
         assert column.__array_interface__["data"][0] == batch[name].buffers()[1].address
@@ -64,12 +54,31 @@ def test_entries_share_the_batch_s_memory(Ledger):
     ],
 )
 def test_rows_that_no_ledger_holds_are_refused(column, values, error, words):
-    batch = batch_of(entries_of([(n, 1, 4, 1, 0, 0, 5, 5) for n in range(2)]))
+    batch = arrow.entries_to_batch(entries_of([(n, 1, 4, 1, 0, 0, 5, 5) for n in range(2)]))
     changed = batch.set_column(batch.schema.names.index(column), column, values)
     with pytest.raises(error, match=words):
         arrow.entries_from_batch(changed, "saved")
     with pytest.raises(TypeError, match=f"entries must have a column {column}, got "):
         arrow.entries_from_batch(batch.drop_columns([column]))
+
+
+def test_decisions_go_out_with_the_names_of_their_statuses(Ledger):
+    settled = used(Ledger, Clock(7)).settle(now_ms=100, timeout_ms=5)
+    batch = arrow.settled_to_batch(settled)
+    rows = [(row["root_id"], row["status"], row["last_ms"]) for row in batch.to_pylist()]
+    assert sorted(rows) == [
+        (-1, "ORPHAN", 7),
+        (0, "EXPIRED", 7),
+        (4, "ANOMALY", 7),
+        (2**63 - 1, "ORPHAN", 7),
+    ]
+    assert batch.schema.names == ["root_id", "status", *arrow.ENTRY_SCHEMA.names[1:]]
+
+
+def test_every_status_has_its_name():
+    names = arrow.status_names(np.arange(len(Status), dtype=np.uint8))
+    assert names.to_pylist() == [status.name for status in Status]
+    assert arrow.status_names(np.empty(0, np.uint8)).type == pa.string()
 
 
 def test_integers_are_uncopied_or_fit():

@@ -1,4 +1,4 @@
-"""Conversion of Arrow columns and batches to a ledger's columns."""
+"""Conversion of Arrow columns to a ledger's columns, and of entries and decisions to batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore import _columns
-from ackcore._records import Entries, Status
+from ackcore._records import Entries, Int64s, Settled, Status, UInt8s
 
 #: The names of statuses in settled tables, by number.
 STATUS_NAMES = tuple(status.name for status in Status)
@@ -60,6 +60,20 @@ def integers(column: pa.Array, name: str, arrow_type: pa.DataType) -> npt.NDArra
     return column.to_numpy(zero_copy_only=True)  # type: ignore[no-any-return]
 
 
+def status_names(statuses: UInt8s) -> pa.Array:
+    """Return the names of a column of statuses as an Arrow string column."""
+    indices = pa.array(statuses.view(np.int8))
+    return pa.DictionaryArray.from_arrays(indices, list(STATUS_NAMES)).cast(pa.string())
+
+
+def entries_to_batch(entries: Entries) -> pa.RecordBatch:
+    """Return entries as a record batch of `ENTRY_SCHEMA`; ages are left out.
+
+    The times of entries without times are null.
+    """
+    return _batch(entries)
+
+
 def entries_from_batch(batch: pa.RecordBatch, name: str = "entries") -> Entries:
     """Return the rows of a record batch as entries of age 0.
 
@@ -98,6 +112,32 @@ def entries_from_batch(batch: pa.RecordBatch, name: str = "entries") -> Entries:
         return _columns.check_entries(entries, _columns.MIN_BUCKETS, timed)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+def settled_to_batch(settled: Settled) -> pa.RecordBatch:
+    """Return decisions as a record batch: ``root_id, status``, then the rest of `ENTRY_SCHEMA`."""
+    batch = _batch(settled)
+    return batch.add_column(1, "status", status_names(settled.statuses))
+
+
+def _batch(table: Entries | Settled) -> pa.RecordBatch:
+    n = len(table)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(table.root_ids),
+            pa.array(table.vals),
+            pa.array(table.tasks),
+            pa.array(table.inits.view(np.int8)),
+            pa.array(table.flags.view(np.int8)),
+            _or_nulls(table.first_ms, n),
+            _or_nulls(table.last_ms, n),
+        ],
+        schema=ENTRY_SCHEMA,
+    )
+
+
+def _or_nulls(column: Int64s | None, n: int) -> pa.Array:
+    return pa.nulls(n, pa.int64()) if column is None else pa.array(column)
 
 
 def _member(batch: pa.RecordBatch, column: str, name: str) -> pa.Array:

@@ -1,8 +1,8 @@
 """Topologies and acks on Spark.
 
 `start` and `run_batch` run topologies, `attempt` and `guard` a function for each row. Functions
-that begin with ``to_`` make sinks, classes that end in ``Spout`` are sources. `settle` and
-`settle_parquet` work on tables of ack events.
+that begin with ``to_`` make sinks, classes that end in ``Spout`` are sources. `settle`,
+`settle_parquet`, `settle_partitions` and `combine` work on ack events; `functions` has ids as UDFs.
 
 Each kind of failure has its own error: `StateError` and its subclasses for a checkpoint,
 `RunFailed` for a micro-batch that Spark cannot run, `RunCancelled` for a cancelled job,
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ackcore.calls import Reject, Retry, Unavailable
     from ackcore.dead_limit import TooManyDead
+    from ackcore.spark import functions
     from ackcore.spark.base.errors import CheckpointInUse, StateError
     from ackcore.spark.base.interrupts import RunCancelled
     from ackcore.spark.dead_letters.reading import dead_letters
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
     from ackcore.spark.planned.planned_source import PlannedSource, SourceError
     from ackcore.spark.planned.rate_spout import RateSpout
     from ackcore.spark.query import run_batch, start
-    from ackcore.spark.settle.dataframes import settle
+    from ackcore.spark.settle.dataframes import combine, settle
     from ackcore.spark.settle.parquet_events import settle_parquet
+    from ackcore.spark.settle.rdds import settle_partitions
     from ackcore.spark.sinks.delta import to_delta
     from ackcore.spark.sinks.iceberg import to_iceberg
     from ackcore.spark.sinks.jdbc import to_jdbc
@@ -74,12 +76,15 @@ __all__ = [
     "Unavailable",
     "Written",
     "attempt",
+    "combine",
     "dead_letters",
+    "functions",
     "guard",
     "replay",
     "run_batch",
     "settle",
     "settle_parquet",
+    "settle_partitions",
     "start",
     "table",
     "to_delta",
@@ -117,12 +122,14 @@ _MODULES = {
     "Unavailable": "ackcore.calls",
     "Written": ".sinks.sink",
     "attempt": ".guards",
+    "combine": ".settle.dataframes",
     "dead_letters": ".dead_letters.reading",
     "guard": ".guards",
     "replay": ".dead_letters.replay",
     "run_batch": ".query",
     "settle": ".settle.dataframes",
     "settle_parquet": ".settle.parquet_events",
+    "settle_partitions": ".settle.rdds",
     "start": ".query",
     "table": ".inspect.table_frames",
     "to_delta": ".sinks.delta",
@@ -138,6 +145,8 @@ class _Package(ModuleType):
     """This package's class; the function `settle` takes precedence over the subpackage."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "functions":
+            return import_module(f"{__name__}.functions")
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = getattr(import_module(_MODULES[name], __name__), name)

@@ -30,7 +30,9 @@ from ackcore.spark import (
     RateSpout,
     RunCancelled,
     attempt,
+    combine,
     dead_letters,
+    functions,
     guard,
     replay,
     run_batch,
@@ -161,11 +163,14 @@ def try_all(spark, directory, place):
         spark.range(3), lambda row: row["id"] * 2, "d long", to_parquet(f"{directory}/g"),
         f"{directory}/gcp",
     )  # fmt: skip
+    ids = spark.range(3).select(functions.root_id(7, 0, "id"), functions.acker_task("id", 3))
     return {
         "settle": statuses(settle(events)),
+        "combine": statuses(settle(combine(events))),
         "settle_parquet": statuses(settle_parquet(spark, f"{directory}/events.parquet")),
         "attempt": [row.error and row.error.type for row in tried.orderBy("id").collect()],
         "guard": [guarded.records, guarded.acked],
+        "functions": len(ids.distinct().collect()),
         "replay": replay(f"{place}/cp", spark, where="payload.id = 3").records,
         "is_thin": find_spec("py4j") is None,
     }

@@ -131,6 +131,7 @@ assert spark.settle is settle
 assert pickle.loads(pickle.dumps(spark)) is spark
 for name in spark.__all__:
     assert getattr(spark, name) is not None and name in dir(spark), name
+assert spark.functions.__name__ == "ackcore.spark.functions"
 try:
     spark.nothing
 except AttributeError as error:
@@ -149,7 +150,7 @@ import sys
 import ackcore
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import (
-    attempt, dead_letters, replay, run_batch, settle, settle_parquet, start
+    attempt, combine, dead_letters, functions, replay, run_batch, settle, settle_parquet, start
 )
 from ackcore.topology import TopologyBuilder
 
@@ -169,10 +170,13 @@ with spark_session("local[1]") as (spark, folder):
         "start": lambda: start(stream, spark, folder + "/cp"),
         "attempt": lambda: attempt(events, len, "n int"),
         "settle": lambda: settle(events),
+        "combine": lambda: combine(events),
         "settle_parquet": lambda: settle_parquet(spark, folder),
         "dead_letters": lambda: dead_letters(folder, spark),
         "replay": lambda: replay(folder, spark),
         "no session": lambda: dead_letters(folder),
+        "root_id": lambda: functions.root_id(5, 0, "offset"),
+        "xor_edges": lambda: functions.xor_edges("edges"),
     }
     for name, entry_point in entry_points.items():
         try:
@@ -190,12 +194,15 @@ def test_a_stopped_session_is_refused_at_every_door():
     way_out = "SparkSession.builder.getOrCreate() makes another, with which all data must be"
     session = f"ValueError|spark is a session that was stopped; {way_out} read again"
     frame = f"ValueError|events is a DataFrame of a session that was stopped; {way_out} read again"
+    columns = "ValueError|a Column needs a running SparkSession, and there is none, "
+    columns += "or it was stopped; SparkSession.builder.getOrCreate() makes one"
     assert told == {
         **dict.fromkeys(
             ("run_batch", "start", "settle_parquet", "dead_letters", "replay"), session
         ),
-        "settle": frame,
+        **dict.fromkeys(("settle", "combine"), frame),
         "attempt": frame.replace("events is", "frame is"),
+        **dict.fromkeys(("root_id", "xor_edges"), columns),
         "no session": "ValueError|spark must be given: there is no active session",
     }
 

@@ -9,12 +9,10 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
-from settled_rows import widened
 
 from ackcore.spark.settle import packing, wire
 from ackcore.spark.settle.worker_functions import (
     EVENT_TYPES,
-    Narrow,
     entries_packer,
     events_packer,
     read_events,
@@ -58,12 +56,8 @@ def as_rows(blobs):
     return [row for batch in blobs for row in zip(*batch.to_pydict().values(), strict=True)]
 
 
-def results(blobs, *, timed=True, **options):
-    return map(widened, settle_blobs(Narrow(timed, True), seed=9, **options)(iter(blobs)))
-
-
 def settled(blobs):
-    rows = [row for batch in results(blobs) for row in batch.to_pylist()]
+    rows = [row for batch in settle_blobs(seed=9)(iter(blobs)) for row in batch.to_pylist()]
     by_root = {row.pop("root_id"): tuple(row.values()) for row in rows}
     assert len(by_root) == len(rows)
     return by_root
@@ -99,7 +93,8 @@ def test_the_order_of_rows_does_not_show_where_it_is_not_fixed(small, random_eve
 def test_entries_leave_the_same_bytes_too(small, random_events):
     """Open rows come out of a shuffle, in whatever order."""
     events = random_events(23, 500)
-    rows = pa.Table.from_batches(results(packed([batch_of(events)], fixed_order=True)))
+    batches = list(settle_blobs(seed=9)(iter(packed([batch_of(events)], fixed_order=True))))
+    rows = pa.Table.from_batches(batches)
     shuffled = rows.take(pa.array(np.random.default_rng(2).permutation(len(rows))))
     pack = entries_packer(3, seed=9, timed=True)
     one = as_rows(pack(iter(rows.to_batches())))
@@ -206,11 +201,11 @@ def test_what_is_refused_is_placed(random_events):
 )
 def test_open_rows_that_no_ledger_left_are_refused(column, value, match):
     blobs = packed([batch_of([(1, 5, 0, 1, None)])], fixed_order=True)
-    (left,) = results(blobs)
+    (left,) = settle_blobs(seed=9)(iter(blobs))
     place = left.schema.get_field_index(column)
     assert left.schema.types[place] == value.type
     changed = left.set_column(place, column, value)
-    pack = entries_packer(3, seed=9, timed=True)
+    pack = entries_packer(3, seed=9, timed=True, name="open_before")
     assert list(pack(iter([left])))
     with pytest.raises(ValueError, match=f"open_before: {match}"):
         list(pack(iter([changed])))
@@ -222,13 +217,13 @@ def test_blobs_with_and_without_times_do_not_mix(random_events):
     untimed = list(events_packer(1, seed=1)(iter([events])))
     for blobs in (timed + untimed, untimed + timed):
         with pytest.raises(ValueError, match="must all have times, or none"):
-            list(results(blobs))
+            list(settle_blobs(seed=1)(iter(blobs)))
     with pytest.raises(ValueError, match="timeout_s was given, but the events have no times"):
-        list(results(untimed, timed=False, now_ms=1, timeout_ms=1))
-    rows = list(results(untimed, timed=False))
+        list(settle_blobs(seed=1, now_ms=1, timeout_ms=1)(iter(untimed)))
+    rows = list(settle_blobs(seed=1)(iter(untimed)))
     with pytest.raises(ValueError, match="open_before has none"):
-        list(entries_packer(1, seed=1, timed=True)(iter(rows)))
-    rows = list(results(timed))
+        list(entries_packer(1, seed=1, timed=True, name="open_before")(iter(rows)))
+    rows = list(settle_blobs(seed=1)(iter(timed)))
     with pytest.raises(ValueError, match="events has none"):
         list(entries_packer(1, seed=1, timed=False)(iter(rows)))
 
@@ -237,7 +232,7 @@ PACK = """
 import hashlib
 import numpy as np
 from ackcore.spark.settle import packing, wire
-from ackcore.spark.settle.worker_functions import Narrow, events_packer, settle_blobs
+from ackcore.spark.settle.worker_functions import combine_events, events_packer, settle_blobs
 import pyarrow as pa
 
 packing.CHUNK_ROWS, packing.PROBE_ROWS, packing.TABLES = 3000, 2000, ((2000, 10), (8000, 50))
@@ -253,10 +248,11 @@ for fixed_order in (True, False):
         digest.update(found.serialize())
         kinds.update(found["kind"].to_pylist())
     # Rows of results have no order: Spark's checksum of them does not depend on any.
-    settle = settle_blobs(Narrow(False, False), seed=9)
-    settled = [row for found in settle(iter(blobs)) for row in found.to_pylist()]
+    settled = [row for found in settle_blobs(seed=9)(iter(blobs)) for row in found.to_pylist()]
     digest.update(repr(sorted(map(repr, settled))).encode())
 assert wire.ENTRIES in kinds
+for found in combine_events(seed=9)(iter([batch])):
+    digest.update(found.serialize())
 print(digest.hexdigest())
 """
 

@@ -21,7 +21,7 @@ import pyspark
 import pytest
 from pyspark import TaskContext, cloudpickle
 
-from ackcore.spark import settle, settle_parquet
+from ackcore.spark import combine, settle, settle_parquet
 from ackcore.spark.settle import worker_functions
 
 # What the workers get of this module goes along with the job: they cannot import it.
@@ -106,6 +106,9 @@ def test_tasks_that_fail_before_the_shuffle(frame, events, expected, found, mark
     table = frame(events, 5).repartition(3).mapInArrow(fail_once(marks, way), EVENT_DDL)
     assert found(settle(table, shards=2)) == expected(events)
     assert len(glob.glob(f"{marks}/failed-*")) == 3
+    marks_left = glob.glob(f"{marks}/*")
+    assert found(settle(combine(table), shards=2)) == expected(events)
+    assert glob.glob(f"{marks}/*") == marks_left
 
 
 @pytest.mark.parametrize("way", ["raised", "killed"])

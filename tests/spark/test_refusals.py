@@ -10,7 +10,7 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as sql
 from pyspark.sql.functions import col
 
-from ackcore.spark import settle, settle_parquet
+from ackcore.spark import combine, settle, settle_parquet
 from ackcore.spark.base.sources import has_fixed_order, has_fixed_rows
 from ackcore.spark.settle.dataframes import default_shards
 
@@ -35,6 +35,7 @@ def open_rows(table):
     return settle(table)
 
 
+@pytest.mark.parametrize("call", [settle, combine])
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [
@@ -82,9 +83,9 @@ def open_rows(table):
         (lambda t: None, TypeError, "got NoneType"),
     ],
 )
-def test_tables_that_hold_no_events(table, change, error, match):
+def test_tables_that_hold_no_events(table, call, change, error, match):
     with pytest.raises(error, match=match):
-        settle(change(table))
+        call(change(table))
 
 
 def test_a_stream_is_refused_and_the_way_is_named(spark):
@@ -93,10 +94,11 @@ def test_a_stream_is_refused_and_the_way_is_named(spark):
         .load()
         .select(col("value").alias("root_id"), col("value").alias("val"), sql.lit(0).alias("task"))
     )
-    with pytest.raises(
-        ValueError, match=r"events must not be a streaming .*\.writeStream\.foreachBatch\("
-    ):
-        settle(stream)
+    for call in (settle, combine):
+        with pytest.raises(
+            ValueError, match=r"events must not be a streaming .*\.writeStream\.foreachBatch\("
+        ):
+            call(stream)
 
 
 def test_each_micro_batch_can_be_settled(spark, tmp_path, frame, expected):
@@ -189,15 +191,27 @@ def test_arguments(table, arguments, error, match):
 def test_a_time_out_needs_times(table, frame):
     with pytest.raises(ValueError, match=r"timeout_s was given, but events has no times; .* ts_ms"):
         settle(table.drop("ts_ms"), timeout_s=0.005)
+    # Rows that were combined tell only when they are read.
+    combined = combine(frame([(1, 5, 0)]))
+    with pytest.raises(
+        Exception, match="ValueError: timeout_s was given, but the events have no times"
+    ):
+        settle(combined, timeout_s=0.005).collect()
+
+
+def test_combined_rows_are_not_combined_again(table):
+    with pytest.raises(ValueError, match="result of combine"):
+        combine(combine(table))
 
 
 def test_rows_that_are_no_messages(frame):
     """Told by the task that meets them, with their place; test_packing has all that is refused."""
     events = frame([(1, 5, 0, 1, None), (None, 5, 0, 1, None)], 5).coalesce(1)
     match = "ValueError: events: root_id must not hold nulls, got 1 of 2 rows, the first in row 1;"
-    with pytest.raises(Exception, match=match) as refused:
-        settle(events).collect()
-    assert "of partition 0" in str(refused.value)
+    for call in (settle, combine):
+        with pytest.raises(Exception, match=match) as refused:
+            call(events).collect()
+        assert "of partition 0" in str(refused.value)
 
 
 def test_open_rows_that_no_ledger_left(frame):

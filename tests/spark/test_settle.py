@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from sessions import on_both_sessions
 
-from ackcore.spark import settle
+from ackcore.spark import combine, settle, settle_partitions
 from ackcore.spark.settle.wire import BLOB_DDL
 from ackcore.spark.settle.worker_functions import (
-    Narrow,
+    COMBINED_DDL,
+    SETTLED_DDL,
+    combine_events,
     entries_packer,
     events_packer,
     settle_blobs,
@@ -72,6 +74,7 @@ def test_any_settings(conf, frame, random_events, expected, found, key, value):
     left = settle(frame([event for event in events if event[2] < 0], 5), shards=2)
     assert {row.status for row in found(left).values()} == {"OPEN"}
     assert found(settle(frame(inits, 5), open_before=left, shards=2)) == expected(events)
+    assert found(settle(combine(frame(events, 5)), shards=2)) == expected(events)
 
 
 @on_both_sessions
@@ -151,9 +154,41 @@ def test_the_earliest_reason_is_kept(frame, found):
     assert [settled[root].reason for root in (1, 2, 3)] == ["a", None, ""]
     untimed = frame(events, 5).drop("ts_ms")
     assert found(settle(untimed))[1].reason == "a"
-    # What an open row has shown stays.
-    later = frame([(3, 0, -2, 0, "earlier")], 5)
+    # What an open row has shown stays, and what is combined keeps its time.
+    later = frame([(3, 0, -2, 0, "earlier"), (1, 0, -2, 3, "first")], 5)
     assert found(settle(later, open_before=settle(frame(events, 5))))[3].reason == ""
+    combined = combine(frame(events, 5)).unionByName(combine(later))
+    assert [found(settle(combined))[root].reason for root in (1, 3)] == ["first", "earlier"]
+
+
+@on_both_sessions
+def test_combine_gives_one_row_per_root_and_partition(frame, random_events, expected, found):
+    events = random_events(6, 300)
+    table = frame(events, 5)
+    combined = combine(table.coalesce(1))
+    assert (
+        combined.schema.simpleString()
+        .removeprefix("struct<")
+        .removesuffix(">")
+        .replace(":", " ")
+        .replace(",", ", ")
+        == COMBINED_DDL
+    )
+    rows = {row.root_id: row for row in combined.collect()}
+    assert len(rows) == combined.count() == len(expected(events))
+    for root, row in expected(events).items():
+        got = rows[root]
+        assert (got.val, got.task, got.inits, got.flags) == (
+            row.val,
+            row.task,
+            row.inits,
+            row.flags,
+        )
+        assert (got.first_ms, got.last_ms, got.reason) == (row.first_ms, row.last_ms, row.reason)
+        assert (got.reason_ms is None) == (got.reason is None)
+    assert found(settle(combine(table.repartition(3)), now_ms=NOW, timeout_s=0.2)) == expected(
+        events, NOW, 200
+    )
 
 
 @on_both_sessions
@@ -161,6 +196,7 @@ def test_empty_tables_and_partitions(frame, found):
     nothing = frame([], 5)
     assert found(settle(nothing)) == {}
     assert found(settle(nothing.coalesce(1), shards=5, timeout_s=0.001)) == {}
+    assert combine(nothing).collect() == []
     one = frame([(1, 5, 0, 1, None)], 5).repartition(8)
     assert found(settle(one, open_before=settle(nothing)))[1].status == "OPEN"
     assert found(settle(nothing, open_before=settle(one)))[1].first_ms == 1
@@ -180,10 +216,7 @@ def test_columns_in_any_order(frame, random_events, expected, found):
 @on_both_sessions
 def test_the_schema_is_as_documented(frame):
     settled = settle(frame([], 3))
-    assert ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in settled.schema) == (
-        "root_id bigint, status string, task int, val bigint, inits tinyint, flags tinyint, "
-        "first_ms bigint, last_ms bigint, reason string"
-    )
+    assert ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in settled.schema) == SETTLED_DDL
 
 
 @on_both_sessions
@@ -213,10 +246,50 @@ def test_plans_of_ones_own(spark, frame, random_events, expected, found):
     packed = frame(events[:half], 5).mapInArrow(
         events_packer(4, seed=1, timed=True, reasons=True), BLOB_DDL
     )
-    before = settle(frame(events[half:], 5))
-    blobs = packed.union(before.mapInArrow(entries_packer(4, seed=1, timed=True), BLOB_DDL))
+    combined = frame(events[half:], 5).mapInArrow(
+        combine_events(seed=1, timed=True, reasons=True), COMBINED_DDL
+    )
+    blobs = packed.union(combined.mapInArrow(entries_packer(4, seed=1), BLOB_DDL))
     # Sorting by shard keeps each shard together, as repartitionById does.
     by_range = blobs.repartitionByRange(3, "dest")
-    narrow = Narrow(times=True, reasons=True)
-    settled = narrow.widen(by_range.mapInArrow(settle_blobs(narrow, seed=1), narrow.ddl))
-    assert found(settled) == found(settle(frame(events[:half], 5), open_before=before))
+    settled = by_range.mapInArrow(settle_blobs(seed=1), SETTLED_DDL)
+    assert found(settled) == expected(events)
+
+
+def test_partitions_of_an_rdd(spark, random_events, expected):
+    events = random_events(10, 300)
+    rdd = spark.sparkContext.parallelize(events, 3).keyBy(lambda event: event[0])
+    rdd = rdd.partitionBy(3).values()
+    rows = rdd.mapPartitions(settle_partitions).collect()
+    assert {row[0]: row[1:] for row in rows} == expected(events)
+    assert len(rows) == len(expected(events))
+    untimed = [event[:3] for event in events]
+    rows = list(settle_partitions(iter(untimed)))
+    assert {row[0]: row[1:] for row in rows} == expected(untimed)
+    nones = [(*event[:3], None, event[4]) for event in events]
+    rows = list(settle_partitions(iter(nones)))
+    assert {row[0]: row[1:] for row in rows} == expected(nones)
+    rows = list(settle_partitions(iter(events), now_ms=NOW, timeout_s=0.2))
+    assert {row[0]: row[1:] for row in rows} == expected(events, NOW, 200)
+    assert list(settle_partitions(iter([]))) == []
+
+
+def test_rows_that_are_no_events_are_refused():
+    with pytest.raises(ValueError, match=r"rows must be tuples .* got lengths \[2\]"):
+        list(settle_partitions([(1, 2)]))
+    with pytest.raises(ValueError, match=r"got lengths \[3, 4\]"):
+        list(settle_partitions([(1, 2, 3), (1, 2, 3, 4)]))
+    with pytest.raises(TypeError, match=r"rows must be an iterable of tuples, got int; call it as"):
+        list(settle_partitions(5))
+    with pytest.raises(TypeError, match=r"rows must be tuples .*: object of type 'int' has no le"):
+        list(settle_partitions([1, 2, 3]))
+    with pytest.raises(TypeError, match="rows: val must be int64"):
+        list(settle_partitions([(1, "2", 3)]))
+    with pytest.raises(ValueError, match="rows: root_id must not hold nulls, got 1 of 1 rows"):
+        list(settle_partitions([(None, 2, 3)]))
+    with pytest.raises(ValueError, match=r"tasks must be .* got -4 in row 1"):
+        list(settle_partitions([(1, 2, 3), (1, 2, -4)]))
+    with pytest.raises(ValueError, match="timeout_s was given, but the events have no times"):
+        list(settle_partitions([(1, 2, 3)], timeout_s=0.001))
+    with pytest.raises(ValueError, match="ts_ms must not hold nulls"):
+        list(settle_partitions([(1, 2, 3, 4), (1, 2, 3, None)]))

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as sql
 
+from ackcore import ids
+from ackcore.spark import functions
 from ackcore.spark.base import versions
 
 
@@ -90,3 +92,21 @@ def test_rows_come_as_an_arrow_table(spark):
     none = versions.to_arrow(frame.where("n > 2"))
     assert none.schema.names == ["n", "b", "t"]
     assert len(none) == 0
+
+
+def test_functions_give_the_same_through_pandas(spark, monkeypatch):
+    monkeypatch.setattr(functions, "arrow_udf", versions.pandas_udf)
+    numbers = spark.range(0, 50, 1, 2)
+    parts = functions.root_id(7, 3, "id", 1), functions.xor_edges(sql.array("id", sql.lit(2**62)))
+    found = sorted(map(tuple, numbers.select("id", *parts).collect()))
+    roots = ids.root_ids(7, 3, np.arange(50), 1).tolist()
+    assert found == [(n, root, n ^ 2**62) for n, root in enumerate(roots)]
+    nulls = sql.when(sql.col("id") > 2, sql.col("id"))
+    for made, words in (
+        (functions.root_id(7, 0, nulls), "ValueError: offset must not hold nulls, got "),
+        (functions.xor_edges(sql.array(nulls)), "ValueError: edges must not hold nulls"),
+        (functions.xor_edges(sql.when(nulls > 5, sql.array("id"))), "edges must not hold nulls"),
+        (functions.root_id(7, 0, sql.col("id") / 2), "TypeError: offset must hold integers"),
+    ):
+        with pytest.raises(Exception, match=words):
+            numbers.select(made).collect()

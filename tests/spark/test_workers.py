@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ackcore
-from ackcore.spark import run_batch, settle, settle_parquet
+from ackcore.spark import combine, run_batch, settle, settle_parquet
 from ackcore.spark.base import workers
 from ackcore.spark.base.workers import (
     WorkerPythonError,
@@ -54,6 +54,7 @@ def entry_points(spark, frame, tmp_path):
     return {
         "settle": lambda: settle(events),
         "settle_parquet": lambda: settle_parquet(spark, str(tmp_path / "events")),
+        "combine": lambda: combine(events),
         "run_batch": lambda: run_batch(builder.build(), spark, tmp_path / "checkpoint"),
     }
 

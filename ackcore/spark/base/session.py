@@ -18,8 +18,9 @@ import pyarrow as pa
 from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.utils import is_remote
 
-from ackcore.spark.base.versions import SPARK, Py4JError, set_active, to_arrow
+from ackcore.spark.base.versions import SPARK, Py4JError, active_context, set_active, to_arrow
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -130,6 +131,16 @@ def _is_stopped(spark: Any) -> bool:
         return java is None or java.sc().isStopped()
     except (Py4JError, OSError):
         return True  # its JVM has ended
+
+
+def refuse_no_session() -> None:
+    """Raise if there is no session; Columns cannot be made without one."""
+    context = active_context()
+    if not is_remote() and (context is None or context._jsc is None):
+        raise ValueError(
+            "a Column needs a running SparkSession, and there is none, or it was stopped; "
+            "SparkSession.builder.getOrCreate() makes one"
+        )
 
 
 # -------------------------------------------------------------------------- properties of sessions

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyspark
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.pandas import types as arrow_types
 from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructType
@@ -190,6 +191,38 @@ def to_arrow(frame: DataFrame) -> pa.Table:
     batches = frame._collect_as_arrow()  # type: ignore[operator]
     # Before 4.0 times are in the session's zone.
     return pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
+
+
+def arrow_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[..., Column]:
+    """Return a function of columns that computes on Arrow arrays: `arrow_udf` from 4.1 on."""
+    if SPARK >= (4, 1):
+        return sql.arrow_udf(compute, returns)  # type: ignore[attr-defined, no-any-return]
+    return pandas_udf(compute, returns)
+
+
+def pandas_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[..., Column]:
+    """Do the same as `arrow_udf` through pandas, for integers and arrays of them, before 4.1."""
+
+    def on_series(*columns: Any) -> Any:
+        return compute(*map(_from_pandas, columns)).to_pandas()
+
+    series = type(pa.array([], pa.int64()).to_pandas())
+    on_series.__annotations__ = {"columns": series, "return": series}
+    on_series.__name__ = compute.__name__
+    return sql.pandas_udf(on_series, returns)  # type: ignore[attr-defined, no-any-return]
+
+
+def _from_pandas(series: Any) -> pa.Array:
+    """Return a column as Arrow integers; pandas makes floats of integers with nulls."""
+    column = pa.Array.from_pandas(series)
+    if pa.types.is_list(column.type):
+        values, kind = column.flatten(), pa.list_(pa.int64())
+    else:
+        values, kind = column, pa.int64()
+    if pa.types.is_floating(values.type) and values.null_count:
+        # Nulls are refused later, so the loss of precision does no harm.
+        return column.cast(kind, safe=False)
+    return column
 
 
 def active_context() -> Any:

@@ -15,7 +15,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -27,7 +27,9 @@ from ackcore.spark.base.versions import repartition_by_id
 from ackcore.spark.base.workers import check_workers
 from ackcore.spark.settle.wire import BLOB_DDL
 from ackcore.spark.settle.worker_functions import (
+    COMBINED_DDL,
     Narrow,
+    combine_events,
     entries_packer,
     events_packer,
     settle_blobs,
@@ -35,12 +37,8 @@ from ackcore.spark.settle.worker_functions import (
 
 _EVENT = {"root_id": "bigint", "val": "bigint", "task": "int"}
 _EVENT_OPTIONS = {"ts_ms": "bigint", "reason": "string"}
-#: The columns of a result.
-_SETTLED = {
-    **{"root_id": "bigint", "status": "string", "task": "int", "val": "bigint"},
-    **{"inits": "tinyint", "flags": "tinyint", "first_ms": "bigint", "last_ms": "bigint"},
-    "reason": "string",
-}
+_ENTRY = dict(column.split() for column in COMBINED_DDL.split(", "))
+_ENTRY_OPTIONS = {"status": "string", "reason_ms": _ENTRY.pop("reason_ms")}
 
 #: The maximum bytes of events per shard, if Spark has an estimate: a ledger of some 500 000 roots,
 #: which is settled in half a second.
@@ -49,6 +47,36 @@ _SHARD_BYTES = 32 << 20
 _TASK_BYTES = 1 << 20
 #: Larger estimates are not real: without statistics Spark returns 8 EiB, or products of that.
 _UNKNOWN_BYTES = 1 << 50
+
+
+def combine(events: DataFrame) -> DataFrame:
+    """Fold each partition's events into one row per root, without a shuffle and without decisions.
+
+    Parameters
+    ----------
+    events : pyspark.sql.DataFrame
+        As for `settle`.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        ``root_id, val, task, inits, flags, first_ms, last_ms, reason, reason_ms``. `settle` accepts
+        it in place of events, or as ``open_before``. A root with events in several partitions has
+        several rows.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `settle`; also if the rows come from `combine`.
+    """
+    columns = check_events(events)
+    if columns.folded:
+        raise ValueError("events are the result of combine(); pass them to settle() directly")
+    check_workers(events.sparkSession)
+    fold = combine_events(
+        seed=secrets.randbits(64), timed=bool(columns.timed), reasons=columns.reasons
+    )
+    return events.select(columns.names).mapInArrow(fold, COMBINED_DDL)
 
 
 def settle(
@@ -67,7 +95,7 @@ def settle(
         The columns ``root_id bigint, val bigint, task int``, in any order, and optionally ``ts_ms
         bigint`` (the time of the event) and ``reason string`` (null except for FAILs). A task >= 0
         is an INIT by that spout task with its init val, -1 an ACK with its ack val, -2 a FAIL and
-        -3 a RESET; the vals of the last two are ignored.
+        -3 a RESET; the vals of the last two are ignored. Or the result of `combine`.
     shards : int, optional
         The number of ledgers among which roots are divided, each settled by one task; by default
         about one for each 32 MiB of events, and at least one for each core.
@@ -103,41 +131,44 @@ def settle(
     >>> outcomes.where("status = 'FAILED'").show()
     >>> previous = outcomes.where("status = 'OPEN'")
     """
-    names = check_events(events)
-    timed, reasons = "ts_ms" in names, "reason" in names
-    rows = events.select(names)
+    columns = check_events(events)
+    rows = events.select(columns.names)
     settling = Settling(
         events.sparkSession,
-        timed=timed,
-        reasons=reasons,
+        timed=columns.timed,
+        reasons=columns.reasons,
         shards=shards,
         open_before=open_before,
         now_ms=now_ms,
         timeout_s=timeout_s,
         size=lambda: estimated_bytes(rows),
     )
-    pack = events_packer(
-        settling.shards,
-        seed=settling.seed,
-        timed=timed,
-        reasons=reasons,
-        fixed_order=has_fixed_order(rows),
-    )
+    if columns.folded:
+        pack = entries_packer(settling.shards, seed=settling.seed, name="events")
+    else:
+        pack = events_packer(
+            settling.shards,
+            seed=settling.seed,
+            timed=bool(columns.timed),
+            reasons=columns.reasons,
+            fixed_order=has_fixed_order(rows),
+        )
     return settling.settle(rows.mapInArrow(pack, BLOB_DDL))
 
 
 class Settling:
     """One settling: its checked arguments, and the steps that all kinds of events share.
 
-    ``timed``, ``reasons``: whether the events have times, and reasons. ``size``: returns the bytes
-    of the events, or None if they are unknown; called if needed.
+    ``timed``: whether the events have times; None if that depends on the rows. ``reasons``: whether
+    the events may have reasons. ``size``: returns the bytes of the events, or None if they are
+    unknown; called if needed.
     """
 
     def __init__(
         self,
         spark: SparkSession,
         *,
-        timed: bool,
+        timed: bool | None,
         reasons: bool,
         shards: int | None,
         open_before: DataFrame | None,
@@ -149,7 +180,7 @@ class Settling:
         self._open_before = open_before
         self._open_names = [] if open_before is None else check_open_before(open_before, spark)
         self.timeout_ms = _columns.timeout_ms(timeout_s)
-        if self.timeout_ms is not None and not timed:
+        if self.timeout_ms is not None and timed is False:
             raise ValueError(
                 "timeout_s was given, but events has no times; add a column ts_ms bigint "
                 "(milliseconds), or omit timeout_s"
@@ -159,7 +190,7 @@ class Settling:
         self.now_ms = _columns.as_ms(now, "now_ms")
         self.seed = secrets.randbits(64)
         # Earlier open rows may have reasons even if the events have none.
-        self.narrow = Narrow(timed, reasons or open_before is not None)
+        self.narrow = Narrow(timed is not False, reasons or open_before is not None)
         if shards is None:
             self.shards = default_shards(spark, size())
         else:
@@ -169,15 +200,29 @@ class Settling:
     def settle(self, blobs: DataFrame) -> DataFrame:
         """Return the outcomes of packed events and of the earlier open rows."""
         if self._open_before is not None:
-            pack = entries_packer(self.shards, seed=self.seed, timed=self._timed)
+            pack = entries_packer(
+                self.shards, seed=self.seed, timed=self._timed, name="open_before"
+            )
             rows = self._open_before.select(self._open_names)
             blobs = blobs.union(rows.mapInArrow(pack, BLOB_DDL))
         settle_shard = settle_blobs(
-            self.narrow, seed=self.seed, now_ms=self.now_ms, timeout_ms=self.timeout_ms
+            seed=self.seed, now_ms=self.now_ms, timeout_ms=self.timeout_ms, narrow=self.narrow
         )
         # Partition n has shard n; if Spark coalesces small partitions, they stay whole.
         shards = repartition_by_id(blobs, self.shards, "dest")
         return self.narrow.widen(shards.mapInArrow(settle_shard, self.narrow.ddl))
+
+
+class Columns(NamedTuple):
+    """The optional columns of a table of events, and all columns to read."""
+
+    #: None if it depends on the rows, as for those from `combine`.
+    timed: bool | None
+    reasons: bool
+    #: Whether `combine` has folded the rows.
+    folded: bool
+    #: The columns to read.
+    names: list[str]
 
 
 def refuse_stream(frame: DataFrame, name: str) -> None:
@@ -189,11 +234,16 @@ def refuse_stream(frame: DataFrame, name: str) -> None:
         )
 
 
-def check_events(events: Any) -> list[str]:
-    """Return the columns of a table of events; refuse other tables."""
-    refuse_frame(events, "events")
-    refuse_stream(events, "events")
-    return _check_types(_types(events, "events"), "events", _EVENT, _EVENT_OPTIONS)
+def check_events(events: Any, name: str = "events") -> Columns:
+    """Return the columns of a table of events, or of rows from `combine`; refuse other tables."""
+    refuse_frame(events, name)
+    refuse_stream(events, name)
+    found = _types(events, name)
+    if "inits" in found and "flags" in found:
+        names = _check_types(found, name, _ENTRY, _ENTRY_OPTIONS)
+        return Columns(timed=None, reasons=True, folded=True, names=names)
+    names = _check_types(found, name, _EVENT, _EVENT_OPTIONS)
+    return Columns("ts_ms" in found, "reason" in found, folded=False, names=names)
 
 
 def check_open_before(open_before: Any, spark: SparkSession) -> list[str]:
@@ -201,7 +251,8 @@ def check_open_before(open_before: Any, spark: SparkSession) -> list[str]:
     refuse_frame(open_before, "open_before")
     refuse_mixed(open_before, "open_before", spark, "events")
     refuse_stream(open_before, "open_before")
-    return _check_types(_types(open_before, "open_before"), "open_before", _SETTLED, {})
+    found = _types(open_before, "open_before")
+    return _check_types(found, "open_before", _ENTRY, _ENTRY_OPTIONS)
 
 
 def _types(frame: DataFrame, name: str) -> dict[str, str]:

@@ -1,4 +1,14 @@
-"""Packing and settling on workers: functions of a partition's batches, for ``mapInArrow``."""
+"""Packing and settling on workers: functions of a partition's batches, for ``mapInArrow``.
+
+`ackcore.spark.settle` combines them; you can combine them in another way::
+
+    seed = secrets.randbits(64)                                  # once per job, on the driver
+    blobs = events.mapInArrow(events_packer(8, seed=seed), BLOB_DDL)
+    shards = blobs.repartitionById(8, "dest")                    # blobs, not rows, are shuffled
+    settled = shards.mapInArrow(settle_blobs(seed=seed), SETTLED_DDL)
+
+You may union any number of packed tables before the shuffle, if they have equally many shards.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +22,31 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from ackcore import _columns
-from ackcore._arrow import STATUS_NAMES, entries_from_batch, integers
+from ackcore._arrow import (
+    STATUS_NAMES,
+    entries_from_batch,
+    entries_to_batch,
+    integers,
+    settled_to_batch,
+)
 from ackcore._backend import Ledger
 from ackcore._records import OPEN, RESET, Entries, Int64s, Settled
+from ackcore._shuffle import sort_by_shard
 from ackcore.spark.base.arrow_batches import Batches, MapInArrow
 from ackcore.spark.base.reasons import NO_TIME, SHOWN_BEFORE, earliest, look_up, reasons_of
 from ackcore.spark.settle import wire
 from ackcore.spark.settle.packing import Packer, fold, new_ledger
 from ackcore.spark.settle.wire import Events
 
+#: The columns of the results of settling and combining.
+SETTLED_DDL = (
+    "root_id bigint, status string, task int, val bigint, inits tinyint, flags tinyint, "
+    "first_ms bigint, last_ms bigint, reason string"
+)
+COMBINED_DDL = (
+    "root_id bigint, val bigint, task int, inits tinyint, flags tinyint, "
+    "first_ms bigint, last_ms bigint, reason string, reason_ms bigint"
+)
 #: The columns of events; the first three are required.
 EVENT_TYPES = {
     "root_id": pa.int64(),
@@ -29,6 +55,8 @@ EVENT_TYPES = {
     "ts_ms": pa.int64(),
     "reason": pa.string(),
 }
+_SETTLED_NAMES = [column.split()[0] for column in SETTLED_DDL.split(", ")]
+
 #: The number of rows in one batch of results.
 RESULT_ROWS = 1 << 17
 
@@ -109,7 +137,7 @@ class Narrow(NamedTuple):
 
 
 def read_events(
-    batches: Batches, timed: bool, reasons: bool, source: str = "events"
+    batches: Batches, timed: bool, reasons: bool, source: str = "events", first_row: int = 0
 ) -> Iterator[tuple[Events, pa.Table | None]]:
     """Yield each batch's events and the reasons among them.
 
@@ -118,8 +146,9 @@ def read_events(
 
     ``batches``: batches with ``root_id``, ``val``, ``task``, in any order. ``timed``, ``reasons``:
     whether there are columns ``ts_ms`` and ``reason``. ``source``: the table's name in messages.
+    ``first_row``: the row number of the first batch, for messages.
     """
-    row = 0
+    row = first_row
     for batch in batches:
         try:
             events = _events(batch, timed)
@@ -174,40 +203,76 @@ def events_packer(
     return pack
 
 
-def entries_packer(shards: int, *, seed: int, timed: bool) -> MapInArrow:
-    """Return a function that packs the open rows of earlier results as blobs by shard.
+def entries_packer(
+    shards: int, *, seed: int, timed: bool | None = None, name: str = "entries"
+) -> MapInArrow:
+    """Return a function that packs folded rows as blobs by shard.
 
-    ``timed``: whether the events that are settled together with these rows have times; rows that
-    differ are refused. The others are as for `events_packer`. The function maps batches with the
-    columns of a result to batches of `BLOB_DDL`. Rows that are decided are left out.
+    Parameters
+    ----------
+    shards, seed
+        As for `events_packer`.
+    timed : bool, optional
+        Whether the events that are settled together with these rows have times; rows that differ
+        are refused.  By default the rows decide.
+    name : str, default "entries"
+        The table's name in messages.
+
+    Returns
+    -------
+    callable
+        Maps batches with the columns of `settle_blobs` or `combine_events` to batches of
+        `BLOB_DDL`. Rows with a ``status`` other than ``OPEN`` are left out, because they are
+        decided.
     """
 
     def pack(batches: Batches) -> Batches:
-        # These rows came through a shuffle, so their order may change.
-        packer = Packer(shards, seed=seed, timed=timed, fixed_order=False)
+        packer = None
+        have_times = timed
         for batch in batches:
-            still_open = batch.filter(pc.equal(column_of(batch, "status"), OPEN.name))
+            still_open = _open_rows(batch)
             if len(still_open) == 0:
                 continue
-            entries = entries_from_batch(still_open, "open_before")
-            if (entries.first_ms is not None) != timed:
-                raise ValueError(_UNLIKE_TIMES.format("open_before" if timed else "events"))
+            entries = entries_from_batch(still_open, name)
+            if have_times is None:
+                have_times = entries.first_ms is not None
+            if (entries.first_ms is not None) != have_times:
+                raise ValueError(_UNLIKE_TIMES.format(name if have_times else "events"))
+            if packer is None:
+                # These rows came through a shuffle, so their order may change.
+                packer = Packer(shards, seed=seed, timed=have_times, fixed_order=False)
             yield from packer.add_entries(entries)
-            texts = column_of(still_open, "reason")
-            yield from packer.add_reasons(reasons_of(entries.root_ids, SHOWN_BEFORE, texts))
-        yield from packer.finish()
+            yield from packer.add_reasons(_entry_reasons(still_open, entries.root_ids))
+        if packer is not None:
+            yield from packer.finish()
 
     return pack
 
 
 def settle_blobs(
-    narrow: Narrow, *, seed: int, now_ms: int | None = None, timeout_ms: int | None = None
+    *,
+    seed: int,
+    now_ms: int | None = None,
+    timeout_ms: int | None = None,
+    narrow: Narrow | None = None,
 ) -> MapInArrow:
     """Return a function that settles the blobs of one shard, or of several whole shards.
 
-    It maps batches of `BLOB_DDL` to batches of ``narrow``, with one row for each root, also for
-    open ones. ``seed`` is that of `events_packer`; ``now_ms`` and ``timeout_ms`` are those of
-    `ackcore.Ledger.settle`.
+    Parameters
+    ----------
+    seed : int
+        The seed that was passed to `events_packer`.
+    now_ms, timeout_ms : int, optional
+        The time against which the time-out is measured, and the time-out, as for
+        `ackcore.Ledger.settle`.
+    narrow : Narrow, optional
+        The form of the results; by default `SETTLED_DDL`.
+
+    Returns
+    -------
+    callable
+        Maps batches of `BLOB_DDL` to batches of `SETTLED_DDL`, with one row for each root, also for
+        open ones.
     """
 
     def settle(batches: Batches) -> Batches:
@@ -254,15 +319,57 @@ _UNLIKE_TIMES = (
 )
 
 
+def combine_events(*, seed: int, timed: bool = False, reasons: bool = False) -> MapInArrow:
+    """Return a function that folds a partition's events into one row per root.
+
+    The parameters are those of `events_packer`.  The function yields batches of `COMBINED_DDL`.
+    """
+
+    def combine(batches: Batches) -> Batches:
+        ledger = new_ledger(seed, timed)
+        texts = []
+        for events, found in read_events(batches, timed, reasons):
+            fold(ledger, events)
+            if found is not None:
+                texts.append(found)
+        kept = earliest(texts)
+        entries = ledger.entries()
+        del ledger
+        # In an order that is the same on every processor, because a shuffle may follow.
+        entries = entries.take(sort_by_shard(entries.root_ids, 1)[0])
+        batch = entries_to_batch(entries)
+        for start in range(0, len(batch), RESULT_ROWS):
+            roots = entries.root_ids[start : start + RESULT_ROWS]
+            text, ms = look_up(kept, roots)
+            rows = batch.slice(start, RESULT_ROWS)
+            yield rows.append_column("reason", text).append_column("reason_ms", ms)
+
+    return combine
+
+
+def _open_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    if "status" not in batch.schema.names:
+        return batch
+    return batch.filter(pc.equal(column_of(batch, "status"), OPEN.name))
+
+
+def _entry_reasons(batch: pa.RecordBatch, root_ids: Int64s) -> pa.Table | None:
+    texts = column_of(batch, "reason")
+    if "reason_ms" not in batch.schema.names:
+        return reasons_of(root_ids, SHOWN_BEFORE, texts)
+    times = pc.fill_null(column_of(batch, "reason_ms"), SHOWN_BEFORE)
+    return reasons_of(root_ids, times.to_numpy(), texts)
+
+
 def results(
     ledger: Ledger,
     timed: bool,
     reasons: pa.Table,
     now_ms: int | None,
     timeout_ms: int | None,
-    narrow: Narrow,
+    narrow: Narrow | None = None,
 ) -> Batches:
-    """Yield decided and open roots as batches of a narrow form.
+    """Yield decided and open roots as batches of `SETTLED_DDL` or of a narrow form.
 
     They come in the order of the ledger's table, which depends on the processor.  Spark's checksum
     of a later shuffle ignores the order (``spark.sql.shuffle.orderIndependentChecksum``), since a
@@ -280,5 +387,9 @@ def results(
     for settled in (decided, Settled(statuses=names, **columns)):
         for start in range(0, len(settled), RESULT_ROWS):
             rows = settled.take(slice(start, start + RESULT_ROWS))
-            texts = look_up(reasons, rows.root_ids)
-            yield narrow.batch(rows, texts)
+            texts, _ = look_up(reasons, rows.root_ids)
+            if narrow is not None:
+                yield narrow.batch(rows, texts)
+                continue
+            batch = settled_to_batch(rows).append_column("reason", texts)
+            yield batch.select(_SETTLED_NAMES)
