@@ -32,10 +32,7 @@ ColumnOrName = Column | str
 
 
 def root_id(
-    key: int,
-    partition: ColumnOrName | int,
-    offset: ColumnOrName,
-    attempt: ColumnOrName | int = 0,
+    key: int, partition: ColumnOrName | int, offset: ColumnOrName, attempt: ColumnOrName | int = 0
 ) -> Column:
     """Return the root ids of attempts at records: `ackcore.ids.root_ids`.
 
