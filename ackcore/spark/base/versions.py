@@ -240,6 +240,12 @@ def active_context() -> Any:
     return None if kind is None else kind._active_spark_context
 
 
+def pins_threads() -> bool:
+    """Return whether each thread here has one thread of the JVM, as without PYSPARK_PIN_THREAD."""
+    kind = getattr(pyspark, "SparkContext", None)
+    return kind is not None and type(kind._gateway).__name__ == "ClientServer"
+
+
 def set_active(session: SparkSession) -> None:
     """Make a session active in this thread, so that its settings apply here.
 
