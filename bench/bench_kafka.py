@@ -32,14 +32,13 @@ from ackcore.spark.base.schemas import ATTEMPT, REPLAYED
 from ackcore.spark.kafka.plans import OffsetPlan, Position
 from ackcore.spark.kafka.spout_offsets import SpoutOffsets
 from bench.compiled import Unavailable
+from bench.kafka_jobs import BARE_MESSAGES
 from bench.kafka_topic import connector_jars, fill, running_broker
 from bench.processes import cpu_s
 from bench.workers import Worker
 
 CORES = 2
 RECORD_BYTES = 200
-#: Of a call of the bare loop: of 100, 200, 500, 1,000, 2,500 and 10,000 the quickest.
-BARE_MESSAGES = 500
 #: Healthy records a second, at a pace; and the share of all records that always fail.
 PER_S, POISONED = 10_000, 0.3
 #: Of a group that commits.
@@ -253,19 +252,26 @@ def bench_poison_saturated(broker, on_spark, quick, rounds, report_ratio):
 
 @pytest.mark.parametrize("partitions", [1, 12])
 def bench_micro_batch(broker, quick, rounds, report_ratio, partitions):
-    """The wall time of a micro-batch of 1,000 records that arrive, into Parquet."""
-    batches, wall, cpu = 8 if quick else 40, [], []
+    """A micro-batch of 1,000 records that arrive, into Parquet: by ackcore, and by a plain job."""
+    batches = 8 if quick else 40
+    found: dict[str, list[tuple[float, ...]]] = {"tracked": [], "bare": []}
     with spark_worker(broker, {}, job="Arriving") as worker:
         for number in range(rounds + 1):
-            topic = f"arriving-{partitions}-{number}"
-            broker.create_topic(topic, partitions)
-            seconds, of_all = worker.turn(topic, partitions, 1000, batches)
-            if number:  # the JVM compiles in the first one
-                wall.append(statistics.median(seconds))
-                cpu.append(of_all)
+            for way, of_way in found.items():
+                topic = f"{way}-{partitions}-{number}"
+                broker.create_topic(topic, partitions)
+                spans, waits, cpu = worker.turn(way, topic, partitions, 1000, batches)
+                if number:  # the JVM compiles in the first one
+                    of_way.append((statistics.median(spans), statistics.median(waits), cpu))
     title = f"micro-batch of 1,000 records of {partitions} partitions into Parquet"
-    report_ratio(title, wall, 0.12, at_most=True, unit="s")
-    report_ratio(f"{title}, CPU", cpu, unit="s")
+    (span, wait, cpu_of), (bare, _, bare_cpu) = (zip(*one, strict=True) for one in found.values())
+    report_ratio(title, span, 0.12, at_most=True, unit="s")
+    report_ratio(f"{title}, from the last record's arrival", wait, unit="s")
+    report_ratio(f"{title}, CPU", cpu_of, unit="s")
+    report_ratio(f"{title}, without ackcore", bare, unit="s")
+    report_ratio(f"{title}, without ackcore, CPU", bare_cpu, unit="s")
+    beyond = [more - less for more, less in zip(span, bare, strict=True)]
+    report_ratio(f"{title}, beyond the same without ackcore", beyond, unit="s")
 
 
 def bench_windows(broker, quick, rounds, report_ratio):

@@ -8,6 +8,9 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,7 @@ from pyspark.sql import DataFrame
 
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.kafka import KafkaSpout
-from ackcore.spark import run_batch, start, to_parquet
+from ackcore.spark import QueryListener, run_batch, start, to_parquet
 from ackcore.topology import BatchBolt, Topology, TopologyBuilder
 from bench.processes import cpu_s
 
@@ -26,6 +29,8 @@ Batches = Iterator[pa.RecordBatch]
 
 #: By partition, where it ends.
 Ends = list[int]
+#: Messages of a call of a bare loop: of 100, 200, 500, 1,000, 2,500 and 10,000 the quickest.
+BARE_MESSAGES = 500
 #: How the records begin that a bolt refuses.
 POISON = b"poison"
 
@@ -143,7 +148,7 @@ class OnSpark:
     """A session, and what may be asked of it: most turns count all the records of a topic."""
 
     def __init__(self, servers: str, cores: int, conf: dict[str, str]) -> None:
-        self._servers = servers
+        self._servers, self._cores = servers, cores
         self._topic, self._ends = "", Ends()
         self._session = spark_session(f"local[{cores}]", conf)
         self._spark, _ = self._session.__enter__()
@@ -221,33 +226,107 @@ class OnSpark:
         return sum(row.n for row in frame.mapInArrow(count_records, "n bigint").collect())
 
 
+@dataclass
+class ReadRanges:
+    """For mapInArrow: the values of one range of each partition, dealt out to the tasks."""
+
+    conf: dict[str, Any]
+    topic: str
+    ranges: list[tuple[int, int]]
+    tasks: int
+
+    def __call__(self, ids: Batches) -> Batches:
+        """Read the ranges of a task."""
+        for task in (task for batch in ids for task in batch.column(0).to_pylist()):
+            mine = {n: self.ranges[n] for n in range(task, len(self.ranges), self.tasks)}
+            consumer = Consumer(self.conf | {"fetch.wait.max.ms": 2})
+            consumer.assign([TopicPartition(self.topic, n, of[0]) for n, of in mine.items()])
+            left = sum(stop - start for start, stop in mine.values())
+            while left:
+                messages = consumer.consume(min(left, BARE_MESSAGES), 10.0)
+                left -= len(messages)
+                yield pa.record_batch({"value": [one.value() for one in messages]})
+            consumer.close()
+
+
 class Arriving(OnSpark):
     """A session whose turns are streams: the records of a micro-batch arrive when all are done."""
 
     def __call__(
-        self, topic: str, partitions: int, records: int, batches: int
-    ) -> tuple[list[float], float]:
-        """Return the seconds of the micro-batches, and their CPU time: the driver's, the JVM's
-        and the workers', for each.
+        self, way: str, topic: str, partitions: int, records: int, batches: int
+    ) -> tuple[list[float], list[float], float]:
+        """Write the records into Parquet in one of the ways, `tracked` or `bare`.
+
+        Return the seconds of each micro-batch from plan to mark, and from the last record's arrival
+        to its end; and their CPU time: the driver's, the JVM's and the workers', for each.
         """
         producer, self._topic = Producer({"bootstrap.servers": self._servers}), topic
-        builder = TopologyBuilder()
-        builder.spout("records", self._spout())
-        builder.bolt("passed", PassValues()).local_or_shuffle("records")
-        with tempfile.TemporaryDirectory() as place:
-            builder.sink("passed", to_parquet(place + "/sink"))
-            query = start(builder.build(), self._spark, place + "/checkpoint")
+        waits: list[float] = []
+
+        def send() -> float:
+            for n in range(records):
+                producer.produce(topic, b"x" * 200, partition=n % partitions)
+            assert producer.flush(60) == 0
+            return time.perf_counter()
+
+        with tempfile.TemporaryDirectory() as place, getattr(self, way)(place, partitions) as take:
             cpu = 0.0
             for number in range(batches):
                 if number == batches // 4:  # the JVM has compiled the most
                     cpu = cpu_s()
-                for n in range(records):
-                    producer.produce(topic, b"x" * 200, partition=n % partitions)
-                assert producer.flush(60) == 0
-                while query.counts.acked < records * (number + 1):
-                    assert query.is_active, query.exception
-                    time.sleep(0.005)
+                arrived = send()
+                spans = take(records)
+                waits.append(time.perf_counter() - arrived)
             cpu = (cpu_s() - cpu) / (batches - batches // 4)
-            query.stop()
-            seconds = [one.duration_s for one in query.recent_progress if one.records == records]
-        return seconds[len(seconds) // 4 :], cpu
+        return spans[len(spans) // 4 :], waits[batches // 4 :], cpu
+
+    @contextmanager
+    def tracked(self, place: str, partitions: int) -> Iterator[Callable[[int], list[float]]]:
+        """A stream of a `KafkaSpout`."""
+        spans: list[float] = []
+        ended = Queue[tuple[int, float]]()
+
+        class Noted(QueryListener):
+            def on_progress(self, progress: Any, counts: Any) -> None:
+                ended.put((progress.records, progress.duration_s))
+
+        builder = TopologyBuilder()
+        builder.spout("records", self._spout())
+        builder.bolt("passed", PassValues()).local_or_shuffle("records")
+        builder.sink("passed", to_parquet(place + "/sink"))
+        query = start(builder.build(), self._spark, place + "/checkpoint", listeners=[Noted()])
+
+        def take(records: int) -> list[float]:
+            left = records
+            while left:
+                taken, seconds = ended.get(timeout=60)
+                left -= taken
+                if taken == records:  # not a part of them, which arrived earlier
+                    spans.append(seconds)
+            return spans
+
+        yield take
+        query.stop()
+
+    @contextmanager
+    def bare(self, place: str, partitions: int) -> Iterator[Callable[[int], list[float]]]:
+        """The same without ackcore: the driver asks for the ends, and tasks read up to them."""
+        servers, topic, tasks = self._servers, self._topic, min(partitions, self._cores)
+        conf = {"bootstrap.servers": servers, "group.id": "bare", "enable.auto.commit": False}
+        driver = Consumer(conf)
+        done, spans = [0] * partitions, list[float]()
+
+        def take(records: int) -> list[float]:
+            began = time.perf_counter()
+            parts = [TopicPartition(topic, n) for n in range(partitions)]
+            ends = [driver.get_watermark_offsets(part, 10)[1] for part in parts]
+            assert sum(ends) == sum(done) + records
+            read = ReadRanges(conf, topic, list(zip(done, ends, strict=True)), tasks)
+            frame = self._spark.range(0, tasks, 1, tasks).mapInArrow(read, "value binary")
+            frame.write.parquet(f"{place}/batch_id={len(spans)}")
+            done[:] = ends
+            spans.append(time.perf_counter() - began)
+            return spans
+
+        yield take
+        driver.close()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
-from checkpoints import ask, records
+from checkpoints import ask, recorded, records
 from worlds import Killed, Source, Upper, World, fails, killed
 
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
@@ -295,6 +298,33 @@ def test_a_decision_is_not_made_again(world, dying_at):
     assert world.rows == ["A"]
     assert (progress.acked, progress.failed, progress.runs) == (1, 1, 0)
     assert counts.waiting == 1
+
+
+class Sinkless(World):
+    def _sink(self, builder):
+        pass
+
+    def run(self, *args):
+        return replace(super().run(*args), files=())
+
+
+@pytest.mark.parametrize("step", [None, "decided", "acted"])
+def test_a_decision_without_effects_is_recorded_with_the_mark(tmp_path, dying_at, step):
+    """A driver that dies between the two has decided nothing, and the next one runs again."""
+    world = Sinkless(tmp_path)
+    world.behaves = fails("b")
+    state, engine = world.driver()
+    with contextlib.nullcontext() if step is None else dying_at(step):
+        engine.process(0, [("lines", "a"), ("lines", "b")])
+    state.records._file_lock.close()  # not that of the checkpoint, which would write the rest
+    found = recorded(tmp_path)
+    assert found.numbers("batches", ".plan") == [0]
+    ended = [0] if step is None else []
+    assert found.numbers("batches", ".decision") == found.numbers("batches", ".done") == ended
+    _, counts = world.process(0, ["a", "b"])
+    assert len(world.runs) == (1 if step is None else 2)
+    assert (counts.records, counts.acked, counts.waiting) == (2, 1, 1)
+    assert counts.balanced
 
 
 def test_decided_rows_are_not_dropped_with_their_sink(world, dying_at):

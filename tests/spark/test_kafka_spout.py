@@ -25,7 +25,7 @@ from ackcore.offsets import decode_metadata
 from ackcore.spark import RunFailed, dead_letters, replay, run_batch, start
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.failpoints import FailpointReached
-from ackcore.spark.engine import batch, decide, reread, runs
+from ackcore.spark.engine import batch, decide, kept_jobs, reread, runs
 from ackcore.spark.kafka import offset_reading
 from ackcore.spark.kafka import plans as kafka_plans
 from ackcore.spark.kafka.offset_reading import ReadOffsets
@@ -383,6 +383,20 @@ def test_a_stream_takes_what_comes(spark, mock_kafka, checkpoint, kept, running)
     assert on.progress.lag == {"lines": 0}
     assert [mock_kafka.committed("g", "t", p)[0] for p in (0, 1)] == [4, 2]
     assert on.counts.balanced
+
+
+def test_micro_batches_share_a_job(spark, mock_kafka, checkpoint, kept, running, monkeypatch):
+    """The DataFrame of the first one has the rows, the files and the time of each."""
+    made = []
+    stage = kept_jobs.KeptStage
+    monkeypatch.setattr(kept_jobs, "KeptStage", lambda *of: made.append(stage(*of)) or made[-1])
+    mock_kafka.create_topic("t")
+    on = running(topology(source(mock_kafka, "t"), kept), spark, checkpoint)
+    for n in range(3):
+        mock_kafka.produce("t", [f"{n}".encode(), b"bad"])
+        on.process_all_available()
+    assert kept.texts == ["0", "1", "2"]
+    assert (on.counts.acked, on.counts.dead, len(made)) == (3, 3, 1)
 
 
 def test_a_group_is_told_of_holes(spark, mock_kafka, checkpoint, kept, running):

@@ -319,10 +319,10 @@ def test_a_lock_that_is_gone_or_cannot_be_read(checkpoint):
 
 
 def test_what_others_left_in_the_making_is_swept(tmp_path):
-    out = tmp_path / "out"
-    names = ["_batch_id=0.tmp", "_batch_id=2.0a1b.tmp", "_batch_id=3.0a1b.tmp", "_batch_id=x.tmp"]
+    stages = tmp_path / "out" / "_stages"
+    names = ["0.0a1b.tmp", "2.0a1b.tmp", "3.0a1b.tmp", "x.tmp"]
     for name in names:
-        (out / name / "parts").mkdir(parents=True)
-    stage = to_parquet(out)._stage(2)
-    left = sorted(path.name for path in out.iterdir())
+        (stages / name / "parts").mkdir(parents=True)
+    stage = to_parquet(tmp_path / "out")._stage(2)
+    left = sorted(path.name for path in stages.iterdir())
     assert left == sorted([names[2], names[3], stage.rpartition("/")[2]])

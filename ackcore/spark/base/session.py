@@ -20,7 +20,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.utils import is_remote
 
-from ackcore.spark.base.versions import SPARK, Py4JError, active_context, set_active, to_arrow
+from ackcore.spark.base.versions import (
+    SPARK,
+    Py4JError,
+    active_context,
+    results,
+    set_active,
+    to_arrow,
+)
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -275,6 +282,8 @@ class ResultsTooLarge(Exception):
 def collected(frame: DataFrame) -> pa.Table:
     """Run a job, with every partition of each side of a union in a task of its own.
 
+    On a classic session the result has no columns if there are no rows.
+
     Since Spark 4.1, a union of sides with equal partitioning, such as single partitions, puts the
     first partitions of all sides into one task. Two partitions of spouts would then have the same
     task number, and each would end the output of that task. Raises ResultsTooLarge if the results
@@ -289,7 +298,7 @@ def collected(frame: DataFrame) -> pa.Table:
             session.conf.set(_UNION, "false")
         _PLAIN[key] = users + 1, before
     try:
-        return to_arrow(frame)
+        return to_arrow(frame) if is_connect(frame) else results(frame)
     except (Py4JError, PySparkException) as error:
         found = _TOO_LARGE.search(str(error))
         if found is None:

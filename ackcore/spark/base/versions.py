@@ -193,6 +193,15 @@ def to_arrow(frame: DataFrame) -> pa.Table:
     return pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
 
 
+def results(frame: DataFrame) -> pa.Table:
+    """Run a job of a classic session and return its rows, in the types that Spark sends.
+
+    `DataFrame.toArrow` also reads settings and the schema, by 13 calls of the JVM.
+    """
+    batches = frame._collect_as_arrow()  # type: ignore[operator]
+    return pa.Table.from_batches(batches) if batches else pa.table({})
+
+
 def arrow_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[..., Column]:
     """Return a function of columns that computes on Arrow arrays: `arrow_udf` from 4.1 on."""
     if SPARK >= (4, 1):
@@ -229,6 +238,12 @@ def active_context() -> Any:
     """Return the SparkContext of this process, or None, as on the thin client."""
     kind = getattr(pyspark, "SparkContext", None)
     return None if kind is None else kind._active_spark_context
+
+
+def pins_threads() -> bool:
+    """Return whether each thread here has one thread of the JVM, as without PYSPARK_PIN_THREAD."""
+    kind = getattr(pyspark, "SparkContext", None)
+    return kind is not None and type(kind._gateway).__name__ == "ClientServer"
 
 
 def set_active(session: SparkSession) -> None:

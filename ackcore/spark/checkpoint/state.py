@@ -429,8 +429,8 @@ class State:
             raise corrupt(manifest, "is missing, though later records need it")
         return decision
 
-    def write_decision(self, decision: BatchDecision) -> BatchDecision:
-        """Record the decision of a micro-batch.
+    def write_decision(self, decision: BatchDecision, *, with_mark: bool = False) -> BatchDecision:
+        """Record the decision of a micro-batch; ``with_mark`` by the same put as its mark.
 
         Raises ValueError if there is no plan, or a decision already, or a table has wrong columns.
         Raises StateError if the decision cannot be written.
@@ -447,7 +447,7 @@ class State:
         # that has just taken over. So none is removed here.
         body = decision.write(self._cache, plan.now_ms)
         name = f"batches/{number}.decision"
-        self._records.write(name, body, once=True)
+        self._records.write(name, body, once=True, with_next=with_mark)
         return self._decided(number)
 
     def close_refusals(

@@ -34,6 +34,7 @@ from ackcore.spark.base.session import collected
 from ackcore.spark.base.traces import RecordTrace, Step
 from ackcore.spark.base.versions import repartition_by_id
 from ackcore.spark.engine.check import count_problems, file_problems, trailer_problems
+from ackcore.spark.engine.kept_jobs import kept_job
 from ackcore.spark.engine.reread import find_keys, judge, with_repeated_ids
 from ackcore.spark.engine.setup import InputFrame, RunPlan, RunResult, RunSetup, setup_on_spark
 from ackcore.spark.engine.snapshot import load_snapshot, snapshot_inputs
@@ -79,12 +80,15 @@ def run(
     Raises ResultsTooLarge if so many records failed that Spark does not return them to the driver.
     """
     setup = setup_on_spark(topology, layout, inputs, plan)
-    spec = setup.spec
+    spec, slices = setup.spec, setup.slices()
+    kept = None if layout.settles or slices else kept_job(setup, inputs)
+    if kept is not None:
+        with kept.sent():
+            return read_results(setup, layout, collected(kept.frame))
     columns = ROW_TYPE if layout.settles else RESULT_TYPE
     frames = [
         one.map_in_arrow(SpoutStage(spec, setup.sources, one.spout), columns) for one in inputs
     ]
-    slices = setup.slices()
     if slices:
         numbers = inputs[0].frame.sparkSession.range(len(slices), numPartitions=len(slices))
         stage = RetryStage(spec, setup.sources, None, slices)

@@ -9,7 +9,7 @@ act     write to sinks and dead letters; repeated after a crash, under the same 
         sink's refusal is recorded, and then the consequences of all of them; then the rows
         of ACKED records are folded into the tables, these are recorded, and sinks get
         the changed rows
-mark    record that the micro-batch is done
+mark    record that the micro-batch is done; without effects, by the write of the decision
 ======  ==========================================================================================
 
 When the driver dies, the next driver continues after the last recorded step.  A run that crashed
@@ -231,15 +231,20 @@ class Engine:
 
     def _record_decision(self, plan: Plan, outcome: BatchOutcome) -> BatchDecision:
         before = Counts() if plan.parent is None else self._counts_after(plan.parent)
-        decision = self.state.write_decision(
-            replace(
-                outcome.decision,
-                counts=_counts(outcome),
-                totals=before.after(outcome.changes, outcome.spent).to_json(),
-            )
+        decision = replace(
+            outcome.decision,
+            counts=_counts(outcome),
+            totals=before.after(outcome.changes, outcome.spent).to_json(),
         )
+        # Without effects outside, nothing happens between decision and mark: one write has both.
+        has_effects = decision.files or decision.all_dead or self._has_tables(plan.parent)
+        decision = self.state.write_decision(decision, with_mark=not has_effects)
         failpoint("decided", plan.number)
         return decision
+
+    def _has_tables(self, before: int | None) -> bool:
+        """Return whether the topology has tables, or had some before a micro-batch."""
+        return bool(self.topology.tables or (before is not None and self.state.tables.of(before)))
 
     def _act(
         self, decision: BatchDecision, age_ms: int | None, inputs: Sequence[InputFrame]

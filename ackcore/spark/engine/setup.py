@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -41,6 +41,25 @@ from ackcore.topology.parts import Spout
 from ackcore.topology.stage_layout import Layout
 from ackcore.topology.table_views import TableSource
 from ackcore.topology.tuples import Raised
+
+
+@runtime_checkable
+class PlannedReader(Protocol):
+    """A function of task numbers that returns the rows of a plan, and may be used for another plan.
+
+    ``fixed`` is the part of it that is equal for all plans.
+    """
+
+    @property
+    def fixed(self) -> object: ...
+
+    def to_json(self) -> Any:
+        """Return the part that depends on the plan, without any secret."""
+
+    def planned(self, body: Any) -> PlannedReader:
+        """Return the reader with the part of another plan."""
+
+    def __call__(self, batches: Batches) -> Batches: ...
 
 
 class Snapshot(NamedTuple):

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -27,6 +28,8 @@ from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")
 
+#: The number of frames that are kept, by their number of tasks.
+_FRAMES = 8
 #: The time-out of a check whether Kafka answers, in seconds.
 _ASK_S = 5.0
 #: The last line of a task's traceback if offsets could not be read yet.
@@ -59,6 +62,8 @@ class KafkaSources(PlannedRows):
         self._away: set[str] = set()
         #: An empty frame that carries the columns and the session.
         self._empty: DataFrame = spark.createDataFrame([], from_arrow_schema(RECORD_SCHEMA))
+        #: Returns the frame of a number of tasks, the same one each time; see `kept_jobs`.
+        self._numbers = lru_cache(_FRAMES)(lambda n: spark.range(0, n, 1, max(1, n)))
 
     @classmethod
     def of(
@@ -189,8 +194,7 @@ class KafkaSources(PlannedRows):
             body = plan.offsets.get(name)
             planned = OffsetPlan() if body is None else OffsetPlan.of(body)
             read = ReadOffsets(one.spout.client, planned.tasks, planned.lost)
-            tasks = len(planned.tasks) + bool(planned.lost)
-            ids = self._spark.range(0, tasks, 1, max(1, tasks))
+            ids = self._numbers(len(planned.tasks) + bool(planned.lost))
             # Without a topic id, only a comparison of all rows of a task shows that they are equal.
             topics = {range_.topic for some in planned.tasks for range_ in some}
             again = read if topics <= planned.topic_ids.keys() else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +48,23 @@ class ReadOffsets:
         self._tasks = tasks
         self._lost = lost
         self._silent_s = SILENT_S
+
+    @property
+    def fixed(self) -> ClientSettings:
+        """See `PlannedReader`."""
+        return self._client
+
+    def to_json(self) -> list[Any]:
+        """See `PlannedReader.to_json`."""
+        return [self._tasks, self._lost]
+
+    def planned(self, body: list[Any]) -> ReadOffsets:
+        """See `PlannedReader.planned`."""
+        tasks, lost = body
+        found = copy.copy(self)
+        found._tasks = [[OffsetRange(*one) for one in some] for some in tasks]
+        found._lost = [OffsetRange(*one) for one in lost]
+        return found
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the records of the tasks."""

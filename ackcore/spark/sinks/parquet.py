@@ -25,8 +25,11 @@ from ackcore.spark.sinks.parquet_objects import ParquetObjects
 from ackcore.spark.sinks.sink_batch import SinkBatch, read_all, read_sink_file
 from ackcore.spark.stores.opening import is_bucket
 
-#: Directory of an unfinished micro-batch. Older ones have no token.
-_STAGE = re.compile(r"_batch_id=([0-9]+)(?:\.[0-9a-f]+)?\.tmp")
+#: Directory of the stages, within that of the sink. Readers of Parquet ignore such a name. The
+#: sink's own directory is not listed for each micro-batch, since it has one entry for each.
+_STAGES = "_stages"
+#: Directory of an unfinished micro-batch.
+_STAGE = re.compile(r"([0-9]+)\.[0-9a-f]+\.tmp")
 #: File of a complete micro-batch: the number of its files, and the unique id of its rows.
 _PART = re.compile(r"part-[0-9]+-of-([0-9]+)-([0-9a-f]+)\.parquet")
 
@@ -71,6 +74,7 @@ class ParquetSink(ParquetDirectory):
 
     def __init__(self, path: str | os.PathLike[str], *, compression: str = "snappy") -> None:
         super().__init__(local_path(path, "path"), compression)
+        self._stages = os.path.join(self.path, _STAGES)
 
     def _has_rows(self) -> bool:
         """Return whether there is a directory of a micro-batch, even one without files."""
@@ -109,10 +113,10 @@ class ParquetSink(ParquetDirectory):
 
         Each call makes another one, since tasks of an earlier driver may still write to theirs.
         """
-        os.makedirs(self.path, exist_ok=True)
+        os.makedirs(self._stages, exist_ok=True)
         left = [
-            os.path.join(self.path, name)
-            for name in os.listdir(self.path)
+            os.path.join(self._stages, name)
+            for name in os.listdir(self._stages)
             if (match := _STAGE.fullmatch(name)) and int(match[1]) <= batch_id
         ]
         # The stages were listed before this check, so none is of a driver that takes over later.
@@ -129,7 +133,7 @@ class ParquetSink(ParquetDirectory):
         return stage
 
     def _stage_name(self, batch_id: int) -> str:
-        return os.path.join(self.path, f"_batch_id={batch_id}.{secrets.token_hex(8)}.tmp")
+        return os.path.join(self._stages, f"{batch_id}.{secrets.token_hex(8)}.tmp")
 
     def _holds(self, batch_id: int, content: str) -> bool:
         """Return whether a micro-batch's directory is complete and has that content."""
@@ -173,6 +177,8 @@ class ParquetSink(ParquetDirectory):
                 os.rename(whole, final)
         sync_directory(Path(self.path))
         shutil.rmtree(stage, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another stage may be there
+            os.rmdir(self._stages)
 
 
 def _write_in_task(

@@ -32,6 +32,12 @@ class ValueDecoder:
         self._rows.title = f"the deserializer of {spout!r}"
         self._is_prepared = False
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether another decoder has the same deserializer, for jobs that are kept."""
+        if not isinstance(other, ValueDecoder) or self._deserializer is not other._deserializer:
+            return False
+        return bool((self._spout, self._field) == (other._spout, other._field))
+
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
         """Return the rows, null for failed records, and the reasons of failed records by place."""
         rows: list[Row] = []

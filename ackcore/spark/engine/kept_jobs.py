@@ -1,0 +1,142 @@
+"""The Spark job of a stream whose tasks read the rows themselves, kept for the next micro-batch.
+
+To build and analyse the DataFrame of a small job takes a third of its CPU time.  Without an
+exchange and without due retries, two micro-batches of such a stream differ in a few numbers, paths
+and offsets only.  So the DataFrame is kept, with a function of the first micro-batch.  What differs
+is in a local property of each job, and Spark passes it to the tasks.
+
+Spark writes local properties to its event log.  So they must not hold anything of the user:
+the connection to the source and the bolts are in the function alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+
+from ackcore.spark.base.arrow_batches import Batches
+from ackcore.spark.base.session import is_connect
+from ackcore.spark.base.versions import pins_threads
+from ackcore.spark.engine.setup import InputFrame, PlannedReader, RunSetup
+from ackcore.spark.tasks.record_ids import SpoutSpec
+from ackcore.spark.tasks.spec import TaskSpec
+from ackcore.spark.tasks.spout_stage import SpoutStage
+from ackcore.spark.tasks.task_results import RESULT_TYPE
+
+#: The local property, and its largest length: each task gets a copy.
+_PROPERTY, _LONGEST = "ackcore.run", 1 << 14
+
+
+class _Fixed(NamedTuple):
+    """The part of a stage that is equal in all runs of a kept job."""
+
+    spec: TaskSpec
+    source: SpoutSpec
+    reader: object  # the `PlannedReader.fixed`
+
+
+#: By the frame of task numbers, the fixed part of the job and its DataFrame.
+_KEPT: WeakKeyDictionary[DataFrame, tuple[_Fixed, DataFrame]] = WeakKeyDictionary()
+
+
+class KeptJob(NamedTuple):
+    """The job of a run: a DataFrame, and the text that its tasks need."""
+
+    frame: DataFrame
+    text: str
+
+    @contextlib.contextmanager
+    def sent(self) -> Iterator[None]:
+        """Send the text to the tasks of jobs that this thread starts within the context."""
+        context = self.frame.sparkSession.sparkContext
+        context.setLocalProperty(_PROPERTY, self.text)
+        try:
+            yield
+        finally:
+            context.setLocalProperty(_PROPERTY, None)  # type: ignore[arg-type]
+
+
+def kept_job(setup: RunSetup, inputs: Sequence[InputFrame]) -> KeptJob | None:
+    """Return the job of a run without exchange and retries, or None if it must be a new one."""
+    if len(inputs) != 1 or inputs[0].snapshot is None or inputs[0].spout is None:
+        return None
+    ids, read, _ = inputs[0].snapshot
+    if not isinstance(read, PlannedReader) or is_connect(ids) or not pins_threads():
+        return None
+    spec, source = setup.spec, setup.sources[inputs[0].spout]
+    # These may differ in each run, and hold arrays.
+    if spec.tables or source.refused or source.tried or source.blocked is not None:
+        return None
+    text = json.dumps([_of_run(spec), source.key, read.to_json()])
+    if len(text) > _LONGEST:
+        return None
+    fixed = _Fixed(_in_run(spec, _NO_RUN), replace(source, key=0), read.fixed)
+    kept = _KEPT.get(ids)
+    if kept is None or kept[0] != fixed:
+        stage = KeptStage(SpoutStage(spec, setup.sources, source.name), read)
+        kept = _KEPT[ids] = fixed, ids.mapInArrow(stage, RESULT_TYPE)
+    return KeptJob(kept[1], text)
+
+
+@dataclass(frozen=True)
+class KeptStage:
+    """The mapInArrow function of a kept job: the stage of one run, converted to that of another."""
+
+    stage: SpoutStage
+    read: PlannedReader
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Process one partition of the source."""
+        context = TaskContext.get()
+        assert context is not None
+        text = context.getLocalProperty(_PROPERTY)
+        assert text is not None
+        of_run, key, rows = json.loads(text)
+        name = self.stage.spout
+        assert name is not None
+        stage = replace(
+            self.stage,
+            spec=_in_run(self.stage.spec, of_run),
+            sources={**self.stage.sources, name: replace(self.stage.sources[name], key=key)},
+        )
+        yield from stage(self.read.planned(rows)(batches))
+
+
+def _of_run(spec: TaskSpec) -> dict[str, Any]:
+    """Return the fields of a spec that differ from run to run, for JSON."""
+    return {
+        "key": spec.key,
+        "number": spec.number,
+        "directory": spec.directory,
+        "journal": spec.journal,
+        "times_ms": None if spec.rules is None else [spec.rules.now_ms, spec.rules.ended_ms],
+        "spent": dict(spec.spent),
+    }
+
+
+#: The value of `_of_run` with which two specs are compared.
+_NO_RUN = {"key": 0, "number": 0, "directory": "", "journal": "", "times_ms": [0, 0], "spent": {}}
+
+
+def _in_run(spec: TaskSpec, of_run: Mapping[str, Any]) -> TaskSpec:
+    """Return a spec with the fields of another run."""
+    (*times,) = of_run["times_ms"] or ()
+    rules = spec.rules
+    if rules is not None and times:
+        rules = replace(rules, now_ms=times[0], ended_ms=times[1])
+    return replace(
+        spec,
+        key=of_run["key"],
+        number=of_run["number"],
+        directory=of_run["directory"],
+        journal=of_run["journal"],
+        rules=rules,
+        spent=of_run["spent"],
+    )
