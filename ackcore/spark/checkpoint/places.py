@@ -192,9 +192,9 @@ def opened(url: str, use: Callable[[CheckpointParts], Opened]) -> Opened:
             with fenced(lock.check) if lock is not None else contextlib.nullcontext():
                 records = Records(store, lock)
                 if isinstance(store, LocalStore):
-                    segments_of = (store.root / TABLES).glob("*")
-                    for name in (HEAD, "records", "state", *segments_of):
-                        remove_temporaries(store.root / name)
+                    places = [store.root / name for name in (HEAD, "records", "state")]
+                    for place in (*places, *(store.root / TABLES).glob("*")):
+                        remove_temporaries(place)
                 else:
                     remove_abandoned(store)
                 tables = TableCache(store, records.epoch)
