@@ -30,6 +30,7 @@ from ackcore.spark.base.paths import Place
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.records import HEAD, HeadMoved, Records
 from ackcore.spark.checkpoint.requests import POINTER, Requests
+from ackcore.spark.checkpoint.segment_files import BELOW as TABLES
 from ackcore.spark.checkpoint.segment_files import SegmentFiles
 from ackcore.spark.checkpoint.table_cache import TableCache
 from ackcore.spark.stores.interface import Store
@@ -99,9 +100,14 @@ class RunPlaces:
     def remove_former(self, number: int, kept: str) -> None:
         """Remove the runs of a micro-batch that earlier drivers left on a file system, except one.
 
-        Otherwise drivers that repeatedly die in one micro-batch would fill the disk.
+        Otherwise drivers that repeatedly die in one micro-batch would fill the disk. Raises
+        CheckpointInUse if another driver has taken over.
         """
-        for run in self._directories():
+        runs = self._directories()
+        if runs:
+            # Listed before the check, so that no run of a driver that takes over is removed.
+            self._check_owner()
+        for run in runs:
             if _number_of(run.name) == number and _TOKEN.search(run.name) and run.name != kept:
                 # Tasks may still write there: then a later call removes it.
                 shutil.rmtree(run, ignore_errors=True)
@@ -186,8 +192,9 @@ def opened(url: str, use: Callable[[CheckpointParts], Opened]) -> Opened:
             with fenced(lock.check) if lock is not None else contextlib.nullcontext():
                 records = Records(store, lock)
                 if isinstance(store, LocalStore):
-                    for name in (HEAD, "records", "state"):
-                        remove_temporaries(store.root / name)
+                    places = [store.root / name for name in (HEAD, "records", "state")]
+                    for place in (*places, *(store.root / TABLES).glob("*")):
+                        remove_temporaries(place)
                 else:
                     remove_abandoned(store)
                 tables = TableCache(store, records.epoch)
