@@ -18,8 +18,11 @@ from ackcore import Acker
 sys.path.insert(0, str(Path(__file__).parent))  # `definitions`, `mutations`
 sys.path.insert(1, str(Path(__file__).parent / "kafka"))  # `broker`, `mock_broker`, `servers`
 
-# Both are deterministic: a run that fails on one machine fails on the next.
-settings.register_profile("fast", max_examples=60, deadline=None, derandomize=True, database=None)
+# The first two are deterministic: a run that fails on one machine fails on the next.
+for name, examples in (("fast", 60), ("few", 20)):
+    settings.register_profile(
+        name, max_examples=examples, deadline=None, derandomize=True, database=None
+    )
 settings.register_profile(
     "thorough",
     max_examples=2_000,
