@@ -326,10 +326,10 @@ def mock_kafka():
 
 
 @contextmanager
-def _real_kafka(directory, **properties):
+def _real_kafka(directory):
     module = kafka_module("broker")
     try:
-        broker = module.Broker(directory, **properties)
+        broker = module.Broker(directory)
     except module.Unavailable as error:
         if os.environ.get("ACKCORE_REQUIRE_KAFKA"):
             raise
@@ -348,9 +348,9 @@ def kafka_broker(tmp_path_factory):
 
 
 @pytest.fixture
-def own_kafka_broker(tmp_path, request):
-    """One for this test alone, which may `kill` and `restart` it, and give it settings."""
-    with _real_kafka(tmp_path / "kafka-broker", **getattr(request, "param", {})) as broker:
+def own_kafka_broker(tmp_path):
+    """One for this test alone, which may `kill` and `restart` it."""
+    with _real_kafka(tmp_path / "kafka-broker") as broker:
         yield broker
 
 

@@ -95,14 +95,11 @@ class Broker(KafkaServer):
     ----------
     directory : Path
         Its own; made.
-    properties
-        Settings of the broker, beside or in place of those here: ``log_retention_ms=1000``.
     """
 
-    def __init__(self, directory: Path, **properties: object) -> None:
+    def __init__(self, directory: Path) -> None:
         self._java, self._jars = java(), jars()
         self._directory = directory
-        self._properties = {key.replace("_", "."): value for key, value in properties.items()}
         self._process: subprocess.Popen | None = None
         self.log = directory / "broker.log"
         directory.mkdir(parents=True)
@@ -175,12 +172,15 @@ class Broker(KafkaServer):
             "broker.session.timeout.ms": 1000,
             "broker.heartbeat.interval.ms": 200,
             "log.cleaner.backoff.ms": 200,
+            "log.retention.check.interval.ms": 200,
             "log.initial.task.delay.ms": 500,
             "group.min.session.timeout.ms": 1000,
             "group.consumer.min.session.timeout.ms": 1000,
             "group.consumer.min.heartbeat.interval.ms": 200,
+            "group.consumer.heartbeat.interval.ms": 200,
+            # However old a test says that its records are.
+            "log.retention.ms": -1,
             "auto.create.topics.enable": "false",
-            **self._properties,
         }
         settings = self._directory / "server.properties"
         settings.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
