@@ -156,6 +156,47 @@ LONGEST = [
 ]
 
 
+#: Files whose tests use a server that takes seconds of CPU to start, and some as long as it runs:
+#: one of xdist's workers has them all, where the others need no server of that kind.
+TOGETHER = {
+    f"tests/{name}.py": server
+    for server, names in {
+        "hdfs": (
+            *("spark/test_bucket_runs", "spark/test_stores", "spark/test_hdfs"),
+            "spark/test_file_spout",
+        ),
+        "kafka": (
+            *("spark/test_kafka_spout", "spark/test_kafka_sink", "spark/test_kafka_frames"),
+            *("spark/test_kafka_groups", "spark/test_kafka_keyless", "spark/test_kafka_lines"),
+            *("spark/test_kafka_too_large", "spark/test_readme", "kafka/test_consumer_groups"),
+            *("kafka/test_cluster", "kafka/test_dead_letters", "kafka/test_letter_replay"),
+            *("kafka/test_producing", "kafka/test_reading", "kafka/test_starts"),
+            "kafka/test_truncations",
+        ),
+        "postgres": (
+            *("spark/test_jdbc_postgres", "spark/test_postgres_sink"),
+            *("spark/test_postgres_troubles", "spark/test_postgres_values"),
+        ),
+    }.items()
+    for name in names
+}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With ``--dist loadfile``, the files of `TOGETHER` are as one."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - where xdist is
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return TOGETHER.get(file, file)
+
+    return Scheduling(config, log)
+
+
 def pytest_configure(config):
     """Files go to xdist's workers in the order of `LONGEST`."""
     # By itself it begins with those of the most tests, and ends with the longest ones.
