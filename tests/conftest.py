@@ -18,8 +18,11 @@ from ackcore import Acker
 sys.path.insert(0, str(Path(__file__).parent))  # `definitions`, `mutations`
 sys.path.insert(1, str(Path(__file__).parent / "kafka"))  # `broker`, `mock_broker`, `servers`
 
-# Both are deterministic: a run that fails on one machine fails on the next.
-settings.register_profile("fast", max_examples=60, deadline=None, derandomize=True, database=None)
+# The first two are deterministic: a run that fails on one machine fails on the next.
+for name, examples in (("fast", 60), ("few", 20)):
+    settings.register_profile(
+        name, max_examples=examples, deadline=None, derandomize=True, database=None
+    )
 settings.register_profile(
     "thorough",
     max_examples=2_000,
@@ -151,6 +154,47 @@ LONGEST = [
         "kafka/test_consumer_limits",
     )
 ]
+
+
+#: Files whose tests use a server that takes seconds of CPU to start, and some as long as it runs:
+#: one of xdist's workers has them all, where the others need no server of that kind.
+TOGETHER = {
+    f"tests/{name}.py": server
+    for server, names in {
+        "hdfs": (
+            *("spark/test_bucket_runs", "spark/test_stores", "spark/test_hdfs"),
+            "spark/test_file_spout",
+        ),
+        "kafka": (
+            *("spark/test_kafka_spout", "spark/test_kafka_sink", "spark/test_kafka_frames"),
+            *("spark/test_kafka_groups", "spark/test_kafka_keyless", "spark/test_kafka_lines"),
+            *("spark/test_kafka_too_large", "spark/test_readme", "kafka/test_consumer_groups"),
+            *("kafka/test_cluster", "kafka/test_dead_letters", "kafka/test_letter_replay"),
+            *("kafka/test_producing", "kafka/test_reading", "kafka/test_starts"),
+            "kafka/test_truncations",
+        ),
+        "postgres": (
+            *("spark/test_jdbc_postgres", "spark/test_postgres_sink"),
+            *("spark/test_postgres_troubles", "spark/test_postgres_values"),
+        ),
+    }.items()
+    for name in names
+}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With ``--dist loadfile``, the files of `TOGETHER` are as one."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - where xdist is
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return TOGETHER.get(file, file)
+
+    return Scheduling(config, log)
 
 
 def pytest_configure(config):
@@ -323,10 +367,10 @@ def mock_kafka():
 
 
 @contextmanager
-def _real_kafka(directory, **properties):
+def _real_kafka(directory):
     module = kafka_module("broker")
     try:
-        broker = module.Broker(directory, **properties)
+        broker = module.Broker(directory)
     except module.Unavailable as error:
         if os.environ.get("ACKCORE_REQUIRE_KAFKA"):
             raise
@@ -345,9 +389,9 @@ def kafka_broker(tmp_path_factory):
 
 
 @pytest.fixture
-def own_kafka_broker(tmp_path, request):
-    """One for this test alone, which may `kill` and `restart` it, and give it settings."""
-    with _real_kafka(tmp_path / "kafka-broker", **getattr(request, "param", {})) as broker:
+def own_kafka_broker(tmp_path):
+    """One for this test alone, which may `kill` and `restart` it."""
+    with _real_kafka(tmp_path / "kafka-broker") as broker:
         yield broker
 
 

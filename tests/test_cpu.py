@@ -18,6 +18,8 @@ Started = dict[str, tuple[subprocess.Popen[bytes], Path]]
 
 TESTS = Path(__file__).parent
 FILES = ["test_ledger.py", "test_conformance.py", "test_ledger_model.py", "test_memory.py"]
+#: What of them runs on each level: neither forks and threads, nor the contract a second time.
+ON_EACH = "not (_reference or check_backend or pages or beyond_the_caches and not options0)"
 
 
 def run(level: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -31,7 +33,12 @@ def run(level: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def ordered(level: str) -> dict[str, str]:
-    return {**os.environ, "ACKCORE_CPU": level, "ACKCORE_BACKEND": "native"}
+    return {
+        **os.environ,
+        "ACKCORE_CPU": level,
+        "ACKCORE_BACKEND": "native",
+        "ACKCORE_HYPOTHESIS": os.environ.get("ACKCORE_HYPOTHESIS", "few"),
+    }
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +55,7 @@ def started(native: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Ite
         assert had.stdout.split() == [level]
         if level != native.cpu:
             out = tmp_path_factory.mktemp(level) / "out"
-            command = ["pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not _reference"]
+            command = ["pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", ON_EACH]
             with out.open("w") as file:
                 tests = subprocess.Popen(
                     [sys.executable, "-m", *command, *(str(TESTS / name) for name in FILES)],

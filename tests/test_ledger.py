@@ -39,10 +39,6 @@ def test_contract_is_complete():
     assert written <= set(names), "a case that is written runs"
 
 
-def test_check_backend_accepts_both_backends(Ledger):
-    check_backend(Ledger)
-
-
 def refuses_nothing(self, root_ids, vals, tasks):
     return type(self).__base__.apply(self, root_ids, vals, np.maximum(tasks, RESET))
 

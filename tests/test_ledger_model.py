@@ -374,7 +374,7 @@ def test_rows_close_together_in_crowded_buckets(native, reference, options):
     assert not ledgers[0].tables[0]["overflow_count"].any()
 
 
-@pytest.mark.parametrize("options", [{}, {"refresh_on_ack": True}, {"clock": Clock(5)}])
+@pytest.mark.parametrize("options", [{}, {"refresh_on_ack": True, "clock": Clock(5)}])
 def test_tables_beyond_the_caches(native, reference, options):
     """Batches that run through a table of tens of megabytes, and folds that do."""
     chance = np.random.default_rng(4)

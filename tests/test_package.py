@@ -117,7 +117,7 @@ ackcore.testing.check_backend(ackcore.Ledger)
 
 
 @pytest.mark.parametrize("backend_name", ["native", "python"])
-def test_ackcore_needs_nothing_of_posix(backend_name: str) -> None:
+def test_check_backend_accepts_it_and_needs_nothing_of_posix(backend_name: str) -> None:
     """The acker runs on Windows, too: on its Python backend at least."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_POSIX],

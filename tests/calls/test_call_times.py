@@ -92,7 +92,7 @@ def test_a_thread_that_hangs_is_not_waited_for(at_once):
             forever.wait()
         return item
 
-    with Calls(call, CallSettings(max_concurrency=at_once, timeout_s=2)) as calls:
+    with Calls(call, CallSettings(max_concurrency=at_once, timeout_s=1)) as calls:
         outcomes = list(calls.run(range(50)))
     forever.set()
     assert isinstance(outcomes[0].error, TimeoutError)

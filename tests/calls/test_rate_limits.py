@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_loop import SimCalls
 
-from ackcore.calls import RateLimit, Retry, Unavailable, used
-from ackcore.calls.call_queues import KEPT_KEYS
+from ackcore.calls import RateLimit, Retry, Unavailable, call_queues, used
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
 from ackcore.calls.rate_limits import unreported
@@ -165,10 +164,10 @@ def test_calls_whose_times_differ_are_not_taken_for_a_queue(keyed, quick_s):
     async def call(item):
         await asyncio.sleep(quick_s if item[0] == "quick" else 0.1)
 
-    items = [(tenant, n) for n in range(2_000) for tenant in (*range(8), "quick")]
+    items = [(tenant, n) for n in range(1_000) for tenant in (*range(8), "quick")]
     with SimCalls(call, settings() if keyed else CallSettings()) as calls:
         assert not any(outcome.error for outcome in calls.run(items))
-        assert calls.now_s <= 16_000 * 0.1 / 100
+        assert calls.now_s <= 8_000 * 0.1 / 100
 
 
 class Throttling:
@@ -199,7 +198,7 @@ class Throttling:
 
 def test_limits_that_only_the_service_knows_are_used():
     """Within two minutes: almost in full, and few calls are refused."""
-    per_s = {"a": 4, "b": 20, "c": 200}
+    per_s = {"a": 4, "b": 20, "c": 60}
     service = Throttling(per_s)
     items = [(tenant, n) for n in range(240) for tenant in "abc" for _ in range(per_s[tenant] // 2)]
     with SimCalls(service.call, settings(max_concurrency=64, wait_in_task_s=3600)) as service.calls:
@@ -269,10 +268,15 @@ def test_answers_do_not_wait_for_many_slow_items():
         assert not any(outcome.error for outcome in calls.run(items()))
 
 
-def test_the_state_of_few_keys_without_items_is_kept():
+@pytest.fixture
+def few_keys(monkeypatch):
+    monkeypatch.setattr(call_queues, "KEPT_KEYS", 100)
+
+
+def test_the_state_of_few_keys_without_items_is_kept(few_keys):
     service = Answering(0.0, calls_per_s=1000)
-    service.run([(n, 0) for n in range(3 * KEPT_KEYS)])
-    assert len(service.calls._workers.queues.all()) == KEPT_KEYS
+    service.run([(n, 0) for n in range(300)])
+    assert len(service.calls._workers.queues.all()) == 100
     assert all(len(times) == 1 for times in service.begun.values())
 
 
@@ -325,7 +329,7 @@ def test_no_call_begins_while_more_tokens_are_used_than_allowed(items, per_s, wi
     assert sum(calls.counts.used.tokens.values()) == sum(tokens for _, tokens, _ in items)
 
 
-def test_a_key_that_used_too_many_tokens_waits_also_after_it_was_forgotten():
+def test_a_key_that_used_too_many_tokens_waits_also_after_it_was_forgotten(few_keys):
     begun = defaultdict(list)
 
     async def call(item):
@@ -335,12 +339,12 @@ def test_a_key_that_used_too_many_tokens_waits_also_after_it_was_forgotten():
     limit = RateLimit(per=by_tenant, tokens_per_min=600)
     with SimCalls(call, CallSettings(limit=limit)) as calls:
         list(calls.run([("a", 0)]))
-        list(calls.run([(n, 0) for n in range(3 * KEPT_KEYS)]))
-        assert len(calls._workers.queues.all()) == KEPT_KEYS
+        list(calls.run([(n, 0) for n in range(300)]))
+        assert len(calls._workers.queues.all()) == 100
         list(calls.run([("a", 1)]))
         assert begun["a"][1] - begun["a"][0] >= 59
-        list(calls.run([(n, 0) for n in range(3_000, 3_000 + 6 * KEPT_KEYS)]))
-        assert len(calls._workers.queues._debts) <= 6 * KEPT_KEYS
+        list(calls.run([(n, 0) for n in range(300, 900)]))
+        assert len(calls._workers.queues._debts) <= 600
 
 
 def test_the_tokens_of_a_minute_are_used_in_full():

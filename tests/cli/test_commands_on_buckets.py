@@ -126,6 +126,7 @@ def test_the_doctor_tries_what_a_bucket_promises(ackcore, lines, bucket):
     assert open_store(bucket, "path").list() == []
 
 
+@pytest.mark.faults
 def test_the_doctor_tries_what_hdfs_promises(ackcore, lines, hdfs_place):
     told = lines(ackcore("doctor", hdfs_place, "--master", "none", "--json"))
     found = {each["what"]: each["ok"] for each in told}

@@ -211,7 +211,7 @@ REASONS = [Reason("a", "E", "one"), Reason("b", "E", "two"), Reason("a", "F", "O
 MAYBE = st.none() | st.sampled_from(["a", "b", "E", "F", "on", "lines", "clicks"])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.tuples(MAYBE, MAYBE, MAYBE, MAYBE),
     st.tuples(st.none() | st.integers(0, 40), st.none() | st.integers(0, 40)),

@@ -3,4 +3,15 @@
 import sys
 from pathlib import Path
 
+import pytest
+
+from ackcore.dispatch import Dispatcher
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    """What failed waits for a millisecond instead of a second, unless a test says more."""
+    for name in ("backoff_s", "breaker_reset_s"):
+        monkeypatch.setitem(Dispatcher.__init__.__kwdefaults__, name, 0.001)

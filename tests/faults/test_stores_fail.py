@@ -19,7 +19,13 @@ def alive(key):
     return key != 17
 
 
-@pytest.mark.parametrize("partial", [False, True], ids=["before it writes", "after some rows"])
+@pytest.mark.parametrize(
+    "partial",
+    [
+        pytest.param(False, id="before it writes", marks=pytest.mark.faults),
+        pytest.param(True, id="after some rows"),
+    ],
+)
 def test_a_sink_fails_for_a_while(spark, job, partial):
     it = job(fault_job.lines(40), mode="batch", rules=RULES, sink={"times": 2, "partial": partial})
     assert it.run_here(spark) is None

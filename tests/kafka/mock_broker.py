@@ -1,8 +1,8 @@
 """librdkafka's mock cluster: a Kafka in a helper process, all of whose answers can be scripted.
 
 It comes with confluent-kafka's wheel, as ``rd_kafka_mock_*`` of the library that the wheel holds,
-is ready in a tenth of a second and forgets all when it ends.  Run as a program, this file is the
-helper process: a line of JSON at its standard input is a function's name and arguments, and its
+and forgets all when it ends.  Run as a program, this file is the helper process, for one cluster
+after the other: a line of JSON at its standard input is a function's name and arguments, and its
 answer is a line of JSON; it ends when its standard input does, so with whoever started it.
 
 What it is not: it keeps about 5 MB of a partition, has neither compaction nor a limit of metadata,
@@ -11,6 +11,7 @@ and hands aborted records out; `broker.py` has a real one.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import subprocess
@@ -74,7 +75,7 @@ def library_path() -> str:
 class Cluster:
     """The cluster, in this process."""
 
-    def __init__(self, brokers: int) -> None:
+    def __init__(self) -> None:
         self._library = library = ctypes.CDLL(library_path())
         for name in ("conf_new", "new", "mock_cluster_new", "mock_get_requests"):
             getattr(library, f"rd_kafka_{name}").restype = ctypes.c_void_p
@@ -82,18 +83,22 @@ class Cluster:
         library.rd_kafka_mock_request_timestamp.restype = _INT64
         library.rd_kafka_mock_request_api_key.restype = _INT16
         library.rd_kafka_mock_request_id.restype = _INT32
-        why = ctypes.create_string_buffer(512)
+
+    def begin(self, brokers: int) -> str:
+        """Make an empty cluster; return where its brokers listen."""
+        library, why = self._library, ctypes.create_string_buffer(512)
         conf = ctypes.c_void_p(library.rd_kafka_conf_new())
         library.rd_kafka_conf_set(conf, b"log_level", b"0", None, ctypes.c_size_t(0))
         client = library.rd_kafka_new(0, conf, why, ctypes.c_size_t(len(why)))
         assert client, why.value.decode()
-        self._cluster = ctypes.c_void_p(
-            library.rd_kafka_mock_cluster_new(ctypes.c_void_p(client), brokers)
-        )
+        self._client = ctypes.c_void_p(client)
+        self._cluster = ctypes.c_void_p(library.rd_kafka_mock_cluster_new(self._client, brokers))
+        return library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
 
-    def bootstrap_servers(self) -> str:
-        """Where its brokers listen."""
-        return self._library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
+    def end(self) -> None:
+        """End it."""
+        self._library.rd_kafka_mock_cluster_destroy(self._cluster)
+        self._library.rd_kafka_destroy(self._client)
 
     def push_errors(self, api: int, errors: list[int]) -> None:
         """The next requests of a kind are answered so."""
@@ -143,9 +148,9 @@ class Cluster:
         assert not error, f"librdkafka says {error}"
 
 
-def serve(brokers: int) -> None:
+def serve() -> None:
     """Answer until nobody asks any more."""
-    cluster = Cluster(brokers)
+    cluster = Cluster()
     for line in sys.stdin:
         name, arguments = json.loads(line)
         try:
@@ -158,7 +163,7 @@ def serve(brokers: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve()
     sys.exit()
 
 
@@ -170,18 +175,20 @@ from servers import KafkaServer  # noqa: E402 - the helper process needs no clie
 class MockKafka(KafkaServer):
     """A mock cluster; brokers are numbered from 1.
 
-    Every function of `FUNCTIONS` is a method: ``mock.partition_set_leader(topic, 0, 2)``.
+    Every function of `FUNCTIONS` is a method: ``mock.partition_set_leader(topic, 0, 2)``.  There is
+    one at a time: all have the same helper process, whose start takes longer than most tests.
     """
+
+    _process = None
 
     def __init__(self, brokers: int = 1) -> None:
         self._brokers = brokers
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(brokers)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.bootstrap_servers = self.ask("bootstrap_servers")
+        if self._process is None or self._process.poll() is not None:
+            MockKafka._process = subprocess.Popen(
+                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            atexit.register(self._process.communicate)
+        self.bootstrap_servers = self.ask("begin", brokers)
         self.ask("set_controller_id", 1)  # whom admin clients ask for topics
         # Kafka's own three seconds are for members that start one by one.
         self.ask("group_initial_rebalance_delay_ms", 100)
@@ -226,10 +233,8 @@ class MockKafka(KafkaServer):
         return [tuple(request) for request in self.ask("requests")]
 
     def close(self) -> None:
-        """End the helper process."""
-        self._process.stdin.close()
-        self._process.wait(timeout=30)
-        self._process.stdout.close()
+        """End the cluster."""
+        self.ask("end")
 
 
 #: Beside this file, for those who start the process themselves.

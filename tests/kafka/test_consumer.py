@@ -361,7 +361,7 @@ def test_markers_of_transactions_behind_the_last_record_are_passed(mock_kafka, t
 def test_late_answers_of_partitions_that_went_are_counted_and_change_nothing(counts, protocol):
     """The mock takes no commit while a group rebalances; test_consumer_groups.py has a drain."""
     # A member that is late would leave the group, and keep nothing.
-    calm = {"session.timeout.ms": 3000}
+    calm = {"session.timeout.ms": 2000}
     counts.produce(80)
     with consuming(counts, protocol=protocol, drain_s=0, options=calm) as one:
         mine = take(one, 80)

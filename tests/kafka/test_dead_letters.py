@@ -31,14 +31,11 @@ def first_offset(server, topic):
     return found.offset
 
 
-@pytest.mark.parametrize(
-    "own_kafka_broker", [{"log_retention_check_interval_ms": 100}], indirect=True
-)
-def test_letters_of_old_records_are_kept_as_long_as_their_topic_says(own_kafka_broker, tmp_path):
+def test_letters_of_old_records_are_kept_as_long_as_their_topic_says(kafka_broker, tmp_path):
     """By their records' times they were deleted at once, behind the commit over these."""
-    server = own_kafka_broker
+    server, a_day = kafka_broker, {"retention_ms": 24 * 3600 * 1000}
     counts = Counts(server, tmp_path, partitions=1)
-    counts.topic = server.new_topic(1, retention_ms=-1)
+    counts.dead_topic = server.new_topic(1, **a_day)
     old = {"value": b"old", "timestamp": LONG_AGO_MS}
     server.produce(counts.topic, [old] * 3)
     with consuming(counts) as consumer:
@@ -47,7 +44,7 @@ def test_letters_of_old_records_are_kept_as_long_as_their_topic_says(own_kafka_b
             consumer.fail(record, Reject("no"))
         wait_until(lambda: counts.committed()[0][0] == 3, "all are dead, and committed over")
     # The second of three looks that have deleted a record each is over, and began behind the first.
-    looked = server.new_topic()
+    looked = server.new_topic(1, **a_day)
     for n in range(1, 4):
         server.produce(looked, [old])
         wait_until(lambda n=n: first_offset(server, looked) == n, "what is old is deleted")
@@ -111,7 +108,7 @@ def test_a_topic_for_dead_letters_that_is_assigned_ends_the_consumer(mock_kafka)
         group_id="g",
         dead_letters="orders-dead",
         refresh_s=0.2,
-        options=QUICK,
+        options={**QUICK, "session.timeout.ms": 2000},
     )
     assert [one.value for one in take(consumer, 1)] == [b"first"]
     mock_kafka.create_topic("orders-dead")

@@ -149,7 +149,7 @@ def test_a_full_queue_is_waited_for(mock_kafka, closing):
 def test_the_coordinator_may_be_slow_or_elsewhere(mock_kafka, closing):
     topic = mock_kafka.new_topic()
     mock_kafka.fail_requests(mock_broker.INIT_PRODUCER_ID, NOT_COORDINATOR, CONCURRENT_TRANSACTIONS)
-    mock_kafka.fail_requests(mock_broker.OFFSET_FETCH, *[NOT_COORDINATOR] * 20)
+    mock_kafka.fail_requests(mock_broker.OFFSET_FETCH, *[NOT_COORDINATOR] * 5)
     transactions = closing(Transactions(settings(mock_kafka), "id", topic))
     mock_kafka.fail_requests(mock_broker.ADD_PARTITIONS_TO_TXN, CONCURRENT_TRANSACTIONS)
     mock_kafka.fail_requests(mock_broker.TXN_OFFSET_COMMIT, NOT_COORDINATOR)

@@ -71,9 +71,9 @@ def cut(log, offset):
 
 
 @pytest.mark.broker
-def test_a_broker_whose_disk_lost_the_end_of_a_log_is_found_out(own_kafka_broker):
+def test_a_broker_whose_disk_lost_the_end_of_a_log_is_found_out(kafka_broker):
     """By who asks; a consumer hears of it by itself, and reads on where it is another one."""
-    kafka = own_kafka_broker
+    kafka = kafka_broker
     asked, read = topics = [kafka.new_topic() for _ in range(2)]
     settings = ClientSettings(kafka.bootstrap_servers)
 
@@ -96,10 +96,12 @@ def test_a_broker_whose_disk_lost_the_end_of_a_log_is_found_out(own_kafka_broker
         for record in take(consumer, 10):
             consumer.ack(record)
         kafka.kill()
-        for topic in topics:
-            (log,) = kafka._directory.glob(f"**/{topic}-0/*.log")
-            cut(log, 4)
-        kafka.restart()
+        try:
+            for topic in topics:
+                (log,) = kafka._directory.glob(f"**/{topic}-0/*.log")
+                cut(log, 4)
+        finally:
+            kafka.restart()
         for topic in (read, asked):
             kafka.produce(topic, [b"other %d" % n for n in range(20)])
         found = take(consumer, 20)

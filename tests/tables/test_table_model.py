@@ -104,7 +104,10 @@ def small(monkeypatch):
     return mask
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings.default.max_examples // 2,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data())
 def test_a_table_equals_a_dict(small, data):
     small["bits"] = data.draw(st.sampled_from(MASKS))

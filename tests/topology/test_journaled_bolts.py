@@ -111,7 +111,7 @@ def test_what_was_seen_is_known_again(values):
 
 def test_what_was_seen_takes_little_memory():
     """A task may get millions of inputs in a micro-batch."""
-    rows = np.random.default_rng(1).integers(0, 2**64, 100_000, np.uint64).tolist()
+    rows = np.random.default_rng(1).integers(0, 2**64, 20_000, np.uint64).tolist()
     tracemalloc.start()
     try:
         seen = answers_module._Seen()

@@ -282,9 +282,9 @@ def test_the_fingerprint_is_the_same_in_every_process():
             text=True,
             check=True,
         ).stdout.split()
-        for seed in ("1", "2", "3")
+        for seed in ("1", "2")
     ]
-    assert len({hashed for _, hashed in printed}) == 3  # the seeds were heard
+    assert len({hashed for _, hashed in printed}) == 2  # the seeds were heard
     # And in every version: a checkpoint that was written with another is refused.
     assert {fingerprint for fingerprint, _ in printed} == {"4b3ad0277f46184df7b7206adaadb862"}
 
