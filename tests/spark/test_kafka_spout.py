@@ -222,17 +222,6 @@ def test_a_batch_that_died_goes_on_with_the_ranges_on_record(
     assert mock_kafka.committed("g", "t")[0] == 3
 
 
-def test_a_crashed_run_reads_a_snapshot_of_the_same_records(
-    spark, mock_kafka, checkpoint, kept, tmp_path
-):
-    mock_kafka.create_topic("t")
-    mock_kafka.produce("t", [b"a", b"bad", b"b"])
-    it = topology(source(mock_kafka, "t"), kept, careful_after=0)
-    counts = run_batch(it, spark, checkpoint)
-    assert kept.offsets == [(0, 0), (0, 2)]
-    assert (counts.acked, counts.dead) == (2, 1)
-
-
 def test_dead_letters_of_kafka_are_sent_again_and_commit_nothing(
     spark, mock_kafka, checkpoint, kept
 ):
