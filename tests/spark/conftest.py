@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections import defaultdict
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import one_run
 from checkpoints import OPEN, VALUE, run_one
-from s3_server import environment
+from s3_server import FaultProxy, environment
 from streams import Folder, Store
 from worlds import Killed, World
 
@@ -47,6 +48,22 @@ def world(request, tmp_path):
     """A made-up world around the protocol, its checkpoint on disk, or as `world_anywhere` says."""
     in_bucket = getattr(request, "param", "disk") == "bucket"
     return World(request.getfixturevalue("bucket") if in_bucket else tmp_path)
+
+
+@pytest.fixture(scope="session")
+def s3_socket():
+    with socket.create_server(("127.0.0.1", 0)) as listens:
+        yield listens
+
+
+@pytest.fixture
+def s3(s3_server, s3_socket, monkeypatch):
+    """The proxy before that server, on one port for all tests: Spark's workers are used again."""
+    proxy = FaultProxy(s3_server, s3_socket.dup())
+    for name, value in environment(proxy.endpoint).items():
+        monkeypatch.setenv(name, value)
+    yield proxy
+    proxy.close()
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from ackcore.topology import BasicBolt, Reject, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-FILES, ROWS, IDS = 4, 60, 90
+FILES, ROWS, IDS = 3, 60, 90
 
 
 def does(number):

@@ -81,7 +81,7 @@ def sinks_that_are_interrupted(directory, spark, ways):
 
     took = []
     # The one waits for its job as it is interrupted, and the other leaves it behind.
-    acts = [to_arrow, to_arrow, DataFrame.collect, to_arrow]
+    acts = [to_arrow, DataFrame.collect, to_arrow]
     tracker = spark.sparkContext.statusTracker()
     for number, ((handler, press), act) in enumerate(zip(ways, acts, strict=True), 10):
         signal.signal(signal.SIGINT, handler)
@@ -145,7 +145,7 @@ def main(directory):
                 body = plan()
                 said.append([type(error).__name__, str(error), took, body])
         leave = (lambda number, frame: sys.exit("enough"), press)
-        in_sinks = sinks_that_are_interrupted(directory, spark, [*ways[:2], ways[1], leave])
+        in_sinks = sinks_that_are_interrupted(directory, spark, [*ways[:2], leave])
         Path(directory, "slow").unlink()
         counts = run_batch(topology(slow), spark, f"{directory}/checkpoint")
         rows = sorted(row.line for row in spark.read.parquet(f"{directory}/sink").collect())

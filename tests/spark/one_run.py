@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 from pyspark import cloudpickle
+from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from ackcore.spark.base.schemas import (
@@ -78,17 +79,19 @@ class Result(NamedTuple):
 
 
 def lines(spark, texts, partitions=3):
-    frame = spark.createDataFrame(list(enumerate(texts)), LINES)
-    return frame.repartitionByRange(partitions, "id").sortWithinPartitions("id")
+    """Rows in the order of their texts, in ranges."""
+    column = F.array(*[F.lit(text).cast("string") for text in texts])[F.col("id").cast("int")]
+    return spark.range(0, len(texts), 1, partitions).select("id", column.alias("text"))
 
 
 TEXTS = ["a b c", "bad one", "", None, "a poison", "x x x x", "no way", "lost it", "too late b"] * 7
 
 
-def by_word(spark, texts, **options):
-    """lines -> split -> pass, by word -> a sink."""
+def by_word(spark, texts, shuffled=False, **options):
+    """lines -> split -> pass, by word -> a sink.  A shuffle has no fixed order: it is spilled."""
+    source = lines(spark, texts)
     builder = TopologyBuilder()
-    builder.spout("lines", lines(spark, texts), **options)
+    builder.spout("lines", source.repartition(3) if shuffled else source, **options)
     builder.bolt("split", Split()).shuffle("lines")
     builder.bolt("pass", Pass()).fields("split", "word")
     builder.sink("pass", lambda frame, number: None)

@@ -53,8 +53,9 @@ EVERYTHING = """
 """
 
 
-@on_both_sessions
-@pytest.mark.parametrize("ansi", ["true", "false"])
+@pytest.mark.parametrize(
+    ("spark", "ansi"), [("classic", "true"), ("connect", "false")], indirect=["spark"]
+)
 def test_a_frame_gets_answers_and_errors_and_stays_what_it_was(spark, conf, ansi):
     """Behind an exchange that AQE plans anew, in a session whose zone is not this machine's."""
     conf("spark.sql.session.timeZone", "America/New_York")
@@ -272,8 +273,9 @@ def test_settings_that_do_not_fit_are_refused_by_name(spark):
         attempt(frame, double_batch, "d int", max_concurrency=2)
 
 
-@on_both_sessions
-@pytest.mark.parametrize("by_batch", [False, True])
+@pytest.mark.parametrize(
+    ("spark", "by_batch"), [("classic", False), ("connect", True)], indirect=["spark"]
+)
 def test_columns_may_have_any_names(spark, by_batch):
     """PySpark's mapInArrow takes a dot for one of a field, and a backtick for a quote."""
 

@@ -255,7 +255,7 @@ def test_a_micro_batch_takes_few_trips(spark, places, folder, running, s3, tmp_p
     query = running(topology, spark, checkpoint, **about)
     query.process_all_available()
     trips = []
-    for number in range(10):
+    for number in range(8):
         s3.requests.clear()
         folder.add(f"the {number}", f"a {number}", f"an {number}")
         query.process_all_available()
@@ -266,7 +266,7 @@ def test_a_micro_batch_takes_few_trips(spark, places, folder, running, s3, tmp_p
         assert looks >= 1
         trips.append([each for each in found if each != ("GET", "index.json")] + ["replays?"])
     query.stop()
-    assert query.counts.acked == 31
+    assert query.counts.acked == 25
     counted = [len(each) for each in trips]
     assert max(counted) <= MOST_TRIPS + 2, trips  # what is done is deleted in one of eight
     assert sorted(counted)[-2] <= MOST_TRIPS, trips

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark import cloudpickle
-from sessions import on_both_sessions
 from worlds import Killed, killed
 
 from ackcore import testing
@@ -417,7 +416,7 @@ def _sent_by_value():
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("_sent_by_value")
-@on_both_sessions
+@pytest.mark.parametrize("spark", ["connect"], indirect=True)
 def test_run_batch_ends_when_closed_windows_are_acked_or_dead_and_replays_them(spark, tmp_path):
     given = [order(n, "ab"[n % 2], 7 * n, "fails" if n % 5 == 0 else "ok") for n in range(1, 20)]
     twice = 2 * [tuple(one.values()) for one in given]

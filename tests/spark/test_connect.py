@@ -114,34 +114,34 @@ def test_sessions_that_were_stopped_and_old_ones_are_refused(connect, other_conn
         settle(connect.range(1))
 
 
-def test_a_batch_with_all_that_may_become_of_a_record(other_connect, tmp_path):
+@pytest.mark.parametrize("spark", ["connect"], indirect=True)
+def test_a_batch_with_all_that_may_become_of_a_record(spark, conf, tmp_path):
     """Nested columns, more rows than go inline, a retry, a dead letter that is sent again."""
-    connect = other_connect
-    connect.conf.set("spark.sql.session.localRelationCacheThreshold", "1000")
-    connect.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "7")
+    conf("spark.sql.session.localRelationCacheThreshold", "1000")
+    conf("spark.sql.execution.arrow.maxRecordsPerBatch", "7")
     names = {7: "poison", 8: "flaky"}
     rows = [
         (n, [(names.get(n, "a"), NOON), (f"b{n}", None)], {"x": b"\0" * 9, "y": None})
         for n in range(100)
     ]
-    source, written = connect.createDataFrame(rows, LINES), []
+    source, written = spark.createDataFrame(rows, LINES), []
 
     def write(frame, number):
         written.extend(frame.collect())
 
     bolt = Names()
     it = topology(source, bolt, to_parquet(tmp_path / "out"), write)
-    counts = run_batch(it, connect, tmp_path / "cp")
+    counts = run_batch(it, spark, tmp_path / "cp")
     assert (counts.records, counts.acked, counts.dead, counts.retried) == (100, 99, 1, 1)
-    (letter,) = dead_letters(tmp_path / "cp", connect).collect()
+    (letter,) = dead_letters(tmp_path / "cp", spark).collect()
     assert (letter.error_type, letter.payload.id, letter.payload.tags[0].at) == ("Reject", 7, NOON)
     assert letter.payload.more == {"x": bytearray(9), "y": None}
     bolt.refused = None
-    assert replay(tmp_path / "cp", connect, where="payload.id = 7").records == {"lines": 1}
-    counts = run_batch(it, connect, tmp_path / "cp")
+    assert replay(tmp_path / "cp", spark, where="payload.id = 7").records == {"lines": 1}
+    counts = run_batch(it, spark, tmp_path / "cp")
     assert (counts.balanced, counts.acked, counts.resolved) == (True, 100, 1)
     wanted = sorted((n, name) for n in range(100) for name in (names.get(n, "a"), f"b{n}"))
-    found = connect.read.parquet(str(tmp_path / "out")).select("id", "name").collect()
+    found = spark.read.parquet(str(tmp_path / "out")).select("id", "name").collect()
     assert sorted(map(tuple, found)) == sorted(map(tuple, written)) == wanted
 
 

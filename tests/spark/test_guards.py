@@ -10,7 +10,6 @@ import threading
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from sessions import on_both_sessions
 
 from ackcore.calls import RateLimit
 from ackcore.spark import Query, attempt, dead_letters, guard, run_batch, to_parquet
@@ -62,10 +61,14 @@ def frame_of(spark):
     return spark.range(0, ROWS, 1, 2).selectExpr(*columns)
 
 
-@on_both_sessions
 @pytest.mark.parametrize(
-    ("fn", "settings"),
-    [(price, {"max_concurrency": 3}), (price_async, {"journal": True}), (price_batch, {})],
+    ("spark", "fn", "settings"),
+    [
+        ("connect", price, {"max_concurrency": 3}),
+        ("classic", price_async, {"journal": True}),
+        ("classic", price_batch, {}),
+    ],
+    indirect=["spark"],
 )
 def test_rows_are_written_once_with_their_columns_or_are_dead_letters(
     spark, tmp_path, conf, fn, settings

@@ -20,7 +20,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(spouts)
 
 #: The work of runs is swept each eighth time.
-BATCHES = 17
+BATCHES = 9
 
 
 def test_what_a_micro_batch_asks_of_a_bucket(

@@ -352,7 +352,7 @@ def test_new_records_of_a_stream_wait_behind_those_of_their_key(spark, tmp_path)
     def outcome(key, n, attempt):
         with open(tmp_path / "executed", "a") as file:
             file.write(f"{n}\n")
-        return Retry(after_s=6) if (n, attempt) == (0, 0) else None
+        return Retry(after_s=3) if (n, attempt) == (0, 0) else None
 
     written = []
 

@@ -16,8 +16,8 @@ from killed_windows import BATCHES, WINDOWS, drive
 
 from ackcore.spark.inspect import table_reading
 
-STEPS = ["changes-recorded:1", "planned:2", "in-sink:2"]
-MORE = ["decided:0", "folded:1", "tables-recorded:1", "ran:2", "acted:2", "marked:2"]
+STEPS = ["changes-recorded:1", "in-sink:2"]
+MORE = ["planned:2", "decided:0", "folded:1", "tables-recorded:1", "ran:2", "acted:2", "marked:2"]
 MORE += ["folded:3", "decided:4"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 import pyarrow as pa
-import pytest
 from pyspark import cloudpickle
 from pyspark.sql import functions as sql
 
@@ -45,8 +44,8 @@ class Twice(BatchBolt):
         out.emit(batch.take(pa.array(rows)), parents=rows)
 
 
-@pytest.mark.parametrize("records", [4])
-def test_rows_of_ten_megabytes(spark, tmp_path, records):
+def test_rows_of_ten_megabytes(spark, tmp_path):
+    records = 4
     text = sql.repeat(sql.lit("0123456789"), (MEGABYTES << 20) // 10)
 
     def topology(mended):

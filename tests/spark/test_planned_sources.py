@@ -164,7 +164,9 @@ def test_a_batch_of_a_source_without_end_is_an_error(spark, checkpoint, store):
         run_batch(topology(store, lines=Endless()), spark, checkpoint)
 
 
-@pytest.mark.parametrize("step", ["planned", "decided", "marked"])
+@pytest.mark.parametrize(
+    "step", ["planned", pytest.param("decided", marks=pytest.mark.faults), "marked"]
+)
 def test_a_driver_that_died_is_continued_from_its_plan(
     spark, checkpoint, store, running, monkeypatch, step
 ):

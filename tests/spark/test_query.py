@@ -328,8 +328,8 @@ def test_a_sink_that_is_another_checkpoints_is_refused_before_anything_runs(spar
     assert run_batch(topology(), spark, tmp_path / "cp").acked == 1
 
 
-@pytest.mark.parametrize("name", ["a b", "50% ü#1 a%20b [x]"])
-def test_a_stream_goes_on_wherever_its_checkpoint_lies(spark, tmp_path, store, folder, name):
+def test_a_stream_goes_on_wherever_its_checkpoint_lies(spark, tmp_path, store, folder):
+    name = "50% ü#1 a%20b [x]"
     for line in ("a", "b"):
         folder.add(line)
         topology = word_count(folder.stream, store)
@@ -339,24 +339,18 @@ def test_a_stream_goes_on_wherever_its_checkpoint_lies(spark, tmp_path, store, f
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["in", name])
 
 
-@pytest.mark.parametrize("dotted", ["source", "spouts"])
-def test_dots_in_names(spark, tmp_path, store, folder, dotted):
+def test_dots_in_names(spark, tmp_path, store, folder):
     folder.add("a", "b flaky")
     builder = TopologyBuilder()
-    if dotted == "spouts":
-        builder.spout("in.a", folder.stream)
-        builder.spout("in.b", folder.stream)
-        builder.bolt("split", Split()).shuffle("in.a").shuffle("in.b")
-    else:
-        builder.spout("lines", folder.stream.selectExpr("line", "1 AS `a.u`"))
-        builder.bolt("split", Split()).shuffle("lines")
+    for name in ("in.a", "in.b"):
+        builder.spout(name, folder.stream.selectExpr("line", "1 AS `a.u`"))
+    builder.bolt("split", Split()).shuffle("in.a").shuffle("in.b")
     builder.bolt("count", Count()).fields("split", "word")
     builder.sink("count", store)
     topology = builder.build(backoff_s=0.01, careful_after=0)
     on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
     assert on.await_termination(300)
-    times = 2 if dotted == "spouts" else 1
-    assert sorted(store.words) == sorted(["a", "b", "flaky"] * times)
+    assert sorted(store.words) == ["a", "a", "b", "b", "flaky", "flaky"]
     assert on.counts.balanced
 
 

@@ -101,7 +101,7 @@ def parquet(tmp_path, events):
     return directory
 
 
-@pytest.mark.parametrize("way", ["raised", "killed"])
+@pytest.mark.parametrize("way", [pytest.param("raised", marks=pytest.mark.faults), "killed"])
 def test_tasks_that_fail_before_the_shuffle(frame, events, expected, found, marks, way):
     table = frame(events, 5).repartition(3).mapInArrow(fail_once(marks, way), EVENT_DDL)
     assert found(settle(table, shards=2)) == expected(events)
@@ -111,7 +111,7 @@ def test_tasks_that_fail_before_the_shuffle(frame, events, expected, found, mark
     assert glob.glob(f"{marks}/*") == marks_left
 
 
-@pytest.mark.parametrize("way", ["raised", "killed"])
+@pytest.mark.parametrize("way", ["raised", pytest.param("killed", marks=pytest.mark.faults)])
 def test_tasks_that_fail_after_they_have_packed(
     monkeypatch, frame, events, expected, found, marks, way
 ):

@@ -59,8 +59,14 @@ class Kept:
         return None
 
 
-@pytest.mark.parametrize("kind", ["read again", "spilled"])
-@pytest.mark.parametrize("step", [None, "in-sink", "refused", "refusals-closed"])
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [
+        pytest.param(kind, step, marks=[pytest.mark.faults] * (at % 2 != way))
+        for at, step in enumerate([None, "in-sink", "refused", "refusals-closed"])
+        for way, kind in enumerate(["read again", "spilled"])
+    ],
+)
 def test_refused_records_are_dead_with_their_payload(spark, tmp_path, monkeypatch, kind, step):
     source = spark.range(40, numPartitions=3).withColumnRenamed("id", "n")
     if kind == "spilled":

@@ -12,7 +12,6 @@ import pytest
 from one_run import LINES, TEXTS, Split, by_word, fetched, lines
 from pyspark import cloudpickle
 from pyspark.sql import functions as F
-from sessions import on_both_sessions
 
 from ackcore.retry import Policy
 from ackcore.spark.engine import reread
@@ -67,8 +66,7 @@ def test_a_source_that_is_cut_otherwise_the_second_time_is_noticed(spark, tmp_pa
 
 
 def test_sources_in_no_fixed_order_spill_their_input(spark, execute):
-    result = execute(by_word(spark, TEXTS))
-    assert result.run.spilled  # a range partitioning is a shuffle
+    assert execute(by_word(spark, TEXTS, shuffled=True)).run.spilled
     ranged = spark.range(4).selectExpr("id", "if(id = 2, 'bad', 'a') AS text")
     builder = TopologyBuilder()
     builder.spout("lines", ranged)
@@ -120,7 +118,7 @@ def test_python_code_that_answers_otherwise_gives_no_record_anothers_payload(
     assert result.run.spilled
 
 
-@on_both_sessions
+@pytest.mark.parametrize("spark", ["connect"], indirect=True)
 def test_roots_of_an_unknown_spout_are_looked_for_in_all(spark, tmp_path):
     """A row that hangs from several roots does not say whose they are."""
     builder = TopologyBuilder()

@@ -22,16 +22,14 @@ DECIDED = {"ACKED", "FAILED", "ANOMALY"}
 
 
 @pytest.mark.parametrize(
-    ("columns", "timeout_ms", "statuses"),
+    ("spark", "partitions", "columns", "timeout_ms", "statuses"),
     [
-        (3, None, {"OPEN"}),
-        (4, None, {"OPEN"}),
-        (5, 300, {"OPEN", "EXPIRED", "ORPHAN"}),
-        (5, 0, {"EXPIRED", "ORPHAN"}),
+        ("classic", 1, 3, None, {"OPEN"}),
+        ("classic", 5, 4, None, {"OPEN"}),
+        ("classic", 5, 5, 300, {"OPEN", "EXPIRED", "ORPHAN"}),
+        ("connect", 5, 5, 0, {"EXPIRED", "ORPHAN"}),
     ],
-)
-@pytest.mark.parametrize(
-    ("spark", "partitions"), [("classic", 1), ("classic", 5), ("connect", 5)], indirect=["spark"]
+    indirect=["spark"],
 )
 def test_random_trees(
     frame, random_events, expected, found, columns, timeout_ms, statuses, partitions
@@ -43,8 +41,7 @@ def test_random_trees(
     assert {row.status for row in settled.values()} == DECIDED | statuses
 
 
-@pytest.mark.parametrize("shards", [1, 3, 40])
-@pytest.mark.parametrize("adaptive", ["true", "false"])
+@pytest.mark.parametrize(("shards", "adaptive"), [(1, "false"), (40, "true")])
 def test_any_number_of_shards(conf, frame, random_events, expected, found, shards, adaptive):
     """Adaptive execution joins small partitions: whole shards, so nothing changes."""
     conf("spark.sql.adaptive.enabled", adaptive)
@@ -53,44 +50,23 @@ def test_any_number_of_shards(conf, frame, random_events, expected, found, shard
     assert found(settle(frame(events, 5), shards=shards)) == expected(events)
 
 
-@pytest.mark.parametrize(
-    ("spark", "key", "value"),
-    [
-        ("connect", "spark.sql.execution.arrow.maxRecordsPerBatch", "1"),
-        ("connect", "spark.sql.execution.arrow.useLargeVarTypes", "true"),
-        ("classic", "spark.sql.ansi.enabled", "true"),
-        ("classic", "spark.sql.execution.arrow.useLargeVarTypes", "true"),
-        ("classic", "spark.sql.execution.arrow.maxRecordsPerBatch", "1"),
-        ("classic", "spark.sql.execution.arrow.pyspark.validateSchema.enabled", "true"),
-        ("classic", "spark.sql.session.timeZone", "Asia/Kathmandu"),
-    ],
-    indirect=["spark"],
-)
-def test_any_settings(conf, frame, random_events, expected, found, key, value):
-    conf(key, value)
-    events = random_events(4, 200)
+@on_both_sessions
+def test_any_settings(conf, frame, random_events, expected, found):
+    conf("spark.sql.ansi.enabled", "true")
+    conf("spark.sql.session.timeZone", "Asia/Kathmandu")
+    for key, value in (
+        ("useLargeVarTypes", "true"),
+        ("maxRecordsPerBatch", "1"),
+        ("pyspark.validateSchema.enabled", "true"),
+    ):
+        conf(f"spark.sql.execution.arrow.{key}", value)
+    events = random_events(4, 50)
     # Without INITs all stays open, and is decided with them.
     inits = [event for event in events if event[2] >= 0]
     left = settle(frame([event for event in events if event[2] < 0], 5), shards=2)
     assert {row.status for row in found(left).values()} == {"OPEN"}
     assert found(settle(frame(inits, 5), open_before=left, shards=2)) == expected(events)
     assert found(settle(combine(frame(events, 5)), shards=2)) == expected(events)
-
-
-@on_both_sessions
-def test_cuts_lose_nothing(frame, random_events, expected, found):
-    """A table cut into parts gives what it gives whole, if the INITs come last.
-
-    (A root decided in an earlier part is decided, and its late rows start anew: SEMANTICS 4.)
-    """
-    events = [event[:4] for event in random_events(5, 800)]
-    acks = [event for event in events if event[2] < 0]
-    inits = [event for event in events if event[2] >= 0]
-    left = None
-    for part in (acks[0::3], acks[1::3], acks[2::3], inits):
-        settled = settle(frame(part, 4), open_before=left, shards=3).localCheckpoint()
-        left = settled.where("status = 'OPEN'")
-    assert found(settled) == expected(events)
 
 
 def test_any_cuts_are_those_of_the_twin(frame, random_events, found, reference):
@@ -139,7 +115,6 @@ def test_a_table_delivered_twice_is_no_success(frame, found):
     assert {row.status for row in found(settle(table.union(table))).values()} == {"ANOMALY"}
 
 
-@on_both_sessions
 def test_the_earliest_reason_is_kept(frame, found):
     events = [
         (1, 5, 0, 9, None),
@@ -161,7 +136,6 @@ def test_the_earliest_reason_is_kept(frame, found):
     assert [found(settle(combined))[root].reason for root in (1, 3)] == ["first", "earlier"]
 
 
-@on_both_sessions
 def test_combine_gives_one_row_per_root_and_partition(frame, random_events, expected, found):
     events = random_events(6, 300)
     table = frame(events, 5)

@@ -210,13 +210,11 @@ def _named(world):
         return state.tables.files(0)
 
 
-@pytest.mark.parametrize("world", ["disk", "bucket"])
 @pytest.mark.parametrize(
     "step", ["in-sink", "refusals-closed", "folded", "tables-recorded", "acted"]
 )
-def test_a_driver_that_dies_in_a_bucket_as_on_a_disk(tmp_path, request, world, step):
-    place = tmp_path if world == "disk" else request.getfixturevalue("bucket")
-    it = TableWorld(place)
+def test_a_driver_that_dies_in_a_bucket_as_on_a_disk(bucket, step):
+    it = TableWorld(bucket)
     lines = ["a1.o", "b1.1", "a2.R", "b2.f"]
     it.take(0, lines[:2])
     with dying_at(step, 1):
