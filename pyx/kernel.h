@@ -11,6 +11,7 @@
 
 #include "block.h"
 #include "check.h"
+#include "rows.h"
 
 /* ---- a batch ----------------------------------------------------------------------------- */
 
@@ -259,6 +260,7 @@ const kernel_t KERNEL = {
     .settle_all = settle_all,
     .waiting_orphans = waiting_orphans,
     .look_up = look_up,
+    .fingerprint = fingerprint_of,
 };
 
 #endif

@@ -97,6 +97,9 @@ cdef extern from "layout.h" nogil:
         ) noexcept nogil
         int64_t (*waiting_orphans)(ledger_t *l) noexcept nogil
         int (*look_up)(ledger_t *l, uint64_t key, const columns_t *out) noexcept nogil
+        uint64_t (*fingerprint)(
+            const uint8_t *data, uint64_t size, uint64_t seed
+        ) noexcept nogil
 
     const kernel_t *kernel_at(int level) noexcept
 

@@ -282,6 +282,7 @@ typedef struct {
     size_t (*settle_all)(ledger_t *, const columns_t *, int timed_out, int64_t before);
     int64_t (*waiting_orphans)(ledger_t *);
     int (*look_up)(ledger_t *, uint64_t key, const columns_t *);
+    uint64_t (*fingerprint)(const uint8_t *data, uint64_t size, uint64_t seed);
 } kernel_t;
 
 #if defined(__x86_64__)

@@ -216,7 +216,8 @@ static inline void gather_bytes(const void *offsets, int wide, const uint8_t *da
     else
         gather_bytes_at(offsets, 0, data, size, order, places, to, out);
 }
-/* A sum over the words, each mixed with its place, so that the steps are independent. */
+/* A sum over the words, each mixed with its place, so that the steps are independent.  Each kernel
+ * has a build of it, which the compiler vectorises. */
 static inline uint64_t fingerprint_of(const uint8_t *data, uint64_t size, uint64_t seed) {
     const uint64_t key = mix64(seed ^ FINGERPRINT);
     uint64_t total = 0, place = key, word = 0;

@@ -31,7 +31,6 @@ cdef extern from "rows.h" nogil:
         const void *offsets, int wide, const uint8_t *data, int64_t size, const uint64_t *order,
         size_t places, const void *to, uint8_t *out
     ) noexcept
-    uint64_t fingerprint_of(const uint8_t *data, uint64_t size, uint64_t seed) noexcept
     void start_edges(
         const uint64_t *roots, const uint64_t *parents, uint64_t parent, size_t groups,
         edge_key_t keys, uint64_t *bases

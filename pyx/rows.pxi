@@ -1,8 +1,8 @@
 # Hashes, runs and fingerprints around rows.h: arguments and columns.  Part of _native.pyx.
 
 from rows cimport (
-    AT_ONCE, cut_runs, fingerprint_of, first_bad_offset, fold_bytes, fold_numbers,
-    gather_bytes, number_edges, place_gathered, row_runs_t, start_edges,
+    AT_ONCE, cut_runs, first_bad_offset, fold_bytes, fold_numbers, gather_bytes,
+    number_edges, place_gathered, row_runs_t, start_edges,
 )
 
 
@@ -338,5 +338,5 @@ def fingerprint(data, seed=0):
     cdef uint64_t size = rows(memory)
     cdef uint64_t print_
     with nogil:
-        print_ = fingerprint_of(at, size, start)
+        print_ = kernel.fingerprint(at, size, start)
     return <int64_t>print_

@@ -32,6 +32,8 @@ from ackcore.spark.listeners import Listeners
 from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.tables import seen_keys
 from ackcore.spark.tasks.dedup_executor import DedupExecutor, SeenKeys
+from ackcore.tables import collect, tumbling
+from ackcore.tables.time_windows import Window
 from ackcore.tables.watermarks import NEVER
 from ackcore.testing import Source
 from ackcore.testing.local_runs import _MEMORY, LocalRuns
@@ -62,7 +64,7 @@ class Record(collections.namedtuple("Record", "n key does at")):
 
 
 class Rate(BasicBolt):
-    outputs = pa.schema([("n", pa.int64()), ("key", pa.string()), ("does", pa.string())])
+    outputs = RECORDS
 
     def prepare(self, context):
         self.number = context.batch_id
@@ -71,13 +73,13 @@ class Rate(BasicBolt):
         assert tuple.component == "orders"
         RAN.append((self.number, tuple["n"]))
         if tuple["n"] in FIXED:
-            collector.emit((tuple["n"], tuple["key"], "ok"))
+            collector.emit((tuple["n"], tuple["key"], "ok", tuple["at"]))
             return
         if tuple["does"] == "dies":
             raise Reject("no")
         if (tuple["does"] == "fails" and tuple.attempt == 0) or tuple["does"] == "always":
             raise TimeoutError("later")
-        collector.emit((tuple["n"], tuple["key"], tuple["does"]))
+        collector.emit(tuple.values)
 
 
 class Writer(Sink):
@@ -120,6 +122,7 @@ class DedupModel:
 
     path: Path
     bounds: dict
+    window: Window | None = None
     at_ms: dict[int, int] = field(default_factory=dict)  # time of each plan
 
     def __post_init__(self):
@@ -130,6 +133,9 @@ class DedupModel:
         builder.spout("orders", Source(RECORDS), dedup="key", **self.bounds)
         builder.bolt("rate", Rate()).shuffle("orders")
         builder.sink("rate", self.sink)
+        if self.window is not None:
+            value = {"ns": collect("n", 9)}
+            builder.table("tens", from_="rate", key="key", value=value, window=self.window)
         self.topology = builder.build(max_attempts=2, backoff_s=8.0)
         self.runs = StreamRuns(self.topology, self.fed)
         self.dead: dict[int, int] = {}  # record to micro-batch
@@ -333,6 +339,21 @@ def test_one_record_of_a_key_has_effects_and_none_is_lost(bounds, taken):
         assert sorted([*written, *model.dead, *model.ended]) == list(range(1, n + 1)), (
             "each record ends once"
         )
+
+
+def test_a_copy_is_late_only_if_its_waiting_record_would_be(tmp_path):
+    """Window 0 stays open for record 1, which waits. Its copy 3 runs in its place, then."""
+    model = DedupModel(tmp_path, {"within_s": WITHIN_S}, tumbling(10, "at"))
+    for wait_s, records in (
+        (0, [(1, "a", "fails", 0), (2, "b", "ok", 50_000)]),
+        (12, [(3, "a", "ok", 0), (4, "c", "ok", 0)]),
+        (1, [(5, "a", "ok", 0)]),
+    ):
+        model.take([Record(n, key, does, BEGIN_MS + at) for n, key, does, at in records], wait_s)
+    assert model.sink.written == {0: [2], 1: [3]}
+    assert model.dead == {4: 1}
+    assert model.ended == {1: 2, 5: 2}
+    assert [letter.error_type for letter in model.runs._dead] == ["Late"]
 
 
 def test_on_spark_a_killed_driver_leaves_each_key_once(tmp_path):

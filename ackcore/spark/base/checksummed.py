@@ -55,11 +55,16 @@ def digest_of(data: bytes | memoryview | pa.Buffer) -> str:
 
 def checksum_of(data: bytes | memoryview | pa.Buffer, digits: int) -> str:
     """Return the checksum of bytes: a digest for 32 hex digits, a fingerprint for 16."""
-    checksum = _Digest() if digits == 32 else _Fingerprint()
-    view = memoryview(data)
+    if digits == 32:
+        return digest_of(data)
+    view, so_far = memoryview(data), 0
     for start in range(0, len(view), _PIECE):
-        checksum.update(view[start : start + _PIECE])
-    return checksum.hex()
+        so_far = fingerprint(view[start : start + _PIECE], so_far)
+    return _hex(so_far)
+
+
+def _hex(of_pieces: int) -> str:
+    return f"{of_pieces & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
 def checksum_in(name: str | os.PathLike[str]) -> str | None:
@@ -136,7 +141,7 @@ class _Fingerprint:
         if self._rest:
             self._add(bytes(self._rest))
             self._rest.clear()
-        return f"{self._so_far & 0xFFFFFFFFFFFFFFFF:016x}"
+        return _hex(self._so_far)
 
 
 class _Hashed:

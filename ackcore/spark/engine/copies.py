@@ -8,7 +8,7 @@ to wait.  New records with the key of a waiting record wait too: the bolt gets t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -72,7 +72,7 @@ def _numbers(table: pa.Table) -> tuple[Int64s, Int64s, Bools]:
 
 
 def with_dedup_keys(
-    failed: pa.Table, files: Iterable[SinkFile], directory: str, spouts: Iterable[Spout]
+    failed: pa.Table, files: Sequence[SinkFile], directory: str, spouts: Iterable[Spout]
 ) -> pa.Table:
     """Return the failures with the hash of each one's key, in `DEDUP_KEY`; null if unknown.
 
@@ -81,18 +81,51 @@ def with_dedup_keys(
     spouts with ``dedup``.
     """
     sought = np.sort(failed["root_id"].to_numpy())
-    columns = {spout.emitter: spout.dedup.columns for spout in spouts if spout.dedup is not None}
-    roots, keys = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for file in files:
-        if file.component not in columns or file.stream != SEEN:
+    found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+    for spout in spouts:
+        for rows in _seen(spout, files, directory):
+            rows = rows.filter(pa.array(among(rows.column(ROOT).to_numpy(), sought)))
+            found.append((rows.column(ROOT).to_numpy(), _keys(spout, rows)))
+    roots, keys = (pa.array(np.concatenate(each)) for each in zip(*found, strict=True))
+    at = pc.index_in(failed["root_id"], value_set=roots)
+    return failed.append_column(DEDUP_KEY, keys.take(at.combine_chunks()))
+
+
+def first_copies(
+    due: Mapping[str, pa.Table], files: Sequence[SinkFile], directory: str, spouts: Iterable[Spout]
+) -> tuple[Int64s, Int64s]:
+    """Return the records of a run that have due copies: their sorted roots, and for each the time
+    when the earliest of these copies was first read.
+
+    ``due``: the due records by spout. ``files``: the files that the run wrote into ``directory``.
+    ``spouts``: the spouts with ``dedup``.
+    """
+    found = [np.empty((2, 0), np.int64)]
+    for spout in spouts:
+        if spout.name not in due:
             continue
-        path = os.path.join(directory, file.path)
-        for batch in read_rows(RowFile(path, file.rows, file.nbytes)):
-            wanted = among(batch.column(ROOT).to_numpy(), sought)
-            rows = batch.filter(pa.array(wanted))
-            arrays = key_columns([rows.column(name) for name in columns[file.component]])
-            roots.append(rows.column(ROOT).to_numpy())
-            keys.append(hashes_of(arrays, len(rows)).view(np.int64))
-    known = pa.array(np.concatenate(roots))
-    at = pc.index_in(failed["root_id"], value_set=known)
-    return failed.append_column(DEDUP_KEY, pa.array(np.concatenate(keys)).take(at.combine_chunks()))
+        copies = due[spout.name].select([DEDUP_KEY, FIRST_MS]).drop_null()
+        copies = copies.group_by(DEDUP_KEY).aggregate([(FIRST_MS, "min")])
+        times = copies[f"{FIRST_MS}_min"].to_numpy()
+        for rows in _seen(spout, files, directory):
+            at = pc.index_in(pa.array(_keys(spout, rows)), value_set=copies[DEDUP_KEY])
+            some = rows.filter(at.is_valid()).column(ROOT).to_numpy()
+            found.append(np.stack([some, times[at.drop_null().to_numpy()]]))
+    roots, first_ms = np.concatenate(found, axis=1)
+    order = np.argsort(roots)
+    return roots[order], first_ms[order]
+
+
+def _seen(spout: Spout, files: Iterable[SinkFile], directory: str) -> Iterator[pa.RecordBatch]:
+    """Yield the keys and roots of the records of a run that are no duplicates."""
+    for file in files:
+        if (file.component, file.stream) == (spout.emitter, SEEN):
+            path = os.path.join(directory, file.path)
+            yield from read_rows(RowFile(path, file.rows, file.nbytes))
+
+
+def _keys(spout: Spout, rows: pa.RecordBatch) -> Int64s:
+    """Return the hash of the key of each row."""
+    assert spout.dedup is not None
+    arrays = key_columns([rows.column(name) for name in spout.dedup.columns])
+    return hashes_of(arrays, len(rows)).view(np.int64)

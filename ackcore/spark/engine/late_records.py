@@ -1,14 +1,15 @@
 """Late records: those with a row whose window had closed before the record was first read.
 
 A late record fails for good after the run, like a record that a bolt rejects: it is a dead letter,
-and no row of it is in a sink or a table.  So is a record with a row without a usable time.
+and no row of it is in a sink or a table.  So is a record with a row without a usable time.  A copy
+of a waiting record (``dedup``) counts as first read with it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,6 +39,8 @@ class ReadRecords:
     keys: Mapping[str, int]  # the key of the root ids of each tracked spout
     read: Mapping[int, Mapping[str, int]]  # by partition and spout, the number of new records
     due: Mapping[str, pa.Table]  # by spout, the retried records
+    #: Returns what `first_copies` returns.
+    find_copies: Callable[[], tuple[Int64s, Int64s]]
 
     def owners(self, roots: Int64s) -> Int64s:
         """Return the number of the spout of each root; -1 for a root that is of none."""
@@ -67,6 +70,10 @@ class ReadRecords:
             found[spout] = sizes
         return found
 
+    @cached_property
+    def _copies(self) -> tuple[Int64s, Int64s]:
+        return self.find_copies()
+
     def bounds(self, roots: Int64s, watermarks: WindowWatermarks) -> Int64s:
         """Return the bound that decides whether a row of each root is late."""
         found = np.full(len(roots), max(watermarks.reached, watermarks.closed))
@@ -75,8 +82,13 @@ class ReadRecords:
             tried = np.flatnonzero((partitions == RETRIES) & (places < len(records)))
             if len(tried):
                 first_ms = records[FIRST_MS].to_numpy()[places[tried]]
-                times, of = np.unique(first_ms, return_inverse=True)
-                found[tried] = np.array([watermarks.bound(ms) for ms in times.tolist()])[of]
+                found[tried] = _bounds(watermarks, first_ms)
+        copies, first_ms = self._copies
+        if len(copies):
+            places = np.minimum(np.searchsorted(copies, roots), len(copies) - 1)
+            known = np.flatnonzero(copies[places] == roots)
+            earlier = _bounds(watermarks, first_ms[places[known]])
+            found[known] = np.minimum(found[known], earlier)
         return found
 
 
@@ -186,6 +198,12 @@ class WindowedRows:
 
 
 _EMPTY: Int64s = np.empty(0, np.int64)
+
+
+def _bounds(watermarks: WindowWatermarks, first_ms: Int64s) -> Int64s:
+    """Return the bound for records that were first read at some times."""
+    times, of = np.unique(first_ms, return_inverse=True)
+    return np.array([watermarks.bound(ms) for ms in times.tolist()], np.int64)[of]
 
 
 def _roots_at(roots: pa.Array, places: Int64s) -> tuple[Int64s, Int64s]:

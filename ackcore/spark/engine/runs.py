@@ -43,7 +43,7 @@ from ackcore.spark.engine.check import (
     check_found,
     check_same_rows,
 )
-from ackcore.spark.engine.copies import held_copies, with_dedup_keys
+from ackcore.spark.engine.copies import first_copies, held_copies, with_dedup_keys
 from ackcore.spark.engine.decide import (
     BatchOutcome,
     decide,
@@ -372,8 +372,13 @@ class Runs:
             return None
         tables = (None if plan.parent is None else self._state.tables.of(plan.parent)) or {}
         keys = {name: self._spout_key(run_plan, name) for name in self.spouts}
-        records = ReadRecords(keys, ran.read, retries.due)
-        return WindowedRows(self._topology, tables, records, ran.files, run_plan.work)
+        work = run_plan.work
+
+        def find_copies() -> tuple[Int64s, Int64s]:
+            return first_copies(retries.due, ran.files, work, self._deduped)
+
+        records = ReadRecords(keys, ran.read, retries.due, find_copies)
+        return WindowedRows(self._topology, tables, records, ran.files, work)
 
     def _spout_key(self, run_plan: RunPlan, spout: str) -> int:
         """Return the key of the root ids of a spout."""

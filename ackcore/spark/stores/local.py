@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -92,12 +93,11 @@ class LocalStore(NumberedVersions):
         path = self.path(key)
         with _reading(path):
             try:
-                # Not by its path: Arrow does not detect a directory or an empty file.
                 with open(path, "rb", buffering=0) as file:
                     if not os.fstat(file.fileno()).st_size:
                         return pa.py_buffer(b"")
-                    with pa.memory_map(f"/proc/self/fd/{file.fileno()}") as source:
-                        return source.read_buffer()
+                    # Arrow's memory_map takes three times as long.
+                    return pa.py_buffer(mmap(file.fileno(), 0, access=ACCESS_READ))
             except _ABSENT:
                 return None
 
