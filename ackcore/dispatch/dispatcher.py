@@ -124,10 +124,8 @@ class Dispatcher:
 
     Raises
     ------
-    TypeError
-        If an argument is not of its type.
-    ValueError
-        If one is out of range, or there are no consumers.
+    TypeError, ValueError
+        If an argument is not of its type; if one is out of range, or there are no consumers.
     """
 
     def __init__(

@@ -174,10 +174,8 @@ class Consumer:
 
     Raises
     ------
-    TypeError
-        If an argument is not of its type.
-    ValueError
-        If one is out of range.
+    TypeError, ValueError
+        If an argument is not of its type; if one is out of range.
     """
 
     def __init__(
