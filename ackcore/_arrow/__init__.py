@@ -16,7 +16,6 @@ from ackcore._arrow.arrow_tables import (
     entries_from_batch,
     integers,
     nullable_within,
-    refuse_nulls,
 )
 from ackcore._arrow.hashing import hash_columns
 from ackcore._arrow.lossless import array_of, as_mapping, cast, short_repr
@@ -46,7 +45,6 @@ __all__ = [
     "offsets_of",
     "one_batch",
     "rebatched",
-    "refuse_nulls",
     "short_repr",
     "take_rows",
 ]
