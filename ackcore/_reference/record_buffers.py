@@ -5,7 +5,6 @@ The twin of record_buffers.pxi, which documents arguments, results and errors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ class RecordBuffers:
         """The size of all keys, values and headers in bytes; header names count in characters."""
         return self._key_bytes + self._value_bytes + self._header_bytes
 
-    def add(self, messages: Sequence[Any], first: int = 0, stop: int = 2**63 - 1) -> int:
+    def add(self, messages: Any, first: int = 0, stop: int = 2**63 - 1) -> int:
         """Add the records from ``messages[first]`` on; return the index after the last."""
         found = []
         key_bytes, value_bytes = self._key_bytes, self._value_bytes

@@ -58,10 +58,8 @@ class RateLimit:
 
     Raises
     ------
-    TypeError
-        If an argument has another type.
-    ValueError
-        If one is out of range, or the object limits nothing.
+    TypeError, ValueError
+        If an argument has another type; if one is out of range, or the object limits nothing.
 
     Notes
     -----

@@ -41,6 +41,8 @@ _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 1_000
 _LOOK_AHEAD = 64
 #: Seconds between checks of time-outs and pauses.
 _LOOK_S = 0.02
+#: Seconds between commits, and the most records read beyond the first that is not done.
+_COMMIT_S, _MAX_AHEAD = 1.0, 1_000_000
 _MAX_BACKOFF_S = 366 * 24 * 3600
 #: Pause of a consumer during its trial call.  The end of that call ends the pause.
 _ON_TRIAL_S = 1e9
@@ -115,20 +117,15 @@ class Dispatcher:
         that failed for the last time. It must store the record before it returns, because the
         committed position then moves past it. By default the run ends with `RecordDead`.
     checkpoint : path-like, optional
-        The file of the committed position; see `Checkpoint`. By default each run begins at 0.
-    checkpoint_s : float, default 1.0
-        Seconds between commits. A run also commits at its end.
-    max_ahead : int, default 1_000_000
-        The largest number of records read beyond the first that is not done.
+        The file of the committed position, written each second and at the end; see `Checkpoint`. By
+        default each run begins at 0.
     unavailable_timeout_s : float, default 604_800 (a week)
         Seconds after a record's first `Unavailable` from which further ones count as attempts.
 
     Raises
     ------
-    TypeError
-        If an argument is not of its type.
-    ValueError
-        If one is out of range, or there are no consumers.
+    TypeError, ValueError
+        If an argument is not of its type; if one is out of range, or there are no consumers.
     """
 
     def __init__(
@@ -151,8 +148,6 @@ class Dispatcher:
         acked: Callable[[int, Any], Any] | None = None,
         dead_letters: DeadLetters | None = None,
         checkpoint: Any = None,
-        checkpoint_s: float = 1.0,
-        max_ahead: int = 1_000_000,
         unavailable_timeout_s: float = 7 * 24 * 3600.0,
     ) -> None:
         if not callable(source) and not isinstance(source, Sequence):
@@ -197,8 +192,6 @@ class Dispatcher:
         self._acked = acked
         self._dead_letters = dead_letters
         self._checkpoint_path = checkpoint
-        self._checkpoint_s = positive(checkpoint_s, "checkpoint_s", unit="seconds")
-        self._max_ahead = as_count(max_ahead, "max_ahead", 1)
         self._unavailable_timeout_s = positive(
             unavailable_timeout_s, "unavailable_timeout_s", unit="seconds"
         )
@@ -287,7 +280,7 @@ class Dispatcher:
 
     async def _run(self, checkpoint: Checkpoint | None) -> None:
         reader = Reader(self._source, self._start, self._more.set)
-        next_commit = time.monotonic() + self._checkpoint_s
+        next_commit = time.monotonic() + _COMMIT_S
         next_look = 0.0
         try:
             while self._error is None:
@@ -304,7 +297,7 @@ class Dispatcher:
                     next_look = now + _LOOK_S
                     self._expire()
                 if checkpoint is not None and now >= next_commit:
-                    next_commit = now + self._checkpoint_s
+                    next_commit = now + _COMMIT_S
                     await asyncio.to_thread(checkpoint.commit, self._prefix.committed)
         finally:
             await reader.close()
@@ -328,7 +321,7 @@ class Dispatcher:
         """Read records until enough are ready to be sent."""
         wanted = 1 if self._key is None else _LOOK_AHEAD
         while len(self._ready) < wanted and not reader.ended and not self._stopping:
-            if reader.position - self._prefix.committed >= self._max_ahead:
+            if reader.position - self._prefix.committed >= _MAX_AHEAD:
                 return
             records = reader.read(self._batch)
             if not records:

@@ -54,10 +54,8 @@ class FlowController:
 
     Raises
     ------
-    TypeError
-        If an argument is not of its type.
-    ValueError
-        If one is out of range, or two consumers have one name.
+    TypeError, ValueError
+        If an argument is not of its type; if one is out of range, or two consumers have one name.
 
     Notes
     -----
@@ -149,10 +147,8 @@ class FlowController:
         ------
         KeyError
             If there is no consumer of that name.
-        TypeError
-            If ``pause_s`` is not a number.
-        ValueError
-            If it is out of range.
+        TypeError, ValueError
+            If ``pause_s`` is not a number; if it is out of range.
         """
         for_ns = nanoseconds(pause_s, "pause_s")
         with self._guard:

@@ -70,10 +70,8 @@ class Batch(Sequence[Any]):
 
         Raises
         ------
-        TypeError
-            If it is neither bytes nor boolean.
-        ValueError
-            If its length does not match this batch.
+        TypeError, ValueError
+            If it is neither bytes nor boolean; if its length does not match this batch.
         """
         n = len(self.records)
         if isinstance(bitmap, (bytes, bytearray, memoryview)):

@@ -83,11 +83,6 @@ class KafkaSpout:
         additional fields of a message are dropped, missing ones are null.
     options : mapping, optional
         Further librdkafka settings: security, ``isolation.level`` and others.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is wrong; it names the argument.
     """
 
     source_kind: ClassVar[str] = "kafka"
@@ -172,11 +167,6 @@ class KafkaGroup:
         ``host:port`` of the brokers that the source reads, separated by commas.
     options : mapping, optional
         Further librdkafka settings, security above all; the source's own settings are Java's.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is wrong; it names the argument.
     """
 
     #: The kind of this group for `TopologyBuilder.spout`.

@@ -12,7 +12,7 @@ import pytest
 from round_robin import RoundRobin
 from scripted import Clock, failing, one
 
-from ackcore.dispatch import Dispatcher, RecordDead, Reject, Target, Unavailable
+from ackcore.dispatch import Dispatcher, RecordDead, Reject, Target, Unavailable, dispatcher
 from ackcore.flow import ByKey, Fixed
 
 
@@ -91,7 +91,8 @@ async def rejects(record):
 
 
 @pytest.mark.parametrize("max_ahead", [1, 100])
-def test_a_run_ends_when_the_dead_were_kept(max_ahead):
+def test_a_run_ends_when_the_dead_were_kept(max_ahead, monkeypatch):
+    monkeypatch.setattr(dispatcher, "_MAX_AHEAD", max_ahead)
     dead = []
 
     async def keep(position, record, error):
@@ -103,7 +104,7 @@ def test_a_run_ends_when_the_dead_were_kept(max_ahead):
 
     signal.alarm(30)  # without a turn of the loop nothing else would end it
     try:
-        counts = Dispatcher(range(5), {"a": rejects}, dead_letters=keep, max_ahead=max_ahead).run()
+        counts = Dispatcher(range(5), {"a": rejects}, dead_letters=keep).run()
     finally:
         signal.alarm(0)
     assert sorted(dead) == list(range(5))
@@ -210,7 +211,6 @@ def test_it_runs_once():
         ({"chooser": ByKey()}, ValueError, "key must be given, because the chooser"),
         ({"max_attempts": 0}, ValueError, "max_attempts"),
         ({"timeout_s": -1}, ValueError, "timeout_s must be above 0"),
-        ({"checkpoint_s": 0}, ValueError, "checkpoint_s must be above 0"),
     ],
 )
 def test_bad_settings_are_named(arguments, error, says):

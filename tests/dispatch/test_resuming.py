@@ -46,8 +46,10 @@ def test_a_producer_killed_by_kill_9_goes_on_at_its_commit(tmp_path):
     program = f"""
 import os, signal
 from functools import partial
-from ackcore.dispatch import Dispatcher, Function
+from ackcore.dispatch import Dispatcher, Function, dispatcher
 from in_processes import write
+
+dispatcher._COMMIT_S = 1e-6
 
 def kill(position, record):
     if position == 500:
@@ -55,7 +57,7 @@ def kill(position, record):
 
 consumers = {{n: Function(partial(write, {str(tmp_path)!r})) for n in range(3)}}
 path = {str(tmp_path / "position")!r}
-Dispatcher(range(1000), consumers, acked=kill, checkpoint=path, checkpoint_s=1e-6).run()
+Dispatcher(range(1000), consumers, acked=kill, checkpoint=path).run()
 """
     path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}

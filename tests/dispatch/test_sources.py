@@ -8,6 +8,7 @@ import pytest
 from scripted import Clock, one
 
 from ackcore.dispatch import Dispatcher, Reject
+from ackcore.dispatch import dispatcher as dispatching
 from ackcore.dispatch.checkpoint import Checkpoint
 from ackcore.flow import Fixed
 
@@ -36,7 +37,8 @@ def test_sources_of_each_kind():
     assert Dispatcher([], {"a": print}).run().read == 0
 
 
-def test_while_an_asynchronous_source_is_idle_all_else_goes_on(tmp_path):
+def test_while_an_asynchronous_source_is_idle_all_else_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(dispatching, "_COMMIT_S", 0.01)
     clock, done = Clock(), []
 
     async def call(record):
@@ -53,7 +55,6 @@ def test_while_an_asynchronous_source_is_idle_all_else_goes_on(tmp_path):
             backoff_s=0.001,
             timeout_s=0.5,
             checkpoint=tmp_path / "rt",
-            checkpoint_s=0.01,
         )
         run = asyncio.ensure_future(dispatcher.run_async())
         while not ((tmp_path / "rt").exists() and b'"committed": 2' in kept()):
@@ -131,7 +132,8 @@ def test_stopped_in_between_it_ends_with_what_was_read():
     assert counts.read in (21, 22)
 
 
-def test_max_ahead_bounds_what_is_read_beyond_it():
+def test_a_bound_limits_what_is_read_beyond_a_record_that_is_not_done(monkeypatch):
+    monkeypatch.setattr(dispatching, "_MAX_AHEAD", 10)
     reads = []
 
     async def main():
@@ -148,7 +150,7 @@ def test_max_ahead_bounds_what_is_read_beyond_it():
             if record == 0:
                 await release.wait()
 
-        dispatcher = Dispatcher(source, {"a": call}, limit=lambda: Fixed(100), max_ahead=10)
+        dispatcher = Dispatcher(source, {"a": call}, limit=lambda: Fixed(100))
         run = asyncio.ensure_future(dispatcher.run_async())
         for _ in range(100):
             await asyncio.sleep(0)

@@ -55,6 +55,10 @@ class ConsumerStats(NamedTuple):
     lag: int  # offsets between the committed ones and the ends, as far as they are known
 
 
+#: The arguments of a `Consumer` that are settings of the same name and value.
+_SETTINGS = ConsumerSettings.__dataclass_fields__.keys() - {"topics", "partitions"}
+
+
 class Consumer:
     """A member of a consumer group that commits exactly the records that are done.
 
@@ -170,10 +174,8 @@ class Consumer:
 
     Raises
     ------
-    TypeError
-        If an argument is not of its type.
-    ValueError
-        If one is out of range.
+    TypeError, ValueError
+        If an argument is not of its type; if one is out of range.
     """
 
     def __init__(
@@ -211,37 +213,12 @@ class Consumer:
         max_waiting_bytes: int = 64 << 20,
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name in _SETTINGS}
         self.settings = settings = ConsumerSettings(
             ClientSettings(bootstrap_servers, options),
-            group_id,
-            as_topics(topics),
-            as_partitions(partitions),
-            tasks=tasks,
-            task=task,
-            protocol=protocol,
-            start=start,
-            force_from_start=force_from_start,
-            max_offset_behind=max_offset_behind,
-            out_of_range=out_of_range,
-            dead_letters=dead_letters,
-            max_dead=max_dead,
-            max_dead_ratio=max_dead_ratio,
-            max_dead_window=max_dead_window,
-            max_attempts=max_attempts,
-            backoff_s=backoff_s,
-            max_backoff_s=max_backoff_s,
-            timeout_s=timeout_s,
-            unavailable_timeout_s=unavailable_timeout_s,
-            commit_interval_s=commit_interval_s,
-            drain_s=drain_s,
-            on_assign=on_assign,
-            on_revoke=on_revoke,
-            ordered_by=ordered_by,
-            refresh_s=refresh_s,
-            max_in_flight=max_in_flight,
-            max_in_flight_bytes=max_in_flight_bytes,
-            max_waiting=max_waiting,
-            max_waiting_bytes=max_waiting_bytes,
+            topics=as_topics(topics),
+            partitions=as_partitions(partitions),
+            **given,
         )
         # Re-entrant: a signal handler may call `stop` while its thread holds this lock.
         self._changed = threading.Condition()

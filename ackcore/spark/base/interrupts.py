@@ -231,13 +231,3 @@ def _chain(error: BaseException | None) -> list[BaseException]:
             found.append(one)
             left += [one.__cause__, one.__context__]
     return found
-
-
-__all__ = [
-    "RunCancelled",
-    "cancel_until",
-    "cancelling",
-    "interruptible",
-    "raise_if_interrupted",
-    "raised_by",
-]

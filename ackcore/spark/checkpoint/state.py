@@ -36,7 +36,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -44,7 +44,7 @@ import pyarrow as pa
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import ORDER, ORDER_BITS
-from ackcore.spark.checkpoint import compatibility, history, replays
+from ackcore.spark.checkpoint import compatibility, replays
 from ackcore.spark.checkpoint.compatibility import Described
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.places import CheckpointParts, RunPlaces, opened
@@ -55,6 +55,14 @@ from ackcore.spark.checkpoint.segment_files import SegmentFiles
 from ackcore.spark.checkpoint.table_records import TableRecords
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.stores.opening import place_of
+
+
+class _History(NamedTuple):
+    """The last planned and the last finished micro-batch, and the requests that plans took."""
+
+    last_plan: int | None
+    last_done: int | None
+    taken: frozenset[str]  # requests to replay that a plan took
 
 
 class State:
@@ -159,8 +167,31 @@ class State:
             self._meta |= compatibility.about(topology, self._meta["spout_order"])
             compatibility.write_meta(self._records, self._meta)
 
-    def _read_history(self) -> history.History:
-        return history.read_history(self._records, self.plan, self._meta["begun"])
+    def _read_history(self) -> _History:
+        """Return the progress of the checkpoint. Raises CheckpointCorrupt if a file is missing."""
+        records = self._records
+        plans, dones = records.numbers("batches", ".plan"), records.numbers("batches", ".done")
+        last = max([*plans, *dones, *records.numbers("batches", ".decision")], default=None)
+        if last is None:
+            if self._meta["begun"]:
+                what = "is missing or empty, though micro-batches were run"
+                raise corrupt(records.place(""), what)
+            return _History(None, None, frozenset())
+        plan = self.plan(last)
+        if plan is None:
+            raise corrupt(
+                records.entry(f"batches/{last}.plan"),
+                f"is missing, though there are later records of micro-batch {last}",
+            )
+        if plan.parent is not None and plan.parent not in dones:
+            raise corrupt(
+                records.entry(f"batches/{plan.parent}.done"),
+                f"is missing, though micro-batch {last} was planned after it",
+            )
+        # Older plans are not read any more, and may be partly removed.
+        before = self.plan(last - 1)
+        taken = {*plan.replays, *(() if before is None else before.replays)}
+        return _History(last, last if last in dones else plan.parent, frozenset(taken))
 
     def _check_tables(self) -> BatchDecision | None:
         """Read all tables that will be needed, before the first retry, and return the last

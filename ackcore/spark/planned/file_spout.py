@@ -68,11 +68,6 @@ class FileSpout(PlannedSource):
         A file whose modification time is older than that of the newest planned file by more than
         this is not read. A time in the future counts as the driver's time. Longer than the longest
         upload, as some stores date a file from the beginning of its upload.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is wrong; it names the argument.
     """
 
     source_kind: ClassVar[str] = "files"

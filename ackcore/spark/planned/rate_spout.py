@@ -31,11 +31,6 @@ class RateSpout(PlannedSource):
         The maximum number of rows in a micro-batch.
     clock : callable, optional
         Returns seconds since 1970.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is wrong; it names the argument.
     """
 
     source_kind: ClassVar[str] = "rate"

@@ -82,10 +82,8 @@ def to_delta(
 
     Raises
     ------
-    TypeError
-        If an argument has another type.
-    ValueError
-        If an argument is empty.
+    TypeError, ValueError
+        If an argument has another type; if an argument is empty.
     ImportError
         If deltalake is not installed: it comes with ``ackcore[delta]``.
     """

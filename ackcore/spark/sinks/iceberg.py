@@ -60,10 +60,8 @@ def to_iceberg(
 
     Raises
     ------
-    TypeError
-        If an argument has another type.
-    ValueError
-        If an argument is empty.
+    TypeError, ValueError
+        If an argument has another type; if an argument is empty.
     ImportError
         If pyiceberg is not installed: it comes with ``ackcore[iceberg]``.
 

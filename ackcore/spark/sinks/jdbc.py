@@ -77,10 +77,8 @@ def to_jdbc(
 
     Raises
     ------
-    TypeError
-        If an argument is of another type.
-    ValueError
-        If an argument is empty, or is not the name of a table.
+    TypeError, ValueError
+        If an argument is of another type; if an argument is empty, or is not the name of a table.
 
     Notes
     -----

@@ -103,10 +103,8 @@ def to_kafka(
 
     Raises
     ------
-    TypeError
-        If an argument has another type.
-    ValueError
-        If an option is one that the sink sets itself.
+    TypeError, ValueError
+        If an argument has another type; if an option is one that the sink sets itself.
     ImportError
         If confluent-kafka is not installed: it comes with ``ackcore[kafka]``.
     """

@@ -49,10 +49,8 @@ def to_postgres(
 
     Raises
     ------
-    TypeError
-        If an argument has another type.
-    ValueError
-        If an argument is empty, or libpq cannot parse `dsn`.
+    TypeError, ValueError
+        If an argument has another type; if an argument is empty, or libpq cannot parse `dsn`.
     ImportError
         If psycopg is not installed: it comes with ``ackcore[postgres]``.
 
