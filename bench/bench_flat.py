@@ -20,6 +20,16 @@ from ackcore.topology import BatchBolt, Reject, TopologyBuilder
 from bench.processes import cpu_s, processes_below
 
 ROWS, KEYS = 1000, 5000
+#: Spark's history of jobs: full before the first measurement, at 100 micro-batches.
+HISTORY = ("spark.ui.retainedJobs", "spark.ui.retainedStages", "spark.sql.ui.retainedExecutions")
+
+
+@pytest.fixture(scope="module")
+def spark():
+    """Two cores, and a history of 50 jobs."""
+    quiet_spark = pytest.importorskip("ackcore.examples.quiet_spark")
+    with quiet_spark.spark_session("local[2]", dict.fromkeys(HISTORY, "50")) as (session, _):
+        yield session
 
 
 class Flaky(BatchBolt):
@@ -70,7 +80,7 @@ def anonymous_mb(pid: int) -> float:
 
 def memory_mb(spark: Any) -> dict[str, float]:
     """The memory that the driver's Python, its JVM and its workers cannot give back, in MB."""
-    gc.collect()
+    gc.collect()  # frees JVM objects too, by Py4J
     spark._jvm.System.gc()
     runtime = spark._jvm.Runtime.getRuntime()
     workers = [

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import json
 import sys
 import tempfile
 from contextlib import suppress
+from contextvars import Context
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,8 +20,8 @@ from pyspark import cloudpickle
 from worlds import Killed, killed
 
 from ackcore import testing
+from ackcore.kafka import KafkaSpout
 from ackcore.spark import (
-    FileSpout,
     PlannedSource,
     Reject,
     Sink,
@@ -30,7 +32,7 @@ from ackcore.spark import (
     start,
     table,
 )
-from ackcore.spark.base.errors import CheckpointForeign
+from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.sources import kept_schemas
 from ackcore.spark.checkpoint.segment_files import SegmentFiles
 from ackcore.spark.checkpoint.state import State
@@ -67,6 +69,14 @@ class Take(BasicBolt):
         if tuple["does"] == "fails" and tuple.attempt == 0:
             raise TimeoutError("later")
         collector.emit(tuple.values)
+
+
+class TakeJson(Take):
+    def execute(self, tuple, collector):
+        n, shop, second, does = json.loads(tuple["value"])
+        if does == "fails" and tuple.attempt == 0:
+            raise TimeoutError("later")
+        collector.emit((n, shop, datetime.fromtimestamp(second, UTC), does))
 
 
 class Enrich(BasicBolt):
@@ -135,10 +145,10 @@ def fed(ran, rows):
     return ran
 
 
-def topology_of(sinks, source=None, *, bolt=True, late_s=0, backoff_s=8.0):
+def topology_of(sinks, source=None, *, bolt=True, late_s=0, backoff_s=8.0, take=None):
     builder = TopologyBuilder()
     builder.spout("orders", testing.Source(ORDERS) if source is None else source)
-    builder.bolt("take", Take()).shuffle("orders")
+    builder.bolt("take", take or Take()).shuffle("orders")
     hours = tumbling(HOUR, "at", late_s=late_s)
     value = {"ns": collect("n", 99)}
     builder.table("hours", from_="take", key="shop", value=value, window=hours)
@@ -152,14 +162,6 @@ def topology_of(sinks, source=None, *, bolt=True, late_s=0, backoff_s=8.0):
     for name, writer in sinks.items():
         builder.sink(name, writer)
     return builder.build(max_attempts=3, backoff_s=backoff_s)
-
-
-def dying_at(step, number):
-    def failpoint(name, n=None):
-        if (name, n) == (step, number):
-            raise killed(name)
-
-    return failpoint
 
 
 class Model:
@@ -187,17 +189,31 @@ class Model:
         of = {"sources": sources, "kind": "stream", "by_spark": False, "accept_changes": True}
         State.open(self.path / "checkpoint", self.topology, **of).close()
 
-    def take(self, rows, kills=()):
-        """Take a micro-batch, in which drivers are killed."""
+    def take(self, rows, stops=()):
+        """Take a micro-batch, in which drivers are killed, or paused while another takes over."""
         self.given[self.number] = rows
-        for step in kills:
-            with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+        for stop in stops:
+            with pytest.MonkeyPatch.context() as patch, suppress(Killed, CheckpointInUse):
                 for module in (act, batch, runs, table_changes):
-                    patch.setattr(module, "failpoint", dying_at(step, self.number))
+                    patch.setattr(module, "failpoint", self.stopping_at(stop, self.number))
                 self.process()
         self.process()
         self.number += 1
         self.runs._wait(3)
+
+    def stopping_at(self, stop, number):
+        is_paused, left = stop.startswith("paused at "), [stop.removeprefix("paused at ")]
+
+        def failpoint(name, n=None):
+            if n != number or name not in left:
+                return
+            if not is_paused:
+                raise killed(name)
+            left.clear()
+            (self.path / "checkpoint/ackcore/lock").unlink()
+            Context().run(self.process)
+
+        return failpoint
 
     def process(self):
         with self.runs.engine(self.path) as engine:
@@ -272,21 +288,22 @@ def _key(row):
 RECORD = st.tuples(
     st.sampled_from("ab"), st.integers(0, 25), st.sampled_from(["ok", "ok", "fails"])
 )
-TURN = st.tuples(st.lists(RECORD, max_size=6), st.lists(st.sampled_from(STEPS), max_size=2))
+STOP = st.sampled_from([*STEPS, *(f"paused at {step}" for step in STEPS)])
+TURN = st.tuples(st.lists(RECORD, max_size=6), st.lists(STOP, max_size=2))
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(TURN, min_size=3, max_size=7), st.sampled_from([0, 12]), st.sampled_from(STEPS))
+@given(st.lists(TURN, min_size=3, max_size=7), st.sampled_from([0, 12]), STOP)
 def test_a_closed_window_is_a_record_that_is_acked_once_or_dead(turns, late_s, last):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
         model, n = Model(Path(path), late_s=late_s), 0
-        for at, (some, kills) in enumerate([*turns, ([("a", 0, "ok")], [last])]):
+        for at, (some, stops) in enumerate([*turns, ([("a", 0, "ok")], [last])]):
             rows = []
             for shop, ago, does in some:
                 n += 1
                 time = datetime.fromtimestamp(1000 + 17 * at - ago, UTC)
                 rows.append({"n": n, "shop": shop, "at": time, "does": does})
-            model.take(rows, kills)
+            model.take(rows, stops)
         while model.left:
             model.take([], [last])
         model.judge()
@@ -466,19 +483,31 @@ def test_run_batch_ends_when_closed_windows_are_acked_or_dead_and_replays_them(s
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("_sent_by_value")
-@pytest.mark.parametrize("kind", ["frame", "planned"])
-def test_a_stream_reads_closed_windows_although_no_source_has_new_rows(spark, tmp_path, kind):
+@pytest.mark.parametrize("kind", ["frame", "kafka"])
+def test_a_stream_reads_closed_windows_although_no_source_has_new_rows(
+    spark, tmp_path, kind, request
+):
+    """From files, and from Kafka with a checkpoint in a bucket."""
     given = [order(n, "ab"[n % 2], 7 * n, "fails" if n % 5 == 0 else "ok") for n in range(1, 20)]
-    orders = tmp_path / "orders"
-    orders.mkdir()
-    pq.write_table(pa.Table.from_pylist(given, ORDERS), orders / "0.parquet")
-    source = FileSpout(orders, "parquet", ORDERS)
+    checkpoint, source, take = tmp_path / "checkpoint", None, None
     if kind == "frame":
+        orders = tmp_path / "orders"
+        orders.mkdir()
+        pq.write_table(pa.Table.from_pylist(given, ORDERS), orders / "0.parquet")
         schema = "n long, shop string, at timestamp, does string"
         source = spark.readStream.schema(schema).parquet(str(orders))
+    else:
+        kafka = request.getfixturevalue("mock_kafka")
+        checkpoint = f"{request.getfixturevalue('bucket')}/checkpoint"
+        request.getfixturevalue("tasks_reach")
+        kafka.create_topic("orders")
+        values = [[one["n"], one["shop"], seconds(one["at"]), one["does"]] for one in given]
+        kafka.produce("orders", [json.dumps(value).encode() for value in values])
+        of = {"bootstrap_servers": kafka.bootstrap_servers, "group_id": "g", "start": "earliest"}
+        source, take = KafkaSpout("orders", **of), TakeJson()
     sinks = {name: Rows() for name in (*SINKS, *OF_BOLT)}
-    topology = topology_of(sinks, source, backoff_s=0.1)
-    query = start(topology, spark, tmp_path / "checkpoint")
+    topology = topology_of(sinks, source, backoff_s=0.1, take=take)
+    query = start(topology, spark, checkpoint)
     query.process_all_available()
     query.stop()
     hours = {_key(row): row["ns"] for row in sinks["hours.closed"].rows}
@@ -491,7 +520,7 @@ def test_a_stream_reads_closed_windows_although_no_source_has_new_rows(spark, tm
         starts == sorted(at for one, at in kept if (one, at // DAY * DAY) == key)
         for key, starts in days.items()
     )
-    ever = {row.shop: row.days for row in table(tmp_path / "checkpoint", "ever", spark).collect()}
+    ever = {row.shop: row.days for row in table(checkpoint, "ever", spark).collect()}
     assert ever == collections.Counter(shop for shop, _ in days)
     assert query.counts.spouts["days.closed"].acked == len(days)
 

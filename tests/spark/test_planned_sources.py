@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import sys
@@ -11,6 +12,7 @@ import time
 import pyarrow as pa
 import pytest
 from checkpoints import recorded
+from py4j.java_gateway import JavaObject
 from pyspark import cloudpickle
 from streams import Folder, Store, until
 
@@ -492,9 +494,25 @@ def values_of(source, sink):
     return builder.build(backoff_s=0.001)
 
 
+class JavaObjects(QueryListener):
+    """Counts the JVM's objects that Python has not given up."""
+
+    def __init__(self):
+        self.counts = []
+
+    def on_progress(self, progress, counts):
+        self.counts.append(sum(isinstance(one, JavaObject) for one in gc.get_objects()))
+
+
 def test_numbers_are_read_again_without_a_copy(spark, checkpoint, store):
-    source = RateSpout(50, max_rows_per_batch=20)
-    on = available_now(values_of(source, store), spark, checkpoint)
+    """Nor do the JVM's objects of a micro-batch wait for Python's next full collection."""
+    source, left = RateSpout(50, max_rows_per_batch=20), JavaObjects()
+    gc.disable()
+    try:
+        on = available_now(values_of(source, store), spark, checkpoint, listeners=[left])
+    finally:
+        gc.enable()
+    assert left.counts[-1] < left.counts[1] + 20, left.counts
     assert (on.counts.records, on.counts.acked, on.counts.dead) == (50, 49, 1)
     assert store.words == sorted(str(n) for n in range(50) if n != 13)
     assert [one.records for one in on.recent_progress][:3] == [20, 20, 10]

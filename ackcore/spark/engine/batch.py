@@ -19,6 +19,7 @@ never made a second time.  Run and check are in `ackcore.spark.engine.runs`.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -153,7 +154,12 @@ class Engine:
         """
         try:
             with fenced(self.state.check_owner):
-                return self._process(number, inputs)
+                progress = self._process(number, inputs)
+            # The JVM keeps the plans of a micro-batch until Python frees its objects for them.
+            # Py4J makes cycles of these, and the next full collection may be far away.  Objects
+            # that are in use now would wait for it, so those of inputs are left out.
+            gc.collect(0 if inputs else 1)
+            return progress
         except Stopped:
             raise
         except Exception:
