@@ -22,7 +22,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from broker import Unavailable, downloaded, free_ports, java
+from broker import Unavailable, downloaded, format_once, free_ports, java
 
 __all__ = ["LosesAnswers", "MiniHdfs", "Unavailable"]
 
@@ -97,8 +97,7 @@ class MiniHdfs:
 
     def _format(self) -> None:
         command = [*self._command("NameNode"), "-format", "-force", "-nonInteractive"]
-        ended = subprocess.run(command, capture_output=True, text=True)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+        format_once(command, Path(self._place.name, "name"), self._jars / "formatted")
 
     def start(self, name: str) -> None:
         """Start "NameNode" or "DataNode", on what is in its directory."""

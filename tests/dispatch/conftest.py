@@ -12,6 +12,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    """What failed waits for a millisecond instead of a second, unless a test says more."""
+    """Retries and broken consumers wait for a millisecond, unless a test gives a longer time."""
     for name in ("backoff_s", "breaker_reset_s"):
         monkeypatch.setitem(Dispatcher.__init__.__kwdefaults__, name, 0.001)

@@ -74,6 +74,21 @@ def downloaded(pom: Path, directory: Path, what: str, *options: str) -> Path:
     return directory
 
 
+def format_once(command: list[str], data: Path, formatted: Path) -> None:
+    """Have a JVM write the first files of a server, which name no place; copy them from then on."""
+    if formatted.exists():
+        shutil.copytree(formatted, data)
+        return
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    copy = Path(f"{formatted}.{os.getpid()}")
+    shutil.copytree(data, copy)
+    try:
+        copy.rename(formatted)
+    except OSError:  # another process was first
+        shutil.rmtree(copy)
+
+
 def free_ports(n: int) -> list[int]:
     """Return ports that nobody listens at, below those that the system hands out by itself.
 
@@ -193,21 +208,9 @@ class Broker(KafkaServer):
             "log4j.appender.stderr.layout=org.apache.log4j.PatternLayout\n"
             "log4j.appender.stderr.layout.ConversionPattern=%d %p %m (%c)%n\n"
         )
-        # The files that a JVM wrote for the first broker of all serve each one: they name no port.
-        data, formatted = self._directory / "data", self._jars / "formatted"
-        if formatted.exists():
-            shutil.copytree(formatted, data)
-            return
         arguments = ["format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c", str(settings)]
         command = [*self._command("kafka.tools.StorageTool"), *arguments]
-        ended = subprocess.run(command, capture_output=True, text=True)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        copy = Path(f"{formatted}.{os.getpid()}")
-        shutil.copytree(data, copy)
-        try:
-            copy.rename(formatted)
-        except OSError:  # another process was first
-            shutil.rmtree(copy)
+        format_once(command, self._directory / "data", self._jars / "formatted")
 
     @property
     def _classes(self) -> Path:

@@ -187,7 +187,9 @@ class MockKafka(KafkaServer):
             MockKafka._process = subprocess.Popen(
                 [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
+            # Killed first: it would not see its input end while a forked process has that, too.
             atexit.register(self._process.communicate)
+            atexit.register(self._process.kill)
         self.bootstrap_servers = self.ask("begin", brokers)
         self.ask("set_controller_id", 1)  # whom admin clients ask for topics
         # Kafka's own three seconds are for members that start one by one.
