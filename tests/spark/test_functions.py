@@ -36,19 +36,13 @@ def test_root_ids_are_those_of_plain_python(conf, numbers):
     conf("spark.sql.execution.arrow.maxRecordsPerBatch", "7")
     attempts = functions.root_id(KEY, sql.col("id").cast("int"), "id", sql.col("id") % 64)
     first = functions.root_id(KEY, "id", "id")
-    assert columns(numbers, as_root(), as_root(sql.col("id")), attempts, first) == [
-        ROOTS.tolist(),
-        ROOTS.tolist(),
+    # Kafka has an int partition and a long offset; literals and other sources differ.
+    widths = [sql.col("id").cast(width) for width in ("tinyint", "smallint", "int", "bigint")]
+    assert columns(numbers, attempts, first, as_root(), *map(as_root, widths)) == [
         [ids.root_id(KEY, row, row, row % 64) for row in range(ROWS)],
         [ids.root_id(KEY, row, row, 0) for row in range(ROWS)],
+        *[ROOTS.tolist()] * 5,
     ]
-
-
-def test_positions_may_be_of_any_width(numbers):
-    """Kafka has an int partition and a long offset; literals and other sources differ."""
-    widths = ("tinyint", "smallint", "int", "bigint")
-    made = [functions.root_id(KEY, 3, sql.col("id").cast(width), 1) for width in widths]
-    assert columns(numbers, *made) == [ROOTS.tolist()] * 4
 
 
 def test_edge_ids_are_those_of_plain_python(numbers):

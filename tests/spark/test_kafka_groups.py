@@ -36,7 +36,6 @@ from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(spouts)
-BROKER = pytest.mark.broker
 YEAR_S = 366 * 86_400
 
 
@@ -59,7 +58,11 @@ def test_what_does_not_fit_into_the_brokers_metadata_is_left_out(kafka_broker):
     np.testing.assert_array_equal(found.hole_ends, below + 1)
 
 
-@pytest.mark.parametrize("kafka", ["mock_kafka", pytest.param("kafka_broker", marks=BROKER)])
+#: The mock forgets a group's offsets with their topic, as a broker does.
+REAL = pytest.param("kafka_broker", marks=[pytest.mark.broker, pytest.mark.faults])
+
+
+@pytest.mark.parametrize("kafka", ["mock_kafka", REAL])
 def test_what_was_done_of_a_topic_is_not_committed_to_one_that_was_made_anew(
     spark, request, kafka, tmp_path
 ):

@@ -355,8 +355,8 @@ def test_several_spouts_and_a_stream_that_skips_a_level(spark, execute):
 
 
 def test_spouts_of_one_frame_in_struct_columns(spark, execute):
-    """Batches as a streaming query passes them: a union, each spout a nullable struct."""
-    one, two = lines(spark, ["a b", "bad"]), spark.createDataFrame([(5,)], "n int")
+    """Batches as a streaming query passes them, of both: a union, each spout a nullable struct."""
+    one, two = lines(spark, ["a b", "bad"]), spark.createDataFrame([(5,), (6,)], "n int")
     builder = TopologyBuilder()
     builder.spout("one", one)
     builder.spout("two", two)
@@ -369,10 +369,10 @@ def test_spouts_of_one_frame_in_struct_columns(spark, execute):
     wide = one.select(struct_one.alias("one")).unionByName(
         two.select(struct_two.alias("two")), allowMissingColumns=True
     )
-    result = execute(topology, [InputFrame(wide, None)])
+    result = execute(topology, [InputFrame(wide.coalesce(1), None)])
     assert result.rows["split", "default"] == {(0, "a"): 1, (0, "b"): 1}
-    assert result.rows["count", "default"] == {(5,): 2}
-    assert result.run.records == {"one": 2, "two": 1}
+    assert result.rows["count", "default"] == {(5,): 2, (6,): 2}
+    assert result.run.records == {"one": 2, "two": 2}
 
 
 class Count(BatchBolt):
@@ -462,28 +462,3 @@ def test_single_partitions_are_tasks_of_their_own(spark, execute, due):
     assert sorted(row["id"] for _, row in result.failed.values()) == [2, 8]
     assert of_unions in (None, "true")
     assert spark.conf.get("spark.sql.unionOutputPartitioning", None) == of_unions
-
-
-def test_rows_of_several_spouts_in_one_batch_are_told_apart(spark, execute):
-    one, two = lines(spark, ["a b", "bad"], 1), spark.range(5, 7, numPartitions=1)
-    builder = TopologyBuilder()
-    builder.spout("one", one)
-    builder.spout("two", two)
-    builder.bolt("split", Split()).shuffle("one")
-    builder.bolt("pass", PassNumbers()).shuffle("two")
-    builder.sink("split", lambda frame, number: None)
-    builder.sink("pass", lambda frame, number: None)
-    wide = one.select(F.struct(*one.columns).alias("one")).unionByName(
-        two.select(F.struct(*two.columns).alias("two")), allowMissingColumns=True
-    )
-    result = execute(builder.build(), [InputFrame(wide.coalesce(1), None)])
-    assert result.rows["split", "default"] == {(0, "a"): 1, (0, "b"): 1}
-    assert result.rows["pass", "default"] == {(5,): 1, (6,): 1}
-    assert result.run.records == {"one": 2, "two": 2}
-
-
-class PassNumbers(BatchBolt):
-    outputs = pa.schema([("id", pa.int64())])
-
-    def process(self, batch, out):
-        out.emit(batch, parents=np.arange(len(batch)))
