@@ -71,9 +71,9 @@ def cut(log, offset):
 
 
 @pytest.mark.broker
-def test_a_broker_whose_disk_lost_the_end_of_a_log_is_found_out(kafka_broker):
+def test_a_broker_whose_disk_lost_the_end_of_a_log_is_found_out(own_kafka_broker):
     """By who asks; a consumer hears of it by itself, and reads on where it is another one."""
-    kafka = kafka_broker
+    kafka = own_kafka_broker
     asked, read = topics = [kafka.new_topic() for _ in range(2)]
     settings = ClientSettings(kafka.bootstrap_servers)
 
