@@ -194,6 +194,16 @@ def test_a_table_has_each_acked_line_once_whoever_dies_when(batches, deltas):
         assert len(files) <= len(named) + 2 * deltas + 12
 
 
+def test_half_a_segment_goes_with_the_driver_that_died_writing_it(tmp_path):
+    world = TableWorld(tmp_path)
+    world.take(0, ["a0o"])
+    (segment,) = (tmp_path / "ackcore/tables/totals").iterdir()
+    half = segment.with_name(f".{segment.name}.0123456789abcdef.tmp")
+    half.write_bytes(segment.read_bytes()[:9])
+    world.take(1, ["a1o"])
+    assert not half.exists()
+
+
 def _named(world):
     state, _ = world.driver()
     with state:

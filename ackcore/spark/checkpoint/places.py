@@ -30,6 +30,7 @@ from ackcore.spark.base.paths import Place
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.records import HEAD, HeadMoved, Records
 from ackcore.spark.checkpoint.requests import POINTER, Requests
+from ackcore.spark.checkpoint.segment_files import BELOW as TABLES
 from ackcore.spark.checkpoint.segment_files import SegmentFiles
 from ackcore.spark.checkpoint.table_cache import TableCache
 from ackcore.spark.stores.interface import Store
@@ -186,8 +187,9 @@ def opened(url: str, use: Callable[[CheckpointParts], Opened]) -> Opened:
             with fenced(lock.check) if lock is not None else contextlib.nullcontext():
                 records = Records(store, lock)
                 if isinstance(store, LocalStore):
-                    for name in (HEAD, "records", "state"):
-                        remove_temporaries(store.root / name)
+                    places = [store.root / name for name in (HEAD, "records", "state")]
+                    for place in (*places, *(store.root / TABLES).glob("*")):
+                        remove_temporaries(place)
                 else:
                     remove_abandoned(store)
                 tables = TableCache(store, records.epoch)
