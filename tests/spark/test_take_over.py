@@ -275,6 +275,25 @@ def test_a_checkpoint_is_made_once(checkpoint, monkeypatch):
         assert f"{state.deployment_key:016x}" == keys[1] != keys[0]
 
 
+def test_an_overtaken_driver_removes_no_run_of_its_successor(checkpoint, monkeypatch):
+    """It removes the runs of former drivers, and was cut off before that."""
+    with OPEN(checkpoint) as state:
+        state.write_plan(state.make_plan(0, 0))
+    removes, made = State._remove_former_runs, []
+
+    def late(first):
+        monkeypatch.undo()
+        (checkpoint / "ackcore/lock").unlink()
+        with Context().run(OPEN, checkpoint) as second:
+            made.append(second.runs.new(0))
+            removes(first)
+
+    monkeypatch.setattr(State, "_remove_former_runs", late)
+    with pytest.raises(CheckpointInUse, match="was taken over"):
+        OPEN(checkpoint)
+    assert made[0].is_dir()
+
+
 @pytest.mark.parametrize("once", [True, False])
 def test_files_where_there_are_no_links(tmp_path, monkeypatch, once):
     def link(old, new):

@@ -100,9 +100,14 @@ class RunPlaces:
     def remove_former(self, number: int, kept: str) -> None:
         """Remove the runs of a micro-batch that earlier drivers left on a file system, except one.
 
-        Otherwise drivers that repeatedly die in one micro-batch would fill the disk.
+        Otherwise drivers that repeatedly die in one micro-batch would fill the disk. Raises
+        CheckpointInUse if another driver has taken over.
         """
-        for run in self._directories():
+        runs = self._directories()
+        if runs:
+            # Listed before the check, so that no run of a driver that takes over is removed.
+            self._check_owner()
+        for run in runs:
             if _number_of(run.name) == number and _TOKEN.search(run.name) and run.name != kept:
                 # Tasks may still write there: then a later call removes it.
                 shutil.rmtree(run, ignore_errors=True)
