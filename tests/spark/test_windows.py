@@ -463,6 +463,22 @@ def test_late_s_may_change_and_windows_may_not(tmp_path):
         world.driver(accept_changes=True)
 
 
+def test_the_sink_of_closed_rows_may_go_unless_a_micro_batch_is_decided(tmp_path):
+    world = WindowWorld(tmp_path, tumbling(10, "ts"))
+    whole = world.topology
+    without = replace(whole, sinks={"upper": whole.sinks["upper"]})
+    with dying_at("decided", 0):
+        world.process(0, ["a.3.o", "a.15.o"])
+    world.topology = without
+    with pytest.raises(CheckpointForeign, match=r"no sink .*'hours\.closed',.* micro-batch 0"):
+        world.driver(accept_changes=True)
+    world.topology = whole
+    world.process(0)
+    assert world.closed.rows == {0: {("A", 0, 10): ["A.3.O"]}}
+    world.topology = without
+    world.driver(accept_changes=True)[0].close()
+
+
 class Visit(BasicBolt):
     """Emits each visit with the count of its open hour so far; some fail at first."""
 

@@ -21,7 +21,7 @@ from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.tables.recorded_shapes import recorded
 from ackcore.topology.parts import changes
-from ackcore.topology.table_views import CLOSED, ClosedWindows
+from ackcore.topology.table_views import CHANGES, CLOSED, ClosedWindows
 
 _KINDS = {"stream": "start()", "batch": "run_batch()"}
 _SOURCES = {None: "a DataFrame", "kafka": "Kafka", "planned": "a PlannedSource"}
@@ -220,7 +220,8 @@ def check_tables(
     Values may be added, and start empty; values and tables may be removed. Raises CheckpointForeign
     if the key, the windows, the type of a value, or the presence of a ttl has changed; if a value
     has the name of a removed one; if rows of closed windows wait that nothing reads any more; or if
-    anything of a table has changed while a micro-batch is decided.
+    anything of a table has changed, or a sink of its rows was removed, while a micro-batch is
+    decided.
 
     ``root``: the ackcore part of the checkpoint. ``recorded``: the tables of the checkpoint.
     ``structures``: the structures of the recorded topology, and of the one that is to run.
@@ -277,6 +278,16 @@ def check_tables(
                 f"{root}: table {name!r} or the bolt that it reads has changed, and micro-batch "
                 f"{decided} was decided before and is not finished. Run the former topology until "
                 "it has finished the micro-batch, then change it"
+            )
+    had, has = ({tuple(read) for read in each["sinks"].values()} for each in structures)
+    views = {f"{name}{view}" for name in before for view in (CHANGES, CLOSED)}
+    for component, stream in sorted(had - has):
+        if component in views:
+            raise CheckpointForeign(
+                f"{root}: no sink reads {component!r}, stream {stream!r}, any more, and "
+                f"micro-batch {decided} was decided before and is not finished: its rows would be "
+                "lost. Run the former topology until it has finished the micro-batch, then change "
+                "it"
             )
 
 
