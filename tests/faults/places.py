@@ -42,8 +42,8 @@ class Disk:
         """Return the contents by name, without the work of runs, which nobody reads again."""
         return {
             str(path.relative_to(self._directory)): path.read_bytes()
-            for top in (self.checkpoint, self.sink, f"{self.sink}-closed")
-            for path in Path(top).rglob("*")
+            for top in (Path(self.checkpoint), *self._directory.glob("sink*"))
+            for path in top.rglob("*")
             if path.is_file() and "ackcore/work/" not in str(path)
         }
 
@@ -133,7 +133,7 @@ class Bucket:
 
         def counts(name: str) -> bool:
             top, _, rest = name.removeprefix(root).partition("/")
-            if not name.startswith(root) or top not in ("work", "state", "records"):
+            if not name.startswith(root) or top not in ("work", "state", "records", "tables"):
                 return True
             return top != "work" and rest.encode() in named
 

@@ -18,6 +18,7 @@ from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.sinks.sink_batch import read_sink_file
+from ackcore.tables import count
 from ackcore.topology.tuples import Reason
 
 #: Of each micro-batch; what begins with "bad" is rejected by the bolt, with "no" by the sink.
@@ -58,6 +59,10 @@ class PlacedWorld(World):
     def _sink(self, builder):
         self.parquet = to_parquet(self.place.sink)
         builder.sink("upper", Picky(self.parquet))
+        # A row that is folded twice has 2 in ``n``.
+        builder.table("seen", from_="upper", key="line", value={"n": count()})
+        self.changes = to_parquet(f"{self.place.sink}-changes")
+        builder.sink("seen.changes", self.changes)
 
     def fails(self, line, attempt):
         if line.startswith("bad"):
@@ -69,7 +74,8 @@ class PlacedWorld(World):
         state, engine = super().driver()
         letters = DeadLetters.open(state.url, state.deployment_key, None, None, state.records)
         engine._write_dead_letters = letters.write
-        self.parquet.claim("upper", f"{state.deployment_key:016x}", str(self.path))
+        for name, sink in (("upper", self.parquet), ("seen.changes", self.changes)):
+            sink.claim(name, f"{state.deployment_key:016x}", str(self.path))
         return state, engine
 
     def run_to_end(self):

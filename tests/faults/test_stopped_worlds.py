@@ -13,6 +13,7 @@ import sys
 from contextvars import Context
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from counts import letter_files
@@ -27,12 +28,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "spark"))
 from stopped_worlds import DEAD, KEPT, PlacedWorld, drive, run_here
 
 from ackcore.spark.base.errors import CheckpointInUse
+from ackcore.spark.inspect.table_reading import first_rows, read_table
 
-STEPS = [step for step in DRIVERS_STEPS if step not in TABLE_STEPS]
-STEPS += ["refused", "refusals-closed"]
+STEPS = [*DRIVERS_STEPS, "refused", "refusals-closed"]
 #: In the order in which a micro-batch takes them; its mark is the last in one, what follows in one.
 IN_ORDER = ["planned", "ran", "checked", "decided", "refused", "in-sink", "refusals-closed"]
-IN_ORDER += ["in-dead-letters", "acted"]
+IN_ORDER += [*TABLE_STEPS, "in-dead-letters", "acted"]
 #: In `make test`; the others are run by `make faults`.
 QUICK = {"decided", "in-sink", "marked"}
 
@@ -114,6 +115,12 @@ def check(place, counts):
         for letter in pq.ParquetFile(part).read()["payload"]
     ]
     assert sorted(dead) == DEAD
+    once = [{"line": line, "n": 1} for line in KEPT]
+    table = read_table(here / "checkpoint", "seen", lambda table: first_rows(table, 99))
+    assert table.sort_by("line").to_pylist() == once
+    changes = sorted((here / "sink-changes").glob("batch_id=*/*.parquet"))
+    changed = pa.concat_tables([pq.ParquetFile(part).read() for part in changes])
+    assert changed.sort_by("line").to_pylist() == [{**row, "old_n": None} for row in once]
     assert (counts.records, counts.acked, counts.dead, counts.waiting) == (10, 6, 4, 0)
     assert counts.balanced
 
