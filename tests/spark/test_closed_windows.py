@@ -308,7 +308,10 @@ def test_a_bolt_may_be_added_and_is_removed_when_no_closed_rows_wait(tmp_path):
     assert [row["ns"] for row in model.sinks["enrich"].rows] == [[1]]
     model.change(bolt=False)
     model.take([order(5, "a", 35)])
-    model.change()  # the last micro-batch has closed the hour of order 2
+    with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+        patch.setattr(batch, "failpoint", dying_at("planned", model.number))
+        model.process()
+    model.change()  # the last micro-batch has closed the hour of order 2, and the next is planned
     model.take([])
     assert [row["ns"] for row in model.sinks["enrich"].rows] == [[1], [2]]
     model.take([order(4, "a", 53)])

@@ -7,7 +7,7 @@ before has closed.  They are kept until the one after it is done.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -82,6 +82,14 @@ class ClosedRows(PlannedRows):
             ids: Any = None if spark is None else spark.range(0, tasks, 1, tasks)
             found.append(InputFrame(self._columns(spout), spout, Snapshot(ids, read)))
         return found
+
+    def mended(self, plan: Plan) -> Plan:
+        """See `PlannedRows.mended`. Add the rows for a spout that was added after the plan."""
+        parent = None if plan.parent is None else self._state.plan(plan.parent)
+        offsets = {**self.plan(plan.number, parent), **plan.offsets}
+        if offsets.keys() == plan.offsets.keys():
+            return plan
+        return replace(plan, offsets=offsets).without_suspects()
 
     def _columns(self, spout: str) -> Any:
         """Return an empty frame that carries the columns and the session; None without Spark."""

@@ -243,9 +243,7 @@ class Runs:
         return damage
 
     def _mended(self, plan: Plan, inputs: Sequence[InputFrame]) -> Plan:
-        """Return the plan without lost rows; the same plan if none is lost or it has a snapshot."""
-        if not plan.offsets:
-            return plan
+        """Return the plan as `PlannedRows.mended` does; the same plan if it has a snapshot."""
         directory = self._state.runs.snapshot(plan.number)
         rows = [*inputs, *self._offsets.inputs(plan)]
         if plan.careful and self._jobs.load_snapshot(rows, directory) is not None:

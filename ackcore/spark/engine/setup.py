@@ -112,7 +112,7 @@ class PlannedRows:
         return []
 
     def mended(self, plan: Plan) -> Plan:
-        """Return the plan without the rows that are lost; the same plan if none is."""
+        """Return the plan without lost rows, and with those of added spouts; or the same plan."""
         return plan
 
     def replaced(self, plan: Plan) -> str | None:
