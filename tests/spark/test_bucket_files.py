@@ -217,9 +217,11 @@ def test_a_record_is_not_written_over_another_drivers(bucket, tmp_path):
     with fenced(fence):
         with pytest.raises(CheckpointInUse):
             first.replace({"of": 4})
-        with pytest.raises(CheckpointInUse):
-            remove_all(bucket)
+        for place in (bucket, tmp_path / "pinned.json"):
+            with pytest.raises(CheckpointInUse):
+                remove_all(place)
     assert below(bucket) == ["pinned.json"]
+    assert (tmp_path / "pinned.json").is_dir()
     remove_all(bucket)
     remove_all(bucket)
     assert below(bucket) == []

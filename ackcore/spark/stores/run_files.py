@@ -264,10 +264,10 @@ def remove_abandoned(store: Store) -> None:
 
 def remove_all(place: Place) -> None:
     """Remove a file, or a directory or prefix with everything below it, if it exists."""
+    check_fence()
     if not is_bucket(place):
         remove(Path(place))
         return
-    check_fence()
     store, key = object_at(place)
     keys = [entry.key for entry in store.list(key)]
     if keys:
