@@ -113,7 +113,7 @@ def problems(spout: Spout, names: Iterable[str]) -> Iterator[str]:
     dedup, subject = spout.dedup, f"spout {spout.name!r}"
     if dedup is None:
         return
-    types = _types_of(spout.source)
+    types = _types_of(spout)
     if len(set(dedup.columns)) < len(dedup.columns):
         yield f"dedup of {subject} must name a column once, got {listed(dedup.columns)}"
     asked = [("dedup", column) for column in dict.fromkeys(dedup.columns)]
@@ -153,10 +153,11 @@ def problems(spout: Spout, names: Iterable[str]) -> Iterator[str]:
         )
 
 
-def _types_of(source: Any) -> dict[str, str]:
-    """Return the types of a source's columns as text, as far as they are declared."""
-    schema = getattr(source, "emits", None)
-    schema = getattr(source, "schema", None) if schema is None else schema
+def _types_of(spout: Spout) -> dict[str, str]:
+    """Return the types of the columns of a spout as text, as far as they are declared."""
+    source: Any = spout.source
+    # A DataFrame may have a column "emits", and one of Spark Connect has columns of any name.
+    schema = source.schema if spout.kind is None else source.emits
     if isinstance(schema, pa.Schema):
         return {field.name: str(field.type) for field in schema}
     fields = getattr(schema, "fields", ())  # of Spark's StructType

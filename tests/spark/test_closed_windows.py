@@ -420,14 +420,13 @@ def _sent_by_value():
 @on_both_sessions
 def test_run_batch_ends_when_closed_windows_are_acked_or_dead_and_replays_them(spark, tmp_path):
     given = [order(n, "ab"[n % 2], 7 * n, "fails" if n % 5 == 0 else "ok") for n in range(1, 20)]
-    frame = spark.createDataFrame(
-        [tuple(one.values()) for one in given], "n long, shop string, at timestamp, does string"
-    )
+    twice = 2 * [tuple(one.values()) for one in given]
+    frame = spark.createDataFrame(twice, "n long, shop string, at timestamp, does string")
     closed, enriched = Rows(), Rows()
 
     def topology(bolt):
         builder = TopologyBuilder()
-        builder.spout("orders", frame)
+        builder.spout("orders", frame, dedup="n", within_s=86_400)
         builder.bolt("take", Take()).shuffle("orders")
         value = {"ns": collect("n", 99)}
         of = {"value": value, "window": tumbling(HOUR, "at")}
