@@ -272,6 +272,7 @@ def test_speculation(two_hosts, job, place, otherwise):
         fault_job.lines(80),
         place=place,
         files=3,
+        state=3,
         mode="batch",
         rules={"enrich": {"slow": True}, "count": {"slow": True}},
         otherwise=otherwise,
