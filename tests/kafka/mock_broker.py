@@ -187,7 +187,8 @@ class MockKafka(KafkaServer):
             MockKafka._process = subprocess.Popen(
                 [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
-            # Killed first: it would not see its input end while a forked process has that, too.
+            # The kill comes first.  Without it the process may never end: a process that was forked
+            # meanwhile also holds the pipe, so its input would stay open.
             atexit.register(self._process.communicate)
             atexit.register(self._process.kill)
         self.bootstrap_servers = self.ask("begin", brokers)
