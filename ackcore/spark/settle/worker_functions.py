@@ -378,7 +378,7 @@ def results(
     for settled in (decided, Settled(statuses=names, **columns)):
         for start in range(0, len(settled), RESULT_ROWS):
             rows = settled.take(slice(start, start + RESULT_ROWS))
-            texts = look_up(reasons, rows.root_ids)
+            texts, _ = look_up(reasons, rows.root_ids)
             if narrow is not None:
                 yield narrow.batch(rows, texts)
                 continue
