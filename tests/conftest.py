@@ -185,7 +185,7 @@ TOGETHER = {
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With ``--dist loadfile``, the files of `TOGETHER` are as one."""
+    """With ``--dist loadfile``, the files of one kind in `TOGETHER` count as one file."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - where xdist is
