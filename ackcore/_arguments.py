@@ -45,7 +45,7 @@ def component_key(component: Any) -> int:
     """Return the signed 64-bit int that represents a component in edge ids.
 
     ``component``: a component's name, which is hashed, or a 64-bit int, signed or not, which is
-    used unchanged. The result can therefore be passed in place of the name.
+    used unchanged. The result, an int in -2**63..2**63-1, can be passed in place of the name.
     """
     if isinstance(component, str):
         return hash_name(component)

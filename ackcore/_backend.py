@@ -61,7 +61,9 @@ backend, implementation = _choose()
 
 
 def kafka_implementation() -> ModuleType:
-    """Return the module with `RawMessages` and `RecordBuffers` of the backend that runs.
+    """Return the module with the `RecordBuffers` of the backend that runs.
+
+    Only the native one also has `RawMessages`: in Python, confluent-kafka's objects are read.
 
     Raises ImportError if ``ACKCORE_BACKEND=native`` is set, and ``ackcore._kafka_native`` cannot be
     imported.

@@ -179,8 +179,11 @@ class Acker:
     def apply(self, root_ids: Any, vals: Any, tasks: Any) -> Outcomes:
         """Apply a mixed batch of messages in order; see `ackcore.Ledger.apply` for the arguments.
 
-        The outcomes come shard by shard. Within a shard, and so for each root, they are in the
-        order of the batch.
+        Returns
+        -------
+        Outcomes
+            Shard by shard. Within a shard, and so for each root, they are in the order of the
+            batch.
         """
         return self._apply_many("apply", root_ids=root_ids, vals=vals, tasks=tasks)
 

@@ -156,8 +156,9 @@ LONGEST = [
 ]
 
 
-#: Files whose tests use a server that takes seconds of CPU to start, and some as long as it runs:
-#: one of xdist's workers has them all, where the others need no server of that kind.
+#: The files whose tests start a server, by the kind of the server.  One of xdist's workers gets
+#: all files of a kind, so that the server is started once: that takes seconds of CPU, and a broker
+#: needs 3 % of a core while it runs.
 TOGETHER = {
     f"tests/{name}.py": server
     for server, names in {
@@ -184,7 +185,7 @@ TOGETHER = {
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With ``--dist loadfile``, the files of `TOGETHER` are as one."""
+    """With ``--dist loadfile``, the files of one kind in `TOGETHER` count as one file."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - where xdist is

@@ -21,7 +21,7 @@ FILES = ["test_ledger.py", "test_conformance.py", "test_ledger_model.py", "test_
 FILES += [
     f"test_hashes.py::test_fingerprints_{name}" for name in ("are_as_defined", "of_long_data")
 ]
-#: What of them runs on each level: neither forks and threads, nor the contract a second time.
+#: The tests that run on each level: no others than those whose result a level could change.
 ON_EACH = "not (_reference or check_backend or pages or beyond_the_caches and not options0)"
 
 

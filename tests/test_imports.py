@@ -216,7 +216,7 @@ WEIGHTS = {"pandas": 100, "pyspark": 40, "confluent_kafka": 20, "pyarrow": 20}
 
 @functools.cache
 def loaded_by(module: str) -> frozenset[str]:
-    """The modules that one has loaded whatever comes, but for the packages it is in."""
+    """The modules that importing one always loads, without the packages that contain it."""
     if module not in MODULES:
         return frozenset({module})
     direct = imported(module, anywhere=False) - {module}
@@ -224,7 +224,7 @@ def loaded_by(module: str) -> frozenset[str]:
 
 
 def weight(module: str) -> int:
-    """How much time the process of a module saves those that are forked from it."""
+    """About how much time a fork of the process that has loaded this module saves."""
     tops = {name.partition(".")[0] for name in loaded_by(module)}
     return len(loaded_by(module)) + sum(WEIGHTS.get(top, 0) for top in tops)
 
@@ -289,7 +289,7 @@ def test_every_module_can_be_imported_alone(loaded: dict[str, list[str] | str]) 
 def test_it_loads_numpy_and_the_standard_library_only(
     module: str, loaded: dict[str, list[str] | str]
 ) -> None:
-    """The package works on a cluster, and the contract where a backend is made, with no other."""
+    """On a cluster, and where somebody makes a backend, there may be no other package."""
     assert {*loaded[module]} <= sys.stdlib_module_names | {module, "ackcore", "numpy"}
 
 

@@ -31,16 +31,17 @@ _MOST_S = 1e9
 class CallSettings:
     """The checked settings of the calls of one task.
 
-    `ackcore.topology.AsyncBolt` describes the settings that it has. ``endpoints``: None for a
-    single endpoint, which the function does not receive as its second argument. ``max_attempts``:
-    the number of calls of an item in the task before its error counts, if that is one of
-    ``retry_on``, the temporary errors. ``reject``: permanent errors besides `Reject`, even if
-    ``retry_on`` names a base class. ``backoff_s``, ``max_backoff_s``: the longest wait after an
-    item's first failure, and after any; it doubles in between. The actual wait is random.
-    ``threads``: the number of threads for a plain function; by default ``max_concurrency`` if that
-    is a number, else 32. ``max_buffered``: the largest number of outcomes that are kept until an
-    earlier one is complete. With keys, the number of items that are read ahead, if that is larger
-    than 65,536.
+    `ackcore.topology.AsyncBolt` describes its settings, which have the same names here.
+    ``timeout_s``: a plain function cannot be cancelled, and keeps its thread until it returns.
+    ``endpoints``: the function receives one as its second argument; None for a single endpoint,
+    which it does not receive. ``max_attempts``: the number of calls of an item in the task before
+    its error counts, if that is one of ``retry_on``, the temporary errors. ``reject``: permanent
+    errors besides `Reject`, even if ``retry_on`` names a base class. ``backoff_s``,
+    ``max_backoff_s``: the longest wait after an item's first failure, and after any; it doubles in
+    between. The actual wait is random. ``threads``: the number of threads for a plain function; by
+    default ``max_concurrency`` if that is a number, else 32. ``max_buffered``: the largest number
+    of outcomes that are kept until an earlier one is complete. With keys, the number of items that
+    are read ahead, if that is larger than 65,536.
 
     Raises TypeError if a setting is not of its type, and ValueError if it is out of range.
     """

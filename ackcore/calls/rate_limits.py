@@ -59,7 +59,7 @@ class RateLimit:
     Raises
     ------
     TypeError, ValueError
-        If an argument has another type; if one is out of range, or the object limits nothing.
+        If an argument has another type or is out of range, or if the object limits nothing.
 
     Notes
     -----

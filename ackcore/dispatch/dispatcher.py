@@ -125,7 +125,7 @@ class Dispatcher:
     Raises
     ------
     TypeError, ValueError
-        If an argument is not of its type; if one is out of range, or there are no consumers.
+        If an argument has another type or is out of range, or if there are no consumers.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class FlowController:
     Raises
     ------
     TypeError, ValueError
-        If an argument is not of its type; if one is out of range, or two consumers have one name.
+        If an argument has another type or is out of range, or if two consumers have one name.
 
     Notes
     -----
@@ -123,8 +123,12 @@ class FlowController:
     def remove(self, name: Hashable) -> list[Lease]:
         """Remove a consumer, and re-queue its outstanding items.
 
-        Returns the leases that were outstanding, oldest first. Raises KeyError if there is no
-        consumer of that name.
+        Raises KeyError if there is no consumer of that name.
+
+        Returns
+        -------
+        list of Lease
+            The leases that were outstanding, oldest first.
         """
         with self._guard:
             taken = self._windows.leave(name)
@@ -148,7 +152,7 @@ class FlowController:
         KeyError
             If there is no consumer of that name.
         TypeError, ValueError
-            If ``pause_s`` is not a number; if it is out of range.
+            If ``pause_s`` is not a number, or is out of range.
         """
         for_ns = nanoseconds(pause_s, "pause_s")
         with self._guard:
@@ -239,9 +243,12 @@ class FlowController:
     def ack(self, lease: Lease) -> bool:
         """Record that a tuple is done.
 
-        Returns whether this ends the item: False if the lease was answered before, or had timed out
-        and was sent again since: then the newer lease decides. If the item timed out and still
-        waits to be sent again, this ends it.
+        Returns
+        -------
+        bool
+            Whether this ends the item. False if the lease was answered before, or had timed out and
+            was sent again since: then the newer lease decides. If the item timed out and still
+            waits to be sent again, this ends it.
         """
         self._lock()
         try:
@@ -307,7 +314,10 @@ class FlowController:
 
         If its item came from `try_again`, the item is re-queued.
 
-        Returns False if the lease was answered before.
+        Returns
+        -------
+        bool
+            False if the lease was answered before.
         """
         with self._guard:
             taken = self._windows.unsend(lease)
@@ -342,7 +352,10 @@ class FlowController:
     def expire(self) -> list[Lease]:
         """Time out overdue tuples, end pauses that are over, and detect silent consumers.
 
-        Returns the leases that timed out, now re-queued; by consumer, oldest first.
+        Returns
+        -------
+        list of Lease
+            The leases that timed out, now re-queued; by consumer, oldest first.
         """
         with self._guard:
             expired = self._windows.expire()

@@ -71,7 +71,7 @@ class Batch(Sequence[Any]):
         Raises
         ------
         TypeError, ValueError
-            If it is neither bytes nor boolean; if its length does not match this batch.
+            If it is neither bytes nor boolean, or its length does not match this batch.
         """
         n = len(self.records)
         if isinstance(bitmap, (bytes, bytearray, memoryview)):

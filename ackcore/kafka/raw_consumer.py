@@ -95,8 +95,8 @@ def raw_consumer(
 
     It returns None in four cases: a setting is neither text nor number (callbacks and loggers
     belong to confluent-kafka); SASL may fetch a token, which confluent-kafka does its own way; the
-    Python backend runs; librdkafka cannot be called. Raises
-    KafkaException if librdkafka refuses the settings; it holds a `KafkaError`.
+    Python backend runs; librdkafka cannot be called. Raises KafkaException if librdkafka refuses
+    the settings; it holds a `KafkaError`.
 
     ``conf``: the settings, in confluent-kafka's form, without ``error_cb``. ``heard``: called with
     each error of the client itself, during a wait for messages.

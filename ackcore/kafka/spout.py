@@ -53,7 +53,7 @@ class KafkaSpout:
         again, use a new checkpoint.
     max_records : int, optional
         The maximum number of offsets in a micro-batch, plus one for each partition that has any.
-        They are divided evenly among the tasks; large ranges are split.
+        The offsets of a micro-batch are divided evenly among its tasks; large ranges are split.
     target_batch_s : float, default 10
         The target duration of a micro-batch. Without `max_records`, the number of offsets adapts to
         it by the durations of earlier micro-batches. The target is at least twice the duration of

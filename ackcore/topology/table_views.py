@@ -101,8 +101,11 @@ class TableView:
         batch. A column is an Arrow array, a numpy array, or a sequence of values, and is cast to
         the type of the key if the cast is lossless. NULL is a key like any other.
 
-        Returns one row per key, in the order of the keys, in the columns of `schema`. All columns
-        of a row, also the key columns, are null if the table has no row for its key.
+        Returns
+        -------
+        pyarrow.RecordBatch
+            One row per key, in the order of the keys, in the columns of `schema`. All columns of a
+            row, also the key columns, are null if the table has no row for its key.
         """
         rows, _ = self._found(conform(self._key_columns(keys), self._key_schema, self._title))
         return rows

@@ -75,7 +75,7 @@ def downloaded(pom: Path, directory: Path, what: str, *options: str) -> Path:
 
 
 def format_once(command: list[str], data: Path, formatted: Path) -> None:
-    """Have a JVM write the first files of a server, which name no place; copy them from then on."""
+    """Have a JVM write the first files of a server once, and copy them for each later server."""
     if formatted.exists():
         shutil.copytree(formatted, data)
         return

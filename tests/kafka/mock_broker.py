@@ -85,7 +85,7 @@ class Cluster:
         library.rd_kafka_mock_request_id.restype = _INT32
 
     def begin(self, brokers: int) -> str:
-        """Make an empty cluster; return where its brokers listen."""
+        """Make an empty cluster; return the addresses of its brokers."""
         library, why = self._library, ctypes.create_string_buffer(512)
         conf = ctypes.c_void_p(library.rd_kafka_conf_new())
         library.rd_kafka_conf_set(conf, b"log_level", b"0", None, ctypes.c_size_t(0))
@@ -96,7 +96,7 @@ class Cluster:
         return library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
 
     def end(self) -> None:
-        """End it."""
+        """End the cluster."""
         self._library.rd_kafka_mock_cluster_destroy(self._cluster)
         self._library.rd_kafka_destroy(self._client)
 
@@ -187,7 +187,8 @@ class MockKafka(KafkaServer):
             MockKafka._process = subprocess.Popen(
                 [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
-            # Killed first: it would not see its input end while a forked process has that, too.
+            # The kill comes first.  Without it the process may never end: a process that was forked
+            # meanwhile also holds the pipe, so its input would stay open.
             atexit.register(self._process.communicate)
             atexit.register(self._process.kill)
         self.bootstrap_servers = self.ask("begin", brokers)

@@ -90,7 +90,7 @@ def test_a_range_that_was_lost_is_no_record_that_died(mock_kafka, tmp_path):
 
 
 def test_a_slow_network_loses_nothing_and_does_nothing_twice(mock_kafka, tmp_path):
-    """F11: from here on each answer of all brokers takes longer than commits are apart."""
+    """F11: each answer of all brokers takes longer than the time between two commits."""
     counts = Counts(mock_kafka, tmp_path)
     counts.produce(1000)
     with consuming(counts) as consumer, workers(consumer, counts):

@@ -430,7 +430,7 @@ def test_retries_are_handed_out_while_nothing_more_is_read():
 
 
 def test_a_poison_record_at_the_head_keeps_nothing_of_what_is_done_behind_it():
-    """F15: 50,000 behind it; a restart does it alone again."""
+    """F15: 50,000 records are behind it; after a restart it alone runs again."""
     n, step = 50_000, 5_000
     held = holder(max_attempts=1000)
     for first in range(0, n, step):

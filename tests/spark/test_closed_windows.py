@@ -325,7 +325,7 @@ def test_a_bolt_may_be_added_and_is_removed_when_no_closed_rows_wait(tmp_path):
     model.change(bolt=False)
     model.take([order(5, "a", 35)])
     with pytest.MonkeyPatch.context() as patch, suppress(Killed):
-        patch.setattr(batch, "failpoint", dying_at("planned", model.number))
+        patch.setattr(batch, "failpoint", model.stopping_at("planned", model.number))
         model.process()
     model.change()  # the last micro-batch has closed the hour of order 2, and the next is planned
     model.take([])

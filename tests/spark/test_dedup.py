@@ -6,7 +6,6 @@ import collections
 import json
 import signal
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from dedup_job import does, drive, write_files
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from killed_sinks import in_processes
-from worlds import Killed, killed
+from worlds import dying_at
 
 from ackcore.spark import Reject, SinkRejects
 from ackcore.spark.base.errors import CheckpointForeign
@@ -27,7 +26,7 @@ from ackcore.spark.base.sources import kept_schemas
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.engine import act, batch, runs
+from ackcore.spark.engine import act
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.tables import seen_keys
@@ -149,9 +148,7 @@ class DedupModel:
         self.runs._wait(wait_s)
         self.fed[number] = records
         if kill is not None:
-            with pytest.MonkeyPatch.context() as patch, suppress(Killed):
-                for module in (act, batch, runs):
-                    patch.setattr(module, "failpoint", dying_at(kill, number))
+            with dying_at(kill, number):
                 self.process(number)
             self.runs._wait(1)  # the next driver comes later
         progress = self.process(number)
@@ -255,14 +252,6 @@ def topology_of(*, name="orders", sinks=(), **arguments):
 SHAPE = topology_of(dedup="key", within_s=1.0).tables["orders.dedup"].shape
 
 
-def dying_at(step, number):
-    def failpoint(name, n=None):
-        if (name, n) == (step, number):
-            raise killed(name)
-
-    return failpoint
-
-
 BOUNDS = [
     {"within_s": WITHIN_S},
     {"within_s": WITHIN_S, "event_time": "at"},
@@ -342,7 +331,7 @@ def test_one_record_of_a_key_has_effects_and_none_is_lost(bounds, taken):
 
 
 def test_a_copy_is_late_only_if_its_waiting_record_would_be(tmp_path):
-    """Window 0 stays open for record 1, which waits. Its copy 3 runs in its place, then."""
+    """Window 0 stays open for record 1, which waits. Its copy 3 runs in its place."""
     model = DedupModel(tmp_path, {"within_s": WITHIN_S}, tumbling(10, "at"))
     for wait_s, records in (
         (0, [(1, "a", "fails", 0), (2, "b", "ok", 50_000)]),

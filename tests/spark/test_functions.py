@@ -143,7 +143,7 @@ ZEROS = pa.array([0, 0])
     ],
 )
 def test_columns_are_refused_when_they_are_read(spark, monkeypatch, name, arguments, arrays, words):
-    """By what workers call; one that is refused on Spark is in test_versions."""
+    """The function that workers call raises. test_versions.py has such columns on Spark."""
     monkeypatch.setattr(functions, "arrow_udf", lambda compute, returns: lambda *columns: compute)
     with pytest.raises((TypeError, ValueError), match=words):
         getattr(functions, name)(*arguments)(*arrays)

@@ -193,7 +193,7 @@ def test_null_values_and_headers_are_as_they_came(spark, mock_kafka, checkpoint)
     assert timestamp is not None
 
 
-#: A batch dies at every other step of a stream; `make faults` has the rest of both.
+#: A batch dies at every second step, and a stream at the others; in `make faults`, both at each.
 STEPS = ["planned", "ran", "checked", "decided", "acted", "marked"]
 
 

@@ -13,8 +13,8 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 from sessions import on_both_sessions
-from settled_rows import widened
 
+from ackcore._arrow import STATUS_NAMES
 from ackcore.spark import settle, settle_parquet
 from ackcore.spark.settle import parquet_events as parquet
 from ackcore.spark.settle.parquet_events import EventFile, ListedFile, read_footers
@@ -98,6 +98,26 @@ def test_which_files_are_read_by_all(write):
     assert not read_by_all(near, 0, 1)
     assert read_by_all(near, 2 * parquet.SHARE_ROWS, 2)
     assert not read_by_all(near, 2 * parquet.SHARE_ROWS + 1, 2)
+
+
+def widened(batch):
+    """Return a batch of `Narrow` with the columns of a result, as `Narrow.widen` does in SQL."""
+    marks = batch["marks"].to_numpy()
+    none = pa.nulls(len(batch), pa.int64())
+    timed = "first_ms" in batch.schema.names
+    return pa.RecordBatch.from_pydict(
+        {
+            "root_id": batch["root_id"],
+            "status": pa.array([STATUS_NAMES[mark & 15] for mark in marks], pa.string()),
+            "task": pa.array((marks >> 12).astype(np.int32)),
+            "val": batch["val"],
+            "inits": pa.array((marks >> 4 & 15).astype(np.int8)),
+            "flags": pa.array((marks >> 8 & 15).astype(np.int8)),
+            "first_ms": batch["first_ms"] if timed else none,
+            "last_ms": batch["last_ms"] if timed else none,
+            "reason": batch["reason"],
+        }
+    )
 
 
 @pytest.mark.parametrize(("shares", "held_roots"), [(5, 1), (2, 40), (1, 10_000)])

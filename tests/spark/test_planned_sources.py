@@ -505,7 +505,7 @@ class JavaObjects(QueryListener):
 
 
 def test_numbers_are_read_again_without_a_copy(spark, checkpoint, store):
-    """Nor do the JVM's objects of a micro-batch wait for Python's next full collection."""
+    """And the JVM's objects of a micro-batch are freed without a full collection by Python."""
     source, left = RateSpout(50, max_rows_per_batch=20), JavaObjects()
     gc.disable()
     try:

@@ -355,7 +355,7 @@ def test_several_spouts_and_a_stream_that_skips_a_level(spark, execute):
 
 
 def test_spouts_of_one_frame_in_struct_columns(spark, execute):
-    """Batches as a streaming query passes them, of both: a union, each spout a nullable struct."""
+    """A streaming query passes such batches: rows of both spouts, each in a nullable struct."""
     one, two = lines(spark, ["a b", "bad"]), spark.createDataFrame([(5,), (6,)], "n int")
     builder = TopologyBuilder()
     builder.spout("one", one)

@@ -6,7 +6,6 @@ import collections
 import pickle
 import re
 import tempfile
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
-from worlds import Killed, Replaying, Source, Upper, killed
+from worlds import Replaying, Source, Upper, dying_at
 
 from ackcore.cli.reporting import app_of
 from ackcore.spark import SinkRejects
@@ -26,7 +25,7 @@ from ackcore.spark.base.errors import (
 )
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.checkpoint import segment_files
-from ackcore.spark.engine import act, batch, runs
+from ackcore.spark.engine import act
 from ackcore.spark.engine.insist import SinkError
 from ackcore.spark.inspect import table_reading
 from ackcore.spark.stores.local import LocalStore
@@ -138,21 +137,6 @@ def oracle(lines):
     for line in lines:
         found[line[0].upper()].append(line.upper())
     return {shop: sorted(some) for shop, some in found.items()}
-
-
-@contextmanager
-def dying_at(step, number):
-    """Kill the driver at a step of a micro-batch, if it comes there."""
-
-    def failpoint(name, n=None):
-        if (name, n) == (step, number):
-            raise killed(name)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (act, batch, runs):
-            patch.setattr(module, "failpoint", failpoint)
-        with suppress(Killed):
-            yield
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

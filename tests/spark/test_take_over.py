@@ -276,7 +276,7 @@ def test_a_checkpoint_is_made_once(checkpoint, monkeypatch):
 
 
 def test_an_overtaken_driver_removes_no_run_of_its_successor(checkpoint, monkeypatch):
-    """It removes the runs of former drivers, and was cut off before that."""
+    """It is cut off before it removes the runs of former drivers; another takes over meanwhile."""
     with OPEN(checkpoint) as state:
         state.write_plan(state.make_plan(0, 0))
     removes, made = State._remove_former_runs, []

@@ -102,7 +102,8 @@ def test_functions_give_the_same_through_pandas(spark, monkeypatch):
     roots = ids.root_ids(7, 3, np.arange(50), 1).tolist()
     assert found == [(n, root, n ^ 2**62) for n, root in enumerate(roots)]
     nulls = sql.when(sql.col("id") > 2, sql.col("id"))
-    # pandas has floats for integers with nulls.
+    # pandas has floats for integers with nulls; other floats stay floats, and are refused.
+    assert versions._from_pandas(pa.array([1.0, 2.0]).to_pandas()).type == pa.float64()
     for made, words in (
         (functions.root_id(7, 0, nulls), "ValueError: offset must not hold nulls, got "),
         (functions.xor_edges(sql.array(nulls)), "ValueError: edges must not hold nulls"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import tempfile
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from worlds import LINES, Killed, Replaying, Source, Upper, killed
+from worlds import LINES, Replaying, Source, Upper, dying_at
 
 from ackcore import testing
 from ackcore.ids import spout_key
@@ -22,7 +21,7 @@ from ackcore.spark import Sink, SinkRejects
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, SinkFile
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.engine import act, batch, runs, table_changes
+from ackcore.spark.engine import act, table_changes
 from ackcore.spark.engine.action import Jobs
 from ackcore.spark.engine.batch import Engine
 from ackcore.spark.tables.table_places import snapshot_of
@@ -307,21 +306,6 @@ class Sessions:
                 rows = sorted(line for _, line in each)
                 found[shop.upper(), each[0][0], end] = (end + self.gap, rows)
         return found
-
-
-@contextmanager
-def dying_at(step, number):
-    """Kill the driver at a step of a micro-batch, if it comes there."""
-
-    def failpoint(name, n=None):
-        if (name, n) == (step, number):
-            raise killed(name)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (act, batch, runs, table_changes):
-            patch.setattr(module, "failpoint", failpoint)
-        with suppress(Killed):
-            yield
 
 
 KINDS = [Sliding(10, 10), Sliding(10, 4), Sessions(5)]

@@ -207,10 +207,11 @@ def test_the_earliest_reason_by_time_and_text():
     kept = earliest(tables)
     assert kept.to_pylist() == reasons((-9, 0, ""), (1, 4, "zz"), (2, 5, "B")).to_pylist()
     assert earliest(tables[::-1]).equals(kept)
-    texts = look_up(kept, np.array([2, 7, -9, 1, -10, 99]))
+    texts, times = look_up(kept, np.array([2, 7, -9, 1, -10, 99]))
     assert texts.to_pylist() == ["B", None, "", "zz", None, None]
+    assert times.to_pylist() == [5, None, 0, 4, None, None]
     assert earliest([]).equals(no_reasons())
-    assert look_up(no_reasons(), np.array([1])).to_pylist() == [None]
+    assert look_up(no_reasons(), np.array([1]))[0].to_pylist() == [None]
 
 
 @pytest.mark.parametrize("arrow_type", [pa.string(), pa.large_string(), pa.string_view()])

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import zlib
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, MESSAGE_ID, REPLAYED, 
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.engine import act
+from ackcore.spark.engine import act, batch, runs, table_changes
 from ackcore.spark.engine.action import Jobs
 from ackcore.spark.engine.batch import Engine
 from ackcore.spark.engine.setup import RunResult
@@ -52,6 +53,21 @@ class KilledInCall(Killed, KeyboardInterrupt):
 def killed(step):
     """Return what a driver dies of at a failpoint."""
     return KilledInCall if step in ("in-sink", "in-transaction", "in-dead-letters") else Killed
+
+
+@contextmanager
+def dying_at(step, number):
+    """Kill the driver at a step of a micro-batch, if it comes there."""
+
+    def failpoint(name, n=None):
+        if (name, n) == (step, number):
+            raise killed(name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (act, batch, runs, table_changes):
+            patch.setattr(module, "failpoint", failpoint)
+        with suppress(Killed):
+            yield
 
 
 class Upper(BasicBolt):

@@ -175,7 +175,7 @@ class Consumer:
     Raises
     ------
     TypeError, ValueError
-        If an argument is not of its type; if one is out of range.
+        If an argument has another type or is out of range.
     """
 
     def __init__(

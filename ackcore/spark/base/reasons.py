@@ -118,22 +118,26 @@ def with_several(tables: list[pa.Table], firsts: pa.Table) -> Int64s:
         return np.empty(0, np.int64)
     reasons = pa.concat_tables(tables)
     roots = reasons["root_id"].to_numpy()
-    other = pc.not_equal(reasons["text"], look_up(firsts, roots))
+    other = pc.not_equal(reasons["text"], look_up(firsts, roots)[0])
     return np.unique(roots[other.to_numpy()])
 
 
-def look_up(reasons: pa.Table, root_ids: Int64s) -> pa.Array:
-    """Return the texts of these roots' reasons; null for a root without a reason.
+def look_up(reasons: pa.Table, root_ids: Int64s) -> tuple[pa.Array, pa.Array]:
+    """Return the texts and times of these roots' reasons; null for a root without a reason.
 
     ``reasons``: a result of `earliest`: one row per root, in their order. ``root_ids``: any roots.
     """
+    n = len(root_ids)
     if len(reasons) == 0:
-        return pa.nulls(len(root_ids), pa.string())
+        return pa.nulls(n, pa.string()), pa.nulls(n, pa.int64())
     roots = reasons["root_id"].to_numpy()
     rows = np.searchsorted(roots, root_ids)
     rows[rows == len(roots)] = 0
     found = pa.array(rows, mask=roots[rows] != root_ids)
-    return reasons["text"].combine_chunks().take(found)
+    return (
+        reasons["text"].combine_chunks().take(found),
+        reasons["ms"].combine_chunks().take(found),
+    )
 
 
 Bools = npt.NDArray[np.bool_]

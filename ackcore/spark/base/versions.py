@@ -241,7 +241,10 @@ def active_context() -> Any:
 
 
 def pins_threads() -> bool:
-    """Return whether each thread here has one thread of the JVM, as without PYSPARK_PIN_THREAD."""
+    """Return whether each Python thread has its own thread of the JVM, as it has by default.
+
+    With ``PYSPARK_PIN_THREAD=false`` it has not, and local properties may get into other jobs.
+    """
     kind = getattr(pyspark, "SparkContext", None)
     return kind is not None and type(kind._gateway).__name__ == "ClientServer"
 

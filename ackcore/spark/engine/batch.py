@@ -156,8 +156,9 @@ class Engine:
             with fenced(self.state.check_owner):
                 progress = self._process(number, inputs)
             # The JVM keeps the plans of a micro-batch until Python frees its objects for them.
-            # Py4J makes cycles of these, and the next full collection may be far away.  Objects
-            # that are in use now would wait for it, so those of inputs are left out.
+            # Py4J makes cycles of these, and the next full collection may be far away.  Collecting
+            # moves objects in use to the next generation.  The inputs are in use: with generation 1
+            # they would move to the oldest one, and wait for a full collection.
             gc.collect(0 if inputs else 1)
             return progress
         except Stopped:

@@ -178,7 +178,7 @@ def settle_shares(
     seed: int,
     now_ms: int,
     timeout_ms: int | None,
-    narrow: Narrow | None = None,
+    narrow: Narrow,
     held_roots: int = HELD_ROOTS,
 ) -> MapInArrow:
     """Return a function that maps the numbers of shares to the outcomes of their roots.

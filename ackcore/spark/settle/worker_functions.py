@@ -258,21 +258,12 @@ def settle_blobs(
 ) -> MapInArrow:
     """Return a function that settles the blobs of one shard, or of several whole shards.
 
-    Parameters
-    ----------
-    seed : int
-        The seed that was passed to `events_packer`.
-    now_ms, timeout_ms : int, optional
-        The time against which the time-out is measured, and the time-out, as for
-        `ackcore.Ledger.settle`.
-    narrow : Narrow, optional
-        The form of the results; by default `SETTLED_DDL`.
+    ``seed``: the seed that was passed to `events_packer`. ``now_ms``, ``timeout_ms``: the time
+    against which the time-out is measured, and the time-out, as for `ackcore.Ledger.settle`.
+    ``narrow``: the form of the results; by default `SETTLED_DDL`.
 
-    Returns
-    -------
-    callable
-        Maps batches of `BLOB_DDL` to batches of `SETTLED_DDL`, with one row for each root, also for
-        open ones.
+    The function maps batches of `BLOB_DDL` to batches with one row for each root, also for open
+    ones.
     """
 
     def settle(batches: Batches) -> Batches:
@@ -387,7 +378,7 @@ def results(
     for settled in (decided, Settled(statuses=names, **columns)):
         for start in range(0, len(settled), RESULT_ROWS):
             rows = settled.take(slice(start, start + RESULT_ROWS))
-            texts = look_up(reasons, rows.root_ids)
+            texts, _ = look_up(reasons, rows.root_ids)
             if narrow is not None:
                 yield narrow.batch(rows, texts)
                 continue

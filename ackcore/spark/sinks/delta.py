@@ -83,7 +83,7 @@ def to_delta(
     Raises
     ------
     TypeError, ValueError
-        If an argument has another type; if an argument is empty.
+        If an argument has another type or is empty.
     ImportError
         If deltalake is not installed: it comes with ``ackcore[delta]``.
     """

@@ -61,7 +61,7 @@ def to_iceberg(
     Raises
     ------
     TypeError, ValueError
-        If an argument has another type; if an argument is empty.
+        If an argument has another type or is empty.
     ImportError
         If pyiceberg is not installed: it comes with ``ackcore[iceberg]``.
 

@@ -78,7 +78,7 @@ def to_jdbc(
     Raises
     ------
     TypeError, ValueError
-        If an argument is of another type; if an argument is empty, or is not the name of a table.
+        If an argument has another type or is empty, or if a name is not that of a table.
 
     Notes
     -----

@@ -104,7 +104,7 @@ def to_kafka(
     Raises
     ------
     TypeError, ValueError
-        If an argument has another type; if an option is one that the sink sets itself.
+        If an argument has another type, or an option is one that the sink sets itself.
     ImportError
         If confluent-kafka is not installed: it comes with ``ackcore[kafka]``.
     """

@@ -50,7 +50,7 @@ def to_postgres(
     Raises
     ------
     TypeError, ValueError
-        If an argument has another type; if an argument is empty, or libpq cannot parse `dsn`.
+        If an argument has another type or is empty, or if libpq cannot parse `dsn`.
     ImportError
         If psycopg is not installed: it comes with ``ackcore[postgres]``.
 

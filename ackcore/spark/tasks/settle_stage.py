@@ -97,7 +97,7 @@ class SettleStage:
             disputed = with_several(reasons, firsts)
             if len(disputed):
                 found.append((DISPUTED, disputed.tobytes()))
-            texts = look_up(firsts, roots).dictionary_encode()
+            texts = look_up(firsts, roots)[0].dictionary_encode()
             columns = [pa.array(roots), pa.array(tasks), pa.array(names, STATUS_NAMES), texts]
             table = pa.Table.from_arrays(columns, schema=NOT_ACKED_SCHEMA)
             if table.nbytes <= INLINE_BYTES:
