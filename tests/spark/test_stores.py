@@ -98,6 +98,16 @@ def test_what_is_read_is_aligned(store):
         assert {each.size for each in found} == {size}
 
 
+def test_what_was_read_holds_no_descriptor(tmp_path):
+    """A table may have more segments than a process may have open files."""
+    store = open_store(tmp_path, "path")
+    store.put("a", b"some bytes")
+    before = len(os.listdir("/proc/self/fd"))
+    found = [store.read("a") for _ in range(20)]
+    assert len(os.listdir("/proc/self/fd")) < before + 10
+    assert {one.to_pybytes() for one in found} == {b"some bytes"}
+
+
 def test_a_file_beside_a_store_becomes_an_object_in_the_place_of_what_was(store):
     source = f"{store.url}/a/b"
     with pytest.raises(StateError, match=r"c/d could not be written: No such file|does not exist"):
