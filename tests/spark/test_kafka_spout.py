@@ -385,7 +385,7 @@ def test_a_stream_takes_what_comes(spark, mock_kafka, checkpoint, kept, running)
 
 
 def test_micro_batches_share_a_job(spark, mock_kafka, checkpoint, kept, running, monkeypatch):
-    """The DataFrame of the first one has the rows, the files and the time of each."""
+    """The first DataFrame for a number of tasks has the rows, the files and the time of each."""
     made = []
     stage = kept_jobs.KeptStage
     monkeypatch.setattr(kept_jobs, "KeptStage", lambda *of: made.append(stage(*of)) or made[-1])
@@ -395,7 +395,9 @@ def test_micro_batches_share_a_job(spark, mock_kafka, checkpoint, kept, running,
         mock_kafka.produce("t", [f"{n}".encode(), b"bad"])
         on.process_all_available()
     assert kept.texts == ["0", "1", "2"]
-    assert (on.counts.acked, on.counts.dead, len(made)) == (3, 3, 1)
+    assert (on.counts.acked, on.counts.dead) == (3, 3)
+    # A micro-batch may begin between a record and the next.
+    assert 1 <= len(made) == len({len(one.read._tasks) for one in made}) <= 2
 
 
 def test_a_group_is_told_of_holes(spark, mock_kafka, checkpoint, kept, running):
