@@ -42,6 +42,7 @@ class Topology:
         self.structure = {
             "spouts": {name: {"fields": list(fields)} for name, fields in spouts.items()},
             "bolts": {name: {"inputs": ["lines"]} for name in bolts},
+            "sinks": {},
         }
         text = json.dumps(self.structure, sort_keys=True).encode()
         self.fingerprint = blake2b(text, digest_size=8).hexdigest()
