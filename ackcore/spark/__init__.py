@@ -111,7 +111,7 @@ _NAMES = {
     ".planned.file_spout": "FileSpout",
     ".planned.planned_source": "PlannedSource SourceError",
     ".planned.rate_spout": "RateSpout",
-    ".query": "Query run_batch start",
+    ".query": "run_batch start",
     ".settle.dataframes": "combine settle",
     ".settle.parquet_events": "settle_parquet",
     ".settle.rdds": "settle_partitions",

@@ -12,7 +12,8 @@ import pytest
 from pyspark import cloudpickle
 
 from ackcore.calls import RateLimit
-from ackcore.spark import Query, attempt, dead_letters, guard, run_batch, to_parquet
+from ackcore.spark import attempt, dead_letters, guard, run_batch, to_parquet
+from ackcore.spark.query import Query
 from ackcore.topology import BasicBolt, Reject, Retry, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
