@@ -279,7 +279,7 @@ def check_tables(
                 f"{decided} was decided before and is not finished. Run the former topology until "
                 "it has finished the micro-batch, then change it"
             )
-    had, has = ({tuple(read) for read in each.get("sinks", {}).values()} for each in structures)
+    had, has = ({tuple(read) for read in each["sinks"].values()} for each in structures)
     views = {f"{name}{view}" for name in before for view in (CHANGES, CLOSED)}
     for component, stream in sorted(had - has):
         if component in views:
