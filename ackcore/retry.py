@@ -51,7 +51,7 @@ def capped_doubling(base_ms: int, attempts: int, max_ms: int) -> int:
     failures so far, at least 1, without an upper limit. ``max_ms``: the longest delay in
     milliseconds, at most ``2**62``.
 
-    Returns ``min(max_ms, base_ms * 2**(attempts - 1))``.
+    The delay is ``min(max_ms, base_ms * 2**(attempts - 1))`` milliseconds.
     """
     return min(max_ms, base_ms << min(attempts - 1, _DOUBLINGS))
 
@@ -67,7 +67,7 @@ def backoff_ms(message_id: str, attempt: int, *, base_ms: int, cap_ms: int) -> i
     of the next attempt, at least 1, without an upper limit. ``base_ms``, ``cap_ms``: the longest
     delay before attempt 1, and before any attempt. At least 1.
 
-    Returns between 1 and ``cap_ms``; always the same for the same arguments.
+    The result is in 1..``cap_ms``, and always the same for the same arguments.
     """
     if attempt < 1:
         raise ValueError(f"attempt must be at least 1, got {attempt}; attempt 0 has no delay")

@@ -30,9 +30,9 @@ def hash_columns(columns: Sequence[pa.Array], n: int) -> Int64s:
     ``columns``: columns of ``n`` rows, of any types without maps and unions at any depth. ``n``:
     the number of rows; needed if there are no columns, when all rows are equal.
 
-    Returns the hashes.  Different rows have the same hash with the probability of 64 random bits.
-    Raises TypeError if a column is not an Arrow array, or its type contains a map or a union.
-    Raises ValueError if a column does not have ``n`` rows.
+    Different rows have the same hash with the probability of 64 random bits. Raises TypeError if a
+    column is not an Arrow array, or its type contains a map or a union. Raises ValueError if a
+    column does not have ``n`` rows.
     """
     hashes = np.zeros(n, np.int64)
     for number, column in enumerate(columns):

@@ -192,7 +192,7 @@ def take_rows(batch: pa.RecordBatch, order: Int64s) -> pa.RecordBatch:
 
     ``batch``: a batch with any types that Arrow can take. ``order``: row numbers.
 
-    Returns a batch whose serialized bytes depend on the rows alone: it has no uninitialized memory.
+    The result's serialized bytes depend on the rows alone: it has no uninitialized memory.
     Spark aborts a job if a task that runs again writes other bytes. Raises ValueError if an item of
     ``order`` is not a row number.
     """

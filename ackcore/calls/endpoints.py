@@ -252,8 +252,8 @@ class Endpoints:
 
         ``wait_ns``: the longest wait for a service that is down.
 
-        Returns nanoseconds on the clock; None if an endpoint is open, or while one is on trial: the
-        end of the trial call opens it.
+        The time is in nanoseconds on the clock. Returns None if an endpoint is open, or while one
+        is on trial: the end of the trial call opens it.
 
         An endpoint that refused once, and otherwise answers, is full, not down. Its pause does not
         count against ``wait_ns``, like a wait for room. An endpoint that refuses repeatedly is

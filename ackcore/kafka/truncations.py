@@ -47,7 +47,7 @@ def truncated_at(
     partition's present range. ``epoch``: the epoch of the leader that wrote the records below
     ``position``, or a later one. ``timeout_s``: the longest time for all requests, in seconds.
 
-    Returns at least ``low``; None if the log below ``position`` is unchanged.
+    The result is at least ``low``. It is None if the log below ``position`` is unchanged.
     """
     until = time.monotonic() + timeout_s
 

@@ -1,7 +1,8 @@
 """Topologies and acks on Spark.
 
 `start` and `run_batch` run topologies, `attempt` and `guard` a function for each row. Functions
-that begin with ``to_`` make sinks, classes that end in ``Spout`` are sources. `settle`,
+that begin with ``to_`` make sinks, classes that end in ``Spout`` are sources. `dead_letters` reads
+dead letters, `replay` sends them again, and `table` reads a table of a checkpoint. `settle`,
 `settle_parquet`, `settle_partitions` and `combine` work on ack events; `functions` has ids as UDFs.
 
 Each kind of failure has its own error: `StateError` and its subclasses for a checkpoint,

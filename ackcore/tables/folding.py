@@ -26,7 +26,7 @@ def fold_rows(
     the micro-batch in milliseconds since 1970; the ttl counts from it. For a table with windows,
     the bound until which windows are closed: late rows are left out.
 
-    Returns one row per key with ``shape.stored_schema``, ascending by hash.
+    The result has one row per key in ``shape.stored_schema``, ascending by hash.
     """
     partials = [_folded(shape, block, now_ms) for block in _blocks(shape, batches)]
     return _combined(shape, partials)
@@ -38,7 +38,7 @@ def merge_states(shape: TableShape, older: pa.Table, newer: pa.Table) -> pa.Tabl
     ``older``, ``newer``: stored rows, ascending by hash; at most one row per key in each. The
     sessions of a key are joined if they overlap.
 
-    Returns one row per key, ascending by hash.
+    The result has one row per key, ascending by hash.
     """
     return _combined(shape, [older, newer])
 

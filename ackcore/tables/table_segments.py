@@ -240,8 +240,8 @@ class TableReader:
 
         ``keys``: the columns of the key; other columns are ignored.
 
-        Returns ``shape.stored_schema``, row *i* for key *i*.  Without a row in the table, all its
-        columns are null, also the hash.
+        The result has the columns of ``shape.stored_schema``, and row *i* is that of key *i*.  If
+        the table has no row for a key, all columns of the row are null, also the hash.
         """
         arrays = self.shape.key_arrays(keys)
         n = len(arrays[0])

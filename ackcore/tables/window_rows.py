@@ -20,13 +20,13 @@ from ackcore.tables.watermarks import NEVER
 def merged_sessions(
     shape: TableShape, reader: TableReader, partial: pa.Table
 ) -> tuple[int, pa.Table]:
-    """Return the sessions that new rows join or begin, and a row for each that they remove.
+    """Join new sessions with those of a table; return the change of their number, and the new rows.
 
     ``partial``: the sessions among the new rows, as `fold_rows` returns them.
 
-    Returns the number of sessions less the number before, and stored rows, ascending by hash.  The
-    row of a session that has become part of an earlier one has no states, and has expired; it
-    replaces the older row.
+    The rows are stored rows, ascending by hash: one for each session that new rows join or begin,
+    and one for each session that has become part of an earlier one.  The latter has no states and
+    has expired, and so hides the older row of its session.
     """
     names = [*shape.key_names, shape.states(END)[0].name]
     known = reader.rows_of(_hashes(partial), [*names, EXPIRES])

@@ -74,7 +74,7 @@ def draw(
     ``structure``: `Topology.structure`, possibly read from JSON. ``counts``: the number of emitted
     tuples, by component and stream, shown on the edges.
 
-    Returns one ``svg`` element with its own style, for a page or a file.
+    It is one ``svg`` element with its own style, for a page or a file.
     """
     edges = list(_edges(structure))
     columns = _columns(structure, edges)
@@ -221,7 +221,7 @@ def explain(parts: Parts, fingerprint: str, settings: Settings) -> str:
 
     ``fingerprint``: the topology's fingerprint. The drawing shows its first 12 characters.
 
-    Returns lines of at most 100 characters, unless a name is longer. No newline ends the last one.
+    Its lines have at most 100 characters, unless a name is longer. No newline ends the last one.
     """
     return "\n".join(_lines(parts, Layout.of(parts), fingerprint, settings))
 

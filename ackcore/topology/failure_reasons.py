@@ -176,7 +176,7 @@ def missing_column(error: BaseException, columns: Sequence[str], batch: str) -> 
     ``error``: the exception that the bolt raised. ``columns``: the columns of the batch; empty if
     the bolt was not called with one. ``batch``: the name of the batch in the hint.
 
-    Returns the columns, and a suggestion; None for any other error.
+    The hint names the columns, and suggests one. Returns None for any other error.
     """
     said = error.args[0] if isinstance(error, KeyError) and len(error.args) == 1 else None
     if not isinstance(said, str) or not columns:

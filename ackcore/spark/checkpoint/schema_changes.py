@@ -41,8 +41,8 @@ def fit_columns(table: pa.Table, schema: pa.Schema, what: str, way_out: str) -> 
     the records and their place. ``way_out``: the end of the message: one or more sentences without
     the last full stop.
 
-    Returns the `TRACKING` columns, then those of ``schema``, in its order and of its types.  It is
-    ``table`` itself if the columns did not change.
+    The result has the `TRACKING` columns, then those of ``schema``, in its order and of its types.
+    It is ``table`` itself if the columns did not change.
     """
     was = pa.schema([table.schema.field(n) for n in range(len(TRACKING), table.num_columns)])
     if was.names == schema.names and was.types == schema.types:

@@ -1,4 +1,4 @@
-"""The fold of each kind of table, and the fold into a table with windows."""
+"""The fold into a table with windows, and the choice of the fold for each kind of table."""
 
 from __future__ import annotations
 

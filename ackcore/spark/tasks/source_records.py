@@ -53,7 +53,7 @@ def records_at(some: SourceRecords, ids: Int64s, places: Int64s, number: int) ->
     ``ids``: the roots of all of the records. ``places``: the places in the batch of the records to
     return, sorted. ``number``: the number of the micro-batch.
 
-    Returns the records, with the spout's name in the metadata of the schema.
+    The metadata of the result's schema has the spout's name.
     """
     source = some.source
     whole = len(places) == len(some.batch)
