@@ -8,6 +8,7 @@ import logging
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError
 from xml.etree import ElementTree
@@ -23,6 +24,7 @@ from ackcore.cli import doctor_command as doctor
 from ackcore.cli import run_command as cli_run
 from ackcore.cli.reporting import advising_commands, as_commands
 from ackcore.cli.topologies import load_topology
+from ackcore.spark.base.errors import StateError
 from ackcore.topology.explain import draw
 
 
@@ -97,6 +99,23 @@ def test_a_run_shows_how_far_it_is(on_this_spark, tmp_path, monkeypatch):
     assert "\x1b[?25l" in text  # no cursor while the bar is there
     assert text.index("micro-batch 0: ") < text.index("counts after 1 micro-batches")
     assert "dead letters: 1, of which 0 were replayed" in text
+
+
+def test_a_look_that_fails_ends_nothing(tmp_path, monkeypatch):
+    """The run itself reports errors, and the next look may succeed."""
+    looks, again = [], threading.Event()
+
+    def read_activity(checkpoint):
+        looks.append(checkpoint)
+        if len(looks) == 1:
+            raise StateError("it changed 100 times while it was being read")
+        again.set()
+
+    monkeypatch.setattr(cli_run, "read_activity", read_activity)
+    monkeypatch.setattr(cli_run, "_tasks", lambda spark: {"description": "", "total": None})
+    monkeypatch.setattr(cli_run, "_LOOK_S", 0.01)
+    with cli_run._shown(str(tmp_path), None, as_json=False):
+        assert again.wait(30)
 
 
 @pytest.mark.spark
