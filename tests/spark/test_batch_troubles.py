@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,23 @@ def test_a_run_that_is_not_of_one_piece_is_run_again(world):
     assert (counts.acked, counts.waiting) == (1, 1)
     assert not world.runs[-1].careful  # nobody has died
     assert world.paused == [0.1, 0.2]
+
+
+def test_a_run_whose_session_has_ended_is_one_crash(world):
+    """Each further run would crash at once, and the next start would count them all."""
+    world.spark = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
+
+    def run(*args):
+        raise ConnectionRefusedError("the JVM is gone")
+
+    world.run = run
+    with ThreadPoolExecutor(1) as beside:  # in the main thread the job would get a tag
+        error = beside.submit(world.process, 0, ["a"]).exception()
+    assert isinstance(error, RunFailed)
+    assert "run 1 time and" in str(error)
+    state, _ = world.driver()
+    with state:
+        assert state.plan(0).crashes == 1
 
 
 def test_rows_that_are_not_there_a_second_time_have_the_batch_run_again(world):

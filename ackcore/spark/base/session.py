@@ -122,7 +122,7 @@ def _refuse_old_connect(value: Any, what: str) -> None:
 
 def _refuse_stopped(spark: Any, what: str) -> None:
     """Raise if a session was stopped, or its JVM has ended."""
-    if not _is_stopped(spark):
+    if not is_stopped(spark):
         return
     raise ValueError(
         f"{what} that was stopped; SparkSession.builder.getOrCreate() makes another, with which "
@@ -130,7 +130,8 @@ def _refuse_stopped(spark: Any, what: str) -> None:
     )
 
 
-def _is_stopped(spark: Any) -> bool:
+def is_stopped(spark: Any) -> bool:
+    """Return whether a session was stopped, or its JVM has ended."""
     if is_connect(spark):
         return bool(spark.is_stopped)
     java = spark.sparkContext._jsc

@@ -32,7 +32,7 @@ from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.root_ids import distinct, ids_in
-from ackcore.spark.base.session import ResultsTooLarge
+from ackcore.spark.base.session import ResultsTooLarge, is_stopped
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.action import Jobs, OfRun, P, R
@@ -195,7 +195,9 @@ class Runs:
                     self._state.write_plan(plan)
                 # Progress in finding crashing records resets the count: there may be more of them.
                 in_vain = 0 if isolation_progress(plan) > known else in_vain + 1
-                if in_vain >= self._topology.settings.max_runs:
+                # Without its JVM every run crashes, before it reads a record.
+                ended = self._spark is not None and is_stopped(self._spark)
+                if ended or in_vain >= self._topology.settings.max_runs:
                     raise given_up(plan, runs, error) from error
                 if in_vain:
                     waits = capped_doubling(_PAUSE_MS, in_vain, _LONGEST_PAUSE_MS)
