@@ -281,7 +281,8 @@ class TopologyBuilder:
         name : str
             The name of the component.
         bolt : Bolt, BasicBolt, AsyncBolt or BatchBolt
-            An instance. It is pickled, and every task has a copy.
+            An instance. It is pickled, and every task has a copy. Do not change it while a query
+            runs: micro-batches may have copies from before or after the change.
         parallelism : int, optional
             The number of tasks; by default as many as the stage has.
         expect : expect(...) or list of them, optional

@@ -199,7 +199,9 @@ def test_a_repetition_of_the_same_rows_leaves_them_in_place(spark, files, tmp_pa
 
 
 def test_nothing_is_seen_until_it_is_whole(spark, files, tmp_path, by, monkeypatch):
+    """Spark reads a directory like "_batch_id=0.tmp" as a partition, and then reads no other."""
     sink = to_parquet(tmp_path / "out")
+    sink.write(accepted(spark, files[:1], batch_id=1))
 
     def failpoint(name, number):
         raise FailpointReached(f"{name} {number}")
@@ -209,9 +211,10 @@ def test_nothing_is_seen_until_it_is_whole(spark, files, tmp_path, by, monkeypat
         with pytest.raises(FailpointReached, match="in-sink 0"):
             sink.write(accepted(spark, files))
     assert not (tmp_path / "out" / "batch_id=0").exists()
-    assert len(os.listdir(tmp_path / "out")) == 2
+    assert len(os.listdir(tmp_path / "out")) == 3
+    assert {row.batch_id for row in spark.read.parquet(str(tmp_path / "out")).collect()} == {1}
     sink.write(accepted(spark, files))
-    assert sorted(os.listdir(tmp_path / "out")) == ["_ackcore.json", "batch_id=0"]
+    assert sorted(os.listdir(tmp_path / "out")) == ["_ackcore.json", "batch_id=0", "batch_id=1"]
     assert words(tmp_path / "out" / "batch_id=0") == list("abcdef")
 
 
