@@ -7,7 +7,18 @@
 """
 
 from ackcore._backend import AckerBackend, Ledger, OffsetTracker, backend
-from ackcore._records import ACK, FAIL, RESET, Entries, LedgerFull, Status
+from ackcore._records import (
+    ACK,
+    FAIL,
+    RESET,
+    Entries,
+    LedgerFull,
+    Outcome,
+    Outcomes,
+    Settled,
+    Stats,
+    Status,
+)
 from ackcore.acker import Acker
 from ackcore.ids import edge_id, edge_ids, root_id, root_ids, spout_key, xor_by_parent
 
@@ -23,6 +34,10 @@ __all__ = [
     "Ledger",
     "LedgerFull",
     "OffsetTracker",
+    "Outcome",
+    "Outcomes",
+    "Settled",
+    "Stats",
     "Status",
     "backend",
     "edge_id",

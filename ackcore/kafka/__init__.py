@@ -19,6 +19,7 @@ except ModuleNotFoundError as error:
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.dead_limit import TooManyDead
 from ackcore.kafka.consumer.consumer import Consumer
+from ackcore.kafka.consumer.consumer_records import KafkaRecord
 from ackcore.kafka.consumer.letter_replay import replay_letters
 from ackcore.kafka.kafka_errors import ConsumerError
 from ackcore.kafka.spout import KafkaGroup, KafkaSpout
@@ -27,6 +28,7 @@ __all__ = [
     "Consumer",
     "ConsumerError",
     "KafkaGroup",
+    "KafkaRecord",
     "KafkaSpout",
     "Reject",
     "Retry",

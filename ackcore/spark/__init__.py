@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ackcore.spark.planned.file_spout import FileSpout
     from ackcore.spark.planned.planned_source import PlannedSource, SourceError
     from ackcore.spark.planned.rate_spout import RateSpout
-    from ackcore.spark.query import run_batch, start
+    from ackcore.spark.query import Query, run_batch, start
     from ackcore.spark.settle.dataframes import combine, settle
     from ackcore.spark.settle.parquet_events import settle_parquet
     from ackcore.spark.settle.rdds import settle_partitions
@@ -59,6 +59,7 @@ __all__ = [
     "DeltaSpout",
     "FileSpout",
     "PlannedSource",
+    "Query",
     "QueryListener",
     "RateSpout",
     "Reject",
@@ -112,7 +113,7 @@ _NAMES = {
     ".planned.file_spout": "FileSpout",
     ".planned.planned_source": "PlannedSource SourceError",
     ".planned.rate_spout": "RateSpout",
-    ".query": "run_batch start",
+    ".query": "Query run_batch start",
     ".settle.dataframes": "combine settle",
     ".settle.parquet_events": "settle_parquet",
     ".settle.rdds": "settle_partitions",
