@@ -51,6 +51,8 @@ class FileReader:
                             yield self._fitted(found, self.constants.get(name, {}))
                     except (pa.ArrowException, ValueError, OSError) as error:
                         said = str(error).partition("\n")[0]
+                        if self.format in ("json", "csv"):
+                            said += ". To have a dead letter per bad line, read 'text' and parse it"
                         raise FileUnreadable(
                             f"the file {self.root}/{shown(name)} cannot be read as {self.format}: "
                             f"{type(error).__name__}: {said}"
