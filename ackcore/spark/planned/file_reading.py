@@ -52,7 +52,8 @@ class FileReader:
                     except (pa.ArrowException, ValueError, OSError) as error:
                         said = str(error).partition("\n")[0]
                         if self.format in ("json", "csv"):
-                            said += ". To have a dead letter per bad line, read 'text' and parse it"
+                            said += ". For a dead letter per bad line, read the format 'text' "
+                            said += "and parse the lines in a bolt"
                         raise FileUnreadable(
                             f"the file {self.root}/{shown(name)} cannot be read as {self.format}: "
                             f"{type(error).__name__}: {said}"
