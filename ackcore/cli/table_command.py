@@ -30,7 +30,11 @@ def show(
     name: Annotated[str, typer.Argument(metavar="TABLE", help="The name of the table.")],
     key: Annotated[
         list[str] | None,
-        typer.Option(help="Only the row of this key; once for each key column, in order."),
+        typer.Option(
+            help="Only the row of this key: once for each key column, in order, as the table shows "
+            "the values. \\N is NULL. A time has its zone if the column has one: "
+            "'2026-01-01 09:00:00+00:00'."
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="The maximum number of rows.")] = 20,
     as_json: Annotated[

@@ -6,7 +6,9 @@ import collections
 import pickle
 import re
 import tempfile
+from datetime import UTC, date, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -33,11 +35,13 @@ from ackcore.spark.stores.opening import open_store
 from ackcore.spark.tables.table_places import snapshot_of
 from ackcore.spark.tasks.row_files import RowFileWriter
 from ackcore.tables import collect, count, latest, max_of, sum_of, table_compaction, table_segments
-from ackcore.tables.folding import finished
-from ackcore.tables.table_shape import HASH_END
+from ackcore.tables.folding import finished, fold_rows
+from ackcore.tables.table_segments import TableReader, TableSegment, write_segment
+from ackcore.tables.table_shape import HASH_END, TableShape
 from ackcore.topology import TopologyBuilder, TopologyError
 from ackcore.topology.tuples import Reason
 
+UTC_TIMES = pa.timestamp("us", "UTC")
 STEPS = [
     *("planned", "ran", "checked", "decided", "in-sink", "refused", "refusals-closed", "folded"),
     *("tables-recorded", "in-dead-letters", "acted", "marked", "pruned"),
@@ -319,6 +323,38 @@ def test_a_reader_gets_the_newer_table_if_the_query_deletes_the_older(tmp_path, 
 
     (row,) = table_reading.read_table(tmp_path, "totals", use)
     assert (row["orders"], len(calls)) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (pa.int64(), "-5", -5),
+        (pa.bool_(), "True", True),
+        (pa.date32(), "2026-01-02", date(2026, 1, 2)),
+        (pa.timestamp("us"), "2026-01-02 09:00:00", datetime(2026, 1, 2, 9)),
+        (UTC_TIMES, "2026-01-02T10:00:00+01:00", datetime(2026, 1, 2, 9, tzinfo=UTC)),
+        (pa.string(), "NULL", "NULL"),
+        (pa.string(), r"\N", None),
+        (pa.timestamp("us"), r"\N", None),
+        (UTC_TIMES, "2026-01-02", re.compile(r"like '1970-01-01 00:00:00.000000Z', or \\N for")),
+        (pa.bool_(), "yes", re.compile("of type bool for 'key', got 'yes'; write it like 'false'")),
+        (pa.time64("us"), "09:00:00", re.compile(r"filter the DataFrame of ackcore.spark.table")),
+    ],
+)
+def test_keys_on_the_command_line_are_texts_of_their_types(kind, text, value):
+    refused = value if isinstance(value, re.Pattern) else None
+    schema = pa.schema([("shop", pa.string()), ("key", kind)])
+    shape = TableShape.of("t", schema, ["shop", "key"], {"n": count()})
+    key = pa.array([None if refused else value], kind)
+    rows = fold_rows(shape, [pa.table([["north"], key], schema=schema)], 0)
+    segment = TableSegment.open(write_segment(shape, rows), shape)
+    table = SimpleNamespace(shape=shape, reader=lambda: TableReader(shape, [segment], 0))
+    if refused:
+        with pytest.raises(ValueError, match=refused):
+            table_reading.rows_of_key(table, ["north", text])
+    else:
+        assert table_reading.rows_of_key(table, ["north", text])["key"].to_pylist() == [value]
+        assert not len(table_reading.rows_of_key(table, ["south", text]))
 
 
 def test_rows_end_after_their_ttl(tmp_path):
