@@ -53,10 +53,9 @@ def show(
             print(line)
     else:
         title = f"table {name}: {len(rows):,} row{'' if len(rows) == 1 else 's'}"
-        # A key is stored again in each file with a row of it.
-        most = sum(segment.rows for segment in found.segments)
-        if not key and len(rows) == limit < most:
-            title += f" of at most {most:,}; --limit shows more"
+        if not key and len(rows) == limit < found.rows:
+            bound = "" if found.shape.ttl_s is None else "at most "
+            title += f" of {bound}{found.rows:,}; --limit shows more"
         shown = table(title, *rows.column_names)
         for row in shown_rows(rows):
             shown.add_row(*(cell(_text(value)) for value in row.values()))

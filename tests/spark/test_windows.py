@@ -189,7 +189,7 @@ class WindowWorld(Replaying):
             for stored in table.reader().scan()
             for row in finished(table.shape, stored).to_pylist()
         ]
-        assert state.tables.of(number)["hours"].rows >= len(rows)
+        assert state.tables.of(number)["hours"].rows == len(rows)
         found = {
             (row["shop"], _s(row["window_start"]), _s(row["window_end"])): sorted(row["lines"])
             for row in rows

@@ -50,7 +50,7 @@ def _read(checkpoint: CheckpointView, name: str) -> TableSnapshot:
     if state is None:
         return TableSnapshot(shape, (), 0, files)
     files.check_all(name, state.segments)
-    return TableSnapshot(shape, state.segments, state.horizon_ms, files)
+    return TableSnapshot(shape, state.segments, state.horizon_ms, files, state.rows)
 
 
 def rows_of_key(table: TableSnapshot, key: Sequence[str]) -> pa.Table:
