@@ -370,7 +370,7 @@ def test_rows_end_after_their_ttl(tmp_path):
         assert [row["shop"] for table in reader.scan() for row in table.to_pylist()] == ["A"]
 
 
-def test_values_are_added_and_removed_and_other_changes_refused(tmp_path):
+def test_values_are_added_and_removed_and_other_changes_refused(tmp_path, caplog):
     TableWorld(tmp_path).take(0, ["a1.o", "b1.o"])
 
     def opened(*of, accept=True, **changes):
@@ -382,12 +382,24 @@ def test_values_are_added_and_removed_and_other_changes_refused(tmp_path):
     for value, changes, text in (
         (VALUE, {"key": ["shop", "line"]}, "had the key shop: string, and has shop: string, line"),
         (VALUE, {"ttl_s": 5}, "had ttl_s=None, and has 5"),
-        ({"orders": sum_of("size")}, {}, "its value 'orders' was .*Count.* and is .*Sum"),
+        (
+            {"orders": sum_of("size")},
+            {},
+            r"value 'orders' was count\(\) of int64, and is sum_of\(size\) of int64 now: .* other. "
+            "Give the value another name",
+        ),
     ):
-        with pytest.raises(CheckpointForeign, match="differs in its"):
-            opened(value, accept=False, **changes)
-        with pytest.raises(CheckpointForeign, match=text):
-            opened(value, **changes)
+        for accept in (False, True):  # no refusal advises what the next one refuses
+            with pytest.raises(CheckpointForeign, match=text):
+                opened(value, accept=accept, **changes)
+    with pytest.raises(CheckpointForeign) as caught:
+        opened({"orders": count(), "most": max_of("size")}, accept=False)
+    assert "'most' is new" in str(caught.value)
+    assert str(caught.value).endswith(
+        "start with accept_changes=True: records that wait for a retry then run through the "
+        "changed one. This start changes rows: 'euros', 'lines' of table 'totals' deleted "
+        "(2 rows); 'most' of table 'totals' empty (2 rows)"
+    )
     world, state, engine = opened(more)
     with state:
         engine.process(1, [("lines", "a2.oo")])
@@ -399,7 +411,11 @@ def test_values_are_added_and_removed_and_other_changes_refused(tmp_path):
             "A": (2, 5),
             "B": (1, None),
         }
+    caplog.clear()
     world, state, engine = opened({"orders": count()})
+    (logged,) = caplog.records
+    assert logged.levelname == "WARNING"
+    assert "'euros', 'lines', 'most' of table 'totals' deleted (2 rows)" in logged.message
     with state:
         engine.process(2, [])
     with pytest.raises(CheckpointForeign, match="its value 'euros' was removed before"):
@@ -410,11 +426,15 @@ def test_values_are_added_and_removed_and_other_changes_refused(tmp_path):
             engine.process(3, [("lines", "c.o")])
     with pytest.raises(CheckpointForeign, match="has changed, and micro-batch 3 was decided"):
         opened({"orders": count(), "new": count()})
+    after = "Run the former topology until it has finished micro-batch 3. Then give the table"
+    with pytest.raises(CheckpointForeign, match=after):
+        opened({"orders": count()}, key="line")
     world, state, engine = opened({"orders": count()})
     with state:
         engine.process(3, [])
     # Without the table: its files are deleted once no record names them.
     world, state, engine = opened(VALUE, table=None)
+    assert "table 'totals' deleted (3 rows with 'orders')" in caplog.text
     with state:
         for number in (4, 5, 6):
             engine.process(number, [])

@@ -446,7 +446,7 @@ def test_a_replay_that_is_late_for_one_table_is_a_dead_letter_with_its_own_way_o
         reasons = {one["line"]: one["_ackcore_reason"] for one in letters}
         assert {(one["component"], one["type"]) for one in reasons.values()} == {("hours", "Late")}
         assert reasons["a.7.o"]["message"].endswith("; increase late_s, now 0")
-        assert "; a replay does not open it: correct its row by hand" in reasons["a.3.xf"]["message"]
+        assert "; a replay does not open it: correct " in reasons["a.3.xf"]["message"]
         assert state.tables.of(2)["days"].rows == 1
 
 
@@ -463,7 +463,9 @@ def test_late_s_may_change_and_windows_may_not(tmp_path):
     assert world.dead == {2: ["a.4.o"]}  # a closed window stays closed
     world.window = tumbling(20, "ts")
     world.__post_init__()
-    with pytest.raises(CheckpointForeign, match=r"had window=.*10000.* and has .*20000"):
+    with pytest.raises(
+        CheckpointForeign, match=r"had window=tumbling\(10, 'ts'\), and has tumbling\(20, 'ts'\)"
+    ):
         world.driver(accept_changes=True)
 
 
