@@ -17,6 +17,13 @@ _Public = TypeVar("_Public", bound=Callable[..., Any])
 _UNITS = {"ms": 0.001, "mil": 0.001, "s": 1, "m": 60, "mo": 0, "h": 3600, "d": 86_400, "w": 604_800}
 
 
+class Unquoted(str):
+    """The text of a KeyError, which is shown without quotes: str() of a KeyError is a repr."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
 def near_miss(name: str, known: Sequence[str], what: str, prefix: str = "") -> str:
     """Return the hint that an error gives for an unknown name.
 

@@ -107,8 +107,11 @@ def _heading(status: CheckpointStatus) -> Text:
     if status.lag:
         lag = ", ".join(f"{spout} {offsets:,}" for spout, offsets in status.lag.items())
         lines.append(f"lag: {lag} offsets")
+    declared = status.structure.get("tables", {})
     for name, size in status.tables.items():
-        lines.append(f"table {name}: at most {size['rows']:,} rows, {size['bytes']:,} bytes")
+        # Rows that have expired may still count.
+        bound = "" if declared.get(name, {}).get("ttl_s") is None else "at most "
+        lines.append(f"table {name}: {bound}{size['rows']:,} rows, {size['bytes']:,} bytes")
     dead = status.dead
     if dead.letters:
         lines.append(f"dead letters: {dead.letters:,}, of which {dead.sent:,} were replayed")

@@ -30,7 +30,11 @@ def show(
     name: Annotated[str, typer.Argument(metavar="TABLE", help="The name of the table.")],
     key: Annotated[
         list[str] | None,
-        typer.Option(help="Only the row of this key; once for each key column, in order."),
+        typer.Option(
+            help="Only the row of this key: once for each key column, in order, as the table shows "
+            "the values. \\N is NULL. A time has its zone if the column has one: "
+            "'2026-01-01 09:00:00+00:00'."
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="The maximum number of rows.")] = 20,
     as_json: Annotated[
@@ -49,10 +53,9 @@ def show(
             print(line)
     else:
         title = f"table {name}: {len(rows):,} row{'' if len(rows) == 1 else 's'}"
-        # A key is stored again in each file with a row of it.
-        most = sum(segment.rows for segment in found.segments)
-        if not key and len(rows) == limit < most:
-            title += f" of at most {most:,}; --limit shows more"
+        if not key and len(rows) == limit < found.rows:
+            bound = "" if found.shape.ttl_s is None else "at most "
+            title += f" of {bound}{found.rows:,}; --limit shows more"
         shown = table(title, *rows.column_names)
         for row in shown_rows(rows):
             shown.add_row(*(cell(_text(value)) for value in row.values()))

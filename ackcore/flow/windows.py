@@ -12,6 +12,7 @@ from copy import copy
 from heapq import heappop, heappush
 from typing import Any
 
+from ackcore._error_hints import Unquoted
 from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import Fate, FlowConsumer, Lease
 from ackcore.flow.limits import DelayTarget, Limit
@@ -99,7 +100,7 @@ class Windows:
         except KeyError:
             there = ", ".join(map(repr, self.consumers)) or "none"
             raise KeyError(
-                f"no consumer has the name {name!r}; the consumers are {there}"
+                Unquoted(f"no consumer has the name {name!r}; the consumers are {there}")
             ) from None
 
     def lease(

@@ -206,7 +206,7 @@ READINGS: tuple[Reading, ...] = (
         "Tokens that a bolt's calls used, as reported, since this start.",
         _tokens,
     ),
-    Reading("ackcore.table.rows", "gauge", "{row}", "Stored rows of a table.", _of_tables("rows")),
+    Reading("ackcore.table.rows", "gauge", "{row}", "Rows of a table.", _of_tables("rows")),
     Reading("ackcore.table.size", "gauge", "By", "Bytes of a table.", _of_tables("bytes")),
     Reading(
         "ackcore.batches",

@@ -22,7 +22,7 @@ from ackcore.tables.group_values import extreme_rows, has_order, sums_of, valid_
 from ackcore.tables.key_groups import Bools, KeyGroups
 
 #: The function that makes an aggregate, by the class.
-_MADE_BY = {
+MADE_BY = {
     "_Count": "count",
     "_Sum": "sum_of",
     "_Min": "min_of",
@@ -30,6 +30,7 @@ _MADE_BY = {
     "_Mean": "mean_of",
     "_First": "first",
     "_Latest": "latest",
+    "_Collect": "collect",
     "_ApproxDistinct": "approx_distinct",
 }
 
@@ -49,7 +50,7 @@ class Aggregate(ABC):
     columns: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        name = _MADE_BY.get(type(self).__name__, type(self).__name__)
+        name = MADE_BY.get(type(self).__name__, type(self).__name__)
         return f"{name}({', '.join(self.columns)})"
 
     @abstractmethod

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Protocol
 import pyarrow as pa
 
 from ackcore._arrow import nullable_within
-from ackcore._error_hints import nearest
+from ackcore._error_hints import Unquoted, nearest
 from ackcore.calls import RateLimit
 from ackcore.flow import DelayTarget, Limit
 from ackcore.flow.choosers import Chooser, Idlest
@@ -207,7 +207,7 @@ class UsedTables(dict[str, Any]):
         """Raise KeyError with the way out."""
         near = nearest(str(name), list(self))
         hint = f"did you mean {near!r}?" if near else f"write uses = [{name!r}] in its class"
-        raise KeyError(f"{name!r} is not in uses of the bolt; {hint}")
+        raise KeyError(Unquoted(f"table {name!r} is not in uses of the bolt; {hint}"))
 
 
 class Component:

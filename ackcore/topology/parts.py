@@ -397,35 +397,3 @@ class Parts:
         """A hash of `structure`, in hex; the same in every process."""
         text = json.dumps(self.structure, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
-    """Describe the differences between two structures.
-
-    ``old``, ``new``: the `Parts.structure` of each, possibly read from JSON.
-
-    Returns a text for each component, sink and table that differs: ``"bolt 'count' is new"``,
-    ``"spout 'lines' differs in its fields: ['line'] before, ['line', 'at'] now"``.
-    """
-    found = []
-    for kind in ("spouts", "bolts", "sinks", "tables"):
-        before, after = old.get(kind, {}), new.get(kind, {})
-        for name in sorted({*before, *after}):
-            subject = f"{kind[:-1]} {name!r}"
-            if name not in after:
-                found.append(f"{subject} is gone")
-            elif name not in before:
-                found.append(f"{subject} is new")
-            elif before[name] != after[name]:
-                found.append(f"{subject} {_difference(kind, before[name], after[name])}")
-    return tuple(found)
-
-
-def _difference(kind: str, before: Any, after: Any) -> str:
-    if kind == "sinks":
-        return f"reads another stream: {'/'.join(after)}, not {'/'.join(before)}"
-    words = {"message_id": "message id", "tracked": "tracking"}
-    keys = [key for key in {**after, **before} if before.get(key) != after.get(key)]
-    names = " and ".join(words.get(key, key) for key in keys)
-    values = "; ".join(f"{before.get(key)} before, {after.get(key)} now" for key in keys)
-    return f"differs in its {names}: {values}"

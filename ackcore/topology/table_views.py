@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ackcore._arrow import as_mapping, one_batch
+from ackcore._arrow import array_of, as_mapping, one_batch, short_repr
 from ackcore.tables.folding import finished
 from ackcore.tables.table_segments import TableReader
 from ackcore.tables.table_shape import HASH, TableShape
@@ -114,8 +114,8 @@ class TableView:
         """Return the row of one key, or None if the table has none.
 
         To look up many keys, call `lookup` once: it costs about as much as a few calls of `get`.
-        Raises ValueError or TypeError if the key has another number of values than the table has
-        key columns, or a value cannot be cast.
+        Raises ValueError if the key has another number of values than the table has key columns,
+        or a value does not fit the type of its column.
 
         ``key``: the value of the key column; for several key columns, a tuple of their values in
         the order of `key`, or a mapping.
@@ -123,18 +123,21 @@ class TableView:
         names = self.key
         named = as_mapping(key)
         if named is not None:
-            values = self._key_columns(named)
+            values = tuple(self._key_columns(named, "key").values())
         elif len(names) == 1:
-            values = {names[0]: key}
+            values = (key,)
         elif isinstance(key, tuple | list) and len(key) == len(names):
-            values = dict(zip(names, key, strict=True))
+            values = tuple(key)
         else:
             raise ValueError(
                 f"key must have one value for each of {', '.join(names)}, the key columns of "
-                f"{self._title}, got {key!r:.200}; pass a tuple or a mapping"
+                f"{self._title}, got {short_repr(key)}; pass a tuple or a mapping"
             )
-        columns = {name: [value] for name, value in values.items()}
-        batch = conform(columns, self._key_schema, self._title)
+        columns = [
+            self._key_column(field, value)
+            for field, value in zip(self._key_schema, values, strict=True)
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, schema=self._key_schema)
         found, exists = self._found(batch)
         if not exists:
             return None
@@ -147,7 +150,19 @@ class TableView:
     def _title(self) -> str:
         return f"table {self.name!r}"
 
-    def _key_columns(self, keys: Any) -> Mapping[str, Any]:
+    def _key_column(self, field: pa.Field, value: Any) -> pa.Array:
+        """Return one value of a key as a column, or raise ValueError."""
+        try:
+            return array_of([value], field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            many = isinstance(value, tuple | list) and len(self.key) == 1
+            raise ValueError(
+                f"key must be of type {field.type} for {field.name!r} of {self._title}, got "
+                f"{type(value).__name__}: {str(error).removesuffix(' in row 0')}; "
+                + ("pass the value itself; lookup() takes several" if many else "convert it first")
+            ) from error
+
+    def _key_columns(self, keys: Any, argument: str = "keys") -> Mapping[str, Any]:
         if isinstance(keys, pa.RecordBatch | pa.Table):
             given: Mapping[Any, Any] | None = dict(
                 zip(keys.schema.names, keys.columns, strict=True)
@@ -163,7 +178,7 @@ class TableView:
         missing = [name for name in self.key if name not in given]
         if missing:
             raise ValueError(
-                f"keys must have the key columns {', '.join(self.key)} of {self._title}, and "
+                f"{argument} must have the key columns {', '.join(self.key)} of {self._title}, and "
                 f"{', '.join(missing)} is missing among {', '.join(map(str, given)) or 'none'}"
             )
         return {name: given[name] for name in self.key}

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ackcore._error_hints import nearest
+from ackcore._error_hints import Unquoted, nearest
 from ackcore._records import Int64s
 from ackcore.calls.usage import UsageCounts
 
@@ -236,9 +236,11 @@ class Tuple:
             except ValueError:
                 near = nearest(key, fields)
                 raise KeyError(
-                    f"no field {key!r} in a tuple of {self.component}'s stream {self.stream!r}; "
-                    f"its fields are {', '.join(fields)}"
-                    + (f"; did you mean {near!r}?" if near else "")
+                    Unquoted(
+                        f"no field {key!r} in a tuple of {self.component}'s stream "
+                        f"{self.stream!r}; its fields are {', '.join(fields)}"
+                        + (f"; did you mean {near!r}?" if near else "")
+                    )
                 ) from None
         return self.values[key]
 

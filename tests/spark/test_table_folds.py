@@ -6,7 +6,9 @@ import collections
 import pickle
 import re
 import tempfile
+from datetime import UTC, date, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -33,11 +35,13 @@ from ackcore.spark.stores.opening import open_store
 from ackcore.spark.tables.table_places import snapshot_of
 from ackcore.spark.tasks.row_files import RowFileWriter
 from ackcore.tables import collect, count, latest, max_of, sum_of, table_compaction, table_segments
-from ackcore.tables.folding import finished
-from ackcore.tables.table_shape import HASH_END
+from ackcore.tables.folding import finished, fold_rows
+from ackcore.tables.table_segments import TableReader, TableSegment, write_segment
+from ackcore.tables.table_shape import HASH_END, TableShape
 from ackcore.topology import TopologyBuilder, TopologyError
 from ackcore.topology.tuples import Reason
 
+UTC_TIMES = pa.timestamp("us", "UTC")
 STEPS = [
     *("planned", "ran", "checked", "decided", "in-sink", "refused", "refusals-closed", "folded"),
     *("tables-recorded", "in-dead-letters", "acted", "marked", "pruned"),
@@ -321,6 +325,38 @@ def test_a_reader_gets_the_newer_table_if_the_query_deletes_the_older(tmp_path, 
     assert (row["orders"], len(calls)) == (4, 2)
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (pa.int64(), "-5", -5),
+        (pa.bool_(), "True", True),
+        (pa.date32(), "2026-01-02", date(2026, 1, 2)),
+        (pa.timestamp("us"), "2026-01-02 09:00:00", datetime(2026, 1, 2, 9)),
+        (UTC_TIMES, "2026-01-02T10:00:00+01:00", datetime(2026, 1, 2, 9, tzinfo=UTC)),
+        (pa.string(), "NULL", "NULL"),
+        (pa.string(), r"\N", None),
+        (pa.timestamp("us"), r"\N", None),
+        (UTC_TIMES, "2026-01-02", re.compile(r"like '1970-01-01 00:00:00.000000Z', or \\N for")),
+        (pa.bool_(), "yes", re.compile("of type bool for 'key', got 'yes'; write it like 'false'")),
+        (pa.time64("us"), "09:00:00", re.compile(r"filter the DataFrame of ackcore.spark.table")),
+    ],
+)
+def test_keys_on_the_command_line_are_texts_of_their_types(kind, text, value):
+    refused = value if isinstance(value, re.Pattern) else None
+    schema = pa.schema([("shop", pa.string()), ("key", kind)])
+    shape = TableShape.of("t", schema, ["shop", "key"], {"n": count()})
+    key = pa.array([None if refused else value], kind)
+    rows = fold_rows(shape, [pa.table([["north"], key], schema=schema)], 0)
+    segment = TableSegment.open(write_segment(shape, rows), shape)
+    table = SimpleNamespace(shape=shape, reader=lambda: TableReader(shape, [segment], 0))
+    if refused:
+        with pytest.raises(ValueError, match=refused):
+            table_reading.rows_of_key(table, ["north", text])
+    else:
+        assert table_reading.rows_of_key(table, ["north", text])["key"].to_pylist() == [value]
+        assert not len(table_reading.rows_of_key(table, ["south", text]))
+
+
 def test_rows_end_after_their_ttl(tmp_path):
     world = TableWorld(tmp_path, ttl_s=100)
     world.take(0, ["a1.o", "b1.o"])
@@ -334,7 +370,7 @@ def test_rows_end_after_their_ttl(tmp_path):
         assert [row["shop"] for table in reader.scan() for row in table.to_pylist()] == ["A"]
 
 
-def test_values_are_added_and_removed_and_other_changes_refused(tmp_path):
+def test_values_are_added_and_removed_and_other_changes_refused(tmp_path, caplog):
     TableWorld(tmp_path).take(0, ["a1.o", "b1.o"])
 
     def opened(*of, accept=True, **changes):
@@ -346,12 +382,24 @@ def test_values_are_added_and_removed_and_other_changes_refused(tmp_path):
     for value, changes, text in (
         (VALUE, {"key": ["shop", "line"]}, "had the key shop: string, and has shop: string, line"),
         (VALUE, {"ttl_s": 5}, "had ttl_s=None, and has 5"),
-        ({"orders": sum_of("size")}, {}, "its value 'orders' was .*Count.* and is .*Sum"),
+        (
+            {"orders": sum_of("size")},
+            {},
+            r"value 'orders' was count\(\) of int64, and is sum_of\(size\) of int64 now: .* other. "
+            "Give the value another name",
+        ),
     ):
-        with pytest.raises(CheckpointForeign, match="differs in its"):
-            opened(value, accept=False, **changes)
-        with pytest.raises(CheckpointForeign, match=text):
-            opened(value, **changes)
+        for accept in (False, True):  # no refusal advises what the next one refuses
+            with pytest.raises(CheckpointForeign, match=text):
+                opened(value, accept=accept, **changes)
+    with pytest.raises(CheckpointForeign) as caught:
+        opened({"orders": count(), "most": max_of("size")}, accept=False)
+    assert "'most' is new" in str(caught.value)
+    assert str(caught.value).endswith(
+        "start with accept_changes=True: records that wait for a retry then run through the "
+        "changed one. This start changes rows: 'euros', 'lines' of table 'totals' deleted "
+        "(2 rows); 'most' of table 'totals' empty (2 rows)"
+    )
     world, state, engine = opened(more)
     with state:
         engine.process(1, [("lines", "a2.oo")])
@@ -363,7 +411,11 @@ def test_values_are_added_and_removed_and_other_changes_refused(tmp_path):
             "A": (2, 5),
             "B": (1, None),
         }
+    caplog.clear()
     world, state, engine = opened({"orders": count()})
+    (logged,) = caplog.records
+    assert logged.levelname == "WARNING"
+    assert "'euros', 'lines', 'most' of table 'totals' deleted (2 rows)" in logged.message
     with state:
         engine.process(2, [])
     with pytest.raises(CheckpointForeign, match="its value 'euros' was removed before"):
@@ -374,11 +426,15 @@ def test_values_are_added_and_removed_and_other_changes_refused(tmp_path):
             engine.process(3, [("lines", "c.o")])
     with pytest.raises(CheckpointForeign, match="has changed, and micro-batch 3 was decided"):
         opened({"orders": count(), "new": count()})
+    after = "Run the former topology until it has finished micro-batch 3. Then give the table"
+    with pytest.raises(CheckpointForeign, match=after):
+        opened({"orders": count()}, key="line")
     world, state, engine = opened({"orders": count()})
     with state:
         engine.process(3, [])
     # Without the table: its files are deleted once no record names them.
     world, state, engine = opened(VALUE, table=None)
+    assert "table 'totals' deleted (3 rows with 'orders')" in caplog.text
     with state:
         for number in (4, 5, 6):
             engine.process(number, [])

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore.topology import BasicBolt, BatchBolt, Bolt, TopologyBuilder
-from ackcore.topology.parts import changes
 from ackcore.topology.stage_layout import Layout
+from ackcore.topology.structure_changes import changes
 
 NUMBERS = pa.schema([("x", pa.int64()), ("y", pa.int64())])
 
@@ -350,7 +350,7 @@ def other_schema(*fields, **streams):
         ({"tracked": False}, "spout 's' differs in its tracking"),
         ({"read": READ["partial"]}, "bolt 'b' differs in its inputs"),
         ({"read": READ["all"]}, "bolt 'b' differs in its inputs"),
-        ({"read": READ["global"]}, "bolt 'b' differs in its inputs"),
+        ({"read": READ["global"]}, "its inputs: a by fields(x) before, a by global now"),
         ({"read": READ["shuffle"]}, "bolt 'b' differs in its inputs"),
         ({"read": READ["local"]}, "bolt 'b' differs in its inputs"),
         ({"read": lambda b, n, s: b.fields(n, "y", stream=s)}, "bolt 'b' differs in its inputs"),

@@ -35,7 +35,7 @@ def test_a_tuple_tells_its_values_and_where_it_is_from():
     assert repr(one) == "<Tuple of lines/default: word='a', n=1>"
     with pytest.raises(KeyError, match=r"no field 'Word'.*fields are word, n; did you mean 'word'"):
         one["Word"]
-    with pytest.raises(KeyError, match=r"no field 'xyz'.*its fields are word, n\"$"):
+    with pytest.raises(KeyError, match=r"no field 'xyz'.*its fields are word, n$"):
         one["xyz"]
     with pytest.raises(IndexError):
         one[2]

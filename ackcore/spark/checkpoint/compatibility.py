@@ -6,6 +6,7 @@ compared with our records. `ackcore.spark.base.lock` controls which process may 
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,18 +21,24 @@ from ackcore.spark.checkpoint.records import META, Records
 from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.tables.recorded_shapes import recorded
-from ackcore.topology.parts import changes
+from ackcore.tables.time_windows import END
+from ackcore.topology.parts import DEDUP
+from ackcore.topology.structure_changes import changes, shown_aggregate, shown_window
 from ackcore.topology.table_views import CHANGES, CLOSED, ClosedWindows
+
+_log = logging.getLogger("ackcore")
 
 _KINDS = {"stream": "start()", "batch": "run_batch()"}
 _SOURCES = {None: "a DataFrame", "kafka": "Kafka", "planned": "a PlannedSource"}
 
-
-#: The ways out for a table of the user, and for that of a spout with ``dedup``.
-_OTHER_TABLE = "Give it another name, which starts empty, or give this topology another checkpoint"
+#: The ways out for a value or a table of the user, and for the keys of a spout with ``dedup``.
+_OTHER_NAME = (
+    "give the {} another name, so that it starts empty, with accept_changes=True, which deletes "
+    "the content of the old one; or give this topology another checkpoint"
+)
 _OTHER_DEDUP = (
-    "Run a micro-batch once without dedup, which forgets the keys, or give this topology another "
-    "checkpoint"
+    "run a micro-batch without dedup, which forgets the ids, then add it again, each time with "
+    "accept_changes=True; or give this topology another checkpoint"
 )
 
 
@@ -67,16 +74,16 @@ def claim(
     topology: Described,
     kind: str,
     log: Path | None,
-    accept_changes: bool,
     clock_ms: int | None,
     new_key: int | None = None,
 ) -> dict[str, Any]:
     """Return the content of meta.json. A checkpoint without a run is assigned to this topology.
 
-    Raises CheckpointForeign if the checkpoint belongs to another topology. Raises CheckpointCorrupt
-    if meta.json is missing, and other files are there.
+    Raises CheckpointForeign if the checkpoint is of the other kind, or if a spout is new, gone or
+    replaced. `accept` checks other changes. Raises CheckpointCorrupt if meta.json is missing, and
+    other files are there.
     """
-    path = records.entry(META)
+    path = records.place("")
     meta = records.read_meta()
     if meta is None:
         _refuse_remains(records, log)
@@ -102,13 +109,6 @@ def claim(
         raise CheckpointForeign(
             f"{path}: the checkpoint was made by {_KINDS[meta['kind']]}, and {_KINDS[kind]} "
             f"cannot continue it; give {_KINDS[kind]} another checkpoint"
-        )
-    if meta["fingerprint"] != topology.fingerprint and not accept_changes:
-        told = "; ".join(changes(meta["structure"], topology.structure))
-        raise CheckpointForeign(
-            f"{path}: the checkpoint belongs to another topology: {told}. Start that topology, or "
-            "give this one another checkpoint. If you have changed the topology, start with "
-            "accept_changes=True: records that wait for a retry then run through the changed one"
         )
     if begun:
         _refuse_other_spouts(path, meta, topology, kind)
@@ -166,8 +166,10 @@ def _refuse_other_spouts(path: str, meta: dict[str, Any], topology: Described, k
     else:
         return
     raise CheckpointForeign(
-        f"{path}: {'; '.join(new + gone)}: {why}. Declare the spouts that the checkpoint was made "
-        f"with ({', '.join(known)}), or give this topology another checkpoint"
+        f"{path}: the checkpoint belongs to another topology: {'; '.join(new + gone)}: {why}. "
+        "Declare the spouts that the checkpoint was made "
+        f"with ({', '.join(name for name in known if name not in closed)}), or give this topology "
+        "another checkpoint"
     )
 
 
@@ -231,29 +233,43 @@ def check_tables(
     before, after = (structure.get("tables", {}) for structure in structures)
     for name in sorted(recorded.keys() & after.keys()):
         was, now, subject = recorded[name].structure, after[name], f"{root}: table {name!r}"
-        other = _OTHER_DEDUP if now["from"][0] == name else _OTHER_TABLE
+        # Another name of the table, or none, is refused as long as these rows wait.
+        first = [] if decided is None else [f"it has finished micro-batch {decided}"]
+        other_value = _way_out(first, _OTHER_NAME.format("value"))
+        if f"{name}{CLOSED}" in structures[0]["spouts"]:
+            first.append(f"no record of '{name}{CLOSED}' waits")
+        is_dedup = now["from"][0] == name
+        way_out = _way_out(first, _OTHER_DEDUP if is_dedup else _OTHER_NAME.format("table"))
+        if is_dedup and was["key"] != now["key"]:
+            columns = [", ".join(column for column, _ in each["key"]) for each in (was, now)]
+            raise CheckpointForeign(
+                f"{root}: spout {name.removesuffix(DEDUP)!r} had dedup by {columns[0]}, and has it "
+                f"by {columns[1]} now: the kept ids are of other columns. {way_out}"
+            )
         if was["key"] != now["key"]:
             raise CheckpointForeign(
                 f"{subject} had the key {_typed(was['key'])}, and has {_typed(now['key'])} now: "
-                f"its rows cannot be converted. {other}"
+                f"its rows cannot be converted. {way_out}"
             )
         if (was["ttl_s"] is None) != (now["ttl_s"] is None):
             raise CheckpointForeign(
                 f"{subject} had ttl_s={was['ttl_s']}, and has {now['ttl_s']} now: rows without a "
-                f"time of their end cannot get one later, and the reverse. {other}"
+                f"time of their end cannot get one later, and the reverse. {way_out}"
             )
         if was.get("window") != now.get("window"):
+            windows = (shown_window(each.get("window")) for each in (was, now))
             raise CheckpointForeign(
-                f"{subject} had window={was.get('window')}, and has {now.get('window')} now: rows "
-                f"of one cannot be those of the other. {other}"
+                f"{subject} had window={next(windows)}, and has {next(windows)} now: rows of one "
+                f"cannot be those of the other. {way_out}"
             )
         for value, what in now["aggregates"].items():
             stored = was["aggregates"].get(value, what)
             if stored != what or value in recorded[name].removed:
-                found = f"was {stored}" if stored != what else "was removed before"
+                known = stored != what
+                found = f"was {shown_aggregate(stored)}" if known else "was removed before"
                 raise CheckpointForeign(
-                    f"{subject}: its value {value!r} {found}, and is {what} now: states of one "
-                    f"cannot be those of the other. {other}"
+                    f"{subject}: its value {value!r} {found}, and is {shown_aggregate(what)} now: "
+                    f"states of one cannot be those of the other. {other_value}"
                 )
     for name, table in recorded.items():
         spout = f"{name}{CLOSED}"
@@ -291,8 +307,69 @@ def check_tables(
             )
 
 
+def _way_out(conditions: Sequence[str], text: str) -> str:
+    """Return a way out that is open once some conditions hold, as sentences."""
+    if not conditions:
+        return text[0].upper() + text[1:]
+    return f"Run the former topology until {' and '.join(conditions)}. Then {text}"
+
+
+def losses(recorded: Mapping[str, TableState], tables: Mapping[str, Any]) -> list[str]:
+    """Return what the rows of tables lose in a changed topology, as texts.
+
+    ``recorded``: the tables of the checkpoint. ``tables``: the structures of the tables that the
+    changed topology has.
+    """
+    found = []
+    for name, table in recorded.items():
+        was, now = table.structure["aggregates"], tables.get(name, {}).get("aggregates")
+        rows = f"{table.rows:,} row{'' if table.rows == 1 else 's'}"
+        if table.structure["ttl_s"] is not None:
+            rows = f"at most {rows}"  # expired ones may still count
+        gone = ", ".join(repr(value) for value in was if value not in (now or (END,)))
+        new = ", ".join(repr(value) for value in now or () if value not in was)
+        if not table.rows:
+            continue
+        if now is None and name.endswith(DEDUP):
+            found.append(f"ids of spout {name.removesuffix(DEDUP)!r} deleted ({rows})")
+        elif now is None:
+            found.append(f"table {name!r} deleted ({rows} with {gone})")
+        elif gone:
+            found.append(f"{gone} of table {name!r} deleted ({rows})")
+        if new:
+            found.append(f"{new} of table {name!r} empty ({rows})")
+    return found
+
+
 def _typed(key: Sequence[Sequence[str]]) -> str:
     return ", ".join(f"{name}: {kind}" for name, kind in key)
+
+
+def check_accepted(
+    root: str,
+    structures: tuple[Mapping[str, Any], Mapping[str, Any]],
+    recorded: Mapping[str, TableState],
+    accept_changes: bool,
+) -> None:
+    """Refuse changes that need `accept_changes`, or log what they delete.
+
+    To be called after all other checks: then the start that this error advises is not refused.
+    Raises CheckpointForeign if ``accept_changes`` is false.
+
+    ``root``: the ackcore part of the checkpoint. ``structures``: the structures of the recorded
+    topology, and of the one that is to run. ``recorded``: the tables of the checkpoint.
+    """
+    lost = "; ".join(losses(recorded, structures[1].get("tables", {})))
+    if not accept_changes:
+        raise CheckpointForeign(
+            f"{root}: the checkpoint belongs to another topology: "
+            f"{'; '.join(changes(*structures))}. Start that topology, or give this one another "
+            "checkpoint. If you have changed the topology, start with accept_changes=True: "
+            "records that wait for a retry then run through the changed one"
+            + (f". This start changes rows: {lost}" if lost else "")
+        )
+    if lost:
+        _log.warning("%s: rows are changed by accept_changes: %s", root, lost)
 
 
 def check_offsets(log: Path, root: str, ours: int | None) -> None:

@@ -128,11 +128,9 @@ class State:
             )
 
         def use(parts: CheckpointParts) -> State:
-            meta = compatibility.claim(
-                parts.records, topology, kind, log, accept_changes, clock_ms, new_key
-            )
+            meta = compatibility.claim(parts.records, topology, kind, log, clock_ms, new_key)
             state = cls(parts, meta, sources)
-            state._check_all(topology, log)
+            state._check_all(topology, log, accept_changes)
             return state
 
         state = opened(place_of(path, "checkpoint"), use)
@@ -149,7 +147,7 @@ class State:
             decision = self.decision(number)
             self._runs.remove_former(number, "" if decision is None else decision.work)
 
-    def _check_all(self, topology: Described, log: Path | None) -> None:
+    def _check_all(self, topology: Described, log: Path | None, accept_changes: bool) -> None:
         """Check that the topology can continue from the checkpoint, and record the topology."""
         if log is not None:
             compatibility.check_offsets(log, self._records.place(""), self.last_plan)
@@ -157,13 +155,12 @@ class State:
         decided = self.last_plan if self.last_plan != self.last_done else None
         if decided is not None and self.decision(decided) is None:
             decided = None
-        compatibility.check_tables(
-            self._records.place(""),
-            self.tables.of(decided) or self.tables.of(self.last_done) or {},
-            (self._meta["structure"], topology.structure),
-            decided,
-        )
+        tables = self.tables.of(decided) or self.tables.of(self.last_done) or {}
+        structures = self._meta["structure"], topology.structure
+        root = self._records.place("")
+        compatibility.check_tables(root, tables, structures, decided)
         if self._meta["fingerprint"] != topology.fingerprint:
+            compatibility.check_accepted(root, structures, tables, accept_changes)
             self._meta |= compatibility.about(topology, self._meta["spout_order"])
             compatibility.write_meta(self._records, self._meta)
 

@@ -22,7 +22,7 @@ class TableState(NamedTuple):
     #: The time of the plan in milliseconds since 1970: rows that expire until then do not exist.
     #: For a table of keys, see `ackcore.spark.tables.seen_keys`.
     horizon_ms: int
-    #: The number of rows; with a ttl at least this number, since expired rows may still count.
+    #: The number of rows; with a ttl there may be fewer, since expired rows may still count.
     rows: int = 0
     segments: tuple[SegmentInfo, ...] = ()  # the segments with the rows, the newest first
     changed: tuple[SegmentInfo, ...] = ()  # the segments with the rows that the micro-batch changed

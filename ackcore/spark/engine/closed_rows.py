@@ -128,7 +128,7 @@ class ClosedReader:
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield the rows of each task in the input."""
-        shape, segments, _, files = self.closed
+        shape, segments, _, files, _ = self.closed
         total = sum(segment.rows for segment in segments)
         for batch in batches:
             for task in batch.column(0).to_pylist():

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.spark.base.reasons import FAILED
-from ackcore.spark.base.schemas import FIRST_MS, SinkFile
+from ackcore.spark.base.schemas import FIRST_MS, REPLAYED, SinkFile
 from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.sinks.sink_batch import BatchFile, read_with_roots
 from ackcore.spark.tasks.record_ids import RETRIES, positions_of
@@ -77,12 +77,8 @@ class ReadRecords:
     def bounds(self, roots: Int64s, watermarks: WindowWatermarks) -> Int64s:
         """Return the bound that decides whether a row of each root is late."""
         found = np.full(len(roots), max(watermarks.reached, watermarks.closed))
-        for spout, records in self.due.items():
-            partitions, places = positions_of(self.keys[spout], roots)
-            tried = np.flatnonzero((partitions == RETRIES) & (places < len(records)))
-            if len(tried):
-                first_ms = records[FIRST_MS].to_numpy()[places[tried]]
-                found[tried] = _bounds(watermarks, first_ms)
+        for tried, first_ms in self._retried(roots, FIRST_MS):
+            found[tried] = _bounds(watermarks, first_ms)
         copies, first_ms = self._copies
         if len(copies):
             places = np.minimum(np.searchsorted(copies, roots), len(copies) - 1)
@@ -90,6 +86,21 @@ class ReadRecords:
             earlier = _bounds(watermarks, first_ms[places[known]])
             found[known] = np.minimum(found[known], earlier)
         return found
+
+    def replayed(self, roots: Int64s) -> Bools:
+        """Return which roots are of records that were sent again from the dead letters."""
+        found = np.zeros(len(roots), np.bool_)
+        for tried, times in self._retried(roots, REPLAYED):
+            found[tried] = times > 0
+        return found
+
+    def _retried(self, roots: Int64s, column: str) -> Iterator[tuple[Int64s, Int64s]]:
+        """Yield the places of the roots of retried records, and the values of one column."""
+        for spout, records in self.due.items():
+            partitions, places = positions_of(self.keys[spout], roots)
+            tried = np.flatnonzero((partitions == RETRIES) & (places < len(records)))
+            if len(tried):
+                yield tried, records[column].to_numpy()[places[tried]]
 
 
 @dataclass(frozen=True)
@@ -135,8 +146,11 @@ class WindowedRows:
                     table.name,
                     lost,
                 )
+            late_roots = np.concatenate(late)
+            again = self.records.replayed(late_roots)
             for kind, text, roots in (
-                ("Late", _late_text(table, window, limit), np.concatenate(late)),
+                ("Late", _late_text(table, window, limit, False), late_roots[~again]),
+                ("Late", _late_text(table, window, limit, True), late_roots[again]),
                 ("NoTime", _timeless_text(table, window), np.concatenate(timeless)),
             ):
                 if len(roots):
@@ -221,12 +235,12 @@ def _roots_at(roots: pa.Array, places: Int64s) -> tuple[Int64s, Int64s]:
 # Logs and lists cut long messages, so these are short, and end with the way out.
 
 
-def _late_text(table: TableSpec, window: Window, limit: int) -> str:
+def _late_text(table: TableSpec, window: Window, limit: int, replayed: bool) -> str:
     until = "all have closed" if limit >= EVER else f"those until {_shown(limit)} have closed"
-    return (
-        f"its {window.time!r} is in a closed window of table {table.name!r} ({until}); "
-        f"increase late_s, now {window.late_ms / 1_000:.15g}"
-    )
+    way_out = f"increase late_s, now {window.late_ms / 1_000:.15g}"
+    if replayed:
+        way_out = "a replay does not open it: correct its row by hand, or do not emit this one"
+    return f"its {window.time!r} is in a closed window of table {table.name!r} ({until}); {way_out}"
 
 
 def _timeless_text(table: TableSpec, window: Window) -> str:

@@ -229,8 +229,8 @@ class Progress:
         By bolt whose limit has ``tokens_per_min`` or ``cost_per_run``: the tokens that calls of the
         accepted run reported, by key, as in ``spent``.
     tables : mapping from str to mapping from str to int
-        By table: ``rows``, which counts a key again for each file with a row of it, and ``bytes``
-        in the checkpoint.
+        By table: ``rows``, which with a ttl may include rows that have expired, and ``bytes`` in
+        the checkpoint.
     traces : tuple of RecordTrace
         Traces of the records that the setting ``trace_per_million`` chose: 200 at most, those of
         failed records first.

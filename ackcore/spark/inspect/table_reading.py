@@ -19,6 +19,9 @@ from ackcore.tables.recorded_shapes import read_shape
 
 T = TypeVar("T")
 
+#: The text of a NULL in a key, as in PostgreSQL's COPY.
+NULL = r"\N"
+
 
 def read_table(path: str | os.PathLike[str], name: str, use: Callable[[TableSnapshot], T]) -> T:
     """Return what ``use`` reads of a table after the last finished micro-batch.
@@ -47,30 +50,41 @@ def _read(checkpoint: CheckpointView, name: str) -> TableSnapshot:
     if state is None:
         return TableSnapshot(shape, (), 0, files)
     files.check_all(name, state.segments)
-    return TableSnapshot(shape, state.segments, state.horizon_ms, files)
+    return TableSnapshot(shape, state.segments, state.horizon_ms, files, state.rows)
 
 
 def rows_of_key(table: TableSnapshot, key: Sequence[str]) -> pa.Table:
     """Return the row of a key that is given as texts, or no row.
 
     Raises ValueError if the key has another number of values, or a text is no value of its column.
+    The text ``\\N`` is NULL.
     """
     shape = table.shape
     if len(key) != len(shape.key):
         raise ValueError(
             f"key must have one value for each of {', '.join(shape.key_names)}, the key columns "
-            f"of table {shape.name!r}, got {len(key)}"
+            f"of table {shape.name!r}, in this order, got {len(key)}; repeat --key"
         )
-    columns = []
-    for field, text in zip(shape.key, key, strict=True):
-        try:
-            columns.append(pa.array([text]).cast(field.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise ValueError(
-                f"key must have a {field.type} for {field.name!r}, got {text!r} ({error})"
-            ) from None
+    columns = [_key_column(field, text) for field, text in zip(shape.key, key, strict=True)]
     stored = table.reader().lookup(pa.RecordBatch.from_arrays(columns, schema=pa.schema(shape.key)))
     return finished(shape, stored.filter(stored.column(0).is_valid()))
+
+
+def _key_column(field: pa.Field, text: str) -> pa.Array:
+    """Return a value of a key that is given as text. Raises ValueError if it is of another type."""
+    if text == NULL:
+        return pa.nulls(1, field.type)
+    try:
+        return pa.array([text]).cast(field.type)
+    except pa.ArrowInvalid:
+        # All types that Arrow casts from text have a value of zeros.
+        zeros = pa.Array.from_buffers(field.type, 1, [None, pa.py_buffer(bytes(32))])
+        way_out = f"write it like {zeros.cast(pa.string())[0].as_py()!r}, or {NULL} for NULL"
+    except pa.ArrowNotImplementedError:
+        way_out = "values of this type have no text; filter the DataFrame of ackcore.spark.table()"
+    raise ValueError(
+        f"key must be of type {field.type} for {field.name!r}, got {text!r}; {way_out}"
+    )
 
 
 def first_rows(table: TableSnapshot, most: int) -> pa.Table:

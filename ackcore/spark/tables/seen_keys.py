@@ -55,7 +55,7 @@ class SeenSource(NamedTuple):
 
     def reader(self) -> SeenKeys:
         """Open the table."""
-        shape, segments, horizon_ms, files = self.snapshot
+        shape, segments, horizon_ms, files, _ = self.snapshot
         opened = opened_segments(files, shape, segments)
         return SeenKeys(shape, opened, horizon_ms, self.waiting, self.now_ms)
 

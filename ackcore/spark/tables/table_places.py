@@ -28,6 +28,7 @@ class TableSnapshot(NamedTuple):
     segments: tuple[SegmentInfo, ...]  # the segments with the rows, the newest first
     horizon_ms: int  # the time in milliseconds since 1970 until which rows with a ttl have expired
     files: SegmentFiles  # the files of the checkpoint's tables
+    rows: int = 0  # the number of rows that `TableState` records, for readers outside the query
 
     def reader(self) -> TableReader:
         """Open the table: map its segments on a disk, or fetch them from a bucket.

@@ -1,0 +1,112 @@
+"""The differences between two structures of topologies (`Parts.structure`), as texts for users."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ackcore.tables.aggregates import MADE_BY
+from ackcore.tables.time_windows import Window
+from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.parts import DEDUP
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
+    """Describe the differences between two structures.
+
+    ``old``, ``new``: the `Parts.structure` of each, possibly read from JSON.
+
+    Returns a text for each component, sink and table that differs: ``"bolt 'count' is new"``,
+    ``"spout 'lines' differs in its fields: ['line'] before, ['line', 'at'] now"``.
+    """
+    found = []
+    for kind in ("spouts", "bolts", "sinks", "tables"):
+        before, after = old.get(kind, {}), new.get(kind, {})
+        for name in sorted({*before, *after}):
+            subject = f"{kind[:-1]} {name!r}"
+            if name.endswith(DEDUP):
+                subject = f"dedup of spout {name.removesuffix(DEDUP)!r}"
+            if name not in after:
+                found.append(f"{subject} is gone")
+            elif name not in before:
+                found.append(f"{subject} is new")
+            elif before[name] != after[name]:
+                found.append(f"{subject} {_difference(kind, before[name], after[name])}")
+    return tuple(dict.fromkeys(found))  # dedup is both a bolt and a table
+
+
+def _difference(kind: str, before: Any, after: Any) -> str:
+    if kind == "sinks":
+        return f"reads another stream: {'/'.join(after)}, not {'/'.join(before)}"
+    words = {"message_id": "message id", "tracked": "tracking", "aggregates": "values"}
+    keys = [key for key in {**after, **before} if before.get(key) != after.get(key)]
+    names = " and ".join(words.get(key, key) for key in keys)
+    values = "; ".join(_VALUES.get(key, _values)(before.get(key), after.get(key)) for key in keys)
+    return f"differs in its {names}: {values}"
+
+
+def _values(was: Any, now: Any) -> str:
+    return f"{was} before, {now} now"
+
+
+def _by_name(show: Callable[[Any, Any], str]) -> Callable[[Any, Any], str]:
+    """Return a function that describes the differences of two mappings."""
+
+    def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+        found = [f"{name!r} is gone" for name in was if name not in now]
+        found += [f"{name!r} is new" for name in now if name not in was]
+        both = [name for name in was if name in now and was[name] != now[name]]
+        return ", ".join(found + [f"{name!r} {show(was[name], now[name])}" for name in both])
+
+    return differences
+
+
+def _columns(was: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> str:
+    """Describe two lists of columns by those that are not in both, or by all if none is."""
+    return _values(
+        *(
+            ", ".join(
+                f"{name} {kind}{'' if all(nullable) else ' not null'}"
+                for name, kind, *nullable in [one for one in some if one not in others] or some
+            )
+            for some, others in ((was, now), (now, was))
+        )
+    )
+
+
+def _inputs(was: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> str:
+    texts = [
+        ", ".join(
+            (name if stream == DEFAULT_STREAM else f"{name}/{stream}")
+            + f" by {grouping}"
+            + (f"({', '.join(keys)})" if keys else "")
+            for name, stream, grouping, *keys in some
+            if [name, stream, grouping, *keys] not in others
+        )
+        for some, others in ((was, now), (now, was))
+    ]
+    return _values(*(text or "no other" for text in texts))
+
+
+def shown_aggregate(structure: Mapping[str, Any]) -> str:
+    """Return `Aggregate.structure` as a text with the types of its state."""
+    made = structure["aggregate"]
+    name = structure.get("class") or MADE_BY.get(f"_{made}", made)
+    limit = [str(structure["max_items"])] if "max_items" in structure else []
+    types = ", ".join(structure["states"].values())
+    return f"{name}({', '.join([*structure['columns'], *limit])}) of {types}"
+
+
+def shown_window(structure: Mapping[str, Any] | None) -> str:
+    """Return `Window.structure` as the call that makes the window."""
+    return "None" if structure is None else repr(Window.of(structure))
+
+
+_VALUES: Mapping[str, Callable[[Any, Any], str]] = {
+    "inputs": _inputs,
+    "streams": _by_name(_columns),
+    "from": lambda was, now: _values("/".join(was), "/".join(now)),
+    "key": _columns,
+    "aggregates": _by_name(lambda was, now: _values(shown_aggregate(was), shown_aggregate(now))),
+    "window": lambda was, now: _values(shown_window(was), shown_window(now)),
+}
