@@ -80,8 +80,8 @@ def claim(
     """Return the content of meta.json. A checkpoint without a run is assigned to this topology.
 
     Raises CheckpointForeign if the checkpoint is of the other kind, or if a spout is new, gone or
-    replaced. `accept` checks other changes. Raises CheckpointCorrupt if meta.json is missing, and
-    other files are there.
+    replaced. `check_accepted` checks other changes. Raises CheckpointCorrupt if meta.json is
+    missing, and other files are there.
     """
     path = records.place("")
     meta = records.read_meta()
