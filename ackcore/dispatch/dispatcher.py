@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ackcore._backend import OffsetTracker
 from ackcore._columns import as_count
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.calls.call_limits import Breaker, BreakerState
-from ackcore.dispatch.checkpoint import Checkpoint, Prefix
+from ackcore.dispatch.checkpoint import Checkpoint
 from ackcore.dispatch.dispatch_consumers import Target, as_target
 from ackcore.dispatch.dispatch_records import OpenAttempts, Reader, Record, Source
 from ackcore.flow import Batch, FlowController, Limit
@@ -205,8 +206,8 @@ class Dispatcher:
             clock=clock,
         )
         self._attempts = OpenAttempts()
-        self._prefix = Prefix()
         self._start = 0
+        self._positions = OffsetTracker("source", 0, 0, 0)
         self._ready: deque[tuple[Batch, Hashable]] = deque()  # read, not sent, with their keys
         self._tasks: dict[Lease, asyncio.Task[None]] = {}
         self._keeping: set[asyncio.Future[Any]] = set()  # running coroutines of `dead_letters`
@@ -241,7 +242,7 @@ class Dispatcher:
         checkpoint = None if self._checkpoint_path is None else Checkpoint(self._checkpoint_path)
         try:
             self._start = 0 if checkpoint is None else checkpoint.committed
-            self._prefix = Prefix(self._start)
+            self._positions = OffsetTracker("source", 0, 0, self._start)
             await asyncio.gather(*(target.start() for target in self._targets.values()))
             await self._run(checkpoint)
         finally:
@@ -250,7 +251,7 @@ class Dispatcher:
             finally:
                 if checkpoint is not None:
                     with checkpoint:
-                        checkpoint.commit(self._prefix.committed)
+                        checkpoint.commit(self._positions.committable)
         if self._error is not None:
             raise self._error
         return self.counts()
@@ -265,7 +266,7 @@ class Dispatcher:
     def counts(self) -> DispatchCounts:
         """Return the counts of the records so far."""
         return DispatchCounts(
-            self._start, self._prefix.committed, **self._counts, consumers=self._flow.state()
+            self._start, self._positions.committable, **self._counts, consumers=self._flow.state()
         )
 
     # Sending.
@@ -298,7 +299,7 @@ class Dispatcher:
                     self._expire()
                 if checkpoint is not None and now >= next_commit:
                     next_commit = now + _COMMIT_S
-                    await asyncio.to_thread(checkpoint.commit, self._prefix.committed)
+                    await asyncio.to_thread(checkpoint.commit, self._positions.committable)
         finally:
             await reader.close()
 
@@ -321,12 +322,14 @@ class Dispatcher:
         """Read records until enough are ready to be sent."""
         wanted = 1 if self._key is None else _LOOK_AHEAD
         while len(self._ready) < wanted and not reader.ended and not self._stopping:
-            if reader.position - self._prefix.committed >= _MAX_AHEAD:
+            if reader.position - self._positions.committable >= _MAX_AHEAD:
                 return
             records = reader.read(self._batch)
             if not records:
                 return
             self._counts["read"] += len(records)
+            for record in records:
+                self._positions.emitted(record.position)
             batch, key = Batch(records), None
             if self._key is not None:
                 try:
@@ -569,7 +572,7 @@ class Dispatcher:
         self._more.set()
 
     def _done(self, record: Record, how: str) -> None:
-        if self._prefix.done(record.position):
+        if self._positions.acked(record.position):
             self._counts[how] += 1
             self._failures.pop(record.position, None)
             self._refused_ns.pop(record.position, None)
