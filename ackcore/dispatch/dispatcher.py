@@ -26,7 +26,7 @@ from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.calls.call_limits import Breaker, BreakerState
 from ackcore.dispatch.checkpoint import Checkpoint
 from ackcore.dispatch.dispatch_consumers import Target, as_target
-from ackcore.dispatch.dispatch_records import OpenAttempts, Reader, Record, Source
+from ackcore.dispatch.dispatch_records import Reader, Record, Source
 from ackcore.flow import Batch, FlowController, Limit
 from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import ConsumerState, Fate, Lease
@@ -205,7 +205,6 @@ class Dispatcher:
             timeout_s=timeout_s,
             clock=clock,
         )
-        self._attempts = OpenAttempts()
         self._start = 0
         self._positions = OffsetTracker("source", 0, 0, 0)
         self._ready: deque[tuple[Batch, Hashable]] = deque()  # read, not sent, with their keys
@@ -371,12 +370,11 @@ class Dispatcher:
             breaker.probe()
             self._trials.add(lease)
             self._flow.pause(lease.name, _ON_TRIAL_S, keys_wait=False)
-        attempt = self._attempts.begin(lease.item)
-        self._tasks[lease] = asyncio.ensure_future(self._call(lease, attempt))
+        self._tasks[lease] = asyncio.ensure_future(self._call(lease))
 
     # Answers.
 
-    async def _call(self, lease: Lease, attempt: int) -> None:
+    async def _call(self, lease: Lease) -> None:
         """Send one tuple to one consumer, and handle the answer."""
         batch: Batch = lease.item
         failed = np.ones(len(batch), np.bool_)
@@ -400,10 +398,12 @@ class Dispatcher:
             error = raised
         self._tasks.pop(lease, None)
         try:
-            # A tuple that timed out is sent again whole, so only a complete success counts.
+            # A tuple that timed out is sent again whole, so only a complete success counts, and
+            # only until then.
             if lease.fate is Fate.OUT or not failed.any():
-                for record in self._attempts.done(batch, attempt, failed):
-                    self._done(record, "acked")
+                if lease.fate in (Fate.OUT, Fate.REQUEUED):
+                    for place in np.flatnonzero(~failed).tolist():
+                        self._done(batch[place], "acked")
                 if error is None or not failed.any():  # a bitmap may name none
                     self._refusals.pop(lease.name, None)
                     self._flow.ack(lease)
@@ -432,9 +432,7 @@ class Dispatcher:
         timed_out = lease.fate is Fate.REQUEUED
         batch: Batch = lease.item.only(failed)
         n = len(batch)
-        if not timed_out:  # a tuple that timed out may be answered until it is sent again
-            self._attempts.fail(batch)
-        elif lease.began_ns is None and lease not in self._trials:
+        if timed_out and lease.began_ns is None and lease not in self._trials:
             self._counts["unavailable"] += n  # it was queued behind slow calls
             return
         if not isinstance(error, Unavailable):
@@ -476,8 +474,6 @@ class Dispatcher:
         splits = splits and counts and (last or failures + 1 == self._max_attempts)
         if not timed_out:
             self._flow.fail(lease, None if failed.all() else failed, dropped=not rejected)
-        elif last or splits:
-            self._attempts.fail(batch)
         if last and not splits:
             self._flow.drop(lease)
             for record in batch:
