@@ -38,10 +38,9 @@ class CallSettings:
     its error counts, if that is one of ``retry_on``, the temporary errors. ``reject``: permanent
     errors besides `Reject`, even if ``retry_on`` names a base class. ``backoff_s``,
     ``max_backoff_s``: the longest wait after an item's first failure, and after any; it doubles in
-    between. The actual wait is random. ``threads``: the number of threads for a plain function; by
-    default ``max_concurrency`` if that is a number, else 32. ``max_buffered``: the largest number
-    of outcomes that are kept until an earlier one is complete. With keys, the number of items that
-    are read ahead, if that is larger than 65,536.
+    between. The actual wait is random. ``max_buffered``: the largest number of outcomes that are
+    kept until an earlier one is complete. With keys, the number of items that are read ahead, if
+    that is larger than 65,536.
 
     Raises TypeError if a setting is not of its type, and ValueError if it is out of range.
     """
@@ -57,7 +56,6 @@ class CallSettings:
     wait_in_task_s: float = 5.0
     backoff_s: float = 0.1
     max_backoff_s: float = 5.0
-    threads: int | None = None
     breaker_failures: int | None = 10
     breaker_reset_s: float = 5.0
     max_buffered: int = 1024
@@ -84,8 +82,6 @@ class CallSettings:
         self._set("wait_in_task_s", _wait(self.wait_in_task_s))
         self._set("max_attempts", as_count(self.max_attempts, "max_attempts", 1))
         self._set("max_buffered", as_count(self.max_buffered, "max_buffered", 1))
-        if self.threads is not None:
-            self._set("threads", as_count(self.threads, "threads", 1, MAX_THREADS))
         if self.breaker_failures is not None:
             failures = as_count(self.breaker_failures, "breaker_failures", 1)
             self._set("breaker_failures", failures)
@@ -102,9 +98,7 @@ class CallSettings:
         object.__setattr__(self, name, value)
 
     def thread_count(self) -> int:
-        """Return the number of threads for a plain function."""
-        if self.threads is not None:
-            return self.threads
+        """Return the number of threads for a plain function: 32 if no number limits its calls."""
         if isinstance(self.max_concurrency, int):
             return min(self.max_concurrency, MAX_THREADS)
         return DEFAULT_THREADS
