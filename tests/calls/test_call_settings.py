@@ -42,7 +42,6 @@ from ackcore.flow.choosers import Idlest
         ({"wait_in_task_s": -1}, ValueError, "wait_in_task_s must be at least 0, got -1"),
         ({"wait_in_task_s": math.nan}, ValueError, "wait_in_task_s must be at least 0, got nan"),
         ({"wait_in_task_s": None}, TypeError, "wait_in_task_s must be a number of seconds"),
-        ({"backoff_s": 9}, ValueError, "max_backoff_s must be at least backoff_s, got 5 and 9"),
         ({"breaker_failures": 0}, ValueError, "breaker_failures must be at least 1"),
         ({"max_buffered": 0}, ValueError, "max_buffered must be at least 1"),
     ],
