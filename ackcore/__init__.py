@@ -20,7 +20,6 @@ from ackcore._records import (
     Status,
 )
 from ackcore.acker import Acker
-from ackcore.ids import edge_id, edge_ids, root_id, root_ids, spout_key, xor_by_parent
 
 __version__ = "0.1.0"
 
@@ -40,10 +39,4 @@ __all__ = [
     "Stats",
     "Status",
     "backend",
-    "edge_id",
-    "edge_ids",
-    "root_id",
-    "root_ids",
-    "spout_key",
-    "xor_by_parent",
 ]

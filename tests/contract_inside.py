@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-import threading
 from typing import Any
 
 import numpy as np
@@ -289,30 +288,6 @@ def check_id_patterns(factory: Factory) -> None:
         expect(len(ledger), 0, f"{pattern}: pending in the end")
 
 
-def check_threads(factory: Factory) -> None:
-    """Threads that share a ledger lose nothing."""
-    ledger = factory(capacity=1)
-    roots, threads = 200, 4
-    columns = int64s(range(roots))
-    edges = [int64s((root + 1) << (8 * t) for root in range(roots)) for t in range(threads)]
-    whole = np.bitwise_xor.reduce(edges)
-    outcomes: list[Any] = []
-
-    def work(mine: Any) -> None:
-        for at in range(0, roots, 10):
-            some = slice(at, at + 10)
-            outcomes.extend(ledger.ack_many(columns[some], mine[some]))
-
-    workers = [threading.Thread(target=work, args=(mine,)) for mine in edges]
-    for worker in workers:
-        worker.start()
-    outcomes.extend(ledger.init_many(columns, whole, int32s([3] * roots)))
-    for worker in workers:
-        worker.join()
-    expect(sorted(row.root_id for row in outcomes), list(range(roots)), "acked, each once")
-    expect(len(ledger), 0, "pending")
-
-
 #: The cases of this module.
 CASES: list[Case] = [
     check_options,
@@ -328,5 +303,4 @@ CASES: list[Case] = [
     check_max_entries,
     check_a_failing_clock_applies_nothing,
     check_id_patterns,
-    check_threads,
 ]

@@ -39,7 +39,7 @@ with warnings.catch_warnings(record=True) as caught:
     else:
         found = {
             "backend": ackcore.backend,
-            "modules": [ackcore.Ledger.__module__, ackcore.root_ids.__module__,
+            "modules": [ackcore.Ledger.__module__, ackcore.ids.root_ids.__module__,
                         ackcore.ids.IdSource.__module__],
         }
 found["warnings"] = [[warning.category.__name__, str(warning.message)] for warning in caught]

@@ -9,7 +9,8 @@ from definitions import ANY_BITS, int64s
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore import _arguments, _reference, edge_id, edge_ids, xor_by_parent
+from ackcore import _arguments, _reference
+from ackcore.ids import edge_id, edge_ids, xor_by_parent
 
 
 def packed_by_hand(key, component, owners, roots, parents, order, counts, ordinals):

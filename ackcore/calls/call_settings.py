@@ -36,12 +36,9 @@ class CallSettings:
     ``endpoints``: the function receives one as its second argument; None for a single endpoint,
     which it does not receive. ``max_attempts``: the number of calls of an item in the task before
     its error counts, if that is one of ``retry_on``, the temporary errors. ``reject``: permanent
-    errors besides `Reject`, even if ``retry_on`` names a base class. ``backoff_s``,
-    ``max_backoff_s``: the longest wait after an item's first failure, and after any; it doubles in
-    between. The actual wait is random. ``threads``: the number of threads for a plain function; by
-    default ``max_concurrency`` if that is a number, else 32. ``max_buffered``: the largest number
-    of outcomes that are kept until an earlier one is complete. With keys, the number of items that
-    are read ahead, if that is larger than 65,536.
+    errors besides `Reject`, even if ``retry_on`` names a base class. ``max_buffered``: the largest
+    number of outcomes that are kept until an earlier one is complete. With keys, the number of
+    items that are read ahead, if that is larger than 65,536.
 
     Raises TypeError if a setting is not of its type, and ValueError if it is out of range.
     """
@@ -55,9 +52,6 @@ class CallSettings:
     retry_on: tuple[type[BaseException], ...] = ()
     reject: tuple[type[BaseException], ...] = ()
     wait_in_task_s: float = 5.0
-    backoff_s: float = 0.1
-    max_backoff_s: float = 5.0
-    threads: int | None = None
     breaker_failures: int | None = 10
     breaker_reset_s: float = 5.0
     max_buffered: int = 1024
@@ -74,18 +68,11 @@ class CallSettings:
         if self.timeout_s is not None:
             self._set("timeout_s", positive(self.timeout_s, "timeout_s", _MOST_S))
         checked_limit(self.limit)
-        for name in ("backoff_s", "max_backoff_s", "breaker_reset_s"):
-            self._set(name, positive(getattr(self, name), name, _MOST_S, "seconds"))
-        if self.max_backoff_s < self.backoff_s:
-            raise ValueError(
-                f"max_backoff_s must be at least backoff_s, got {self.max_backoff_s:g} and "
-                f"{self.backoff_s:g}; increase the first or decrease the second"
-            )
+        reset_s = positive(self.breaker_reset_s, "breaker_reset_s", _MOST_S, "seconds")
+        self._set("breaker_reset_s", reset_s)
         self._set("wait_in_task_s", _wait(self.wait_in_task_s))
         self._set("max_attempts", as_count(self.max_attempts, "max_attempts", 1))
         self._set("max_buffered", as_count(self.max_buffered, "max_buffered", 1))
-        if self.threads is not None:
-            self._set("threads", as_count(self.threads, "threads", 1, MAX_THREADS))
         if self.breaker_failures is not None:
             failures = as_count(self.breaker_failures, "breaker_failures", 1)
             self._set("breaker_failures", failures)
@@ -102,9 +89,7 @@ class CallSettings:
         object.__setattr__(self, name, value)
 
     def thread_count(self) -> int:
-        """Return the number of threads for a plain function."""
-        if self.threads is not None:
-            return self.threads
+        """Return the number of threads for a plain function: 32 if no number limits its calls."""
         if isinstance(self.max_concurrency, int):
             return min(self.max_concurrency, MAX_THREADS)
         return DEFAULT_THREADS

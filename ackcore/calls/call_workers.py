@@ -34,6 +34,8 @@ from ackcore.flow.consumers import Lease
 from ackcore.retry import capped_doubling
 
 _S = 1_000_000_000
+#: The longest wait after an item's first failure, and after any. It doubles in between.
+_BACKOFF_NS, _MAX_BACKOFF_NS = _S // 10, 5 * _S
 #: Nanoseconds of calls that do not wait, after which other tasks of the loop run.
 _TURN_NS = 2_000_000
 #: Seconds from the first finished outcome to the delivery of all finished ones.
@@ -420,9 +422,9 @@ class Workers:
                 return None
         else:
             return None
-        base_ns, cap_ns = int(settings.backoff_s * _S), int(settings.max_backoff_s * _S)
         # Full jitter, for the reason that `ackcore.retry` gives.
-        backoff_ns = int(capped_doubling(base_ns, call.made, cap_ns) * random.random())
+        longest_ns = capped_doubling(_BACKOFF_NS, call.made, _MAX_BACKOFF_NS)
+        backoff_ns = int(longest_ns * random.random())
         # The requested wait is a lower bound: a Retry-After of 0 must not become a busy loop.
         wait_ns = max(backoff_ns, int((after_s or 0.0) * _S), SHORTEST_WAIT_NS)
         return wait_ns if call.waited + wait_ns <= self._wait_ns else None

@@ -11,7 +11,6 @@ import json
 import os
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from zlib import crc32
 
@@ -23,29 +22,6 @@ _VERSION = 1
 
 class CheckpointError(RuntimeError):
     """A checkpoint is open in another process, or damaged."""
-
-
-class Prefix:
-    """The first position that is not done, while positions are done in any order.
-
-    A position costs constant time, and memory only while one before it is not done.
-
-    ``start``: the first position. Everything before it is done.
-    """
-
-    def __init__(self, start: int = 0) -> None:
-        self._above: set[int] = set()  # done, behind one that is not done
-        self.committed = start
-
-    def done(self, position: int) -> bool:
-        """Record that a position is done. Return False if it was done before."""
-        if position < self.committed or position in self._above:
-            return False
-        self._above.add(position)
-        while self.committed in self._above:
-            self._above.remove(self.committed)
-            self.committed += 1
-        return True
 
 
 class Checkpoint:
@@ -142,12 +118,7 @@ class Checkpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

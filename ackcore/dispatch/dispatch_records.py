@@ -1,4 +1,4 @@
-"""The records of a source: their positions, and the attempts at those in flight."""
+"""The records of a source, and their positions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
-
-from ackcore.flow import Batch
 
 #: A sequence, or ``source(start)``, which returns the records from a position on.
 Source = Sequence[Any] | Callable[[int], Iterable[Any] | AsyncIterable[Any]]
@@ -121,42 +116,3 @@ class Reader:
         aclose = getattr(self._later, "aclose", None)
         if aclose is not None:
             await aclose()
-
-
-class OpenAttempts:
-    """The number of the present attempt at each record that is not done.
-
-    An answer to an earlier attempt completes nothing. Until a record is sent again or dropped, a
-    late answer to its present attempt still completes it.
-    """
-
-    def __init__(self) -> None:
-        self._present: dict[int, int] = {}  # by position
-        self._begun = 0
-
-    def __len__(self) -> int:
-        return len(self._present)
-
-    def begin(self, batch: Batch) -> int:
-        """Begin an attempt at the records of a batch, and return its number."""
-        self._begun += 1
-        self._present.update((record.position, self._begun) for record in batch)
-        return self._begun
-
-    def done(self, batch: Batch, number: int, failed: npt.NDArray[np.bool_]) -> list[Record]:
-        """Return the records that an attempt completes; ``failed`` (shape (n,)) marks all others.
-
-        Only the present attempt at a record completes it.
-        """
-        done = [
-            record
-            for record, has_failed in zip(batch, failed.tolist(), strict=True)
-            if self._present.get(record.position) == number and not has_failed
-        ]
-        self.fail(done)
-        return done
-
-    def fail(self, records: Iterable[Record]) -> None:
-        """End the attempts at some records. Records without an attempt are ignored."""
-        for record in records:
-            self._present.pop(record.position, None)

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ackcore._backend import OffsetTracker
 from ackcore._columns import as_count
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.calls.call_limits import Breaker, BreakerState
-from ackcore.dispatch.checkpoint import Checkpoint, Prefix
+from ackcore.dispatch.checkpoint import Checkpoint
 from ackcore.dispatch.dispatch_consumers import Target, as_target
-from ackcore.dispatch.dispatch_records import OpenAttempts, Reader, Record, Source
+from ackcore.dispatch.dispatch_records import Reader, Record, Source
 from ackcore.flow import Batch, FlowController, Limit
 from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import ConsumerState, Fate, Lease
@@ -204,9 +205,8 @@ class Dispatcher:
             timeout_s=timeout_s,
             clock=clock,
         )
-        self._attempts = OpenAttempts()
-        self._prefix = Prefix()
         self._start = 0
+        self._positions = OffsetTracker("source", 0, 0, 0)
         self._ready: deque[tuple[Batch, Hashable]] = deque()  # read, not sent, with their keys
         self._tasks: dict[Lease, asyncio.Task[None]] = {}
         self._keeping: set[asyncio.Future[Any]] = set()  # running coroutines of `dead_letters`
@@ -241,7 +241,7 @@ class Dispatcher:
         checkpoint = None if self._checkpoint_path is None else Checkpoint(self._checkpoint_path)
         try:
             self._start = 0 if checkpoint is None else checkpoint.committed
-            self._prefix = Prefix(self._start)
+            self._positions = OffsetTracker("source", 0, 0, self._start)
             await asyncio.gather(*(target.start() for target in self._targets.values()))
             await self._run(checkpoint)
         finally:
@@ -250,7 +250,7 @@ class Dispatcher:
             finally:
                 if checkpoint is not None:
                     with checkpoint:
-                        checkpoint.commit(self._prefix.committed)
+                        checkpoint.commit(self._positions.committable)
         if self._error is not None:
             raise self._error
         return self.counts()
@@ -265,7 +265,7 @@ class Dispatcher:
     def counts(self) -> DispatchCounts:
         """Return the counts of the records so far."""
         return DispatchCounts(
-            self._start, self._prefix.committed, **self._counts, consumers=self._flow.state()
+            self._start, self._positions.committable, **self._counts, consumers=self._flow.state()
         )
 
     # Sending.
@@ -298,7 +298,7 @@ class Dispatcher:
                     self._expire()
                 if checkpoint is not None and now >= next_commit:
                     next_commit = now + _COMMIT_S
-                    await asyncio.to_thread(checkpoint.commit, self._prefix.committed)
+                    await asyncio.to_thread(checkpoint.commit, self._positions.committable)
         finally:
             await reader.close()
 
@@ -321,12 +321,14 @@ class Dispatcher:
         """Read records until enough are ready to be sent."""
         wanted = 1 if self._key is None else _LOOK_AHEAD
         while len(self._ready) < wanted and not reader.ended and not self._stopping:
-            if reader.position - self._prefix.committed >= _MAX_AHEAD:
+            if reader.position - self._positions.committable >= _MAX_AHEAD:
                 return
             records = reader.read(self._batch)
             if not records:
                 return
             self._counts["read"] += len(records)
+            for record in records:
+                self._positions.emitted(record.position)
             batch, key = Batch(records), None
             if self._key is not None:
                 try:
@@ -368,12 +370,11 @@ class Dispatcher:
             breaker.probe()
             self._trials.add(lease)
             self._flow.pause(lease.name, _ON_TRIAL_S, keys_wait=False)
-        attempt = self._attempts.begin(lease.item)
-        self._tasks[lease] = asyncio.ensure_future(self._call(lease, attempt))
+        self._tasks[lease] = asyncio.ensure_future(self._call(lease))
 
     # Answers.
 
-    async def _call(self, lease: Lease, attempt: int) -> None:
+    async def _call(self, lease: Lease) -> None:
         """Send one tuple to one consumer, and handle the answer."""
         batch: Batch = lease.item
         failed = np.ones(len(batch), np.bool_)
@@ -397,10 +398,12 @@ class Dispatcher:
             error = raised
         self._tasks.pop(lease, None)
         try:
-            # A tuple that timed out is sent again whole, so only a complete success counts.
+            # A tuple that timed out is sent again whole, so only a complete success counts, and
+            # only until then.
             if lease.fate is Fate.OUT or not failed.any():
-                for record in self._attempts.done(batch, attempt, failed):
-                    self._done(record, "acked")
+                if lease.fate in (Fate.OUT, Fate.REQUEUED):
+                    for place in np.flatnonzero(~failed).tolist():
+                        self._done(batch[place], "acked")
                 if error is None or not failed.any():  # a bitmap may name none
                     self._refusals.pop(lease.name, None)
                     self._flow.ack(lease)
@@ -429,9 +432,7 @@ class Dispatcher:
         timed_out = lease.fate is Fate.REQUEUED
         batch: Batch = lease.item.only(failed)
         n = len(batch)
-        if not timed_out:  # a tuple that timed out may be answered until it is sent again
-            self._attempts.fail(batch)
-        elif lease.began_ns is None and lease not in self._trials:
+        if timed_out and lease.began_ns is None and lease not in self._trials:
             self._counts["unavailable"] += n  # it was queued behind slow calls
             return
         if not isinstance(error, Unavailable):
@@ -473,8 +474,6 @@ class Dispatcher:
         splits = splits and counts and (last or failures + 1 == self._max_attempts)
         if not timed_out:
             self._flow.fail(lease, None if failed.all() else failed, dropped=not rejected)
-        elif last or splits:
-            self._attempts.fail(batch)
         if last and not splits:
             self._flow.drop(lease)
             for record in batch:
@@ -569,7 +568,7 @@ class Dispatcher:
         self._more.set()
 
     def _done(self, record: Record, how: str) -> None:
-        if self._prefix.done(record.position):
+        if self._positions.acked(record.position):
             self._counts[how] += 1
             self._failures.pop(record.position, None)
             self._refused_ns.pop(record.position, None)

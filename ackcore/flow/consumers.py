@@ -19,7 +19,6 @@ class Fate(enum.Enum):
     REQUEUED = "requeued"  # failed or timed out; waits for another consumer
     SENT_AGAIN = "sent again"  # with another lease
     DROPPED = "dropped"  # failed, and not sent again
-    GIVEN_BACK = "given back"  # never sent
 
 
 class Lease:

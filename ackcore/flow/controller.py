@@ -309,21 +309,6 @@ class FlowController:
             self._room.notify_all()
         return taken
 
-    def give_back(self, lease: Lease) -> bool:
-        """Give back a lease that was not used. The limits do not change.
-
-        If its item came from `try_again`, the item is re-queued.
-
-        Returns
-        -------
-        bool
-            False if the lease was answered before.
-        """
-        with self._guard:
-            taken = self._windows.unsend(lease)
-            self._room.notify_all()
-        return taken
-
     def delay(self, lease: Lease, delay_s: float) -> bool:
         """Delay a re-queued item by seconds from now.
 
@@ -373,11 +358,6 @@ class FlowController:
     def requeued(self) -> int:
         """The number of items that failed or timed out and wait to be sent again."""
         return self._windows.requeued
-
-    @property
-    def late(self) -> int:
-        """The number of acks and fails of leases that were answered or timed out before."""
-        return self._windows.late
 
     def state(self) -> list[ConsumerState]:
         """Return the state of each consumer, in the order in which they were added."""

@@ -49,7 +49,6 @@ class Windows:
         self.consumers: dict[Hashable, FlowConsumer] = {}
         self.in_flight = 0
         self.requeued = 0
-        self.late = 0
 
     def join(self, name: Hashable, limit: Limit) -> None:
         """Add a consumer."""
@@ -197,7 +196,6 @@ class Windows:
         now = self._clock()
         consumer = lease.consumer
         if lease.fate is not _OUT:
-            self.late += 1
             consumer.heard_ns = now  # a late answer also ends the silence
             if lease.fate is not _REQUEUED:
                 return False
@@ -227,7 +225,6 @@ class Windows:
         Its item is re-queued if ``again``, and dropped otherwise.
         """
         if lease.fate is not _OUT:
-            self.late += 1
             return False
         now = self._clock()
         consumer = lease.consumer
@@ -249,21 +246,9 @@ class Windows:
         else:
             lease.fate = Fate.DROPPED
             self._held.discard(lease.key)
-        self._one_less(consumer)
-        return True
-
-    def unsend(self, lease: Lease) -> bool:
-        """Take back a lease that was not used. Return whether it was outstanding."""
-        if lease.fate is not _OUT:
-            return False
-        self._one_less(lease.consumer)
-        if lease.attempt:
-            lease.attempt -= 1
-            lease.consumer = lease.failed_at[-1]
-            self._queue_again(lease)
-        else:
-            lease.fate = Fate.GIVEN_BACK
-            self._held.discard(lease.key)
+        consumer.out -= 1
+        self.in_flight -= 1
+        self._chooser.changed(consumer)
         return True
 
     def delay(self, lease: Lease, for_ns: int) -> bool:
@@ -303,8 +288,6 @@ class Windows:
                 lease = sent.popleft()
                 if self.take_back(lease, dropped=True, again=True, timed_out=True):
                     expired.append(lease)
-                else:
-                    self.late -= 1  # it was answered in time
         self._sweep(now)
         return expired
 
@@ -321,11 +304,6 @@ class Windows:
 
     def _ends_ns(self, lease: Lease) -> int:
         return (lease.sent_ns if lease.began_ns is None else lease.began_ns) + self._timeout_ns
-
-    def _one_less(self, consumer: FlowConsumer) -> None:
-        consumer.out -= 1
-        self.in_flight -= 1
-        self._chooser.changed(consumer)
 
     def _requeue(self, lease: Lease) -> None:
         consumer = lease.consumer

@@ -3,7 +3,7 @@
 They call `ackcore.ids`, so a column has the same ids that a bolt in plain Python would compute.
 The functions are pure, so a task that runs again computes the same values.
 
-    key = ackcore.spout_key(deployment_key, "lines", "access-log", generation=1)
+    key = ackcore.ids.spout_key(deployment_key, "lines", "access-log", generation=1)
     events = kafka.select(functions.root_id(key, "partition", "offset", 0).alias("root_id"), ...)
 
 A column can be given as a Column or by name and, where documented, as one integer for all rows.

@@ -74,7 +74,6 @@ class Answer(NamedTuple):
 
     batches: Mapping[str, pa.RecordBatch]
     reason: Reason | None
-    cost: Cost = NO_COST
 
 
 class _Seen:

@@ -6,7 +6,7 @@ import pytest
 from round_robin import RoundRobin
 from simulated_loop import S, SimCalls
 
-from ackcore.calls import Reject, Retry, Unavailable
+from ackcore.calls import Reject, Retry, Unavailable, call_workers
 from ackcore.calls.call_limits import BreakerState
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
@@ -224,15 +224,14 @@ def test_a_chooser_by_key_is_refused():
         SimCalls(call, CallSettings(endpoints=["a"], chooser=ByKey))
 
 
-def test_an_item_that_opens_the_breaker_by_itself_has_had_its_attempt():
+def test_an_item_that_opens_the_breaker_by_itself_has_had_its_attempt(monkeypatch):
     """An `Unavailable` would be no attempt: called again and again, and dead only in a week."""
 
     async def reset(item):
         raise ConnectionResetError("reset")
 
-    settings = CallSettings(
-        retry_on=ConnectionError, max_attempts=100, backoff_s=0.001, wait_in_task_s=4
-    )
+    monkeypatch.setattr(call_workers, "_BACKOFF_NS", 10**6)
+    settings = CallSettings(retry_on=ConnectionError, max_attempts=100, wait_in_task_s=4)
     with SimCalls(reset, settings) as calls:
         ((_, error, attempts, after_s),) = calls.run(["poison"])
     assert (type(error), error.args, attempts) == (ConnectionResetError, ("reset",), 10)

@@ -42,8 +42,6 @@ from ackcore.flow.choosers import Idlest
         ({"wait_in_task_s": -1}, ValueError, "wait_in_task_s must be at least 0, got -1"),
         ({"wait_in_task_s": math.nan}, ValueError, "wait_in_task_s must be at least 0, got nan"),
         ({"wait_in_task_s": None}, TypeError, "wait_in_task_s must be a number of seconds"),
-        ({"backoff_s": 9}, ValueError, "max_backoff_s must be at least backoff_s, got 5 and 9"),
-        ({"threads": 10**6}, ValueError, "threads must be in 1..4096"),
         ({"breaker_failures": 0}, ValueError, "breaker_failures must be at least 1"),
         ({"max_buffered": 0}, ValueError, "max_buffered must be at least 1"),
     ],
@@ -89,7 +87,6 @@ def test_settings_go_to_the_workers():
 
 def test_a_plain_function_has_as_many_threads_as_calls():
     assert CallSettings(max_concurrency=7).thread_count() == 7
-    assert CallSettings(max_concurrency=7, threads=3).thread_count() == 3
     assert CallSettings(max_concurrency=10**6).thread_count() == 4096
     assert CallSettings().thread_count() == 32
 

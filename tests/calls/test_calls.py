@@ -11,7 +11,7 @@ from simulated_loop import SimCalls
 from ackcore.calls import Reject, Retry
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
-from ackcore.flow import RttThreshold
+from ackcore.flow import Fixed, RttThreshold
 
 
 def values(outcomes):
@@ -172,12 +172,12 @@ def test_no_more_plain_functions_run_than_there_are_threads():
         with lock:
             out -= 1
 
-    with Calls(call, CallSettings(max_concurrency=64, threads=3)) as calls:
+    with Calls(call, CallSettings(max_concurrency=lambda: Fixed(64))) as calls:
         outcomes = calls.run(range(200))
         next(outcomes)
-        assert calls.in_flight <= 3
+        assert calls.in_flight <= 32
         assert len(list(outcomes)) == 199
-    assert most <= 3
+    assert most <= 32
 
 
 def test_errors_are_outcomes_and_no_process_ends():

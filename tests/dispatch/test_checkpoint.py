@@ -6,23 +6,9 @@ import signal
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ackcore.dispatch import CheckpointError
-from ackcore.dispatch.checkpoint import Checkpoint, Prefix
-
-
-@given(st.integers(0, 5), st.lists(st.integers(0, 30), max_size=60))
-def test_a_prefix_is_what_a_set_says(start, positions):
-    prefix = Prefix(start)
-    done = set(range(start))
-    for position in positions:
-        assert prefix.done(position) is (position not in done)
-        done.add(position)
-        expected = next(n for n in range(100) if n not in done)
-        assert prefix.committed == expected
-        assert len(prefix._above) == len([n for n in done if n > expected])
+from ackcore.dispatch.checkpoint import Checkpoint
 
 
 def test_what_was_committed_is_there_again(tmp_path):

@@ -8,6 +8,8 @@ import time
 from collections import Counter
 from contextlib import suppress
 
+import pytest
+from round_robin import RoundRobin
 from scripted import Clock, one
 
 from ackcore.dispatch import Dispatcher, Function
@@ -91,6 +93,38 @@ def test_what_was_given_up_is_not_acked_by_its_late_answer():
 
     counts = asyncio.run(main())
     assert (counts.dead, counts.acked, counts.committed, dead) == (1, 0, 1, [7])
+
+
+@pytest.mark.parametrize("sent_again", [False, True])
+def test_a_late_answer_counts_until_its_record_is_sent_again(sent_again):
+    """It comes while the record waits; or while another consumer has it, and fails it for good."""
+    clock, sent, acked = Clock(), asyncio.Event(), []
+
+    async def stubborn(record):
+        clock.ns += 10**9
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        if sent_again:
+            await sent.wait()
+
+    async def fails(record):
+        sent.set()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        raise ValueError("no")
+
+    counts = Dispatcher(
+        [7],
+        {"a": stubborn, "b": fails},
+        clock=lambda: clock.ns + time.monotonic_ns(),
+        chooser=RoundRobin(),
+        backoff_s=0.001 if sent_again else 200.0,
+        timeout_s=0.5,
+        max_attempts=2,
+        acked=lambda position, record: acked.append(record),
+        dead_letters=lambda position, record, error: None,
+    ).run()
+    assert (counts.dead, acked, counts.timed_out) == ((1, [], 1) if sent_again else (0, [7], 1))
 
 
 def test_a_call_that_goes_on_when_it_timed_out_decides_nothing():

@@ -177,15 +177,13 @@ def test_by_key_keeps_the_order_of_a_key_through_failures(clock):
 
 def test_by_key_lets_the_next_one_go_when_one_is_dropped(clock):
     flow = flow_of(clock, ByKey())
-    for end in ("ack", "fail", "drop", "give back", "late ack"):
+    for end in ("ack", "fail", "drop", "late ack"):
         lease = flow.try_acquire(end, key="k")
         assert lease is not None, end
         if end == "ack":
             flow.ack(lease)
         elif end == "fail":
             flow.fail(lease, again=False)
-        elif end == "give back":
-            flow.give_back(lease)
         else:
             flow.fail(lease)
             flow.drop(lease) if end == "drop" else flow.ack(lease)
@@ -214,7 +212,7 @@ def test_what_failed_goes_elsewhere_while_another_is_open(clock, name):
     flow.fail(lease)
     blocking = flow.try_acquire("y", key=2) or flow.try_acquire("y", key=3)
     if blocking.name != other:
-        flow.give_back(blocking)
+        flow.fail(blocking, again=False, dropped=False)
         blocking = None
     again = flow.try_again()
     if blocking is not None and blocking.name == other:

@@ -33,9 +33,8 @@ def test_a_lease_comes_back_once(flow):
     assert flow.ack(lease)
     assert not flow.ack(lease)
     assert not flow.fail(lease)
-    assert not flow.give_back(lease)
     assert not flow.drop(lease)
-    assert (flow.in_flight, flow.requeued, flow.late) == (0, 0, 2)
+    assert (flow.in_flight, flow.requeued) == (0, 0)
     assert state(flow, "a").acked == 1
 
 
@@ -74,7 +73,7 @@ def test_time_outs_are_found_and_requeued(flow, clock):
     clock.now_ns += 1
     assert flow.expire() == [leases[0], leases[2]]
     assert younger.fate is Fate.OUT
-    assert (flow.in_flight, flow.requeued, flow.late) == (1, 2, 0)
+    assert (flow.in_flight, flow.requeued) == (1, 2)
 
 
 def test_who_leaves_leaves_nothing_behind(flow):
@@ -103,20 +102,6 @@ def test_a_pause_ends_by_itself(flow, clock):
     assert flow.try_acquire() is None
     clock.now_ns += 10 * MS  # within a sweep
     assert flow.try_acquire().name == "a"
-
-
-def test_given_back_room_teaches_nothing(flow, clock):
-    lease = flow.try_acquire("x")
-    clock.now_ns += S
-    assert flow.give_back(lease)
-    assert state(flow, "a")[2:] == (0, 2, True, 0.0, 0.0, 0.0, 0, 0, 0)
-    flow.fail(flow.try_acquire("y"))
-    again = flow.try_again()
-    assert flow.give_back(again)
-    assert flow.requeued == 1
-    third = flow.try_again()
-    assert (third.item, third.attempt) == ("y", 1)
-    assert third.name != "b"  # where it failed
 
 
 def test_what_cannot_be_sent_again_yet_moves_no_turn(clock):

@@ -120,14 +120,6 @@ class FlowMachine(RuleBasedStateMachine):
         assert self.flow.fail(lease, again=again)
         self.came_back(lease, again)
 
-    @precondition(lambda self: self.out)
-    @rule(data=st.data())
-    def gives_back(self, data):
-        lease = self.drawn(data)
-        again = bool(lease.attempt)
-        assert self.flow.give_back(lease)
-        self.came_back(lease, again)
-
     @precondition(lambda self: self.old)
     @rule(data=st.data())
     def comes_late(self, data):

@@ -156,7 +156,7 @@ def test_what_may_pass_is_called_again_and_counted():
             raise Reject("not for us")
         return row["n"]
 
-    settings = {"retry_on": (ConnectionError,), "max_attempts": 3, "backoff_s": 1e-3}
+    settings = {"retry_on": (ConnectionError,), "max_attempts": 3}
     table = run(flaky, batches_of(4), max_concurrency=1, **settings)
     assert table["square"].to_pylist() == [0, 1, None, None]
     errors = table["error"].to_pylist()
@@ -278,7 +278,7 @@ def test_an_error_of_a_call_fails_its_batch_without_a_search():
             raise ConnectionError("reset")
         return batch["n"]
 
-    settings = {"retry_on": (ConnectionError,), "max_attempts": 2, "backoff_s": 1e-3}
+    settings = {"retry_on": (ConnectionError,), "max_attempts": 2}
     table = run(fn, batches_of(3, 2), max_concurrency=1, **settings)
     assert calls == [0, 0, 3]
     error = {"type": "ConnectionError", "message": "reset", "attempts": 2}

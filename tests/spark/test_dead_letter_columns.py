@@ -7,7 +7,6 @@ import json
 import pyarrow as pa
 import pytest
 from checkpoints import OPEN, died, run_one
-from letter_homes import active
 from pyspark.sql import types as T
 
 from ackcore.spark.base.errors import CheckpointForeign
@@ -198,17 +197,6 @@ def test_letters_tell_how_often_they_were_sent_and_by_whom(spark, checkpoint):
     assert frame.where("replay_request is null and replayed = 0").count() == 36
     assert replay(checkpoint, spark, where="replayed = 0 and batch_id < 4").records["lines"] == 6
     assert dead_letters(checkpoint, spark).where("replayed > 0").count() == 10
-
-
-def test_a_reader_goes_on_while_files_are_put_together(spark, checkpoint):
-    letters = opened(checkpoint, SOURCES)
-    for n in range(16):
-        letters.write(n, {"lines": died(2 * n, 2)})
-    frame = dead_letters(checkpoint, spark)
-    letters.write(16, {"lines": died(32, 2)})
-    assert len(active(letters)) == 2
-    assert sorted(row.message_id for row in frame.collect()) == sorted(f"id-{n}" for n in range(32))
-    assert dead_letters(checkpoint, spark).count() == 34
 
 
 @pytest.mark.parametrize("spout", ["_lines", "a=b", "l{i,n}e*s [1]"])

@@ -9,7 +9,7 @@ import shutil
 
 import pyarrow as pa
 import pytest
-from checkpoints import BAD, OPEN, SLOW, Topology, decision, died, ids, run_one
+from checkpoints import BAD, OPEN, SLOW, Topology, died, ids, run_one
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -113,33 +113,6 @@ def test_without_a_session_one_must_be_given(store, checkpoint, monkeypatch):
         dead_letters(checkpoint)
     with pytest.raises(TypeError, match="spark must be a SparkSession"):
         dead_letters(checkpoint, 5)
-
-
-def other(first, column, values):
-    base = died(first, len(values)).select(TRACKING.names)
-    return base.append_column(column, values)
-
-
-def test_spouts_of_different_columns_go_into_one_table(spark, store, checkpoint):
-    store.write(3, {"clicks": other(30, "url", pa.array(["a"]))})
-    frame = dead_letters(checkpoint, spark)
-    assert {row.message_id: row.payload.url for row in frame.collect() if row.payload.url} == {
-        "id-30": "a"
-    }
-    assert frame.where("payload.value is null").count() == 1
-
-
-def test_spouts_whose_columns_are_at_odds_are_asked_for_singly(spark, store, checkpoint):
-    store.place._give_up({file.path.key for file in store.place.files("clicks")})
-    store.write(3, {"clicks": other(30, "value", pa.array([[1, 2]]))})
-    told = (
-        r"the payload column 'value' is string in letters of spout 'lines' \(batch_id 0 to 2\) "
-        r"and array<bigint> in letters of spout 'clicks' \(batch_id 3 to 3\), and no one type"
-    )
-    with pytest.raises(ValueError, match=told) as caught:
-        dead_letters(checkpoint, spark)
-    assert "dead_letters(path, spout=...)" in str(caught.value)
-    assert dead_letters(checkpoint, spark, "clicks").first().payload.value == [1, 2]
 
 
 NOON = datetime.datetime(2020, 1, 1, 12, tzinfo=datetime.UTC)
@@ -268,21 +241,6 @@ def test_some_are_sent_by_a_condition_and_the_others_later(spark, store, checkpo
     assert pending(checkpoint) == {"lines": LINES, "clicks": CLICKS}
 
 
-def test_what_dies_again_can_be_sent_again(store, checkpoint):
-    replay(checkpoint)
-    with OPEN(checkpoint) as state:
-        plan = state.make_plan(3, 0)
-        state.write_plan(plan)
-        due = state.split_due(plan).due["lines"]
-        state.write_decision(decision(3, dead={"lines": due.slice(0, 1)}))
-        store.write(3, state.decision(3).dead)
-        state.write_done(3)
-        state.prune(3)
-        assert state.pending_replays() == ()
-    assert replay(checkpoint).records == {"lines": 1}
-    assert pending(checkpoint)["lines"] in (["id-0"], ["id-10"])
-
-
 def test_a_topology_of_other_columns_is_not_sent_old_letters(spark, store, checkpoint):
     changed = Topology(lines=("text",))
     OPEN(checkpoint, topology=changed, accept_changes=True).close()
@@ -294,7 +252,8 @@ def test_a_topology_of_other_columns_is_not_sent_old_letters(spark, store, check
 
 
 def test_letters_of_before_and_after_a_change_are_sent_one_kind_at_a_time(store, checkpoint, spark):
-    store.write(3, {"lines": other(30, "text", pa.array(["a"]))})
+    dead = died(30, 1).select(TRACKING.names).append_column("text", pa.array(["a"]))
+    store.write(3, {"lines": dead})
     told = "1 dead letters of spout 'lines' .* have the columns text, and the source has value now"
     with pytest.raises(ColumnsChanged, match=told) as caught:
         replay(checkpoint)

@@ -23,7 +23,6 @@ from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_lett
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.inspect.reason_counts import DeadCounter
 from ackcore.topology.tuples import Reason
 
 pytestmark = pytest.mark.usefixtures("no_syncing")
@@ -61,10 +60,6 @@ def on_disk(path):
     }
 
 
-def size(path):
-    return sum(file.stat().st_size for file in path.glob("lines/batch*.parquet"))
-
-
 def every(batches):
     return {f"lines/{n}/{at}": f"id-{4 * n + at}" for n in range(batches) for at in range(4)}
 
@@ -72,25 +67,6 @@ def every(batches):
 def left(batches, *dropped):
     gone = {str(each) for each in named(*dropped).ids}
     return {name: row for name, row in every(batches).items() if name not in gone}
-
-
-def test_disk_is_freed_and_no_other_letter_moves(letters, checkpoint):
-    write(letters, 0, 40)  # merged files, files that were merged, and single ones
-    before = size(letters.path)
-    assert drop(checkpoint, named(3, 20, 39)).records == {"lines": 6}
-    expected = left(40, 3, 20, 39)
-    assert listed(letters.path) == expected
-    assert on_disk(letters.path) == set(expected.values())
-    assert size(letters.path) < before
-    many = drop(checkpoint, LetterFilter(component="split")).records["lines"]
-    assert many == 154
-    assert on_disk(letters.path) == set()
-    assert size(letters.path) < 0.4 * before
-    counts = DeadCounter().count(reader(letters))
-    assert (counts.letters, counts.dropped, counts.reasons) == (0, 160, ())
-    assert sum(table.num_rows for table in DeadLetters(reader(letters)).reasons()) == 0
-    write(letters, 40, 60)
-    assert len(listed(letters.path)) == 80
 
 
 @pytest.mark.parametrize("rows", [1, 3, 100])

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from branching import DESTS, ROWS, Branch, RowBranch, expected, topologies, with_head
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ackcore.ids import spout_key
@@ -320,6 +320,7 @@ def test_a_row_that_is_lost_is_noticed(simulate, seed):
 
 
 @pytest.mark.parametrize("differs", ["fails_in", "shift"])
+@settings(max_examples=15)
 @given(seed=SEEDS)
 def test_two_runs_of_one_task_are_told_apart(simulate, differs, seed):
     """Some consumers see what it sent the first time, others the second.

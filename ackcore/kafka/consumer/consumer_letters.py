@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Protocol
@@ -80,15 +80,6 @@ def is_of_topology(headers: Headers) -> bool:
     if OF_TOPOLOGY not in names or REASON not in names:
         return False
     return names.index(OF_TOPOLOGY) < names.index(REASON)
-
-
-def headers_that_came(headers: Headers, ours: Collection[str]) -> Headers:
-    """Return the headers of a dead letter's original record, and the header with its number of
-    deaths.
-
-    ``ours`` are the names of the headers that the letter's writer sets anew each time.
-    """
-    return [each for each in headers if each[0] not in ours or each[0] == DEATHS]
 
 
 def headers_of(letter: DyingRecord) -> Headers:

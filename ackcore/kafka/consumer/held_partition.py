@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -282,47 +282,6 @@ class TakenAt:
 
     def __len__(self) -> int:
         return len(self._taken)
-
-
-def room(partitions: Mapping[Key, HeldPartition], limits: Limits) -> int:
-    """Return the number of records to request in the next read; 0 if all partitions are paused.
-
-    It is at least an eighth of the limit, so that a nearly full partition does not make all reads
-    small. All records of a read may be of one partition, which may so exceed its limit.
-    """
-    limit = limits.held
-    free = [limit - each.in_flight for each in partitions.values() if not each.cause]
-    return max(min(free), limit // 8, 1) if free else 0
-
-
-def change_pauses(
-    partitions: Mapping[Key, HeldPartition], limits: Limits
-) -> tuple[list[Key], list[Key]]:
-    """Set each partition's cause of a pause. Return the partitions to pause and those to resume."""
-    waiting = sum(each.numbers[WAITING] for each in partitions.values())
-    waiting_bytes = sum(each.sizes[WAITING] for each in partitions.values())
-    pause: list[Key] = []
-    resume: list[Key] = []
-    for key, each in partitions.items():
-        cause = each.cause_of_pause(limits, waiting, waiting_bytes)
-        if bool(cause) != bool(each.cause):
-            (pause if cause else resume).append(key)
-        each.cause = cause
-    return pause, resume
-
-
-def stopped_by_waiting(partitions: Mapping[Key, HeldPartition], limits: Limits) -> str:
-    """Return a message if records that wait for a retry stop reading; else ""."""
-    stopped = sum(each.cause == WAITING_CAUSE for each in partitions.values())
-    if not stopped:
-        return ""
-    waiting = sum(each.numbers[WAITING] for each in partitions.values())
-    waiting_bytes = sum(each.sizes[WAITING] for each in partitions.values())
-    return (
-        f"{stopped} of {len(partitions)} partitions are not read, because {waiting} records of "
-        f"{waiting_bytes} bytes wait for a retry; reading stops at max_waiting={limits.waiting} or "
-        f"max_waiting_bytes={limits.waiting_bytes}, and resumes below half of both"
-    )
 
 
 def named_runs(runs: Sequence[Run]) -> str:

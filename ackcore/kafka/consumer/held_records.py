@@ -30,6 +30,7 @@ from ackcore.kafka.consumer.held_partition import (
     FRESH,
     OUT,
     WAITING,
+    WAITING_CAUSE,
     DyingRecord,
     Held,
     HeldPartition,
@@ -37,10 +38,7 @@ from ackcore.kafka.consumer.held_partition import (
     Limits,
     PartitionCommit,
     TakenAt,
-    change_pauses,
     named_runs,
-    room,
-    stopped_by_waiting,
 )
 from ackcore.offsets import decode_metadata
 from ackcore.retry import Policy
@@ -609,19 +607,48 @@ class HeldRecords:
     # How much may be read.
 
     def room(self) -> int:
-        """Return the number of records to request in the next read; see `held_partition.room`."""
-        return room(self._partitions, self._limits)
+        """Return the number of records to request in the next read; 0 if all partitions are paused.
+
+        It is at least an eighth of the limit, so that a nearly full partition does not make all
+        reads small. All records of a read may be of one partition, which may so exceed its limit.
+        """
+        limit = self._limits.held
+        free = [limit - each.in_flight for each in self._partitions.values() if not each.cause]
+        return max(min(free), limit // 8, 1) if free else 0
 
     def pauses(self) -> tuple[list[Key], list[Key]]:
-        """Return the partitions to pause and those to resume now: see `change_pauses`."""
-        return change_pauses(self._partitions, self._limits)
+        """Return the partitions to pause and those to resume now, and set their causes."""
+        waiting, waiting_bytes = self._waiting_now()
+        pause: list[Key] = []
+        resume: list[Key] = []
+        for key, each in self._partitions.items():
+            cause = each.cause_of_pause(self._limits, waiting, waiting_bytes)
+            if bool(cause) != bool(each.cause):
+                (pause if cause else resume).append(key)
+            each.cause = cause
+        return pause, resume
 
     def stopped_by_waiting(self) -> str:
         """Return the reason why waiting records pause reading, with the last failure; "" if they do
         not.
         """
-        told = stopped_by_waiting(self._partitions, self._limits)
-        return told and f"{told}; the last one failed with {self._last_failure}"
+        stopped = sum(each.cause == WAITING_CAUSE for each in self._partitions.values())
+        if not stopped:
+            return ""
+        limits, (waiting, waiting_bytes) = self._limits, self._waiting_now()
+        return (
+            f"{stopped} of {len(self._partitions)} partitions are not read, because {waiting} "
+            f"records of {waiting_bytes} bytes wait for a retry; reading stops at max_waiting="
+            f"{limits.waiting} or max_waiting_bytes={limits.waiting_bytes}, and resumes below half "
+            f"of both; the last one failed with {self._last_failure}"
+        )
+
+    def _waiting_now(self) -> tuple[int, int]:
+        """Return the number and the bytes of all waiting records."""
+        every = self._partitions.values()
+        return sum(each.numbers[WAITING] for each in every), sum(
+            each.sizes[WAITING] for each in every
+        )
 
     @property
     def paused(self) -> int:

@@ -24,13 +24,13 @@ from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.cluster import Cluster, ClusterFailed, TopicPartition
 from ackcore.kafka.consumer.consumer_letters import (
     ATTEMPTS,
+    DEATHS,
     MAX_DEATHS,
     OURS,
     PARTITION,
     REASON,
     TOPIC,
     deaths,
-    headers_that_came,
     is_of_topology,
     number_in,
 )
@@ -309,4 +309,6 @@ def _letter(headers: Headers) -> _Letter | None:
     topic = (told[TOPIC] or b"").decode(errors="replace")
     if _NAME_OF_TOPIC.fullmatch(topic) is None:
         return None
-    return _Letter(topic, partition, headers_that_came(headers, OURS), deaths(headers))
+    # The number of deaths goes on.
+    came = [each for each in headers if each[0] not in OURS or each[0] == DEATHS]
+    return _Letter(topic, partition, came, deaths(headers))
