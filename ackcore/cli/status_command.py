@@ -181,6 +181,7 @@ def _reasons(title: str, reasons: Sequence[ReasonCount], oldest: str) -> Rendera
 def _batches(batches: Sequence[Logged]) -> RenderableType:
     columns = ["records", "acked", "failed", "again", "dead", "took", "records/s", "p50", "p99"]
     more = {
+        "put off": [each.progress.uncounted for each in batches],
         "duplicates": [each.progress.duplicates for each in batches],
         "unmet expectations": [sum(n for *_, n in each.progress.unmet()) for each in batches],
     }
@@ -202,7 +203,7 @@ def _batches(batches: Sequence[Logged]) -> RenderableType:
             time_of(each.at_ms),
             f"{progress.records:,}",
             f"{progress.acked:,}",
-            f"{progress.failed:,}",
+            f"{progress.failed - progress.uncounted:,}",
             f"{progress.retried + progress.replayed:,}",
             f"{progress.dead:,}",
             *(f"{numbers[at]:,}" for numbers in more.values()),
