@@ -315,6 +315,14 @@ def test_a_file_that_cannot_be_read_is_named(folder, name, content, format):
         read(spout, spout.plan(None))
 
 
+def test_a_file_that_cannot_be_reached_is_not_damaged(folder):
+    """Another run may reach it."""
+    (folder / "a").symlink_to("a")
+    with pytest.raises(OSError, match="in/a cannot be reached: ") as failed:
+        read(FileSpout(folder, "text"), {"files": [[10, "a", 1, ""]]})
+    assert not isinstance(failed.value, FileUnreadable)
+
+
 DAMAGED = {
     "json": [
         b"null",

@@ -56,12 +56,15 @@ class FileReader:
                     try:
                         yield from self._read(name)
                     except (pa.ArrowException, ValueError, OSError) as error:
-                        # With a number it is one of the system, and may pass.
-                        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
-                            raise
                         said = str(error).partition("\n")[0]
+                        file = f"the file {self.root}/{shown(name)}"
+                        # With a number it is an error of the system, and may pass.
+                        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
+                            raise OSError(
+                                error.errno, f"{file} cannot be reached: {said}"
+                            ) from None
                         raise FileUnreadable(
-                            f"the file {self.root}/{shown(name)} cannot be read as {self.format}: "
+                            f"{file} cannot be read as {self.format}: "
                             f"{type(error).__name__}: {said}"
                         ) from None
 
