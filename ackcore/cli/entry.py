@@ -13,13 +13,14 @@ COMMANDS = {
     "status": "spark",
     "dead": "spark",
     "table": "spark",
+    "skip": "spark",
     "explain": "spark",
     "doctor": None,
     "ui": "spark,ui",
 }
 
 #: Commands that only read or write checkpoints, which never contain pandas objects.
-_ARROW_ONLY = ("status", "dead", "table", "ui")
+_ARROW_ONLY = ("status", "dead", "table", "skip", "ui")
 
 
 class _NoPandas(MetaPathFinder):

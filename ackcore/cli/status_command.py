@@ -104,6 +104,12 @@ def _heading(status: CheckpointStatus) -> Text:
         )
     if status.requests:
         lines.append(f"replays that wait for a micro-batch: {status.requests}")
+    for skip in status.skips:
+        rows = f"{len(skip.files)} files, such as {skip.files[0]}" if skip.files else "all rows"
+        lines.append(
+            f"left out of micro-batch {skip.batch_id}, spout {skip.spout}, at "
+            f"{time_of(skip.at_ms)}: {rows}"
+        )
     if status.lag:
         lag = ", ".join(f"{spout} {offsets:,}" for spout, offsets in status.lag.items())
         lines.append(f"lag: {lag} offsets")
@@ -178,6 +184,7 @@ def _reasons(title: str, reasons: Sequence[ReasonCount], oldest: str) -> Rendera
 def _batches(batches: Sequence[Logged]) -> RenderableType:
     columns = ["records", "acked", "failed", "again", "dead", "took", "records/s", "p50", "p99"]
     more = {
+        "put off": [each.progress.uncounted for each in batches],
         "duplicates": [each.progress.duplicates for each in batches],
         "unmet expectations": [sum(n for *_, n in each.progress.unmet()) for each in batches],
     }
@@ -199,7 +206,7 @@ def _batches(batches: Sequence[Logged]) -> RenderableType:
             time_of(each.at_ms),
             f"{progress.records:,}",
             f"{progress.acked:,}",
-            f"{progress.failed:,}",
+            f"{progress.failed - progress.uncounted:,}",
             f"{progress.retried + progress.replayed:,}",
             f"{progress.dead:,}",
             *(f"{numbers[at]:,}" for numbers in more.values()),

@@ -2,7 +2,8 @@
 
 `start` and `run_batch` run topologies, `attempt` and `guard` a function for each row. Functions
 that begin with ``to_`` make sinks, classes that end in ``Spout`` are sources. `dead_letters` reads
-dead letters, `replay` sends them again, and `table` reads a table of a checkpoint. `settle`,
+dead letters, `replay` sends them again, and `table` reads a table of a checkpoint.
+`skip_planned` leaves out rows that a source cannot read any more. `settle`,
 `settle_parquet`, `settle_partitions` and `combine` work on ack events; `functions` has ids as UDFs.
 
 Each kind of failure has its own error: `StateError` and its subclasses for a checkpoint,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ackcore.spark import functions
     from ackcore.spark.base.errors import CheckpointInUse, StateError
     from ackcore.spark.base.interrupts import RunCancelled
+    from ackcore.spark.checkpoint.skips import skip_planned
     from ackcore.spark.dead_letters.reading import dead_letters
     from ackcore.spark.dead_letters.replay import replay
     from ackcore.spark.dead_letters.topic import DeadLetterTopic
@@ -87,6 +89,7 @@ __all__ = [
     "settle",
     "settle_parquet",
     "settle_partitions",
+    "skip_planned",
     "start",
     "table",
     "to_delta",
@@ -102,6 +105,7 @@ __all__ = [
 _NAMES = {
     ".base.errors": "CheckpointInUse StateError",
     ".base.interrupts": "RunCancelled",
+    ".checkpoint.skips": "skip_planned",
     ".dead_letters.reading": "dead_letters",
     ".dead_letters.replay": "replay",
     ".dead_letters.topic": "DeadLetterTopic",

@@ -50,7 +50,7 @@ from ackcore.spark.tasks.spout_stage import RetryStage, SpoutStage
 from ackcore.spark.tasks.task import called_as
 from ackcore.spark.tasks.task_results import RESULT_SCHEMA
 from ackcore.tables.folding import finished
-from ackcore.testing.results import DeadLetter, Kill, TopologyRun
+from ackcore.testing.results import ByName, DeadLetter, Kill, TopologyRun
 from ackcore.testing.task_kills import Kills, TaskKilled
 from ackcore.topology.batch_collector import conform
 from ackcore.topology.builder import Topology
@@ -197,8 +197,8 @@ class LocalRuns:
             kept = {name: _rows_of(found) for name, found in at_end.items()}
         tables = {name: self._table(name) for name in self._sinks}
         return TopologyRun(
-            outputs={name: shown_rows(table) for name, table in tables.items()},
-            tables={**tables, **kept},
+            outputs=ByName({name: shown_rows(table) for name, table in tables.items()}),
+            tables=ByName({**tables, **kept}),
             dead=self._dead,
             counts=counts,
             attempts={
@@ -435,6 +435,7 @@ def _table(spout: Spout, rows: Any) -> pa.Table:
         rows = rows.to_pylist()
     columns = RowSchema(spout.name, DEFAULT_STREAM, schema)
     columns.title = "its source"
+    added = [None] * (len(schema) - len(spout.fields))  # of `with_corrupt`
     found: list[tuple[Any, ...]] = []
     for place, row in enumerate(rows):
         try:
@@ -443,6 +444,8 @@ def _table(spout: Spout, rows: Any) -> pa.Table:
                 is_kafka = spout.kind == "kafka"
                 made_up = {"topic": "topic", "partition": 0, "offset": place} if is_kafka else {}
                 row = {**dict.fromkeys(schema.names), **made_up, **named}
+            elif added and isinstance(row, tuple | list):
+                row = (*row, *added)
             found.append(columns.row(row))
         except (TypeError, ValueError) as error:
             raise type(error)(f"row {place} of {title}: {error}") from error

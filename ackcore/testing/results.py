@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 #: A row of a spout or a sink.
 Row = dict[str, Any]
+_V = TypeVar("_V")
 #: The tuples at which a bolt's task dies.
 Kill = int | Collection[int] | Callable[[Row], bool]
 
@@ -82,6 +83,13 @@ class DeadLetter:
             f"{self.message_id} of {self.spout} after {times}, {self.error_type} in "
             f"{self.component}: {_short(self.error_message)}; {_short(self.payload)}"
         )
+
+
+class ByName(dict[str, _V]):
+    """Results by the names of sinks or tables; the error of a wrong name has the names."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise KeyError(f"there is no {name!r} among {', '.join(map(repr, self)) or 'the results'}")
 
 
 @dataclass(frozen=True, repr=False)

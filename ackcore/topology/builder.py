@@ -415,7 +415,8 @@ class TopologyBuilder:
         Parameters
         ----------
         name : str
-            The name of the table. No component may have the same name.
+            The name of the table. No component may have the same name. It must not end in
+            ``.changes`` or ``.closed``.
         from_ : str
             The bolt whose rows are folded; or a spout whose source is a `KafkaSpout` or another
             `PlannedSource`; or ``"<table>.closed"`` for the rows of closed windows.

@@ -197,6 +197,11 @@ def _names(
     for kind, name in (*components, *(("sink", sink.name) for sink in sinks)):
         yield from _name(kind, name)
     what = "components and tables" if tables else "components"
+    for name in (table.name for table in tables if table.name.endswith((CHANGES, CLOSED))):
+        yield (
+            f"table {name!r} must not end in {CHANGES!r} or {CLOSED!r}: these are the ends of the "
+            "names under which the rows of tables are read; rename it"
+        )
     yield from _twice(what, components, "rename all but one")
     named = [("sink", sink.name) for sink in sinks]
     yield from _twice("sinks", named, "set another name with name=")

@@ -97,7 +97,7 @@ def test_what_is_no_attempt_burns_none(tmp_path):
         world.now_ms += 400_000
         progress, counts = world.process(number)
         assert (progress.failed, progress.uncounted, progress.retried) == (2, 2, 2)
-    assert "2 failed (2 behind their key or unavailable)" in str(progress)
+    assert "0 failed, 2 put off (unavailable, or behind a record of their key)" in str(progress)
     assert (counts.waiting, counts.dead, counts.retried) == (2, 0, 18)
     world.behaves = fails("a", times=1)  # its first attempt: there is another
     world.now_ms += 400_000

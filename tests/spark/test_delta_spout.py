@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -16,7 +17,7 @@ pytest.importorskip("deltalake", reason="deltalake is not installed")
 
 import deltalake
 
-from ackcore.spark import DeltaSpout, SourceError, start
+from ackcore.spark import DeltaSpout, RunFailed, SourceError, skip_planned, start
 from ackcore.spark.planned.file_reading import FileReader
 from ackcore.topology import TopologyBuilder
 
@@ -105,6 +106,9 @@ def test_a_version_that_changes_rows_is_refused_by_name_or_skipped(table, change
         DeltaSpout(table).plan(None)
     assert versions(DeltaSpout(table, skip_changes=True)) == [[0, 1, 2]]
     assert versions(DeltaSpout(table, starting_version=2)) == [[2]]
+    before = {"to": 0, "commit": None}
+    assert versions(DeltaSpout(table, starting_version=2), before) == [[2]]
+    assert versions(DeltaSpout(table), {"to": 1, "commit": None}) == [[2]]
 
 
 def commit(table, version, *actions):
@@ -215,3 +219,17 @@ def test_a_stream_reads_what_is_appended(spark, table, tmp_path, running):
     on = running(builder.build(), spark, tmp_path / "cp")
     on.process_all_available()
     assert (store.words, on.counts.acked) == ([1, 2, 3, 9], 4)
+    on.stop()
+    nulls = "day=__HIVE_DEFAULT_PARTITION__/*"
+    before = {*Path(table).glob(nulls)}
+    append(table, 4, 19)
+    (lost,) = {*Path(table).glob(nulls)} - before
+    lost.unlink()
+    on = running(builder.build(), spark, tmp_path / "cp")
+    with pytest.raises(RunFailed, match=r"run 1 time and .* --file day=.*parquet$") as ended:
+        on.await_termination(300)
+    path = re.search("--file (.*)$", str(ended.value)).group(1)
+    assert skip_planned(tmp_path / "cp", "orders", [path]).files == (path,)
+    on = running(builder.build(), spark, tmp_path / "cp")
+    on.process_all_available()
+    assert (store.words, on.counts.acked) == ([1, 2, 3, 4, 9], 5)

@@ -24,6 +24,7 @@ from ackcore.spark.planned.rate_spout import RateSpout
 from ackcore.spark.stores.objects import ObjectStore
 
 ROWS = pa.schema([("id", pa.int64()), ("name", pa.string())])
+CORRUPT = pa.field("_corrupt_record", pa.string())
 SECOND = 1_000_000_000
 
 
@@ -56,10 +57,14 @@ def read(spout, plan, tasks=1):
         spout._root,
         tuple(dealt([(name, size) for _, name, size, _ in plan["files"]], tasks)),
         spout._format,
-        spout.schema,
+        spout.emits,
     )
     numbers = pa.record_batch([pa.array(range(len(found.tasks)))], ["id"])
-    return pa.Table.from_batches(found([numbers]), spout.schema).to_pylist()
+    table = pa.Table.from_batches(found([numbers]), spout.schema)
+    corrupt = [name for name in table.column_names if name.startswith("_corrupt")]
+    if all(table[name].null_count == len(table) for name in corrupt):
+        table = table.drop_columns(corrupt)
+    return table.to_pylist()
 
 
 def test_files_are_taken_in_the_order_of_time_and_name_each_once(folder):
@@ -232,8 +237,8 @@ def test_lines_of_text_are_read_plain_and_compressed(folder, name, content):
 
 
 def test_lines_that_cross_the_pieces_of_a_read_are_whole(folder, monkeypatch):
-    monkeypatch.setattr("ackcore.spark.planned.file_reading._BLOCK_BYTES", 3)
-    monkeypatch.setattr("ackcore.spark.planned.file_reading._ROWS", 2)
+    monkeypatch.setattr("ackcore.spark.planned.file_reading.BLOCK_BYTES", 3)
+    monkeypatch.setattr("ackcore.spark.planned.file_reading.ROWS", 2)
     lines = ["", "a", "bcdefgh", "ij"] * 3
     put(folder, "a", 10, "\n".join(lines).encode())
     spout = FileSpout(folder, "text")
@@ -251,7 +256,7 @@ def test_a_line_that_is_not_utf8_keeps_its_bytes(folder):
 
 
 def test_a_line_of_text_is_bounded(folder, monkeypatch):
-    monkeypatch.setattr("ackcore.spark.planned.file_reading._BLOCK_BYTES", 3)
+    monkeypatch.setattr("ackcore.spark.planned.file_reading.BLOCK_BYTES", 3)
     monkeypatch.setattr("ackcore.spark.planned.file_reading._LINE_BYTES", 9)
     spout = FileSpout(folder, "text")
     put(folder, "a", 10, b"x" * 9 + b"\n")
@@ -298,9 +303,6 @@ def test_rows_of_each_format_are_the_same(folder):
 @pytest.mark.parametrize(
     ("name", "content", "format"),
     [
-        ("a", b"{no json\n", "json"),
-        ("a", b'{"id": "x"}\n', "json"),
-        ("a", b"id,name\nx,y\n", "csv"),
         ("a", b"PAR2", "parquet"),
         ("a.gz", b"no gzip", "json"),
         ("a.gz", gz(b'{"id": 1}\n' * 9999)[:-20], "json"),
@@ -311,6 +313,67 @@ def test_a_file_that_cannot_be_read_is_named(folder, name, content, format):
     spout = FileSpout(folder, format, ROWS)
     with pytest.raises(FileUnreadable, match=f"in/{name} cannot be read as {format}: "):
         read(spout, spout.plan(None))
+
+
+def test_a_file_that_cannot_be_reached_is_not_damaged(folder):
+    """Another run may reach it."""
+    (folder / "a").symlink_to("a")
+    with pytest.raises(OSError, match="in/a cannot be reached: ") as failed:
+        read(FileSpout(folder, "text"), {"files": [[10, "a", 1, ""]]})
+    assert not isinstance(failed.value, FileUnreadable)
+
+
+DAMAGED = {
+    "json": [
+        b"null",
+        b"{no json",
+        b'{"id": "x"}',
+        b'{"id": 7, "name": "cut',
+        b'{"id": 99999999999999999999}',
+        b"{\x00}",
+        b"[7]",
+        b'{"name": "no id"}',
+    ],
+    "csv": [b"x,y", b"7", b"7,a,b", b"7,caf\xe9", b",no id", b'7,"a\nb",c'],
+}
+
+
+@pytest.mark.parametrize("format", DAMAGED)
+@given(data=st.data())
+def test_lines_that_cannot_be_read_are_rows_apart(tmp_path_factory, format, data):
+    """Among good and blank lines, in their order, with their text and the number of the line."""
+    folder = tmp_path_factory.mktemp("in")
+    good = {"json": b'{"id": %d, "name": "a,b"}', "csv": b'%d,"a,b"'}[format]
+    kinds = st.sampled_from([good, b"", *DAMAGED[format]])
+    lines = [b"id,name"] * (format == "csv")
+    wanted, at = [], 1 + len(lines)
+    for n, line in enumerate(data.draw(st.lists(kinds, min_size=1, max_size=40))):
+        lines.append(line % n if line is good else line)
+        if line is good:
+            wanted.append((n, "a,b", None, None))
+        elif line:
+            text = line.decode("utf-8", "backslashreplace")
+            wanted.append((None, None, text, f"line {at} of a cannot be read: "))
+        at += 1 + line.count(b"\n")
+    put(folder, "a", 1, b"\n".join(lines) + b"\n" * data.draw(st.integers(0, 1)))
+    needed = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
+    spout = FileSpout(folder, format, needed)
+    found = FileReader(spout._root, (("a",),), format, spout.emits)
+    (numbers,) = (pa.record_batch([pa.array([0])], ["id"]),)
+    rows = [tuple(row.values()) for batch in found([numbers]) for row in batch.to_pylist()]
+    assert [row[:3] for row in rows] == [row[:3] for row in wanted]
+    for (*_, said), (*_, start) in zip(rows, wanted, strict=True):
+        assert said == start or said.startswith(start)
+
+
+def test_a_long_line_and_a_header_alone_can_be_read(folder, monkeypatch):
+    monkeypatch.setattr("ackcore.spark.planned.line_files.BLOCK_BYTES", 1000)
+    put(folder, "a.csv", 1, b"id,name\n1,%b\n" % (b"x" * 5000))
+    put(folder, "b.csv", 2, b"id,name\n")
+    put(folder, "a.json", 1, b'{"id": 1, "name": "%b"}\n' % (b"x" * 5000))
+    for format in ("csv", "json"):
+        spout = FileSpout(folder, format, ROWS, glob=f"*.{format}")
+        assert read(spout, spout.plan(None)) == [{"id": 1, "name": "x" * 5000}]
 
 
 def test_nulls_in_a_column_without_nulls_are_refused(folder):
@@ -369,6 +432,7 @@ def test_files_are_dealt_out_whole_in_order_and_about_evenly(sizes, tasks):
         (("/in", "xml"), ValueError, "format must be one of text, json, csv, parquet, got 'xml'"),
         (("/in", "json"), ValueError, "schema must be given for json"),
         (("/in", "text", ROWS), ValueError, "schema must not be given for text"),
+        (("/in", "csv", ROWS.append(CORRUPT)), ValueError, "must not have the columns _corrupt_"),
         (("/in", "json", "id bigint"), TypeError, "schema must be a pyarrow.Schema, got str"),
         (("ftp://in", "text"), ValueError, "path must be a path"),
         (("hdfs://namenode:8020", "text"), ValueError, "path must name a place in the NameNode"),

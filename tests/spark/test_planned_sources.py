@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import gzip
 import json
+import re
+import shlex
 import sys
 import threading
 import time
@@ -14,8 +16,11 @@ import pytest
 from checkpoints import recorded
 from py4j.java_gateway import JavaObject
 from pyspark import cloudpickle
+from sessions import on_both_sessions
 from streams import Folder, Store, until
+from typer.testing import CliRunner
 
+from ackcore.cli.reporting import app_of
 from ackcore.spark import (
     FileSpout,
     PlannedSource,
@@ -27,11 +32,13 @@ from ackcore.spark import (
     loop,
     replay,
     run_batch,
+    skip_planned,
     start,
 )
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.engine import batch, runs
+from ackcore.spark.inspect.status import read_status
 from ackcore.spark.stores.objects import ObjectStore
 from ackcore.topology import BasicBolt, Reject, TopologyBuilder
 
@@ -492,6 +499,109 @@ def values_of(source, sink):
     builder.bolt("values-too", Values()).shuffle("values")
     builder.sink("values-too", sink)
     return builder.build(backoff_s=0.001)
+
+
+@on_both_sessions
+def test_lines_that_cannot_be_read_are_dead_letters(spark, checkpoint, tmp_path):
+    """Also if their ids, keys of duplicates and keys of an order are columns that they lack."""
+    schema, found = pa.schema([("line", pa.string()), ("n", pa.int64())]), {}
+    lines = ['{"n": 1, "line": "a"}', "null", "{no json", '{"n": 2, "line": "bad"}']
+    lines += ['{"n": 1, "line": "a"}', '{"n": "x"}']
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.json").write_text("\n".join(lines))
+    keys = {
+        "once": {"dedup": "n", "within_keys": 9},
+        "named": {"message_id": ["n", "line"]},
+        "ordered": {"ordered_by": "n"},
+    }
+    builder = TopologyBuilder()
+    for name, of in keys.items():
+        builder.spout(name, FileSpout(tmp_path / "in", "json", schema), **of)
+        builder.bolt(f"words-{name}", Words()).shuffle(name)
+        rows = found.setdefault(name, [])
+        builder.sink(f"words-{name}", lambda frame, _, rows=rows: rows.extend(frame.collect()))
+    builder.sink("ordered", lambda frame, _: found.setdefault("whole", frame.columns))
+    it = builder.build(max_attempts=1)
+    assert available_now(it, spark, checkpoint).counts.balanced
+    assert found.pop("whole") == ["line", "n"]
+    assert {name: [row.word for row in rows] for name, rows in found.items()} == {
+        "once": ["a"],
+        "named": [],
+        "ordered": ["a", "a"],
+    }
+    for name, others in (("once", []), ("named", ["RepeatedMessageId"] * 2), ("ordered", [])):
+        letters = dead_letters(checkpoint, spark, name).collect()
+        kinds = ["CorruptRecord"] * 3 + ["Reject", *others]
+        assert sorted(one.error_type for one in letters) == sorted(kinds)
+        corrupt = {
+            one.payload._corrupt_record: one.error_message
+            for one in letters
+            if one.error_type == "CorruptRecord"
+        }
+        assert list(corrupt) == ["null", "{no json", '{"n": "x"}']
+        assert corrupt["{no json"].startswith("line 3 of a.json cannot be read: JSON parse error")
+    assert replay(checkpoint, spark, spout="once").records == {"once": 4}
+    assert available_now(it, spark, checkpoint).counts.spouts["once"].dead == 8
+
+
+def skipped_as_told(error):
+    """Run the command that an error names, as a shell would."""
+    command = re.search(r" run: (ackcore skip .*)$", str(error)).group(1)
+    done = CliRunner().invoke(app_of(["skip"]), shlex.split(command)[1:])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@on_both_sessions
+def test_a_planned_file_that_cannot_be_read_can_be_left_out(spark, checkpoint, store, tmp_path):
+    """A run finds that it is damaged, and the next start that somebody has corrected it."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for n, name in enumerate(["a.gz", "no 'a.gz", "b.gz"]):
+        (folder / name).write_bytes(gzip.compress(b"%d\n" % n, mtime=0))
+    it = values_of(FileSpout(folder, "text"), store)
+    whole = (folder / "no 'a.gz").read_bytes()
+    (folder / "no 'a.gz").write_bytes(whole[:-9])
+    for _ in range(3):
+        with pytest.raises(RunFailed, match=r"run 1 time and .*no 'a.gz cannot be read as text"):
+            available_now(it, spark, checkpoint)
+    assert recorded(checkpoint).read("batches/0.plan")["crashes"] == 0
+    (folder / "no 'a.gz").write_bytes(whole)
+    with pytest.raises(SourceError, match=r"the file no 'a.gz grew from") as changed:
+        available_now(it, spark, checkpoint)
+    assert "micro-batch 0 leaves out of spout values: no 'a.gz" in skipped_as_told(changed.value)
+    (folder / "no 'a.gz").rename(folder / "corrected.gz")
+    on = available_now(it, spark, checkpoint)
+    assert store.words == ["0", "1", "2"]
+    assert (on.counts.records, on.counts.acked, on.counts.balanced) == (3, 3, True)
+    (skip,) = read_status(checkpoint).skips
+    assert (skip.batch_id, skip.spout, skip.files, skip.plans) == (0, "values", ("no 'a.gz",), 1)
+    with pytest.raises(ValueError, match="no micro-batch that is planned and not decided"):
+        skip_planned(checkpoint, "values")
+
+
+class Broken(Table):
+    """A table that lost its first rows."""
+
+    def read(self, spark, plan):
+        frame = super().read(spark, plan)
+        return frame.selectExpr("id", "missing AS line") if plan["from"] == 0 else frame
+
+
+def test_a_plan_that_cannot_be_read_can_be_left_out(spark, checkpoint, store):
+    it = topology(store, lines=Broken("a", "b", "c"), numbers=Table("d"))
+    with pytest.raises(SourceError, match=r"'lines', micro-batch 0: read\(\) .* Analysis") as lost:
+        available_now(it, spark, checkpoint)
+    with pytest.raises(ValueError, match="has no planned file 'x' of spout 'lines'; it has no fil"):
+        skip_planned(checkpoint, "lines", ["x"])
+    with pytest.raises(ValueError, match=r"no planned rows of spout 'other'; .* lines, numbers"):
+        skip_planned(checkpoint, "other")
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint at"):
+        skip_planned(f"{checkpoint}-no", "lines")
+    assert skip_planned(checkpoint, "lines", dry_run=True).plans == 1
+    assert "spout lines: all its rows, of 1 plans" in skipped_as_told(lost.value)
+    available_now(it, spark, checkpoint)
+    assert store.words == ["c", "d"]
 
 
 class JavaObjects(QueryListener):

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from acting import refusal
 
+from ackcore.tables import count
 from ackcore.topology import TopologyBuilder, TopologyError
 
 # --- what does not fit, refused by build ---------------------------------------------------------
@@ -64,6 +65,11 @@ def test_names_like_ours_are_refused(builder, make, kind):
         "which is reserved for ackcore; rename it",
         refusal(builder),
     )
+
+
+def test_a_table_may_not_be_named_like_the_rows_of_another(builder):
+    builder.table("totals.changes", from_="split", key="word", value={"n": count()})
+    assert "table 'totals.changes' must not end in '.changes' or '.closed'" in refusal(builder)
 
 
 def test_a_name_may_be_had_once_over_spouts_and_bolts(builder, make):

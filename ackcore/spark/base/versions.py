@@ -75,7 +75,8 @@ JOB_ERRORS = (PySparkException,) if SPARK >= (4, 0) else (PySparkException, Py4J
 WRONG_VALUE = re.compile(
     r"\[([A-Z][A-Z0-9_.]*)\][^\n]*SQLSTATE: 22"
     if SPARK >= (4, 0)
-    else r"\.Spark(?:Arithmetic|ArrayIndexOutOfBounds|DateTime|NumberFormat)Exception: \[([^]]+)\]"
+    else r"\.Spark(?:(?:Arithmetic|ArrayIndexOutOfBounds|DateTime|NumberFormat)Exception: |"
+    r"Exception: (?=\[MALFORMED_RECORD))\[([^]]+)\]"
 )
 
 #: The plan node of `mapInArrow`; unchanged from 4.0 on.

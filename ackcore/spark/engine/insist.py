@@ -237,6 +237,8 @@ class Outage:
 #: Errors of a run that another run may not have.
 _MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, EOFError)
 
+#: The class of the error of a damaged file, in the text of a worker's error.
+_UNREADABLE = "FileUnreadable: "
 #: The start of a worker's error if it could not load its task.
 _NO_MODULE = "ModuleNotFoundError: "
 
@@ -254,7 +256,12 @@ def worth_another_run(error: BaseException) -> bool:
     if not isinstance(error, _MAY_PASS) or isinstance(error, AnalysisException | StateError):
         return False
     # This worker could not load its task. (A bolt that lacks a module only fails its tuples.)
-    return not one_line(error).startswith(_NO_MODULE)
+    return not (one_line(error).startswith(_NO_MODULE) or is_unreadable(error))
+
+
+def is_unreadable(error: BaseException) -> bool:
+    """Return whether a task met a planned file that is damaged or missing."""
+    return _UNREADABLE in one_line(error)
 
 
 def wrong_value(error: BaseException) -> str | None:
@@ -272,8 +279,11 @@ def stopped(plan: Plan) -> Stopped:
     return Stopped(f"stopped while micro-batch {plan.number} ran")
 
 
-def given_up(plan: Plan, runs: int, error: BaseException) -> RunFailed:
-    """Return the exception for a micro-batch that is not run again, with the way out."""
+def given_up(plan: Plan, runs: int, error: BaseException, skip: str = "") -> RunFailed:
+    """Return the exception for a micro-batch that is not run again, with the way out.
+
+    ``skip``: the way out if planned rows can never be read, see `PlannedRows.way_out`.
+    """
     said = one_line(error)
     way_out = "remove the cause, and start again on the same checkpoint"
     if isinstance(error, ResultsTooLarge):
@@ -287,8 +297,13 @@ def given_up(plan: Plan, runs: int, error: BaseException) -> RunFailed:
     if wrong_value(error):
         way_out = (
             "the DataFrame of a spout has a value that its own expressions reject; handle it "
-            "there (for example by try_cast) or filter it out, then start again on the same "
-            "checkpoint"
+            "there (for example by try_cast, or by the mode PERMISSIVE of a reader) or filter it "
+            "out, then start again on the same checkpoint"
+        )
+    if is_unreadable(error):
+        way_out = (
+            "if the file can be read again, start again on the same checkpoint. A planned file "
+            "may not change, so give a correction another name"
         )
     if said.startswith(_NO_MODULE):
         way_out = (
@@ -302,5 +317,5 @@ def given_up(plan: Plan, runs: int, error: BaseException) -> RunFailed:
     return RunFailed(
         f"micro-batch {plan.number} was run {runs} time{'s' * (runs > 1)} and is not accepted, "
         f"the last time because of {type(error).__name__}: {said}. Its records are not "
-        f"decided: {way_out}"
+        f"decided: {way_out}{skip and f'. {skip}'}"
     )

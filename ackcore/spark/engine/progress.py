@@ -190,7 +190,8 @@ class Progress:
         Executions that were ACKED or failed; together the new and the retried records.
     uncounted : int
         Failed executions that used no attempt: those with `ackcore.topology.Unavailable`, and
-        records behind an earlier one with their key (``ordered_by``, ``dedup``).
+        records behind an earlier one with their key (``ordered_by``), or behind the record that
+        they may be a copy of (``dedup``). The log shows them as put off, and not as failed.
     retried, replayed : int
         Records that were executed again, after a failure or from the dead letters.
     dead : int
@@ -201,7 +202,8 @@ class Progress:
         Seconds since the oldest waiting record was first seen; 0 if no record waits.
     latency_s : Percentiles
         Latency of the acked records: from the plan of their first micro-batch until the sinks had
-        them.
+        them. A replayed record counts from its first micro-batch, too, so a replay of old dead
+        letters shows their age.
     duration_s, records_per_s : float
         Seconds from plan to mark, and executions per second of it.
     runs : int
@@ -266,7 +268,9 @@ class Progress:
         # If no record was ACKED there is no latency: 0 ms would look fast.
         took = f"latency {p50}/{p95}/{p99} ms, " if self.acked else ""
         oldest = f" (oldest {self.oldest_s:.1f} s)" if self.waiting else ""
-        free = f" ({self.uncounted} behind their key or unavailable)" if self.uncounted else ""
+        put_off = f", {self.uncounted} put off (unavailable, or behind a record of their key)"
+        put_off = put_off if self.uncounted else ""
+        failed = self.failed - self.uncounted
         trips = f", {self.breaker_trips} breaker trips" if self.breaker_trips else ""
         copies = f" ({self.duplicates} duplicates)" if self.duplicates else ""
         again = f", {self.runs} runs" if self.runs > 1 else ""
@@ -281,7 +285,7 @@ class Progress:
         )
         lag = f", lag {sum(self.lag.values())}" if self.lag else ""
         return (
-            f"micro-batch {self.batch_id}: {self.acked} acked{copies}, {self.failed} failed{free}, "
+            f"micro-batch {self.batch_id}: {self.acked} acked{copies}, {failed} failed{put_off}, "
             f"{self.retried} retried{replayed}, {self.dead} dead, {self.waiting} waiting{oldest}, "
             f"{took}"
             f"{self.records_per_s:.0f} records/s, {self.duration_s:.2f} s"

@@ -57,7 +57,9 @@ from ackcore.spark.engine.insist import (
     Outage,
     Pause,
     RowsMissing,
+    RunFailed,
     given_up,
+    is_unreadable,
     stopped,
     worth_another_run,
     wrong_value,
@@ -181,7 +183,7 @@ class Runs:
                 damage = self._may_run_again(plan, runs, error, handled)
                 before, wrong = wrong, wrong_value(error)
                 if wrong is not None and wrong == before:
-                    raise given_up(plan, runs, error) from error
+                    raise self._given_up(plan, runs, error) from error
                 known = isolation_progress(plan)
                 if isinstance(error, Unsettled) and not by_root:
                     by_root = True
@@ -198,7 +200,7 @@ class Runs:
                 # Without its JVM every run crashes, before it reads a record.
                 ended = self._spark is not None and is_stopped(self._spark)
                 if ended or in_vain >= self._topology.settings.max_runs:
-                    raise given_up(plan, runs, error) from error
+                    raise self._given_up(plan, runs, error) from error
                 if in_vain:
                     waits = capped_doubling(_PAUSE_MS, in_vain, _LONGEST_PAUSE_MS)
                     if self._pause(waits / 1000):
@@ -235,14 +237,20 @@ class Runs:
             "Its records are not decided, and it does not count as an attempt: start again on "
             "the same checkpoint to continue",
         )
-        if isinstance(error, ResultsTooLarge | ExpectationFailed):
+        if is_unreadable(error):
+            self._offsets.replaced(plan)  # raises its own error for a file that has changed
+        if isinstance(error, ResultsTooLarge | ExpectationFailed) or is_unreadable(error):
             # No record crashed a worker: the next start must not count a crash.
             self._state.write_plan(replace(plan, interrupted=True))
         if isinstance(error, ExpectationFailed):
             raise error
         if damage is None and not worth_another_run(error):
-            raise given_up(plan, runs, error) from error
+            raise self._given_up(plan, runs, error) from error
         return damage
+
+    def _given_up(self, plan: Plan, runs: int, error: Exception) -> RunFailed:
+        """Return the exception for a micro-batch that is not run again."""
+        return given_up(plan, runs, error, self._offsets.way_out(plan, one_line(error)))
 
     def _mended(self, plan: Plan, inputs: Sequence[InputFrame]) -> Plan:
         """Return the plan as `PlannedRows.mended` does; the same plan if it has a snapshot."""

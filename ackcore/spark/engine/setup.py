@@ -28,9 +28,9 @@ from ackcore.spark.base.sources import (
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
-from ackcore.spark.tasks.decoding import ValueDecoder
+from ackcore.spark.tasks.decoding import CorruptLines, ValueDecoder
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
-from ackcore.spark.tasks.record_ids import RefusedOffsets, SpoutSpec, Tried
+from ackcore.spark.tasks.record_ids import Decoder, RefusedOffsets, SpoutSpec, Tried
 from ackcore.spark.tasks.reread_stage import PieceReader
 from ackcore.spark.tasks.row_files import RowFile, read_whole
 from ackcore.spark.tasks.spec import TaskSpec
@@ -141,6 +141,13 @@ class PlannedRows:
     def unread(self, error: Exception) -> str | None:
         """Return a description of unreadable rows if only they ended a run (no crash), or None."""
         return None
+
+    def way_out(self, plan: Plan, said: str) -> str:
+        """Return the way out if the rows of a plan can never be read again, as the end of an error.
+
+        ``said``: the error of reading them.
+        """
+        return ""
 
     def obstacle(self, plan: Plan) -> Obstacle | None:
         """Return the reason why the rows of a plan cannot be read now, or None if they can."""
@@ -412,7 +419,9 @@ def setup_on_spark(
     return RunSetup(topology, layout, plan, rows, tasks, isolates, inputs)
 
 
-def _decoder_of(spout: Spout) -> ValueDecoder | None:
+def _decoder_of(spout: Spout) -> Decoder | None:
+    if spout.kind is not None and len(spout.source.emits) < len(spout.source.schema):
+        return CorruptLines(spout.name)
     if spout.kind is None or spout.source.deserializer is None:
         return None
     return ValueDecoder(spout.name, spout.source.deserializer, spout.source.value_type)

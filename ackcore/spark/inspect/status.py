@@ -19,6 +19,7 @@ from ackcore.spark.base.lock import Holder
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.refusals import Refusals
+from ackcore.spark.checkpoint.skips import Skip, skips_in
 from ackcore.spark.checkpoint.table_cache import TableCache
 from ackcore.spark.dead_letters.checkpoints import CheckpointView, checkpoint_at, opened_checkpoint
 from ackcore.spark.engine.progress import Counts, Progress
@@ -89,6 +90,7 @@ class CheckpointStatus:
     dead: DeadCounts  # the dead letters
     requests: int  # the number of replays that no micro-batch has taken yet
     batches: tuple[Logged, ...]  # the last micro-batches, newest last
+    skips: tuple[Skip, ...] = ()  # the last planned rows that were left out
 
     @property
     def lag(self) -> Mapping[str, int]:
@@ -118,6 +120,7 @@ class CheckpointStatus:
             "waiting": asdict(self.waiting),
             "dead": asdict(self.dead),
             "requests": self.requests,
+            "skips": [asdict(each) for each in self.skips],
             "lag": dict(self.lag),
             "tables": {name: dict(size) for name, size in self.tables.items()},
             "batches": [each.to_json() for each in self.batches],
@@ -239,6 +242,7 @@ def _read(checkpoint: CheckpointView, now_ms: int, batches: int) -> dict[str, An
         "waiting": WaitingCounts() if done is None else count_waiting(done.waiting, now_ms),
         "requests": len(requested),
         "batches": _logged(checkpoint, batches),
+        "skips": skips_in(records),
     }
 
 

@@ -42,7 +42,8 @@ class DeltaSpout(PlannedSource):
         The table: a directory that driver and workers share, or the URL of a place in a bucket
         (``s3://bucket/place``).
     starting_version : int, default 0
-        The first version whose rows are read.
+        The first version whose rows are read. A later one than that of the checkpoint leaves out
+        the versions between.
     skip_changes : bool, default False
         Whether to skip versions that delete or update rows (DELETE, UPDATE, MERGE, an overwrite),
         with the rows that they add. Otherwise such a version ends the query with `SourceError`,
@@ -127,8 +128,8 @@ class DeltaSpout(PlannedSource):
             hint = (
                 ""
                 if version is None
-                else ". If the table's log was cleaned up, begin a new checkpoint with a later "
-                "starting_version"
+                else ". If the table's log was cleaned up, set a later starting_version, which "
+                "leaves out the versions before"
             )
             raise SourceError(f"{self!r} cannot be opened{at}: {one_line(error)}{hint}") from error
         if about.configuration.get("delta.columnMapping.mode", "none") != "none":
@@ -146,7 +147,7 @@ class DeltaSpout(PlannedSource):
 
     def plan(self, previous: Any) -> Any:
         """See `PlannedSource.plan`."""
-        first = self._first if previous is None else previous["to"] + 1
+        first = self._first if previous is None else max(previous["to"] + 1, self._first)
         try:
             self._table.update_incremental()
         except Exception as error:
@@ -171,8 +172,8 @@ class DeltaSpout(PlannedSource):
                 raise SourceError(
                     f"{self!r}: version {taken} ({self._operation(taken)}) deletes or updates rows "
                     "that were read, and a topology cannot take rows back. Set skip_changes=True "
-                    "to leave out such versions with the rows that they add, or begin a new "
-                    f"checkpoint with starting_version={taken + 1}"
+                    "to leave out such versions with the rows that they add, or "
+                    f"starting_version={taken + 1} to leave out all versions before"
                 )
             before = now
         return {"from": first, "to": taken, "files": files, "commit": _digest(self._commit(taken))}
@@ -198,8 +199,8 @@ class DeltaSpout(PlannedSource):
         commit = self._commit(version)
         if commit is None:
             raise SourceError(
-                f"{self!r}: the log of version {version} was cleaned up; begin a new checkpoint "
-                "with a later starting_version"
+                f"{self!r}: the log of version {version} was cleaned up; set a later "
+                "starting_version, which leaves out the versions before"
             )
         added = (json.loads(line).get("add") for line in commit.splitlines() if line.strip())
         return any(one and one.get("deletionVector") for one in added)

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore.spark.base.arrow_batches import Batches
+from ackcore.spark.base.schemas import with_corrupt
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
+from ackcore.spark.checkpoint.skips import shown
+from ackcore.spark.planned.line_files import BLOCK_BYTES, ROWS, CsvFile, JsonLines
 from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.opening import is_bucket, open_store
 
-#: The formats of `FileSpout`.
-FORMATS = ("text", "json", "csv", "parquet")
+#: The formats of `FileSpout`. Rows of the first ones have the columns of `with_corrupt`.
+LINE_FORMATS = ("json", "csv")
+FORMATS = ("text", *LINE_FORMATS, "parquet")
 #: Suffixes of compressed files, and Arrow's names of their codecs. Parquet compresses by itself.
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".br": "brotli"}
-#: The most rows of a batch, and the bytes that are read at once; a line of JSON may be as long.
-_ROWS, _BLOCK_BYTES = 10_000, 1 << 24
 #: The longest line of text in bytes; a task holds a line in memory several times.
 _LINE_BYTES = 1 << 28
 
@@ -32,12 +35,16 @@ class FileUnreadable(ValueError):
 
 @dataclass(frozen=True)
 class FileReader:
-    """A function for ``mapInArrow`` that is given the numbers of tasks and returns their rows."""
+    """A function for ``mapInArrow`` that is given the numbers of tasks and returns their rows.
+
+    Raises `FileUnreadable` for a file that is damaged or missing, and OSError for one that cannot
+    be reached.
+    """
 
     root: str  # the directory, or a bucket's URL
     tasks: tuple[tuple[str, ...], ...]  # by task, the paths of its files below ``root``
     format: str  # one of `FORMATS`
-    schema: pa.Schema  # the columns to return
+    schema: pa.Schema  # the columns to read
     #: By file, the texts of columns that have one value in the whole file.
     constants: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
@@ -47,27 +54,31 @@ class FileReader:
             for task in batch.column(0).to_pylist():
                 for name in self.tasks[task]:
                     try:
-                        for found in self._read(name):
-                            yield self._fitted(found, self.constants.get(name, {}))
+                        yield from self._read(name)
                     except (pa.ArrowException, ValueError, OSError) as error:
                         said = str(error).partition("\n")[0]
-                        if self.format in ("json", "csv"):
-                            said += ". For a dead letter per bad line, read the format 'text' "
-                            said += "and parse the lines in a bolt"
+                        file = f"the file {self.root}/{shown(name)}"
+                        # With a number it is an error of the system, and may pass.
+                        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
+                            raise OSError(
+                                error.errno, f"{file} cannot be reached: {said}"
+                            ) from None
                         raise FileUnreadable(
-                            f"the file {self.root}/{shown(name)} cannot be read as {self.format}: "
+                            f"{file} cannot be read as {self.format}: "
                             f"{type(error).__name__}: {said}"
                         ) from None
 
     def _read(self, name: str) -> Iterator[pa.RecordBatch]:
         source = self._opened(name)
+        constants = self.constants.get(name, {})
         if self.format == "parquet":
             import pyarrow.parquet as pq  # noqa: PLC0415 - loaded where it is needed
 
             # Spark writes times as INT96, which overflow as nanoseconds.
             with pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
                 there = self._columns_in(file.schema_arrow.names)
-                yield from file.iter_batches(_ROWS, columns=there)
+                for batch in file.iter_batches(ROWS, columns=there):
+                    yield self._fitted(batch, constants)
             return
         codec = next((codec for end, codec in CODECS.items() if name.endswith(end)), None)
         stream: Any = source if codec is None else pa.CompressedInputStream(source, codec)
@@ -76,39 +87,15 @@ class FileReader:
                 yield from self._lines(stream)
                 return
             content = pa.py_buffer(stream.read())
-            if not content.size:
-                return
-            stream = pa.BufferReader(content)
-            if self.format == "json":
-                from pyarrow import json as formats  # noqa: PLC0415
-
-                table = formats.read_json(
-                    stream,
-                    formats.ReadOptions(block_size=_BLOCK_BYTES),
-                    formats.ParseOptions(
-                        explicit_schema=self.schema, unexpected_field_behavior="ignore"
-                    ),
-                )
-                yield from table.to_batches(_ROWS)
-                return
-            from pyarrow import csv  # noqa: PLC0415
-
-            parse = csv.ParseOptions(newlines_in_values=True)
-            with csv.open_csv(stream, parse_options=parse) as header:
-                self._columns_in(header.schema.names)
-            reader = csv.open_csv(
-                pa.BufferReader(content),
-                parse_options=parse,
-                convert_options=csv.ConvertOptions(
-                    column_types=self.schema,
-                    include_columns=self.schema.names,
-                    include_missing_columns=True,
-                    null_values=[""],  # not Arrow's list, with NA and null
-                    strings_can_be_null=True,
-                    quoted_strings_can_be_null=False,
-                ),
-            )
-            yield from reader
+        if not content.size:
+            return
+        of = content, shown(name), self.schema, partial(self._fitted, constants=constants)
+        if self.format == "json":
+            yield from JsonLines(*of).rows()
+            return
+        file = CsvFile(*of)
+        self._columns_in(file.names)
+        yield from file.rows()
 
     def _columns_in(self, names: Sequence[str]) -> list[str]:
         """Return the columns to read of those in a file; raise ValueError without any."""
@@ -136,7 +123,7 @@ class FileReader:
 
     def _lines(self, stream: Any) -> Iterator[pa.RecordBatch]:
         rest = b""
-        while piece := stream.read(_BLOCK_BYTES):
+        while piece := stream.read(BLOCK_BYTES):
             *lines, rest = (rest + piece).split(b"\n")
             yield from self._of_lines(lines)
             if len(rest) > _LINE_BYTES:
@@ -145,8 +132,8 @@ class FileReader:
             yield from self._of_lines([rest])
 
     def _of_lines(self, lines: list[bytes]) -> Iterator[pa.RecordBatch]:
-        for at in range(0, len(lines), _ROWS):
-            some = [line.removesuffix(b"\r") for line in lines[at : at + _ROWS]]
+        for at in range(0, len(lines), ROWS):
+            some = [line.removesuffix(b"\r") for line in lines[at : at + ROWS]]
             # Without a check: the bytes of a line that is not UTF-8 reach its dead letter.
             column = pa.array(some, pa.binary()).view(pa.string())
             yield pa.RecordBatch.from_arrays([column], schema=self.schema)
@@ -167,11 +154,6 @@ class FileReader:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
-def shown(name: str) -> str:
-    """Return a file's name for messages; bytes that are not UTF-8 are escaped."""
-    return name.encode("utf-8", "backslashreplace").decode()
-
-
 def read_files(
     spark: SparkSession,
     root: str,
@@ -185,9 +167,10 @@ def read_files(
 
     At most ``tasks`` tasks read them.  The same number gives the same partitions.
     """
-    columns = from_arrow_schema(schema)
+    own = to_arrow_schema(from_arrow_schema(schema))
     parts = tuple(dealt(files, tasks))
-    read = FileReader(root, parts, format, to_arrow_schema(columns), constants or {})
+    read = FileReader(root, parts, format, own, constants or {})
+    columns = from_arrow_schema(with_corrupt(own) if format in LINE_FORMATS else own)
     return spark.range(0, len(parts), 1, max(1, len(parts))).mapInArrow(read, columns)
 
 

@@ -17,7 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from ackcore._columns import as_count
 from ackcore._error_hints import as_seconds
 from ackcore.spark.base.errors import StateError
-from ackcore.spark.planned.file_reading import FORMATS, read_files, shown
+from ackcore.spark.base.schemas import CORRUPT_REASON, CORRUPT_RECORD, with_corrupt
+from ackcore.spark.checkpoint.skips import shown
+from ackcore.spark.planned.file_reading import FORMATS, LINE_FORMATS, read_files
 from ackcore.spark.planned.planned_source import PlannedSource, SourceError
 from ackcore.spark.stores.hdfs import HdfsStore
 from ackcore.spark.stores.objects import ObjectStore
@@ -55,8 +57,9 @@ class FileSpout(PlannedSource):
     format : {"text", "json", "csv", "parquet"}
         The format: lines of text, a JSON object in each line, CSV with a header, or Parquet. Text
         formats may be compressed, shown by the suffix ``.gz``, ``.bz2``, ``.zst``, ``.lz4`` or
-        ``.br``. A file that cannot be read ends the query. To get a dead letter for each bad line
-        instead, read text and parse it in a bolt.
+        ``.br``. A line of JSON or CSV that cannot be read becomes a dead letter of type
+        ``CorruptRecord``, with the text of the line in the column ``_corrupt_record``. A file that
+        cannot be read ends the query; see `skip_planned`.
     schema : pyarrow.Schema, optional
         The columns, found by name; those that a file lacks are null. Required except for text,
         which has one column, ``value`` (string).
@@ -96,7 +99,13 @@ class FileSpout(PlannedSource):
             )
         if schema is not None and not isinstance(schema, pa.Schema):
             raise TypeError(f"schema must be a pyarrow.Schema, got {type(schema).__name__}")
-        self.schema = _TEXT if schema is None else schema
+        self._own = _TEXT if schema is None else schema
+        if CORRUPT_RECORD in self._own.names or CORRUPT_REASON in self._own.names:
+            raise ValueError(
+                f"schema must not have the columns {CORRUPT_RECORD} and {CORRUPT_REASON}: a line "
+                "that cannot be read becomes a dead letter, which has them"
+            )
+        self.schema = with_corrupt(self._own) if format in LINE_FORMATS else self._own
         if not isinstance(glob, str) or not glob:
             raise ValueError(f"glob must be a pattern such as '*.json', got {glob!r}")
         self._matches = re.compile(fnmatch.translate(glob)).match
@@ -113,6 +122,11 @@ class FileSpout(PlannedSource):
 
     def __repr__(self) -> str:
         return f"FileSpout({self._root!r}, {self._format!r})"
+
+    @property
+    def emits(self) -> pa.Schema:
+        """The columns of the emitted tuples: those of the files."""
+        return self._own
 
     def bounded(self) -> FileSpout:
         """See `PlannedSource.bounded`."""
@@ -177,14 +191,14 @@ class FileSpout(PlannedSource):
             raise SourceError(
                 f"{self!r}: the file {shown(one.name)} {what} after it was planned and before "
                 "its rows were decided. Restore the file, and start again on the same checkpoint; "
-                "write files under a name that begins with a dot, and rename them when they are "
-                "complete"
+                "or leave it out, and give its new content another name. Write files under a name "
+                "that begins with a dot, and rename them when they are complete"
             )
 
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
         """See `PlannedSource.read`."""
         files = [(one.name, one.size) for one in (_File(*each) for each in plan["files"])]
-        return read_files(spark, self._root, files, self._format, self.schema, plan["tasks"])
+        return read_files(spark, self._root, files, self._format, self._own, plan["tasks"])
 
     def _listed(self) -> Iterator[_File]:
         """Yield the files that match."""

@@ -48,6 +48,10 @@ class JoinedRows(PlannedRows):
         """See `PlannedRows.unread`."""
         return _first(part.unread(error) for part in self._parts)
 
+    def way_out(self, plan: Plan, said: str) -> str:
+        """See `PlannedRows.way_out`."""
+        return next(filter(None, (part.way_out(plan, said) for part in self._parts)), "")
+
     def obstacle(self, plan: Plan) -> Obstacle | None:
         """See `PlannedRows.obstacle`."""
         return _first(part.obstacle(plan) for part in self._parts)

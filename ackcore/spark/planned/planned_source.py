@@ -105,7 +105,7 @@ class PlannedSource(ABC):
                 f"schema of {self!r} must be a pyarrow.Schema with at least one column, got "
                 f'{type(schema).__name__}; pa.schema([("id", pa.int64())]) is one'
             )
-        return list(schema.names)
+        return list(self.emits.names)
 
     @property
     def emits(self) -> pa.Schema:

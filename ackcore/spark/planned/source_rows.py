@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore.spark.base.arrow_batches import Batches
@@ -19,6 +19,7 @@ from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.session import is_connect, task_slots
 from ackcore.spark.base.versions import Py4JError, from_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
+from ackcore.spark.checkpoint.skips import skip_command
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.setup import InputFrame, PlannedRows, Snapshot
 from ackcore.spark.planned.joined_rows import any_of
@@ -75,8 +76,11 @@ class _Taken:
 class _Spout:
     """One spout: its source, the plans of the last done micro-batch, and a plan made ahead."""
 
-    def __init__(self, name: str, source: PlannedSource, last: _Taken, spark: SparkSession) -> None:
+    def __init__(
+        self, name: str, source: PlannedSource, last: _Taken, spark: SparkSession, url: str
+    ) -> None:
         self.name = name
+        self._url = url
         self._spark = spark
         self.source = source
         self.last = last
@@ -142,23 +146,30 @@ class _Spout:
 
     def check(self, plan: Any, number: int) -> None:
         """Raise an exception if the rows of a recorded plan are no longer the planned ones."""
+        self._called("check()", lambda: self.source.check(plan), plan, number)
+
+    def _called(self, what: str, call: Callable[[], Any], plan: Any, number: int) -> Any:
+        """Return the result of a call for a recorded plan. A lasting error gets the way out."""
         try:
-            self.source.check(plan)
-        except (SourceError, *_MAY_PASS):
-            raise
+            return call()
         except Exception as error:
+            if isinstance(error, _MAY_PASS) and not isinstance(error, AnalysisException):
+                raise
+            own = isinstance(error, SourceError)
             where = f"spout {self.name!r}, micro-batch {number}"
-            raise _raised(where, "check()", error) from error
+            said = str(error) if own else str(_raised(where, what, error))
+            raise SourceError(f"{said}. {self.way_out([plan], said)}") from error
+
+    def way_out(self, plans: Sequence[Any], said: str) -> str:
+        """Return the way out if the rows of plans can never be read again."""
+        assert self.source.source_kind is not None
+        command = skip_command(self._url, self.name, self.source.source_kind, plans, said)
+        return f"To continue without rows that can never be read again, run: {command}"
 
     def read(self, spark: SparkSession, plan: Any, number: int) -> InputFrame:
         """Return the rows of a recorded plan."""
         where = f"spout {self.name!r}, micro-batch {number}"
-        try:
-            frame: Any = self.source.read(spark, plan)
-        except (SourceError, *_MAY_PASS):
-            raise
-        except Exception as error:
-            raise _raised(where, "read()", error) from error
+        frame = self._called("read()", lambda: self.source.read(spark, plan), plan, number)
         is_frame = isinstance(frame, DataFrame) or is_connect(frame)
         if not is_frame or is_connect(frame) != is_connect(spark):
             raise SourceError(
@@ -202,7 +213,13 @@ class SourceRows(PlannedRows):
         done = None if state.last_done is None else state.plan(state.last_done)
         self._number = 0 if done is None else done.number + 1
         self._spouts = [
-            _Spout(name, source, _Taken.of(None if done is None else done.offsets.get(name)), spark)
+            _Spout(
+                name,
+                source,
+                _Taken.of(None if done is None else done.offsets.get(name)),
+                spark,
+                state.url,
+            )
             for name, source in sources.items()
         ]
         #: By spout, an empty frame that carries the columns and the session.
@@ -273,6 +290,12 @@ class SourceRows(PlannedRows):
         """Check the rows that were read; an error is raised, not returned."""
         self._check(plan)
         return None
+
+    def way_out(self, plan: Plan, said: str) -> str:
+        """See `PlannedRows.way_out`. Only the spouts whose rows may be the cause are named."""
+        found = [(one, _Taken.of(plan.offsets.get(one.name)).rows) for one in self._spouts]
+        outs = [one.way_out(rows, said) for one, rows in found if rows]
+        return next((out for out in outs if "--file" in out), next(iter(outs), ""))
 
     def _check(self, plan: Plan) -> None:
         for one in self._spouts:

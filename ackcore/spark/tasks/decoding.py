@@ -1,12 +1,17 @@
-"""Calls of a user's deserializer for Kafka records, in the task that reads the records."""
+"""The rows that a spout emits for its source's rows, in the task that reads them.
+
+For Kafka records they come from calls of a user's deserializer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from ackcore.spark.base.schemas import CORRUPT_REASON, CORRUPT_RECORD
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.row_conversion import Row, RowSchema
 from ackcore.topology.tuples import Reason
@@ -95,6 +100,31 @@ class ValueDecoder:
             return value_context(topics[row].as_py(), pairs)
 
         return of
+
+
+@dataclass(frozen=True)
+class CorruptLines:
+    """A task's decoder of rows of `with_corrupt`: lines that could not be read fail for good.
+
+    ``spout``: the name of the spout, for reasons.
+    """
+
+    spout: str
+
+    def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
+        """Return the columns of the files, and the reasons of failed records by place."""
+        said = batch.column(CORRUPT_REASON)
+        failed: dict[int, Reason] = {}
+        if said.null_count < len(said):
+            failed = {
+                place: Reason(self.spout, "CorruptRecord", text, final=True)
+                for place, text in enumerate(said.to_pylist())
+                if text is not None
+            }
+        names = [
+            name for name in batch.schema.names if name not in (CORRUPT_RECORD, CORRUPT_REASON)
+        ]
+        return batch.select(names), failed
 
 
 def _wants_context(deserializer: Any) -> bool:

@@ -29,6 +29,7 @@ from ackcore._arrow.shown import as_texts, shown_values
 from ackcore._records import Int32s, Int64s
 from ackcore._reference.mix import subkey
 from ackcore.ids import edge_ids, root_ids
+from ackcore.spark.base.schemas import CORRUPT_REASON
 from ackcore.topology.tuples import Identity, Reason
 
 #: The partition of records due for a retry, whose place is that in the table of due records.
@@ -141,6 +142,8 @@ class SpoutSpec:
     def nameless(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
         """Return whether each record's message id is null; None if none is null."""
         columns = [batch.column(name) for name in self.message_id]
+        if columns and CORRUPT_REASON in self.schema.names:
+            columns.append(batch.column(CORRUPT_REASON))  # a corrupt line fails for that reason
         if not columns or not all(column.null_count for column in columns):
             return None
         nulls = [column.is_null().to_numpy(zero_copy_only=False) for column in columns]

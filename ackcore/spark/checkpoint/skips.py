@@ -1,0 +1,175 @@
+"""Planned rows that are left out, because their source cannot read them any more."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ackcore.spark.base.clocks import wall_clock_ms
+from ackcore.spark.checkpoint.decisions import Plan
+from ackcore.spark.checkpoint.places import CheckpointParts, opened
+from ackcore.spark.checkpoint.records import HEAD, Records
+from ackcore.spark.stores.opening import open_store, place_of
+from ackcore.spark.stores.run_files import remove_all
+
+#: The record of the last skips, and the most of them.
+_RECORD, _MOST = "skipped", 100
+#: By kind of a source whose plans have ``files``, the place of the name in the entry of a file.
+_NAME_AT = {"files": 1, "delta": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Planned rows of a spout that are left out."""
+
+    batch_id: int  # the micro-batch whose plan had them
+    spout: str
+    files: tuple[str, ...]  # the files, for a `FileSpout` or a `DeltaSpout`
+    plans: int  # the number of plans that lost rows
+    at_ms: int  # the time of the skip
+
+
+def skip_planned(
+    checkpoint: str | os.PathLike[str],
+    spout: str,
+    files: Collection[str] = (),
+    *,
+    dry_run: bool = False,
+) -> Skip:
+    """Leave out planned rows that the source of a spout cannot read any more.
+
+    A query ends if the planned rows of a micro-batch cannot be read, and reads the same rows at its
+    next start. After this call the next start leaves them out. They are neither ACKED nor DEAD, and
+    ``ackcore status`` lists them. Stop the query before: a checkpoint on a file system is refused
+    while a driver holds it; in a bucket that driver is fenced.
+
+    Parameters
+    ----------
+    checkpoint : path
+        The checkpoint: a directory, or the URL of a place in a bucket.
+    spout : str
+        The name of the spout. It must read a planned source other than Kafka.
+    files : collection of str, optional
+        Only the rows of these files, of a `FileSpout` or a `DeltaSpout`: paths below the source's
+        place. By default all planned rows of the spout.
+    dry_run : bool, default False
+        Whether to leave out nothing, and only return the result.
+
+    Returns
+    -------
+    Skip
+        The rows that are left out: ``batch_id, spout, files, plans, at_ms``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no checkpoint.
+    ValueError
+        If no micro-batch is planned and undecided, or its plan has no such rows.
+    StateError
+        If the checkpoint cannot be read or written; `CheckpointInUse` while a driver holds it.
+    """
+    url = place_of(checkpoint, "checkpoint")
+    store = open_store(f"{url}/ackcore", "checkpoint")
+    if store.get(HEAD) is None:
+        raise FileNotFoundError(f"there is no checkpoint at {url}")
+    if dry_run:
+        return _skipped(url, Records(store), spout, files)[0]
+
+    def use(parts: CheckpointParts) -> tuple[Records, Skip]:
+        records = parts.records
+        skip, plan = _skipped(url, records, spout, files)
+        remove_all(parts.runs.snapshot(plan.number))  # it may have the rows
+        before = records.read(_RECORD) or {"skips": []}
+        found = [*before["skips"], asdict(skip)][-_MOST:]
+        records.write(_RECORD, {"skips": found}, with_next=True)
+        records.write(f"batches/{plan.number}.plan", plan.body())
+        return records, skip
+
+    records, skip = opened(url, use)
+    records.close()
+    return skip
+
+
+def skips_in(records: Records) -> tuple[Skip, ...]:
+    """Return the last skips of a checkpoint."""
+    body = records.read(_RECORD)
+    found = () if body is None else body["skips"]
+    names = Skip.__dataclass_fields__
+    return tuple(
+        Skip(**{**{name: one[name] for name in names}, "files": tuple(one["files"])})
+        for one in found
+    )
+
+
+def skip_command(url: str, spout: str, kind: str, plans: Sequence[Any], said: str) -> str:
+    """Return the command that leaves out planned rows.
+
+    ``kind`` and ``plans`` are of the spout. ``said`` is the error of reading them: a planned file
+    that it names is in the command.
+    """
+    names = [name for plan in plans for name in _files(kind, plan) if shown(name) in said]
+    words = ["ackcore", "skip", url, spout]
+    if names:
+        words += ["--file", max(names, key=len)]
+    return shown(shlex.join(words))
+
+
+def shown(name: str) -> str:
+    """Return a file's name for messages; bytes that are not UTF-8 are escaped."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _files(kind: str, plan: Any) -> list[str]:
+    return [one[_NAME_AT[kind]] for one in plan["files"]] if kind in _NAME_AT else []
+
+
+def _skipped(url: str, records: Records, spout: str, files: Collection[str]) -> tuple[Skip, Plan]:
+    """Return the rows to leave out, and the plan without them."""
+    meta = records.read_meta()
+    number = max(records.numbers("batches", ".plan"), default=None)
+    body = None if number is None else records.read(f"batches/{number}.plan")
+    if meta is None or body is None or records.read(f"batches/{number}.decision") is not None:
+        raise ValueError(
+            f"{url} has no micro-batch that is planned and not decided, so it has no planned rows "
+            "to leave out: start the query again"
+        )
+    plan = Plan.of(body)
+    kind = meta["structure"]["spouts"].get(spout, {}).get("source")
+    taken = plan.offsets.get(spout, {})
+    where = f"micro-batch {number} of {url}"
+    if kind == "kafka":
+        raise ValueError(
+            f"spout {spout!r} reads Kafka: give its KafkaSpout lost='dead-letter' instead, which "
+            "continues without deleted offsets"
+        )
+    if not taken.get("rows"):
+        have = [name for name, of in plan.offsets.items() if of.get("rows")]
+        raise ValueError(
+            f"{where} has no planned rows of spout {spout!r}; it has rows of "
+            f"{', '.join(have) or 'no planned source'}"
+        )
+    rows = taken["rows"]
+    there = {name for one in rows for name in _files(kind, one)}
+    unknown = sorted({*files} - there)
+    if unknown:
+        raise ValueError(
+            f"{where} has no planned file {shown(unknown[0])!r} of spout {spout!r}; it has "
+            f"{', '.join(map(shown, sorted(there)[:10])) or 'no files'}"
+        )
+    left = [_without(kind, one, files) for one in rows] if files else []
+    gone = tuple(sorted(files or there))
+    changed = sum(a != b for a, b in zip(rows, left, strict=True)) if files else len(rows)
+    skip = Skip(plan.number, spout, gone, changed, wall_clock_ms())
+    offsets = {**plan.offsets, spout: {**taken, "rows": left, "last": None if left else rows[-1]}}
+    # Root ids now belong to other records, and no driver has crashed with these rows.
+    plan = replace(plan, offsets=offsets, crashes=0, careful=False, interrupted=True)
+    return skip, plan.without_suspects()
+
+
+def _without(kind: str, plan: Mapping[str, Any], files: Collection[str]) -> Mapping[str, Any]:
+    kept = [one for one in plan["files"] if one[_NAME_AT[kind]] not in files]
+    return {**plan, "files": kept}

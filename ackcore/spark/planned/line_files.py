@@ -1,0 +1,188 @@
+"""JSON and CSV files in memory: their rows, and the lines that cannot be read, each as a row."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, islice
+
+import pyarrow as pa
+
+from ackcore.spark.base.schemas import with_corrupt
+
+#: The most rows of a batch, and the bytes that are parsed at once, unless one record has more.
+ROWS, BLOCK_BYTES = 10_000, 1 << 24
+#: A place in Arrow's errors. It counts from the first record that was parsed, not from the file's.
+_PLACE = re.compile(r" in row \d+|Row #\d+: ")
+
+
+class LineFile(ABC):
+    """A file of records, each in a line.
+
+    ``content``: the bytes of the file. ``name``: its name for messages. ``schema``: the columns to
+    read. ``fitted``: returns a parsed batch in these columns; raises ValueError for a value that
+    they do not allow.
+    """
+
+    def __init__(
+        self,
+        content: pa.Buffer,
+        name: str,
+        schema: pa.Schema,
+        fitted: Callable[[pa.RecordBatch], pa.RecordBatch],
+    ) -> None:
+        self._content = content
+        self._name = name
+        self._schema = schema
+        self._fitted = fitted
+        #: The place of the first record, and a place with the number of its line.
+        self._first, self._counted = 0, (0, 1)
+
+    @abstractmethod
+    def _parsed(self, records: pa.Buffer, block_bytes: int) -> pa.Table:
+        """Return the rows of whole records. Raises an error of Arrow if one is damaged."""
+
+    @abstractmethod
+    def _ends(self) -> Iterator[int]:
+        """Yield the place after each record."""
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of all records in their order, in the columns of `with_corrupt`."""
+        found = self._batches(self._first, len(self._content))
+        if not isinstance(found, Exception):
+            yield from found
+            return
+        places = [self._first, *self._ends()]
+        rows = self._divided(places, 0, len(places) - 1)
+        for are_damaged, some in groupby(rows, lambda one: isinstance(one, tuple)):
+            if not are_damaged:
+                yield from some
+            while are_damaged and (part := [*islice(some, ROWS)]):
+                texts, reasons = zip(*part, strict=True)
+                nothing = [pa.nulls(len(part), one.type) for one in self._schema]
+                yield self._batch([*nothing, pa.array(texts), pa.array(reasons)])
+
+    def _divided(
+        self, places: Sequence[int], low: int, high: int
+    ) -> Iterator[pa.RecordBatch | tuple[str, str]]:
+        """Yield the rows of some records, and the text and the error of each damaged record."""
+        found = self._batches(places[low], places[high], high - low == 1)
+        if not isinstance(found, Exception):
+            yield from found
+        elif high - low > 1:
+            middle = (low + high) // 2
+            yield from self._divided(places, low, middle)
+            yield from self._divided(places, middle, high)
+        else:
+            text = self._bytes(places[low], places[high]).strip(b"\r\n")
+            place, line = self._counted
+            line += self._bytes(place, places[low]).count(b"\n")
+            self._counted = places[low], line
+            said = _PLACE.sub("", str(found).partition("\n")[0])
+            # Readers of dead letters need valid UTF-8.
+            yield (
+                text.decode("utf-8", "backslashreplace"),
+                f"line {line} of {self._name} cannot be read: {said}",
+            )
+
+    def _batches(
+        self, start: int, stop: int, is_one: bool = False
+    ) -> list[pa.RecordBatch] | Exception:
+        """Return the rows of some records, or the error of a damaged one."""
+        if start == stop:
+            return []
+        records = self._content.slice(start, stop - start)
+        try:
+            # Arrow allocates a block even for a line.
+            block = len(records) if is_one else min(len(records), BLOCK_BYTES)
+            table = self._parsed(records, block)
+            good = [self._fitted(one) for one in table.to_batches(ROWS)]
+        except ValueError as error:  # not Arrow's errors about the schema
+            return error
+        texts = [pa.nulls(len(one), pa.string()) for one in good]
+        return [self._batch([*one.columns, no, no]) for one, no in zip(good, texts, strict=True)]
+
+    def _bytes(self, start: int, stop: int) -> bytes:
+        return bytes(self._content.slice(start, stop - start))
+
+    def _batch(self, columns: list[pa.Array]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(columns, schema=with_corrupt(self._schema))
+
+
+#: A line that is no object. Arrow ends the process if it is the first of a block (pyarrow 26).
+#: Apart from the first line, since a literal at the start of a pattern makes its search fast.
+_NULL_AT_FIRST, _NULL = re.compile(rb"(?:\xef\xbb\xbf)?\s*null"), re.compile(rb"\n\s*null")
+
+
+class JsonLines(LineFile):
+    """A file with a JSON object in each line."""
+
+    def _parsed(self, records: pa.Buffer, block_bytes: int) -> pa.Table:
+        from pyarrow import json  # noqa: PLC0415 - loaded where it is needed
+
+        lines = memoryview(records)
+        if _NULL_AT_FIRST.match(lines) or _NULL.search(lines):
+            raise ValueError("null is no object")
+        return json.read_json(
+            pa.BufferReader(records),
+            json.ReadOptions(block_size=block_bytes),
+            json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="ignore"),
+        )
+
+    def _ends(self) -> Iterator[int]:
+        found = [one.end() for one in re.finditer(rb"\n", memoryview(self._content))]
+        yield from found
+        if not found or found[-1] < len(self._content):
+            yield len(self._content)
+
+
+_FIELD = rb'(?:"[^"]*(?:""[^"]*)*"?)?[^,\r\n]*'
+#: A record of CSV with the end of its line: fields without quotes, or with quotes at their start.
+_RECORD = re.compile(_FIELD + rb"(?:," + _FIELD + rb")*(?:\r\n?|\n|\Z)")
+
+
+class CsvFile(LineFile):
+    """A CSV file with a header. Values within quotes may have ends of lines.
+
+    The constructor raises ValueError if it finds no header. ``names``: the columns in the header.
+    """
+
+    def __init__(
+        self,
+        content: pa.Buffer,
+        name: str,
+        schema: pa.Schema,
+        fitted: Callable[[pa.RecordBatch], pa.RecordBatch],
+    ) -> None:
+        from pyarrow import csv  # noqa: PLC0415 - loaded where it is needed
+
+        super().__init__(content, name, schema, fitted)
+        self._first = next(end for end in self._ends() if self._bytes(0, end).strip())
+        header = content.slice(0, self._first)
+        self.names: list[str] = csv.read_csv(pa.BufferReader(header)).column_names
+
+    def _parsed(self, records: pa.Buffer, block_bytes: int) -> pa.Table:
+        from pyarrow import csv  # noqa: PLC0415
+
+        return csv.read_csv(
+            pa.BufferReader(records),
+            csv.ReadOptions(block_size=block_bytes, column_names=self.names),
+            csv.ParseOptions(newlines_in_values=True),
+            csv.ConvertOptions(
+                column_types=self._schema,
+                include_columns=self._schema.names,
+                include_missing_columns=True,
+                null_values=[""],  # not Arrow's list, with NA and null
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+
+    def _ends(self) -> Iterator[int]:
+        place = self._first
+        while place < len(self._content):
+            found = _RECORD.match(memoryview(self._content), place)
+            assert found is not None  # it matches any text
+            place = found.end()
+            yield place
