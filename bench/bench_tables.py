@@ -418,6 +418,7 @@ def micro_batches(spark, tmp_path, new_path, ends):
             builder = passed_on(source(), PassOrders())
             if with_table:
                 builder.table("totals", from_="bolt", key="shop", value=SHAPE.aggregates)
+            ends.counts_cpu = True
             ends.times.clear()
             ends.cpu.clear()
             run = start(builder.build(), spark, new_path(), trigger={"availableNow": True})

@@ -337,10 +337,14 @@ def write_orders(directory: Path, rows: int, files: int = 8) -> int:
 
 
 class Ends(logging.Handler):
-    """Notes when micro-batches end, and all processes' CPU time then: each has one line of log."""
+    """Notes when micro-batches end: each has one line of log.
 
-    def __init__(self) -> None:
+    With ``counts_cpu`` also all processes' CPU time then, which takes some milliseconds.
+    """
+
+    def __init__(self, counts_cpu: bool = False) -> None:
         super().__init__(logging.INFO)
+        self.counts_cpu = counts_cpu
         self.times: list[float] = []
         self.cpu: list[float] = []
 
@@ -348,7 +352,8 @@ class Ends(logging.Handler):
         """Note one."""
         if record.getMessage().startswith("micro-batch "):
             self.times.append(time.perf_counter())
-            self.cpu.append(cpu_s())
+            if self.counts_cpu:
+                self.cpu.append(cpu_s())
 
     def listen(self) -> Callable[[], None]:
         """Hear what ackcore logs, until what is returned is called."""

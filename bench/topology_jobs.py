@@ -132,7 +132,7 @@ class OnSpark:
         topology = word_count(self._stream("small"), split=SplitBut(1000)).build(
             backoff_s=DAY_MS / 1000, max_backoff_s=DAY_MS / 1000
         )
-        ends = Ends()
+        ends = Ends(counts_cpu=True)
         stop = ends.listen()
         try:
             query = start(topology, self._spark, place)

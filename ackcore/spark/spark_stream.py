@@ -131,7 +131,7 @@ class SparkStream(Stream):
                 log = find_log(self._spark_checkpoint)
                 if log is not None:
                     trim_log(log)
-        self._take(number, [InputFrame(frame, self._spout)])
+        self._take(number, [InputFrame(frame, self._spout, own_session=True)])
         if self._pacemaker is not None:
             self._pacemaker.schedule(self._engine.next_due_ms)
         if self._watch is not None:

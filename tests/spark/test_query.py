@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -15,9 +16,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from streams import DOWN, LINE, Count, Folder, Split, down_for_ever, until, word_count
 
 from ackcore.spark import query
+from ackcore.spark.base import session
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
+from ackcore.spark.engine import action
 from ackcore.spark.engine.insist import RunFailed, SinkError
 from ackcore.spark.query import run_batch, start
 from ackcore.spark.sinks.parquet import to_parquet
@@ -93,7 +96,20 @@ def test_waiting_is_left_to_who_waits(spark, tmp_path, store):
     assert waits
 
 
-def test_a_stream_retries_though_no_data_comes(spark, tmp_path, store, folder, running, caplog):
+def test_a_stream_retries_though_no_data_comes(
+    spark, tmp_path, store, folder, running, caplog, conf, monkeypatch
+):
+    """The driver settles all but the first micro-batch, which may be large."""
+    settled, results, adaptive = action.settled, session.results, []
+    here = mock.Mock(side_effect=settled)
+    monkeypatch.setattr(action, "settled", here)
+
+    def noted(frame):
+        adaptive.append(frame.sparkSession.conf.get("spark.sql.adaptive.enabled"))
+        return results(frame)
+
+    monkeypatch.setattr(session, "results", noted)
+    conf("spark.sql.adaptive.enabled", "true")
     caplog.set_level("INFO", "ackcore")
     on = running(word_count(folder.stream, store), spark, tmp_path / "cp")
     assert on.is_active
@@ -114,6 +130,8 @@ def test_a_stream_retries_though_no_data_comes(spark, tmp_path, store, folder, r
     until(lambda: on.counts.dead == 1, on)
     replay(tmp_path / "cp", spark=spark)
     until(lambda: on.counts.replayed == 1, on)
+    assert here.call_count == on.progress.batch_id
+    assert set(adaptive) == {"false"}
     with pytest.raises(CheckpointInUse, match="in use by another query"):
         start(word_count(folder.stream, store), spark, tmp_path / "cp")
     assert "active" in repr(on)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -271,16 +271,42 @@ def job_thread(spark: Any, run: Callable[[], object], name: str) -> threading.Th
 _TOO_LARGE = re.compile(r"Total size of serialized results .*spark\.driver\.maxResultSize.*")
 
 _UNION = "spark.sql.unionOutputPartitioning"
-#: By session, the number of running jobs with plain unions, and the setting before the first.
-_PLAIN: dict[Hashable, tuple[int, str | None]] = {}
+_ADAPTIVE = "spark.sql.adaptive.enabled"
+#: By session and setting, the number of running jobs for which it is off, and its value before.
+_OFF: dict[Hashable, tuple[int, str | None]] = {}
 _LOCK = threading.Lock()
+
+
+@contextlib.contextmanager
+def _off(session: SparkSession, setting: str) -> Iterator[None]:
+    """Plan the jobs of this context with a setting "false"."""
+    key = session_key(session), setting
+    with _LOCK:
+        users, before = _OFF.get(key, (0, None))
+        if not users:
+            before = session.conf.get(setting, None)
+            session.conf.set(setting, "false")
+        _OFF[key] = users + 1, before
+    try:
+        yield
+    finally:
+        with _LOCK:
+            users, before = _OFF.pop(key)
+            if users > 1:
+                _OFF[key] = users - 1, before
+            else:
+                with contextlib.suppress(*LOST):  # the job's own error gives the cause
+                    if before is None:
+                        session.conf.unset(setting)
+                    else:
+                        session.conf.set(setting, before)
 
 
 class ResultsTooLarge(Exception):
     """Tasks returned more than ``spark.driver.maxResultSize``, because so many records failed."""
 
 
-def collected(frame: DataFrame) -> pa.Table:
+def collected(frame: DataFrame, *, adaptive: bool = True) -> pa.Table:
     """Run a job, with every partition of each side of a union in a task of its own.
 
     On a classic session the result has no columns if there are no rows.
@@ -289,28 +315,18 @@ def collected(frame: DataFrame) -> pa.Table:
     first partitions of all sides into one task. Two partitions of spouts would then have the same
     task number, and each would end the output of that task. Raises ResultsTooLarge if the results
     are too large for the driver. Raises Py4JError or PySparkException the error of the job.
+
+    ``adaptive``: whether Spark may plan the job again after each exchange, by its statistics.
+    Each exchange is then a job of its own.
     """
     session = frame.sparkSession
-    key = session_key(session)
-    with _LOCK:
-        users, before = _PLAIN.get(key, (0, None))
-        if not users:
-            before = session.conf.get(_UNION, None)
-            session.conf.set(_UNION, "false")
-        _PLAIN[key] = users + 1, before
-    try:
-        return to_arrow(frame) if is_connect(frame) else results(frame)
-    except (Py4JError, PySparkException) as error:
-        found = _TOO_LARGE.search(str(error))
-        if found is None:
-            raise
-        raise ResultsTooLarge(found[0].strip()) from error
-    finally:
-        with _LOCK:
-            users, before = _PLAIN.pop(key)
-            if users > 1:
-                _PLAIN[key] = users - 1, before
-            elif before is None:
-                session.conf.unset(_UNION)
-            else:
-                session.conf.set(_UNION, before)
+    with contextlib.ExitStack() as stack:
+        for setting in (_UNION,) if adaptive else (_UNION, _ADAPTIVE):
+            stack.enter_context(_off(session, setting))
+        try:
+            return to_arrow(frame) if is_connect(frame) else results(frame)
+        except (Py4JError, PySparkException) as error:
+            found = _TOO_LARGE.search(str(error))
+            if found is None:
+                raise
+            raise ResultsTooLarge(found[0].strip()) from error

@@ -41,12 +41,14 @@ from ackcore.spark.engine.snapshot import load_snapshot, snapshot_inputs
 from ackcore.spark.stores.run_files import read_run_table
 from ackcore.spark.tasks.bolt_stage import BoltStage
 from ackcore.spark.tasks.exchange import read_receipts
-from ackcore.spark.tasks.exchange_format import ROW_TYPE, TrailerReceipt
+from ackcore.spark.tasks.exchange_format import ROW_SCHEMA, ROW_TYPE, TrailerReceipt
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.record_ids import CLAIM
 from ackcore.spark.tasks.row_files import RowFile
 from ackcore.spark.tasks.settle_stage import SettleStage
+from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.spout_stage import RetryStage, SpoutStage
+from ackcore.spark.tasks.task import called_as
 from ackcore.spark.tasks.task_results import (
     COUNTED,
     DISPUTED,
@@ -64,6 +66,9 @@ from ackcore.spark.tasks.task_results import (
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 from ackcore.topology.tuples import Raised, Reason
+
+#: The most tasks after an exchange whose rows the driver settles: each sends it a row from each.
+_FEW_DESTS = 32
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -94,13 +99,32 @@ def run(
         stage = RetryStage(spec, setup.sources, None, slices)
         frames.append(numbers.mapInArrow(stage, columns))
     frame = reduce(DataFrame.union, frames)
+    # There is nothing to adapt in an RDD and in exchanges with a fixed number of tasks.
+    adaptive = not inputs[0].own_session
     if layout.settles:
         for level in range(2, layout.depth + 1):
             stages = repartition_by_id(frame, spec.dests, "dest")
             frame = stages.mapInArrow(BoltStage(spec, level), ROW_TYPE)
+        if plan.is_small and spec.dests <= _FEW_DESTS:
+            return read_results(setup, layout, settled(spec, collected(frame, adaptive=adaptive)))
         shards = repartition_by_id(frame, spec.dests, "dest")
         frame = shards.mapInArrow(SettleStage(spec), RESULT_TYPE)
-    return read_results(setup, layout, collected(frame))
+    return read_results(setup, layout, collected(frame, adaptive=adaptive))
+
+
+def settled(spec: TaskSpec, rows: pa.Table) -> pa.Table:
+    """Return the results of the settle stage, which runs here, for the rows of the last exchange.
+
+    With few records a stage of Spark costs more time than it saves.
+    """
+    if not len(rows):
+        rows = ROW_SCHEMA.empty_table()
+    dests = rows["dest"].to_numpy()
+    found: list[pa.RecordBatch] = []
+    for dest in range(spec.dests):
+        with called_as(dest, 0):
+            found += SettleStage(spec)(iter(rows.filter(pa.array(dests == dest)).to_batches()))
+    return pa.Table.from_batches(found)
 
 
 def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:

@@ -100,6 +100,9 @@ _log = logging.getLogger("ackcore")
 _PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
 
 
+#: The most records of a small micro-batch.
+_SMALL = 20_000
+
 #: The error of a task that could not open a table, within Spark's text.
 _CORRUPT = re.compile(rf"\b{CheckpointCorrupt.__name__}: (.+)")
 
@@ -306,10 +309,16 @@ class Runs:
     ) -> BatchOutcome:
         """Run, check, and decide from the results of the run."""
         retries, run_plan = self._run_plan(plan, work, by_root)
-        with crashes_logged(work, plan.number):
-            ran = interruptible(
-                self._spark, lambda: self._jobs.run(self._topology, self._layout, inputs, run_plan)
-            )
+        try:
+            with crashes_logged(work, plan.number):
+                ran = interruptible(
+                    self._spark,
+                    lambda: self._jobs.run(self._topology, self._layout, inputs, run_plan),
+                )
+        except ResultsTooLarge as error:
+            if not run_plan.is_small:
+                raise
+            raise Unsettled(f"the driver cannot settle its records: {one_line(error)}") from error
         ended_ms = self._clock()
         failpoint("ran", plan.number)
         watch.lap("run")
@@ -425,9 +434,16 @@ class Runs:
             blocked=blocked,
             rules=self._rules_in_run(plan),
             by_root=by_root,
+            is_small=not by_root and self._is_small(plan, retries),
             tables=self._used_tables(plan, copies),
             spent=self._spent(plan),
         )
+
+    def _is_small(self, plan: Plan, retries: Retries) -> bool:
+        """Return whether a micro-batch probably has few records: the last one had few."""
+        before = None if plan.parent is None else self._state.decision(plan.parent)
+        due = sum(map(len, retries.due.values()))
+        return before is not None and before.counts["records"] + due <= _SMALL
 
     def _spent(self, plan: Plan) -> Mapping[str, float]:
         """Return the cost of each bolt's calls before a micro-batch."""

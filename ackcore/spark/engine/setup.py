@@ -82,6 +82,7 @@ class InputFrame:
     are in files of ackcore or in ranges of offsets, and can be read again without the source.
     The ``refused`` rows fail, and the ``tried`` rows have failed before.  With ``repeats``, every
     reading of the frame gives the same rows in the same order, whatever Spark's plan shows.
+    With ``own_session`` the frame is an RDD in a session that only its streaming query uses.
     """
 
     frame: DataFrame
@@ -90,6 +91,7 @@ class InputFrame:
     refused: tuple[RefusedOffsets, ...] = ()
     tried: tuple[Tried, ...] = ()
     repeats: bool = False
+    own_session: bool = False
 
     def map_in_arrow(self, function: MapInArrow, schema: StructType | str) -> DataFrame:
         """Return the result of ``frame.mapInArrow``; the columns may have any names.
@@ -213,6 +215,8 @@ class RunPlan:
     #: records are to be read again.
     rules: Rules | None = None
     by_root: bool = False  # whether each root is settled by itself, and not with its cohort
+    #: Whether few records are expected, so that the driver settles them without a stage of Spark.
+    is_small: bool = False
     #: The tables that bolts use, as they were after the last finished micro-batch.
     tables: Mapping[str, TableSource] = field(default_factory=dict)
     spent: Mapping[str, float] = field(default_factory=dict)  # See `TaskSpec.spent`
