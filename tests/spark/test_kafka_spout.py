@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import time
+from unittest import mock
 
 import mock_broker
 import pyarrow as pa
@@ -25,7 +26,7 @@ from ackcore.offsets import decode_metadata
 from ackcore.spark import RunFailed, dead_letters, replay, run_batch, start
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.failpoints import FailpointReached
-from ackcore.spark.engine import batch, decide, kept_jobs, reread, runs
+from ackcore.spark.engine import action, batch, decide, kept_jobs, reread, runs
 from ackcore.spark.kafka import offset_reading
 from ackcore.spark.kafka import plans as kafka_plans
 from ackcore.spark.kafka.offset_reading import ReadOffsets
@@ -386,9 +387,10 @@ def test_a_stream_takes_what_comes(spark, mock_kafka, checkpoint, kept, running)
 
 def test_micro_batches_share_a_job(spark, mock_kafka, checkpoint, kept, running, monkeypatch):
     """The first DataFrame for a number of tasks has the rows, the files and the time of each."""
-    made = []
-    stage = kept_jobs.KeptStage
+    made, jobs = [], []
+    stage, kept_job = kept_jobs.KeptStage, kept_jobs.kept_job
     monkeypatch.setattr(kept_jobs, "KeptStage", lambda *of: made.append(stage(*of)) or made[-1])
+    monkeypatch.setattr(action, "kept_job", lambda *of: jobs.append(kept_job(*of)) or jobs[-1])
     mock_kafka.create_topic("t")
     on = running(topology(source(mock_kafka, "t"), kept), spark, checkpoint)
     for n in range(3):
@@ -398,6 +400,23 @@ def test_micro_batches_share_a_job(spark, mock_kafka, checkpoint, kept, running,
     assert (on.counts.acked, on.counts.dead) == (3, 3)
     # A micro-batch may begin between a record and the next.
     assert 1 <= len(made) == len({len(one.read._tasks) for one in made}) <= 2
+    assert all(jobs)
+    for name, value in (("_LONGEST", 100), ("pins_threads", lambda: False)):
+        with monkeypatch.context() as patch:
+            patch.setattr(kept_jobs, name, value)
+            jobs.clear()
+            mock_kafka.produce("t", [name.encode()])
+            on.process_all_available()
+        assert jobs
+        assert not any(jobs)
+    assert kept.texts == ["0", "1", "2", "_LONGEST", "pins_threads"]
+
+
+def test_the_error_of_a_kept_job_is_its_own_if_spark_was_stopped():
+    frame = mock.Mock()
+    frame.sparkSession.sparkContext.setLocalProperty.side_effect = [None, AttributeError("_jsc")]
+    with pytest.raises(ValueError, match="its own"), kept_jobs.KeptJob(frame, "").sent():
+        raise ValueError("its own")
 
 
 def test_a_group_is_told_of_holes(spark, mock_kafka, checkpoint, kept, running):

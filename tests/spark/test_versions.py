@@ -8,6 +8,8 @@ import warnings
 import numpy as np
 import pyarrow as pa
 import pytest
+from py4j import java_gateway
+from pyspark import SparkContext
 from pyspark.sql import functions as sql
 
 from ackcore import ids
@@ -110,3 +112,11 @@ def test_functions_give_the_same_through_pandas(spark, monkeypatch):
     ):
         with pytest.raises(Exception, match=words):
             numbers.coalesce(1).select(made).collect()
+
+
+def test_threads_are_pinned_unless_spark_has_another_gateway(spark, monkeypatch):
+    """With ``PYSPARK_PIN_THREAD=false`` it is py4j's `JavaGateway`."""
+    assert versions.pins_threads()
+    gateway = java_gateway.JavaGateway
+    monkeypatch.setattr(SparkContext, "_gateway", gateway.__new__(gateway))
+    assert not versions.pins_threads()

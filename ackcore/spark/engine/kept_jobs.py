@@ -22,7 +22,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from ackcore.spark.base.arrow_batches import Batches
-from ackcore.spark.base.session import is_connect
+from ackcore.spark.base.session import LOST, is_connect
 from ackcore.spark.base.versions import pins_threads
 from ackcore.spark.engine.setup import InputFrame, PlannedReader, RunSetup
 from ackcore.spark.tasks.record_ids import SpoutSpec
@@ -60,7 +60,9 @@ class KeptJob(NamedTuple):
         try:
             yield
         finally:
-            context.setLocalProperty(_PROPERTY, None)  # type: ignore[arg-type]
+            # A context that was stopped meanwhile has no properties: the job's own error counts.
+            with contextlib.suppress(*LOST, AttributeError):
+                context.setLocalProperty(_PROPERTY, None)  # type: ignore[arg-type]
 
 
 def kept_job(setup: RunSetup, inputs: Sequence[InputFrame]) -> KeptJob | None:
