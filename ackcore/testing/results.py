@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from ackcore._error_hints import Unquoted
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -89,7 +91,8 @@ class ByName(dict[str, _V]):
     """Results by the names of sinks or tables; the error of a wrong name has the names."""
 
     def __missing__(self, name: str) -> NoReturn:
-        raise KeyError(f"there is no {name!r} among {', '.join(map(repr, self)) or 'the results'}")
+        names = ", ".join(map(repr, self)) or "the results"
+        raise KeyError(Unquoted(f"there is no {name!r} among {names}"))
 
 
 @dataclass(frozen=True, repr=False)

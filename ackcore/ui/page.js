@@ -169,6 +169,8 @@ const ends = (svg, from, to, width = W, height = H) => {
 const empty = (id) => byId(id).replaceChildren(make("p", "no micro-batch yet", "quiet"));
 const short = (n) => n >= 1e6 ? `${+(n / 1e6).toFixed(1)} M` : n >= 1e3 ? `${+(n / 1e3).toFixed(1)} k` : String(Math.round(n));
 
+const outcomes = (b) =>
+  `${number(b.acked)} acked, ${number(b.failed - b.uncounted)} failed${b.uncounted ? `, ${number(b.uncounted)} put off` : ""}`;
 const showThroughput = (batches) => {
   if (!batches.length) return empty("throughput");
   const top = Math.max(1, ...batches.map((b) => b.records_per_s));
@@ -176,7 +178,7 @@ const showThroughput = (batches) => {
   batches.forEach((b, n) => {
     const high = (H - TOP - BOTTOM) * b.records_per_s / top;
     svg.append(shape("rect", { class: "c0", x: LEFT + n * wide + wide * 0.1, width: Math.min(wide * 0.8, 40), y: H - BOTTOM - high, height: Math.max(high, 0.5) },
-      `micro-batch ${b.batch_id}: ${number(b.records_per_s)} records/s, ${number(b.acked)} acked, ${number(b.failed)} failed`));
+      `micro-batch ${b.batch_id}: ${number(b.records_per_s)} records/s, ${outcomes(b)}`));
   });
   ends(svg, `micro-batch ${batches[0].batch_id}`, batches.length > 1 ? String(batches.at(-1).batch_id) : "");
   byId("throughput").replaceChildren(svg);
@@ -220,7 +222,7 @@ const showTimeline = (all) => {
     let x = LEFT + (b.at_ms - 1000 * b.duration_s - from) * scale;
     const known = STEPS.map((name) => [name, 1000 * (b.steps_s[name] ?? 0)]);
     const rest = Math.max(0, 1000 * b.duration_s - known.reduce((sum, [, ms]) => sum + ms, 0));
-    const told = `micro-batch ${b.batch_id}: ${span(1000 * b.duration_s)}, ${number(b.acked)} acked, ${number(b.failed)} failed, ${number(b.dead)} dead; ${Object.entries(b.steps_s).map(([name, s]) => `${name} ${span(1000 * s)}`).join(", ")}`;
+    const told = `micro-batch ${b.batch_id}: ${span(1000 * b.duration_s)}, ${outcomes(b)}, ${number(b.dead)} dead; ${Object.entries(b.steps_s).map(([name, s]) => `${name} ${span(1000 * s)}`).join(", ")}`;
     [...known, ["rest", rest]].forEach(([, ms], kind) => {
       if (!ms) return;
       svg.append(shape("rect", { class: `c${kind}`, x, y, width: Math.max(ms * scale, 0.8), height: row - 4 }, told));
