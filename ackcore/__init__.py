@@ -3,7 +3,8 @@
 `Ledger` is the table of pending tuple trees. `Acker` is a ledger in shards with a clock.
 `ackcore.ids` derives the ids. `OffsetTracker` holds the done offsets of a Kafka partition, and
 `ackcore.offsets` encodes them for commits. ``ackcore.backend`` is the backend that runs:
-``"native"`` or ``"python"``.
+``"native"`` or ``"python"``. `AckerBackend` is the protocol for a backend of your own, which
+`ackcore.testing.check_backend` checks.
 """
 
 from ackcore._backend import AckerBackend, Ledger, OffsetTracker, backend

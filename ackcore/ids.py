@@ -34,18 +34,20 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from ackcore._arguments import component_key as component_key
+from ackcore._arguments import component_key
 from ackcore._backend import implementation
 from ackcore._columns import as_count, as_id
 
 if TYPE_CHECKING:
-    from ackcore._reference import IdSource as IdSource
-    from ackcore._reference import acker_task as acker_task
-    from ackcore._reference import edge_id as edge_id
-    from ackcore._reference import edge_ids as edge_ids
-    from ackcore._reference import root_id as root_id
-    from ackcore._reference import root_ids as root_ids
-    from ackcore._reference import xor_by_parent as xor_by_parent
+    from ackcore._reference import (
+        IdSource,
+        acker_task,
+        edge_id,
+        edge_ids,
+        root_id,
+        root_ids,
+        xor_by_parent,
+    )
 else:
     IdSource = implementation.IdSource
     acker_task = implementation.acker_task
@@ -54,6 +56,18 @@ else:
     root_id = implementation.root_id
     root_ids = implementation.root_ids
     xor_by_parent = implementation.xor_by_parent
+
+__all__ = [
+    "IdSource",
+    "acker_task",
+    "component_key",
+    "edge_id",
+    "edge_ids",
+    "root_id",
+    "root_ids",
+    "spout_key",
+    "xor_by_parent",
+]
 
 
 def spout_key(deployment_key: int, component: str, topic: str, generation: int) -> int:

@@ -138,9 +138,9 @@ def test_both_backends_are_registered() -> None:
 
 def test_every_public_name_is_there() -> None:
     """`__all__` promises nothing that is missing, and names nothing twice."""
-    assert len(set(ackcore.__all__)) == len(ackcore.__all__)
-    missing = [name for name in ackcore.__all__ if not hasattr(ackcore, name)]
-    assert not missing
+    for module in (ackcore, ackcore.ids):
+        assert len(set(module.__all__)) == len(module.__all__)
+        assert not [name for name in module.__all__ if not hasattr(module, name)]
 
 
 @pytest.mark.parametrize("package", ["calls", "dispatch", "kafka", "spark", "topology"])
