@@ -38,6 +38,5 @@ def skip(
     if as_json:
         print_json({**asdict(done), "dry_run": dry_run})
         return
-    what = ", ".join(done.files) or f"all its rows, of {done.plans} plans"
-    will = "would leave" if dry_run else "leaves"
-    typer.echo(plain(f"micro-batch {done.batch_id} {will} out of spout {done.spout}: {what}"))
+    will = "would be left out" if dry_run else "left out"
+    typer.echo(plain(f"{will} of micro-batch {done.batch_id}, spout {done.spout}: {done.rows}"))

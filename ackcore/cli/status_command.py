@@ -105,10 +105,9 @@ def _heading(status: CheckpointStatus) -> Text:
     if status.requests:
         lines.append(f"replays that wait for a micro-batch: {status.requests}")
     for skip in status.skips:
-        rows = f"{len(skip.files)} files, such as {skip.files[0]}" if skip.files else "all rows"
         lines.append(
             f"left out of micro-batch {skip.batch_id}, spout {skip.spout}, at "
-            f"{time_of(skip.at_ms)}: {rows}"
+            f"{time_of(skip.at_ms)}: {skip.rows}"
         )
     if status.lag:
         lag = ", ".join(f"{spout} {offsets:,}" for spout, offsets in status.lag.items())

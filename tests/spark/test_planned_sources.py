@@ -555,27 +555,35 @@ def skipped_as_told(error):
 @on_both_sessions
 def test_a_planned_file_that_cannot_be_read_can_be_left_out(spark, checkpoint, store, tmp_path):
     """A run finds that it is damaged, and the next start that somebody has corrected it."""
-    folder = tmp_path / "in"
+    folder, damaged = tmp_path / "in", "no 'a\udcff.gz"  # a byte that is not UTF-8
     folder.mkdir()
-    for n, name in enumerate(["a.gz", "no 'a.gz", "b.gz"]):
+    for n, name in enumerate(["a.gz", damaged, "b.gz"]):
         (folder / name).write_bytes(gzip.compress(b"%d\n" % n, mtime=0))
     it = values_of(FileSpout(folder, "text"), store)
-    whole = (folder / "no 'a.gz").read_bytes()
-    (folder / "no 'a.gz").write_bytes(whole[:-9])
+    whole = (folder / damaged).read_bytes()
+    (folder / damaged).write_bytes(whole[:-9])
     for _ in range(3):
-        with pytest.raises(RunFailed, match=r"run 1 time and .*no 'a.gz cannot be read as text"):
+        with pytest.raises(
+            RunFailed, match=r"run 1 time and .*no 'a\\udcff.gz cannot be read as text"
+        ):
             available_now(it, spark, checkpoint)
     assert recorded(checkpoint).read("batches/0.plan")["crashes"] == 0
-    (folder / "no 'a.gz").write_bytes(whole)
-    with pytest.raises(SourceError, match=r"the file no 'a.gz grew from") as changed:
+    (folder / damaged).write_bytes(whole)
+    with pytest.raises(SourceError, match=r"the file no 'a\\udcff.gz grew from") as changed:
         available_now(it, spark, checkpoint)
-    assert "micro-batch 0 leaves out of spout values: no 'a.gz" in skipped_as_told(changed.value)
-    (folder / "no 'a.gz").rename(folder / "corrected.gz")
+    done = skipped_as_told(changed.value)
+    assert r"left out of micro-batch 0, spout values: no 'a\udcff.gz" in done
+    (folder / damaged).rename(folder / "corrected.gz")
     on = available_now(it, spark, checkpoint)
     assert store.words == ["0", "1", "2"]
     assert (on.counts.records, on.counts.acked, on.counts.balanced) == (3, 3, True)
     (skip,) = read_status(checkpoint).skips
-    assert (skip.batch_id, skip.spout, skip.files, skip.plans) == (0, "values", ("no 'a.gz",), 1)
+    assert (skip.batch_id, skip.spout, skip.files, skip.plans) == (
+        0,
+        "values",
+        (r"no 'a\udcff.gz",),
+        1,
+    )
     with pytest.raises(ValueError, match="no micro-batch that is planned and not decided"):
         skip_planned(checkpoint, "values")
 
@@ -599,7 +607,7 @@ def test_a_plan_that_cannot_be_read_can_be_left_out(spark, checkpoint, store):
     with pytest.raises(FileNotFoundError, match="there is no checkpoint at"):
         skip_planned(f"{checkpoint}-no", "lines")
     assert skip_planned(checkpoint, "lines", dry_run=True).plans == 1
-    assert "spout lines: all its rows, of 1 plans" in skipped_as_told(lost.value)
+    assert "left out of micro-batch 0, spout lines: all rows" in skipped_as_told(lost.value)
     available_now(it, spark, checkpoint)
     assert store.words == ["c", "d"]
 

@@ -27,9 +27,15 @@ class Skip:
 
     batch_id: int  # the micro-batch whose plan had them
     spout: str
-    files: tuple[str, ...]  # the files, for a `FileSpout` or a `DeltaSpout`
+    files: tuple[str, ...]  # the files, for a `FileSpout` or a `DeltaSpout`; see `shown`
     plans: int  # the number of plans that lost rows
     at_ms: int  # the time of the skip
+
+    @property
+    def rows(self) -> str:
+        """The rows as a text: the first ten files, or all rows of the spout."""
+        more = ", ..." if len(self.files) > 10 else ""
+        return ", ".join(self.files[:10]) + more or "all rows"
 
 
 def skip_planned(
@@ -43,8 +49,8 @@ def skip_planned(
 
     A query ends if the planned rows of a micro-batch cannot be read, and reads the same rows at its
     next start. After this call the next start leaves them out. They are neither ACKED nor DEAD, and
-    ``ackcore status`` lists them. Stop the query before: a checkpoint on a file system is refused
-    while a driver holds it; in a bucket that driver is fenced.
+    ``ackcore status`` lists them. Stop the query first: a checkpoint on a file system is refused
+    while a driver holds it, and in a bucket that driver is fenced.
 
     Parameters
     ----------
@@ -153,16 +159,17 @@ def _skipped(url: str, records: Records, spout: str, files: Collection[str]) -> 
             f"{', '.join(have) or 'no planned source'}"
         )
     rows = taken["rows"]
-    there = {name for one in rows for name in _files(kind, one)}
-    unknown = sorted({*files} - there)
+    there = {shown(name) for one in rows for name in _files(kind, one)}
+    wanted = {shown(name) for name in files}
+    unknown = sorted(wanted - there)
     if unknown:
         raise ValueError(
-            f"{where} has no planned file {shown(unknown[0])!r} of spout {spout!r}; it has "
-            f"{', '.join(map(shown, sorted(there)[:10])) or 'no files'}"
+            f"{where} has no planned file {unknown[0]!r} of spout {spout!r}; it has "
+            f"{', '.join(sorted(there)[:10]) or 'no files'}"
         )
-    left = [_without(kind, one, files) for one in rows] if files else []
-    gone = tuple(sorted(files or there))
-    changed = sum(a != b for a, b in zip(rows, left, strict=True)) if files else len(rows)
+    left = [_without(kind, one, wanted) for one in rows] if wanted else []
+    gone = tuple(sorted(wanted or there))
+    changed = sum(a != b for a, b in zip(rows, left, strict=True)) if wanted else len(rows)
     skip = Skip(plan.number, spout, gone, changed, wall_clock_ms())
     offsets = {**plan.offsets, spout: {**taken, "rows": left, "last": None if left else rows[-1]}}
     # Root ids now belong to other records, and no driver has crashed with these rows.
@@ -171,5 +178,5 @@ def _skipped(url: str, records: Records, spout: str, files: Collection[str]) -> 
 
 
 def _without(kind: str, plan: Mapping[str, Any], files: Collection[str]) -> Mapping[str, Any]:
-    kept = [one for one in plan["files"] if one[_NAME_AT[kind]] not in files]
+    kept = [one for one in plan["files"] if shown(one[_NAME_AT[kind]]) not in files]
     return {**plan, "files": kept}
