@@ -282,7 +282,8 @@ def stopped(plan: Plan) -> Stopped:
 def given_up(plan: Plan, runs: int, error: BaseException, skip: str = "") -> RunFailed:
     """Return the exception for a micro-batch that is not run again, with the way out.
 
-    ``skip``: the way out if planned rows can never be read, see `PlannedRows.way_out`.
+    ``skip``: the way out if planned rows can never be read, see `PlannedRows.way_out`. It is left
+    out if the cause has nothing to do with the rows.
     """
     said = one_line(error)
     way_out = "remove the cause, and start again on the same checkpoint"
@@ -294,6 +295,7 @@ def given_up(plan: Plan, runs: int, error: BaseException, skip: str = "") -> Run
             "smaller micro-batches from now on, limit the source, for example by "
             "maxFilesPerTrigger"
         )
+        skip = ""
     if wrong_value(error):
         way_out = (
             "the DataFrame of a spout has a value that its own expressions reject; handle it "
@@ -314,6 +316,7 @@ def given_up(plan: Plan, runs: int, error: BaseException, skip: str = "") -> Run
             "PYSPARK_PYTHON (or spark.pyspark.python), before the session is made, to a Python "
             f"that has it, here {sys.executable}; then start again on the same checkpoint"
         )
+        skip = ""
     return RunFailed(
         f"micro-batch {plan.number} was run {runs} time{'s' * (runs > 1)} and is not accepted, "
         f"the last time because of {type(error).__name__}: {said}. Its records are not "
