@@ -398,8 +398,8 @@ class Dispatcher:
             error = raised
         self._tasks.pop(lease, None)
         try:
-            # A tuple that timed out is sent again whole, so only a complete success counts, and
-            # only until then.
+            # A tuple that timed out is sent again whole. Until then, a late answer counts if no
+            # record failed.
             if lease.fate is Fate.OUT or not failed.any():
                 if lease.fate in (Fate.OUT, Fate.REQUEUED):
                     for place in np.flatnonzero(~failed).tolist():

@@ -128,7 +128,7 @@ def test_outputs_deaths_attempts_and_counts_are_plain():
     ran = testing.run(words(Check()), lines("to be", "not flaky", "some poison"))
     assert sorted(row["word"] for row in ran.outputs["words"]) == ["be", "flaky", "not", "to"]
     assert ran.tables["words"].schema == WORD
-    with pytest.raises(KeyError, match="^there is no 'word' among 'words'"):
+    with pytest.raises(KeyError, match=r"^there is no 'word' among 'words'"):
         ran.tables["word"]
     (dead,) = ran.dead
     assert (dead.spout, dead.component, dead.attempts) == ("lines", "check", 1)

@@ -65,13 +65,13 @@ def without_numbers(rows: pa.Table) -> pa.Table:
     return rows.drop_columns([name for name in NUMBERS if name in rows.schema.names])
 
 
-#: The text and the error of a line of a file that cannot be read; null in all other rows. Spark has
-#: the first name, too.
+#: The text and the error of a line of a file that cannot be read; null in all other rows. Spark
+#: uses the first name, too.
 CORRUPT_RECORD, CORRUPT_REASON = "_corrupt_record", "_corrupt_reason"
 
 
 def with_corrupt(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of rows from a file of lines: its own, nullable, and the two above."""
+    """Return the columns of a file of lines, nullable, with the two columns of corrupt lines."""
     own = [one.with_nullable(True) for one in schema]
     return pa.schema([*own, (CORRUPT_RECORD, pa.string()), (CORRUPT_REASON, pa.string())])
 

@@ -257,10 +257,10 @@ def check_tables(
                 f"time of their end cannot get one later, and the reverse. {way_out}"
             )
         if was.get("window") != now.get("window"):
-            windows = (shown_window(each.get("window")) for each in (was, now))
+            had, has = (shown_window(each.get("window")) for each in (was, now))
             raise CheckpointForeign(
-                f"{subject} had window={next(windows)}, and has {next(windows)} now: rows of one "
-                f"cannot be those of the other. {way_out}"
+                f"{subject} had window={had}, and has {has} now: rows of one cannot be those of "
+                f"the other. {way_out}"
             )
         for value, what in now["aggregates"].items():
             stored = was["aggregates"].get(value, what)

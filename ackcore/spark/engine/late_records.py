@@ -239,7 +239,10 @@ def _late_text(table: TableSpec, window: Window, limit: int, replayed: bool) -> 
     until = "all have closed" if limit >= EVER else f"those until {_shown(limit)} have closed"
     way_out = f"increase late_s, now {window.late_ms / 1_000:.15g}"
     if replayed:
-        way_out = "a replay does not open it: correct its row by hand, or do not emit this one"
+        way_out = (
+            "a replay does not open it: correct the row that its sink has, or emit no row to this "
+            "table for the record"
+        )
     return f"its {window.time!r} is in a closed window of table {table.name!r} ({until}); {way_out}"
 
 

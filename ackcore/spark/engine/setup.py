@@ -16,7 +16,7 @@ from ackcore.calls.usage import UsageCounts
 from ackcore.ids import spout_key
 from ackcore.spark.base.arrow_batches import Batches, MapInArrow, plainly_named
 from ackcore.spark.base.reasons import FAILED
-from ackcore.spark.base.schemas import SinkFile
+from ackcore.spark.base.schemas import CORRUPT_REASON, SinkFile
 from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.sources import (
     emitted_schema,
@@ -424,11 +424,14 @@ def setup_on_spark(
 
 
 def _decoder_of(spout: Spout) -> Decoder | None:
-    if spout.kind is not None and len(spout.source.emits) < len(spout.source.schema):
-        return CorruptLines(spout.name)
-    if spout.kind is None or spout.source.deserializer is None:
+    source = spout.source
+    if spout.kind is None:
         return None
-    return ValueDecoder(spout.name, spout.source.deserializer, spout.source.value_type)
+    if CORRUPT_REASON in source.schema.names and CORRUPT_REASON not in source.emits.names:
+        return CorruptLines(spout.name)
+    if source.deserializer is None:
+        return None
+    return ValueDecoder(spout.name, source.deserializer, source.value_type)
 
 
 def _reads_alike(one: InputFrame, spout: Spout) -> bool:

@@ -42,8 +42,8 @@ class DeltaSpout(PlannedSource):
         The table: a directory that driver and workers share, or the URL of a place in a bucket
         (``s3://bucket/place``).
     starting_version : int, default 0
-        The first version whose rows are read. A later one than that of the checkpoint leaves out
-        the versions between.
+        The first version whose rows are read. If the checkpoint has not read all versions before
+        it, the others are left out.
     skip_changes : bool, default False
         Whether to skip versions that delete or update rows (DELETE, UPDATE, MERGE, an overwrite),
         with the rows that they add. Otherwise such a version ends the query with `SourceError`,

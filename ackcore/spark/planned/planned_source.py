@@ -98,7 +98,7 @@ class PlannedSource(ABC):
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns."""
+        """The names of the emitted columns."""
         schema = getattr(self, "schema", None)
         if not isinstance(schema, pa.Schema) or not schema.names:
             raise TypeError(
