@@ -304,6 +304,7 @@ def test_rows_of_each_format_are_the_same(folder):
     ("name", "content", "format"),
     [
         ("a", b"PAR2", "parquet"),
+        ("a", b"\n", "csv"),
         ("a.gz", b"no gzip", "json"),
         ("a.gz", gz(b'{"id": 1}\n' * 9999)[:-20], "json"),
     ],

@@ -21,8 +21,8 @@ class LineFile(ABC):
     """A file of records, each in a line.
 
     ``content``: the bytes of the file. ``name``: its name for messages. ``schema``: the columns to
-    read. ``fitted``: returns a parsed batch in these columns; raises ValueError for a value that
-    they do not allow.
+    read. ``fitted``: a function that returns a parsed batch in these columns, and raises ValueError
+    for a value that they do not allow.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class LineFile(ABC):
         return pa.RecordBatch.from_arrays(columns, schema=with_corrupt(self._schema))
 
 
-#: A line that is no object. Arrow ends the process if it is the first of a block (pyarrow 26).
-#: Apart from the first line, since a literal at the start of a pattern makes its search fast.
+#: Lines that are null, which is no object. Arrow ends the process if such a line is the first of a
+#: block (pyarrow 26). Two patterns, because a search is fast if its pattern begins with a literal.
 _NULL_AT_FIRST, _NULL = re.compile(rb"(?:\xef\xbb\xbf)?\s*null"), re.compile(rb"\n\s*null")
 
 
@@ -158,7 +158,9 @@ class CsvFile(LineFile):
         from pyarrow import csv  # noqa: PLC0415 - loaded where it is needed
 
         super().__init__(content, name, schema, fitted)
-        self._first = next(end for end in self._ends() if self._bytes(0, end).strip())
+        self._first = next((end for end in self._ends() if self._bytes(0, end).strip()), 0)
+        if not self._first:
+            raise ValueError("it has no header")
         header = content.slice(0, self._first)
         self.names: list[str] = csv.read_csv(pa.BufferReader(header)).column_names
 
