@@ -257,9 +257,9 @@ def check_tables(
                 f"time of their end cannot get one later, and the reverse. {way_out}"
             )
         if was.get("window") != now.get("window"):
-            had, has = (shown_window(each.get("window")) for each in (was, now))
+            old, new = (shown_window(each.get("window")) for each in (was, now))
             raise CheckpointForeign(
-                f"{subject} had window={had}, and has {has} now: rows of one cannot be those of "
+                f"{subject} had window={old}, and has {new} now: rows of one cannot be those of "
                 f"the other. {way_out}"
             )
         for value, what in now["aggregates"].items():
