@@ -23,13 +23,27 @@ _NAME_AT = {"files": 1, "delta": 0}
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Planned rows of a spout that are left out."""
+    """Planned rows of a spout that are left out.
 
-    batch_id: int  # the micro-batch whose plan had them
+    Attributes
+    ----------
+    batch_id : int
+        The micro-batch whose plan had the rows.
+    spout : str
+        The name of the spout.
+    files : tuple of str
+        The files, for a `FileSpout` or a `DeltaSpout`. Bytes that are not UTF-8 are escaped.
+    plans : int
+        The number of plans that lost rows.
+    at_ms : int
+        The time of the call in milliseconds since 1970.
+    """
+
+    batch_id: int
     spout: str
-    files: tuple[str, ...]  # the files, for a `FileSpout` or a `DeltaSpout`; see `shown`
-    plans: int  # the number of plans that lost rows
-    at_ms: int  # the time of the skip
+    files: tuple[str, ...]
+    plans: int
+    at_ms: int
 
     @property
     def rows(self) -> str:
