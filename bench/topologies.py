@@ -337,9 +337,9 @@ def write_orders(directory: Path, rows: int, files: int = 8) -> int:
 
 
 class Ends(logging.Handler):
-    """Notes when micro-batches end: each has one line of log.
+    """Notes when micro-batches end, by their lines of log.
 
-    With ``counts_cpu`` also all processes' CPU time then, which takes some milliseconds.
+    With ``counts_cpu`` it also notes the CPU time of all processes, which takes some milliseconds.
     """
 
     def __init__(self, counts_cpu: bool = False) -> None:

@@ -309,6 +309,6 @@ def _letter(headers: Headers) -> _Letter | None:
     topic = (told[TOPIC] or b"").decode(errors="replace")
     if _NAME_OF_TOPIC.fullmatch(topic) is None:
         return None
-    # The number of deaths goes on.
+    # The header with the number of deaths is kept.
     came = [each for each in headers if each[0] not in OURS or each[0] == DEATHS]
     return _Letter(topic, partition, came, deaths(headers))

@@ -279,7 +279,7 @@ _LOCK = threading.Lock()
 
 @contextlib.contextmanager
 def _off(session: SparkSession, setting: str) -> Iterator[None]:
-    """Plan the jobs of this context with a setting "false"."""
+    """Turn a setting off for the jobs of this context."""
     key = session_key(session), setting
     with _LOCK:
         users, before = _OFF.get(key, (0, None))
@@ -314,7 +314,7 @@ def collected(frame: DataFrame, *, adaptive: bool = True) -> pa.Table:
     Since Spark 4.1, a union of sides with equal partitioning, such as single partitions, puts the
     first partitions of all sides into one task. Two partitions of spouts would then have the same
     task number, and each would end the output of that task. Raises ResultsTooLarge if the results
-    are too large for the driver. Raises Py4JError or PySparkException the error of the job.
+    are too large for the driver. Any other Py4JError or PySparkException is that of the job.
 
     ``adaptive``: whether Spark may plan the job again after each exchange, by its statistics.
     Each exchange is then a job of its own.

@@ -63,8 +63,8 @@ def skip_planned(
 
     A query ends if the planned rows of a micro-batch cannot be read, and reads the same rows at its
     next start. After this call the next start leaves them out. They are neither ACKED nor DEAD, and
-    ``ackcore status`` lists them. Stop the query first: a checkpoint on a file system is refused
-    while a driver holds it, and in a bucket that driver is fenced.
+    ``ackcore status`` lists them. Stop the query first: the call is refused while a driver holds
+    the checkpoint on a file system, and fences that driver in a bucket or in HDFS.
 
     Parameters
     ----------
