@@ -15,6 +15,7 @@ from worlds import World, fails
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.engine import insist, progress
 from ackcore.spark.engine.insist import RunFailed, SinkError
+from ackcore.spark.engine.setup import PlannedRows
 from ackcore.topology.tuples import Raised
 
 
@@ -147,7 +148,9 @@ def test_a_value_that_spark_refuses_twice_is_not_tried_again(world):
     assert "DataFrame of a spout" in str(caught.value)
 
 
-def test_workers_that_lack_a_module_are_not_tried_again(world):
+def test_workers_that_lack_a_module_are_not_tried_again(world, monkeypatch):
+    monkeypatch.setattr(PlannedRows, "way_out", lambda *_: "run: ackcore skip")
+
     def behaves(line, attempt):
         raise RuntimeError("Job aborted\nModuleNotFoundError: No module named 'ackcore'\n at java")
 
@@ -155,6 +158,7 @@ def test_workers_that_lack_a_module_are_not_tried_again(world):
     with pytest.raises(RunFailed, match=r"run 1 time and .*PYSPARK_PYTHON") as caught:
         world.process(0, ["a"])
     assert sys.executable in str(caught.value)
+    assert "skip" not in str(caught.value)
 
 
 def test_a_sink_that_is_down_for_a_while(world):
