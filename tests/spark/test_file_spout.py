@@ -304,7 +304,7 @@ def test_rows_of_each_format_are_the_same(folder):
     ("name", "content", "format"),
     [
         ("a", b"PAR2", "parquet"),
-        ("a", b"\n", "csv"),
+        ("a", b"\n" * 400_000, "csv"),
         ("a.gz", b"no gzip", "json"),
         ("a.gz", gz(b'{"id": 1}\n' * 9999)[:-20], "json"),
     ],
@@ -370,7 +370,7 @@ def test_lines_that_cannot_be_read_are_rows_apart(tmp_path_factory, format, data
 def test_a_long_line_and_a_header_alone_can_be_read(folder, monkeypatch):
     monkeypatch.setattr("ackcore.spark.planned.line_files.BLOCK_BYTES", 1000)
     put(folder, "a.csv", 1, b"id,name\n1,%b\n" % (b"x" * 5000))
-    put(folder, "b.csv", 2, b"id,name\n")
+    put(folder, "b.csv", 2, b"\n" * 400_000 + b"id,name")
     put(folder, "a.json", 1, b'{"id": 1, "name": "%b"}\n' % (b"x" * 5000))
     for format in ("csv", "json"):
         spout = FileSpout(folder, format, ROWS, glob=f"*.{format}")

@@ -137,6 +137,8 @@ class JsonLines(LineFile):
             yield len(self._content)
 
 
+#: The empty lines before a header.
+_BLANK = re.compile(rb"(?:\xef\xbb\xbf)?[\r\n]+")
 _FIELD = rb'(?:"[^"]*(?:""[^"]*)*"?)?[^,\r\n]*'
 #: A record of CSV with the end of its line: fields without quotes, or with quotes at their start.
 _RECORD = re.compile(_FIELD + rb"(?:," + _FIELD + rb")*(?:\r\n?|\n|\Z)")
@@ -158,11 +160,14 @@ class CsvFile(LineFile):
         from pyarrow import csv  # noqa: PLC0415 - loaded where it is needed
 
         super().__init__(content, name, schema, fitted)
-        self._first = next((end for end in self._ends() if self._bytes(0, end).strip()), 0)
-        if not self._first:
+        text = memoryview(content)
+        blank = _BLANK.match(text)
+        self._first = 0 if blank is None else blank.end()
+        if self._first == len(content):
             raise ValueError("it has no header")
-        header = content.slice(0, self._first)
-        self.names: list[str] = csv.read_csv(pa.BufferReader(header)).column_names
+        self._first = next(self._ends())
+        header = pa.BufferReader(self._bytes(0, self._first) + b"\n")  # it may be the last line
+        self.names: list[str] = csv.read_csv(header).column_names
 
     def _parsed(self, records: pa.Buffer, block_bytes: int) -> pa.Table:
         from pyarrow import csv  # noqa: PLC0415
