@@ -330,6 +330,7 @@ DAMAGED = {
         b"{no json",
         b'{"id": "x"}',
         b'{"id": 7, "name": "cut',
+        b'{"id": 7, "name": "caf\xe9"}',
         b'{"id": 99999999999999999999}',
         b"{\x00}",
         b"[7]",
@@ -356,6 +357,9 @@ def test_lines_that_cannot_be_read_are_rows_apart(tmp_path_factory, format, data
             text = line.decode("utf-8", "backslashreplace")
             wanted.append((None, None, text, f"line {at} of a cannot be read: "))
         at += 1 + line.count(b"\n")
+    if format == "csv" and data.draw(st.booleans()):
+        lines.append(b'7,"open\n8,b')
+        wanted.append((None, None, '7,"open\n8,b', f"line {at} of a cannot be read: a quote"))
     put(folder, "a", 1, b"\n".join(lines) + b"\n" * data.draw(st.integers(0, 1)))
     needed = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
     spout = FileSpout(folder, format, needed)

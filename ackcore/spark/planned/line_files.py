@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, islice
 
+import numpy as np
 import pyarrow as pa
 
 from ackcore.spark.base.schemas import with_corrupt
@@ -98,6 +99,8 @@ class LineFile(ABC):
             block = len(records) if is_one else min(len(records), BLOCK_BYTES)
             table = self._parsed(records, block)
             good = [self._fitted(one) for one in table.to_batches(ROWS)]
+            for one in good:
+                one.validate(full=True)  # Arrow does not look for UTF-8 in JSON
         except ValueError as error:  # not Arrow's errors about the schema
             return error
         texts = [pa.nulls(len(one), pa.string()) for one in good]
@@ -143,6 +146,9 @@ _FIELD = rb'(?:"[^"]*(?:""[^"]*)*"?)?[^,\r\n]*'
 #: A record of CSV with the end of its line: fields without quotes, or with quotes at their start.
 _RECORD = re.compile(_FIELD + rb"(?:," + _FIELD + rb")*(?:\r\n?|\n|\Z)")
 
+#: The text before a quote that is not closed: values in quotes, and other text and quotes.
+_CLOSED = re.compile(rb'(?:[^"]++|(?<![^,\r\n])"[^"]*+(?:""[^"]*+)*+"[^,\r\n]*+|(?<=[^,\r\n])")*+')
+
 
 class CsvFile(LineFile):
     """A CSV file with a header. Values within quotes may have ends of lines.
@@ -168,10 +174,17 @@ class CsvFile(LineFile):
         self._first = next(self._ends())
         header = pa.BufferReader(self._bytes(0, self._first) + b"\n")  # it may be the last line
         self.names: list[str] = csv.read_csv(header).column_names
+        pieces = (text[at : at + BLOCK_BYTES] for at in range(0, len(text), BLOCK_BYTES))
+        quotes = sum(np.count_nonzero(np.frombuffer(one, np.uint8) == ord('"')) for one in pieces)
+        closed = _CLOSED.match(text) if quotes % 2 else None
+        #: The address of a quote that is not closed, or of the end.
+        self._open = content.address + (len(content) if closed is None else closed.end())
 
     def _parsed(self, records: pa.Buffer, block_bytes: int) -> pa.Table:
         from pyarrow import csv  # noqa: PLC0415
 
+        if records.address + len(records) > self._open:
+            raise ValueError("a quote is not closed")  # Arrow takes the rest of the file
         return csv.read_csv(
             pa.BufferReader(records),
             csv.ReadOptions(block_size=block_bytes, column_names=self.names),
