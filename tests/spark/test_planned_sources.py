@@ -37,7 +37,10 @@ from ackcore.spark import (
 )
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.checkpoint.decisions import Plan
+from ackcore.spark.checkpoint.skips import skip_command
 from ackcore.spark.engine import batch, runs
+from ackcore.spark.engine.insist import given_up
 from ackcore.spark.inspect.status import read_status
 from ackcore.spark.stores.objects import ObjectStore
 from ackcore.topology import BasicBolt, Reject, TopologyBuilder
@@ -586,6 +589,24 @@ def test_a_planned_file_that_cannot_be_read_can_be_left_out(spark, checkpoint, s
     )
     with pytest.raises(ValueError, match="no micro-batch that is planned and not decided"):
         skip_planned(checkpoint, "values")
+
+
+@pytest.mark.parametrize("cause", ["ModuleNotFoundError: No module", "x.StoreUnavailable: 403"])
+def test_rows_are_left_out_only_for_errors_about_them(cause):
+    """And a file only if the error is about it: its name may be a word of the message."""
+    error = RuntimeError(cause)
+    assert not str(given_up(Plan(0, 0, None, 0, ()), 1, error, "run: ackcore skip")).endswith(
+        "skip"
+    )
+    files = [{"files": [[1, name, 9, ""] for name in ("a", "in", "a.gz", "d=1/a")]}]
+    for said, name in {
+        "read() of its source raised a ValueError in time": None,
+        "the file /data/in/a cannot be read": "a",
+        "the file a.gz grew": "a.gz",
+        "the file /data/in/d=1/a cannot be read": "d=1/a",
+    }.items():
+        command = shlex.split(skip_command("/c", "s", "files", files, said))
+        assert command[4:] == ([] if name is None else ["--file", name])
 
 
 class Broken(Table):

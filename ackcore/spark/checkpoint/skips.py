@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -131,7 +132,12 @@ def skip_command(url: str, spout: str, kind: str, plans: Sequence[Any], said: st
     ``kind`` and ``plans`` are of the spout. ``said`` is the error of reading them: a planned file
     that it names is in the command.
     """
-    names = [name for plan in plans for name in _files(kind, plan) if shown(name) in said]
+    names = [
+        name
+        for plan in plans
+        for name in _files(kind, plan)
+        if re.search(rf"(?:file |/){re.escape(shown(name))}(?![\w/-])", said)
+    ]
     words = ["ackcore", "skip", url, spout]
     if names:
         words += ["--file", max(names, key=len)]

@@ -241,6 +241,8 @@ _MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, E
 _UNREADABLE = "FileUnreadable: "
 #: The start of a worker's error if it could not load its task.
 _NO_MODULE = "ModuleNotFoundError: "
+#: The class of the error of a bucket that does not answer or refuses, in a worker's error.
+_NO_STORE = "StoreUnavailable: "
 
 
 class RunFailed(RuntimeError):
@@ -287,6 +289,9 @@ def given_up(plan: Plan, runs: int, error: BaseException, skip: str = "") -> Run
     """
     said = one_line(error)
     way_out = "remove the cause, and start again on the same checkpoint"
+    no_rows = isinstance(error, ResultsTooLarge) or said.startswith(_NO_MODULE)
+    if no_rows or _NO_STORE in said:
+        skip = ""  # the rows can be read, or may be readable later
     if isinstance(error, ResultsTooLarge):
         way_out = (
             "so many failed that Spark does not return them to the driver; raise "
@@ -295,7 +300,6 @@ def given_up(plan: Plan, runs: int, error: BaseException, skip: str = "") -> Run
             "smaller micro-batches from now on, limit the source, for example by "
             "maxFilesPerTrigger"
         )
-        skip = ""
     if wrong_value(error):
         way_out = (
             "the DataFrame of a spout has a value that its own expressions reject; handle it "
@@ -316,7 +320,6 @@ def given_up(plan: Plan, runs: int, error: BaseException, skip: str = "") -> Run
             "PYSPARK_PYTHON (or spark.pyspark.python), before the session is made, to a Python "
             f"that has it, here {sys.executable}; then start again on the same checkpoint"
         )
-        skip = ""
     return RunFailed(
         f"micro-batch {plan.number} was run {runs} time{'s' * (runs > 1)} and is not accepted, "
         f"the last time because of {type(error).__name__}: {said}. Its records are not "
