@@ -229,7 +229,7 @@ def test_a_stream_reads_what_is_appended(spark, table, tmp_path, running):
     with pytest.raises(RunFailed, match=r"run 1 time and .* --file day=.*parquet$") as ended:
         on.await_termination(300)
     path = re.search("--file (.*)$", str(ended.value)).group(1)
-    assert skip_planned(tmp_path / "cp", "orders", [path]).files == (path,)
+    assert skip_planned(tmp_path / "cp", "orders", path).files == (path,)
     on = running(builder.build(), spark, tmp_path / "cp")
     on.process_all_available()
     assert (store.words, on.counts.acked) == ([1, 2, 3, 4, 9], 5)

@@ -56,7 +56,7 @@ class Skip:
 def skip_planned(
     checkpoint: str | os.PathLike[str],
     spout: str,
-    files: Collection[str] = (),
+    files: str | Collection[str] = (),
     *,
     dry_run: bool = False,
 ) -> Skip:
@@ -73,9 +73,9 @@ def skip_planned(
         The checkpoint: a directory, or the URL of a place in a bucket.
     spout : str
         The name of the spout. It must read a planned source other than Kafka.
-    files : collection of str, optional
-        Only the rows of these files, of a `FileSpout` or a `DeltaSpout`: paths below the source's
-        place. By default all planned rows of the spout.
+    files : str or collection of str, optional
+        Only the rows of these files of a `FileSpout` or a `DeltaSpout`: paths below the place of
+        the source. By default all planned rows of the spout.
     dry_run : bool, default False
         Whether to leave out nothing, and only return the result.
 
@@ -93,6 +93,7 @@ def skip_planned(
     StateError
         If the checkpoint cannot be read or written; `CheckpointInUse` while a driver holds it.
     """
+    files = (files,) if isinstance(files, str) else files
     url = place_of(checkpoint, "checkpoint")
     store = open_store(f"{url}/ackcore", "checkpoint")
     if store.get(HEAD) is None:
