@@ -11,7 +11,9 @@ import pytest
 from pyspark import cloudpickle
 
 from ackcore.spark import RunFailed, run_batch
+from ackcore.spark.base.session import ResultsTooLarge
 from ackcore.spark.checkpoint.state import State
+from ackcore.spark.engine.check import Unsettled
 from ackcore.topology import BatchBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -42,12 +44,13 @@ def at_most(spark, size):
         conf.remove(LIMIT)
 
 
-def failing(spark, reason, text):
+def failing(spark, reason, text, by=()):
     frame = spark.range(2000, numPartitions=2).selectExpr("id", f"{text} AS text")
     builder = TopologyBuilder()
     builder.spout("lines", frame)
-    builder.bolt("refuse", Refuse(reason)).shuffle("lines")
-    return builder.build(max_attempts=1)
+    bolt = builder.bolt("refuse", Refuse(reason))
+    bolt.fields("lines", *by) if by else bolt.shuffle("lines")
+    return builder.build(max_attempts=1, parallelism=2)
 
 
 def test_reasons_that_are_larger_than_the_driver_takes(spark, checkpoint):
@@ -74,3 +77,14 @@ def test_payloads_that_are_larger_than_the_driver_takes_do_not_go_through_it(spa
         assert state.plan(0).crashes == 0
         dead = state.decision(0).dead["lines"]
         assert sorted(dead["id"].to_pylist()) == list(range(2000))
+
+
+def test_rows_that_are_larger_than_the_driver_settles_are_settled_on_spark(spark, execute):
+    """Another run helps only if the driver was to settle."""
+    by_id = failing(spark, "{:0500}", "'a'", ["id"])
+    with at_most(spark, "300k"):
+        with pytest.raises(Unsettled, match=r"the driver cannot settle its records: Total size"):
+            execute(by_id, is_small=True)
+        with pytest.raises(ResultsTooLarge):
+            execute(failing(spark, "{:0500}", "'a'"), is_small=True)
+        assert len(execute(by_id, by_root=True).failed) == 2000

@@ -26,14 +26,15 @@ from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
 from ackcore.calls.usage import UsageCounts, largest_sums
+from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import FAILED, TEXTS
 from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import SinkFile
-from ackcore.spark.base.session import collected
+from ackcore.spark.base.session import ResultsTooLarge, collected
 from ackcore.spark.base.traces import RecordTrace, Step
 from ackcore.spark.base.versions import repartition_by_id
-from ackcore.spark.engine.check import count_problems, file_problems, trailer_problems
+from ackcore.spark.engine.check import Unsettled, count_problems, file_problems, trailer_problems
 from ackcore.spark.engine.kept_jobs import kept_job
 from ackcore.spark.engine.reread import find_keys, judge, with_repeated_ids
 from ackcore.spark.engine.setup import InputFrame, RunPlan, RunResult, RunSetup, setup_on_spark
@@ -82,7 +83,8 @@ def run(
     """Run a micro-batch in one Spark action.
 
     Raises Spark's exception if the job fails: a worker was killed or an executor lost too often.
-    Raises ResultsTooLarge if so many records failed that Spark does not return them to the driver.
+    Raises ResultsTooLarge if so many records failed that Spark does not return them to the driver,
+    and Unsettled if only the driver cannot settle so many records.
     """
     setup = setup_on_spark(topology, layout, inputs, plan)
     spec, slices = setup.spec, setup.slices()
@@ -106,7 +108,12 @@ def run(
             stages = repartition_by_id(frame, spec.dests, "dest")
             frame = stages.mapInArrow(BoltStage(spec, level), ROW_TYPE)
         if plan.is_small and spec.dests <= _FEW_DESTS:
-            return read_results(setup, layout, settled(spec, collected(frame, adaptive=adaptive)))
+            try:
+                rows = collected(frame, adaptive=adaptive)
+            except ResultsTooLarge as error:
+                said = f"the driver cannot settle its records: {one_line(error)}"
+                raise Unsettled(said) from error
+            return read_results(setup, layout, settled(spec, rows))
         shards = repartition_by_id(frame, spec.dests, "dest")
         frame = shards.mapInArrow(SettleStage(spec), RESULT_TYPE)
     return read_results(setup, layout, collected(frame, adaptive=adaptive))

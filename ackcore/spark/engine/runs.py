@@ -309,16 +309,10 @@ class Runs:
     ) -> BatchOutcome:
         """Run, check, and decide from the results of the run."""
         retries, run_plan = self._run_plan(plan, work, by_root)
-        try:
-            with crashes_logged(work, plan.number):
-                ran = interruptible(
-                    self._spark,
-                    lambda: self._jobs.run(self._topology, self._layout, inputs, run_plan),
-                )
-        except ResultsTooLarge as error:
-            if not run_plan.is_small:
-                raise
-            raise Unsettled(f"the driver cannot settle its records: {one_line(error)}") from error
+        with crashes_logged(work, plan.number):
+            ran = interruptible(
+                self._spark, lambda: self._jobs.run(self._topology, self._layout, inputs, run_plan)
+            )
         ended_ms = self._clock()
         failpoint("ran", plan.number)
         watch.lap("run")
@@ -434,7 +428,7 @@ class Runs:
             blocked=blocked,
             rules=self._rules_in_run(plan),
             by_root=by_root,
-            is_small=not by_root and self._is_small(plan, retries),
+            is_small=not (by_root or plan.crashes) and self._is_small(plan, retries),
             tables=self._used_tables(plan, copies),
             spent=self._spent(plan),
         )
