@@ -13,6 +13,7 @@ from pyspark import cloudpickle
 from ackcore.spark import RunFailed, run_batch
 from ackcore.spark.base.session import ResultsTooLarge
 from ackcore.spark.checkpoint.state import State
+from ackcore.spark.engine import action
 from ackcore.spark.engine.check import Unsettled
 from ackcore.topology import BatchBolt, TopologyBuilder
 
@@ -79,9 +80,15 @@ def test_payloads_that_are_larger_than_the_driver_takes_do_not_go_through_it(spa
         assert sorted(dead["id"].to_pylist()) == list(range(2000))
 
 
-def test_rows_that_are_larger_than_the_driver_settles_are_settled_on_spark(spark, execute):
+def test_rows_that_are_larger_than_the_driver_settles_are_settled_on_spark(
+    spark, execute, monkeypatch
+):
     """Another run helps only if the driver was to settle."""
     by_id = failing(spark, "{:0500}", "'a'", ["id"])
+    with monkeypatch.context() as patch:
+        patch.setattr(action, "_FEW_BYTES", 1_000_000)  # of two tasks
+        with pytest.raises(Unsettled, match="their ledger rows are too large"):
+            execute(by_id, is_small=True)
     with at_most(spark, "300k"):
         with pytest.raises(Unsettled, match=r"the driver cannot settle its records: Total size"):
             execute(by_id, is_small=True)

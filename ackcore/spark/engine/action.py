@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
 from ackcore.calls.usage import UsageCounts, largest_sums
+from ackcore.spark.base.arrow_batches import Batches, MapInArrow
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import FAILED, TEXTS
@@ -70,6 +71,8 @@ from ackcore.topology.tuples import Raised, Reason
 
 #: The most tasks after an exchange whose rows the driver settles: each sends it a row from each.
 _FEW_DESTS = 32
+#: The most bytes of these rows.  Spark puts all rows of a task into one Arrow batch in memory.
+_FEW_BYTES = 1 << 27
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -93,21 +96,28 @@ def run(
         with kept.sent():
             return read_results(setup, layout, collected(kept.frame))
     columns = ROW_TYPE if layout.settles else RESULT_TYPE
+    here = plan.is_small and layout.settles and spec.dests <= _FEW_DESTS
+
+    def placed(stage: MapInArrow, level: int) -> MapInArrow:
+        is_last = here and level == layout.depth
+        return _Limited(stage, _FEW_BYTES // spec.dests) if is_last else stage
+
     frames = [
-        one.map_in_arrow(SpoutStage(spec, setup.sources, one.spout), columns) for one in inputs
+        one.map_in_arrow(placed(SpoutStage(spec, setup.sources, one.spout), 1), columns)
+        for one in inputs
     ]
     if slices:
         numbers = inputs[0].frame.sparkSession.range(len(slices), numPartitions=len(slices))
         stage = RetryStage(spec, setup.sources, None, slices)
-        frames.append(numbers.mapInArrow(stage, columns))
+        frames.append(numbers.mapInArrow(placed(stage, 1), columns))
     frame = reduce(DataFrame.union, frames)
     # There is nothing to adapt in an RDD and in exchanges with a fixed number of tasks.
     adaptive = not inputs[0].own_session
     if layout.settles:
         for level in range(2, layout.depth + 1):
             stages = repartition_by_id(frame, spec.dests, "dest")
-            frame = stages.mapInArrow(BoltStage(spec, level), ROW_TYPE)
-        if plan.is_small and spec.dests <= _FEW_DESTS:
+            frame = stages.mapInArrow(placed(BoltStage(spec, level), level), ROW_TYPE)
+        if here:
             try:
                 rows = collected(frame, adaptive=adaptive)
             except ResultsTooLarge as error:
@@ -119,14 +129,39 @@ def run(
     return read_results(setup, layout, collected(frame, adaptive=adaptive))
 
 
+#: The destination of the row that replaces the rest of a task's output.
+_TOO_MANY = -1
+
+
+@dataclass(frozen=True)
+class _Limited:
+    """A mapInArrow function that ends its output with a row to `_TOO_MANY` if it is too large."""
+
+    stage: MapInArrow
+    nbytes: int
+
+    def __call__(self, batches: Batches) -> Batches:
+        left = self.nbytes
+        for batch in self.stage(batches):
+            left -= batch.nbytes
+            if left < 0:
+                row = {"dest": _TOO_MANY, "head": b"", "blob": b""}
+                yield pa.RecordBatch.from_pylist([row], ROW_SCHEMA)
+                return
+            yield batch
+
+
 def settled(spec: TaskSpec, rows: pa.Table) -> pa.Table:
     """Return the results of the settle stage, which runs here, for the rows of the last exchange.
 
-    With few records a stage of Spark costs more time than it saves.
+    With few records a stage of Spark costs more time than it saves. Raises Unsettled if a task had
+    too many rows for the driver.
     """
     if not len(rows):
         rows = ROW_SCHEMA.empty_table()
     dests = rows["dest"].to_numpy()
+    if _TOO_MANY in dests:
+        raise Unsettled("the driver cannot settle its records: their ledger rows are too large")
     found: list[pa.RecordBatch] = []
     for dest in range(spec.dests):
         with called_as(dest, 0):
