@@ -46,6 +46,22 @@ def test_a_run_whose_session_has_ended_is_one_crash(world):
         assert state.plan(0).crashes == 1
 
 
+def test_a_query_that_looks_stopped_as_its_jvm_has_ended_counts_a_crash(world):
+    """A record may have ended the JVM; the next start counts the crash."""
+
+    def gone(*args):
+        raise ConnectionRefusedError("the JVM is gone")
+
+    world.spark = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=SimpleNamespace(sc=gone)))
+    world.run, world.stopping = gone, True
+    with ThreadPoolExecutor(1) as beside:
+        error = beside.submit(world.process, 0, ["a"]).exception()
+    assert isinstance(error, insist.Stopped)
+    state, _ = world.driver()
+    with state:
+        assert not state.plan(0).interrupted
+
+
 def test_rows_that_are_not_there_a_second_time_have_the_batch_run_again(world):
     world.behaves = fails("b")
     fetch, calls = world.fetch, []

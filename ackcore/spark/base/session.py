@@ -141,6 +141,17 @@ def is_stopped(spark: Any) -> bool:
         return True  # its JVM has ended
 
 
+def is_jvm_lost(spark: Any) -> bool:
+    """Return whether the JVM of a classic session has ended, or cannot be reached."""
+    java = None if is_connect(spark) else spark.sparkContext._jsc
+    try:
+        if java is not None:
+            java.sc().isStopped()
+    except (Py4JError, OSError):
+        return True
+    return False
+
+
 def refuse_no_session() -> None:
     """Raise if there is no session; Columns cannot be made without one."""
     context = active_context()

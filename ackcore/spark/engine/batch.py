@@ -37,6 +37,7 @@ from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import RunCancelled
 from ackcore.spark.base.schemas import FIRST_MS
+from ackcore.spark.base.session import is_jvm_lost
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.act import (
@@ -320,8 +321,11 @@ class Engine:
 
     def _record_interrupt(self, number: int, error: BaseException) -> None:
         """Record that the driver was interrupted, so that the next driver counts no crash."""
+        # A record may have killed the JVM. Without it, Spark's query looks like a stopped one.
         if isinstance(error, RunCancelled) and error.shut_down:
-            return  # a record may have killed the JVM
+            return
+        if isinstance(error, Stopped) and self._spark is not None and is_jvm_lost(self._spark):
+            return
         with suppress(StateError):
             self.state.record_interrupt(number)
 
