@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
 from ackcore.calls.usage import UsageCounts, largest_sums
-from ackcore.spark.base.arrow_batches import Batches, MapInArrow
+from ackcore.spark.base.arrow_batches import MapInArrow
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import FAILED, TEXTS
@@ -42,7 +42,7 @@ from ackcore.spark.engine.setup import InputFrame, RunPlan, RunResult, RunSetup,
 from ackcore.spark.engine.snapshot import load_snapshot, snapshot_inputs
 from ackcore.spark.stores.run_files import read_run_table
 from ackcore.spark.tasks.bolt_stage import BoltStage
-from ackcore.spark.tasks.exchange import read_receipts
+from ackcore.spark.tasks.exchange import TOO_LARGE, Limited, read_receipts
 from ackcore.spark.tasks.exchange_format import ROW_SCHEMA, ROW_TYPE, TrailerReceipt
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.record_ids import CLAIM
@@ -100,7 +100,7 @@ def run(
 
     def placed(stage: MapInArrow, level: int) -> MapInArrow:
         is_last = here and level == layout.depth
-        return _Limited(stage, _FEW_BYTES // spec.dests) if is_last else stage
+        return Limited(stage, _FEW_BYTES // spec.dests) if is_last else stage
 
     frames = [
         one.map_in_arrow(placed(SpoutStage(spec, setup.sources, one.spout), 1), columns)
@@ -129,28 +129,6 @@ def run(
     return read_results(setup, layout, collected(frame, adaptive=adaptive))
 
 
-#: The destination of the row that replaces the rest of a task's output.
-_TOO_MANY = -1
-
-
-@dataclass(frozen=True)
-class _Limited:
-    """A mapInArrow function that ends its output with a row to `_TOO_MANY` if it is too large."""
-
-    stage: MapInArrow
-    nbytes: int
-
-    def __call__(self, batches: Batches) -> Batches:
-        left = self.nbytes
-        for batch in self.stage(batches):
-            left -= batch.nbytes
-            if left < 0:
-                row = {"dest": _TOO_MANY, "head": b"", "blob": b""}
-                yield pa.RecordBatch.from_pylist([row], ROW_SCHEMA)
-                return
-            yield batch
-
-
 def settled(spec: TaskSpec, rows: pa.Table) -> pa.Table:
     """Return the results of the settle stage, which runs here, for the rows of the last exchange.
 
@@ -160,7 +138,7 @@ def settled(spec: TaskSpec, rows: pa.Table) -> pa.Table:
     if not len(rows):
         rows = ROW_SCHEMA.empty_table()
     dests = rows["dest"].to_numpy()
-    if _TOO_MANY in dests:
+    if TOO_LARGE in dests:
         raise Unsettled("the driver cannot settle its records: their ledger rows are too large")
     found: list[pa.RecordBatch] = []
     for dest in range(spec.dests):

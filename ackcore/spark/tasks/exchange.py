@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 from ackcore._arrow import offsets_of
 from ackcore._records import Int64s
 from ackcore._shuffle import fingerprint
+from ackcore.spark.base.arrow_batches import Batches, MapInArrow
 from ackcore.spark.settle import wire
 from ackcore.spark.tasks.exchange_format import (
     HEAD,
@@ -165,6 +167,28 @@ def _binary(values: tuple[Any, ...]) -> pa.Array:
     return pa.BinaryArray.from_buffers(
         pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     )
+
+
+#: The destination of the row that replaces the rest of a task's output.
+TOO_LARGE = -1
+
+
+@dataclass(frozen=True)
+class Limited:
+    """A stage that sends a row to `TOO_LARGE` in place of all rows after its first ``nbytes``."""
+
+    stage: MapInArrow
+    nbytes: int
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Process one partition, for mapInArrow."""
+        left = self.nbytes
+        for batch in self.stage(batches):
+            left -= batch.nbytes
+            if left < 0:
+                yield _to_batch([(TOO_LARGE, b"", b"")])
+                return
+            yield batch
 
 
 class Inbox:
