@@ -61,7 +61,8 @@ def sums_of(column: pa.Array, groups: KeyGroups, name: str) -> pa.Array:
     wrong = [total for total in exact if not lowest <= total < limit]
     if wrong:
         raise OverflowError(
-            f"the sum of column {name!r} must fit {kind}, got {wrong[0]}; use a column of "
+            f"the sum of column {name!r} must fit {kind}, got {wrong[0]}; remove this value or "
+            "the table with accept_changes=True, and later add another one for a column of "
             "decimals or floats"
         )
     if words == 1:

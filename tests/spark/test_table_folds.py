@@ -455,6 +455,29 @@ def test_a_fold_that_fails_ends_the_query_and_is_repeated_by_the_next(tmp_path):
     world.take(1, ["a2.o"])
 
 
+@pytest.mark.parametrize("value", [{"orders": count()}, None])
+def test_a_value_or_table_that_cannot_be_folded_can_be_removed(tmp_path, value):
+    """Its micro-batch is decided, and could never finish."""
+    TableWorld(tmp_path).take(0, ["a1.o"])
+    with dying_at("decided", 1):
+        TableWorld(tmp_path).process(1, ["a2.o"])
+    way_out = "because a table or value fails, run it without that table or value, with accept_cha"
+    with pytest.raises(CheckpointForeign, match=way_out):
+        TableWorld(tmp_path, {"orders": count(), "n": count()}).driver(accept_changes=True)
+    world = TableWorld(tmp_path, value, table=value and "totals")
+    state, engine = world.driver(accept_changes=True)
+    with state:
+        engine.process(1, [])
+        found = snapshot_of(state, world.topology, 1)
+        rows = [
+            row
+            for table in found.values()
+            for one in table.reader().scan()
+            for row in finished(table.shape, one).to_pylist()
+        ]
+    assert rows == ([{"shop": "A", "orders": 2}] if value else [])
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [

@@ -216,19 +216,20 @@ def check_tables(
     recorded: Mapping[str, TableState],
     structures: tuple[Mapping[str, Any], Mapping[str, Any]],
     decided: int | None,
+    folded: bool,
 ) -> None:
     """Refuse changes of tables that `accept_changes` does not allow.
 
     Values may be added, and start empty; values and tables may be removed. Raises CheckpointForeign
     if the key, the windows, the type of a value, or the presence of a ttl has changed; if a value
     has the name of a removed one; if rows of closed windows wait that nothing reads any more; or if
-    anything of a table has changed, or a sink of its rows was removed, while a micro-batch is
-    decided.
+    a table has changed, or a sink of its rows was removed, while a micro-batch is decided. Even
+    then a table may be removed, and a value until the rows are folded: a fold may always fail.
 
     ``root``: the ackcore part of the checkpoint. ``recorded``: the tables of the checkpoint.
     ``structures``: the structures of the recorded topology, and of the one that is to run.
     ``decided``: the micro-batch that is decided and not done: its rows are those of the recorded
-    topology.
+    topology. ``folded``: whether the tables have its rows already.
     """
     before, after = (structure.get("tables", {}) for structure in structures)
     for name in sorted(recorded.keys() & after.keys()):
@@ -283,20 +284,27 @@ def check_tables(
             )
     if decided is None:
         return
-    for name in sorted(before.keys() | after.keys()):
+    for name, now in sorted(after.items()):
+        was = before.get(name)
+        if was is not None and not folded:
+            values = was["aggregates"]
+            kept = {value: values[value] for value in now["aggregates"] if value in values}
+            was = {**was, "aggregates": kept}
         bolts = (structure["bolts"] for structure in structures)
         feeds = [
             (table, table and bolt.get(table["from"][0], {}).get("streams", {}))
-            for table, bolt in zip((before.get(name), after.get(name)), bolts, strict=True)
+            for table, bolt in zip((was, now), bolts, strict=True)
         ]
         if feeds[0] != feeds[1]:
+            what = "table" if folded else "table or value"
             raise CheckpointForeign(
                 f"{root}: table {name!r} or the bolt that it reads has changed, and micro-batch "
                 f"{decided} was decided before and is not finished. Run the former topology until "
-                "it has finished the micro-batch, then change it"
+                "it has finished the micro-batch, then change it. If it cannot finish, because a "
+                f"{what} fails, run it without that {what}, with accept_changes=True"
             )
     had, has = ({tuple(read) for read in each["sinks"].values()} for each in structures)
-    views = {f"{name}{view}" for name in before for view in (CHANGES, CLOSED)}
+    views = {f"{name}{view}" for name in before.keys() & after for view in (CHANGES, CLOSED)}
     for component, stream in sorted(had - has):
         if component in views:
             raise CheckpointForeign(

@@ -154,10 +154,11 @@ class State:
         decided = self.last_plan if self.last_plan != self.last_done else None
         if decided is not None and self.decision(decided) is None:
             decided = None
-        tables = self.tables.of(decided) or self.tables.of(self.last_done) or {}
+        folded = self.tables.of(decided)
+        tables = folded or self.tables.of(self.last_done) or {}
         structures = self._meta["structure"], topology.structure
         root = self._records.place("")
-        compatibility.check_tables(root, tables, structures, decided)
+        compatibility.check_tables(root, tables, structures, decided, folded is not None)
         if self._meta["fingerprint"] != topology.fingerprint:
             compatibility.check_accepted(root, structures, tables, accept_changes)
             self._meta |= compatibility.about(topology, self._meta["spout_order"])
