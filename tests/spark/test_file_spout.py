@@ -214,6 +214,10 @@ def test_any_name_is_read(folder):
 def test_a_directory_that_is_not_there_may_come(tmp_path):
     with pytest.raises(OSError, match="No such file"):
         FileSpout(tmp_path / "nowhere", "text").plan(None)
+    with pytest.raises(
+        SourceError, match=r"no directory .*nowhere. Create it, or correct the path"
+    ):
+        FileSpout(tmp_path / "nowhere", "text").bounded().plan(None)
 
 
 def gz(content):

@@ -141,6 +141,10 @@ class FileSpout(PlannedSource):
             newest, seen = previous["newest"], previous["seen"]
             # The files before are not in `seen`, even if the lateness is longer now.
             oldest = max(previous["oldest"], newest - self._lateness)
+        if self._ends and self._bucket is None and not os.path.isdir(self._root):
+            raise SourceError(
+                f"{self!r}: there is no directory {self._root}. Create it, or correct the path"
+            )
         new, listed = [], [*self._listed()]
         if self._ends and self._first is None:
             self._first = {one.name for one in listed}
