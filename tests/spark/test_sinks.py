@@ -260,6 +260,10 @@ def test_a_claim_says_whose_it_is_and_how_it_is_released(tmp_path, found, checkp
     shutil.rmtree(out / "batch_id=0")
     note.unlink()
     sink.claim(*claim)
+    with pytest.raises(
+        CheckpointForeign, match=r"sink 'n' of the same checkpoint, .* undo that, or"
+    ):
+        sink.claim("m", *claim[1:])
     sink.claim(*claim[:2], "/moved")  # a checkpoint that was moved is the same one
 
 

@@ -139,7 +139,7 @@ class ParquetDirectory(Sink):
         found = None if note is None else read_note(note.data)
         if not is_owner(found, deployment, sink):
             raise CheckpointForeign(
-                owned_by_another(self.path, found, checkpoint, self._has_rows())
+                owned_by_another(self.path, found, deployment, checkpoint, self._has_rows())
             )
 
     def _has_rows(self) -> bool:
@@ -163,11 +163,20 @@ def is_owner(found: Any, deployment: str, sink: str) -> bool:
     )
 
 
-def owned_by_another(place: str, found: Any, checkpoint: str, has_rows: bool) -> str:
+def owned_by_another(
+    place: str, found: Any, deployment: str, checkpoint: str, has_rows: bool
+) -> str:
     """Return an error message that names the owner, from its note, and the way to release the
     place.
     """
     owner = "another checkpoint or another sink"
+    if isinstance(found, dict) and found.get("deployment") == deployment:
+        return (
+            f"{place} is the directory of sink {found.get('sink')!r} of the same checkpoint, whose "
+            "micro-batches have the same numbers. Give each sink its own directory. If you have "
+            "given the sink another name or another stream to read, undo that, or give it an "
+            "empty directory"
+        )
     if isinstance(found, dict):
         there = found.get("checkpoint")
         of = f"the checkpoint {there}" if there else "another checkpoint"

@@ -143,7 +143,7 @@ class ParquetObjects(ParquetDirectory):
             before = read_note(found.data)
             if not is_owner(before, **whose):
                 raise CheckpointForeign(
-                    owned_by_another(self.path, before, batch.checkpoint, True)
+                    owned_by_another(self.path, before, batch.deployment, batch.checkpoint, True)
                 ) from None
         else:
             return parts
