@@ -377,7 +377,7 @@ def check_accepted(
             + (f". This start changes rows: {lost}" if lost else "")
         )
     if lost:
-        _log.warning("%s: rows are changed by accept_changes: %s", root, lost)
+        _log.warning("%s: accept_changes: the next micro-batch changes rows: %s", root, lost)
 
 
 def check_offsets(log: Path, root: str, ours: int | None) -> None:

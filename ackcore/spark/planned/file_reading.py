@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
+from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore.spark.base.arrow_batches import Batches
@@ -152,6 +153,22 @@ class FileReader:
             if column.null_count and not one.nullable:
                 raise ValueError(f"column {one.name} has nulls, and its schema allows none")
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def check_types(format: str, schema: pa.Schema) -> None:
+    """Raise ValueError if Spark, or a format of lines, does not have the types of a schema."""
+    try:
+        own = to_arrow_schema(from_arrow_schema(schema))
+        names = ('"' + name.replace('"', '""') + '"' for name in own.names)
+        rows = "{}\n" if format == "json" else ",".join(names) + "\n" + ",".join(['""'] * len(own))
+        of = pa.py_buffer(rows.encode()), "", own, lambda batch: batch
+        for _ in (JsonLines if format == "json" else CsvFile)(*of).rows():
+            pass
+    except (PySparkTypeError, NotImplementedError) as error:
+        raise ValueError(
+            f"schema must have types that Spark and {format} files have: {str(error).rstrip('.')}. "
+            "Read such values as text, and convert them in a bolt"
+        ) from None
 
 
 def read_files(

@@ -19,7 +19,7 @@ from ackcore._error_hints import as_seconds
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.schemas import CORRUPT_REASON, CORRUPT_RECORD, with_corrupt
 from ackcore.spark.checkpoint.skips import shown
-from ackcore.spark.planned.file_reading import FORMATS, LINE_FORMATS, read_files
+from ackcore.spark.planned.file_reading import FORMATS, LINE_FORMATS, check_types, read_files
 from ackcore.spark.planned.planned_source import PlannedSource, SourceError
 from ackcore.spark.stores.hdfs import HdfsStore
 from ackcore.spark.stores.objects import ObjectStore
@@ -105,7 +105,10 @@ class FileSpout(PlannedSource):
                 f"schema must not have the columns {CORRUPT_RECORD} and {CORRUPT_REASON}: a line "
                 "that cannot be read becomes a dead letter, which has them"
             )
-        self.schema = with_corrupt(self._own) if format in LINE_FORMATS else self._own
+        self.schema = self._own
+        if format in LINE_FORMATS:
+            check_types(format, self._own)
+            self.schema = with_corrupt(self._own)
         if not isinstance(glob, str) or not glob:
             raise ValueError(f"glob must be a pattern such as '*.json', got {glob!r}")
         self._matches = re.compile(fnmatch.translate(glob)).match
@@ -194,9 +197,10 @@ class FileSpout(PlannedSource):
                 what = f"grew from {one.size} to {now.size} bytes"
             raise SourceError(
                 f"{self!r}: the file {shown(one.name)} {what} after it was planned and before "
-                "its rows were decided. Restore the file, and start again on the same checkpoint; "
-                "or leave it out, and give its new content another name. Write files under a name "
-                "that begins with a dot, and rename them when they are complete"
+                "its rows were decided. Restore the file with its time of modification, and start "
+                "again on the same checkpoint; or leave it out, and give its new content another "
+                "name and a new time. Write files under a name that begins with a dot, and rename "
+                "them when they are complete"
             )
 
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
