@@ -24,21 +24,22 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
         before, after = old.get(kind, {}), new.get(kind, {})
         for name in sorted({*before, *after}):
             subject = f"{kind[:-1]} {name!r}"
+            words = _WORDS
             if name.endswith(DEDUP):
                 subject = f"dedup of spout {name.removesuffix(DEDUP)!r}"
+                words = {**words, "ttl_s": "within_s"}
             if name not in after:
                 found.append(f"{subject} is gone")
             elif name not in before:
                 found.append(f"{subject} is new")
             elif before[name] != after[name]:
-                found.append(f"{subject} {_difference(kind, before[name], after[name])}")
+                found.append(f"{subject} {_difference(kind, before[name], after[name], words)}")
     return tuple(dict.fromkeys(found))  # dedup is both a bolt and a table
 
 
-def _difference(kind: str, before: Any, after: Any) -> str:
+def _difference(kind: str, before: Any, after: Any, words: Mapping[str, str]) -> str:
     if kind == "sinks":
         return f"reads another stream: {'/'.join(after)}, not {'/'.join(before)}"
-    words = {"message_id": "message id", "tracked": "tracking", "aggregates": "values"}
     keys = [key for key in {**after, **before} if before.get(key) != after.get(key)]
     names = " and ".join(words.get(key, key) for key in keys)
     values = "; ".join(_VALUES.get(key, _values)(before.get(key), after.get(key)) for key in keys)
@@ -102,6 +103,8 @@ def shown_window(structure: Mapping[str, Any] | None) -> str:
     return "None" if structure is None else repr(Window.of(structure))
 
 
+#: The words for entries of structures whose names users do not know.
+_WORDS = {"message_id": "message id", "tracked": "tracking", "aggregates": "values"}
 _VALUES: Mapping[str, Callable[[Any, Any], str]] = {
     "inputs": _inputs,
     "streams": _by_name(_columns),
