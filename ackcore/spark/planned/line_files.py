@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby, islice
 
 import numpy as np
@@ -18,25 +19,17 @@ ROWS, BLOCK_BYTES = 10_000, 1 << 24
 _PLACE = re.compile(r" in row \d+|Row #\d+: ")
 
 
+@dataclass
 class LineFile(ABC):
-    """A file of records, each in a line.
+    """A file of records, each in a line."""
 
-    ``content``: the bytes of the file. ``name``: its name for messages. ``schema``: the columns to
-    read. ``fitted``: a function that returns a parsed batch in these columns, and raises ValueError
-    for a value that they do not allow.
-    """
+    content: pa.Buffer
+    name: str  # for messages
+    schema: pa.Schema  # the columns to read
+    #: Returns a parsed batch in these columns; raises ValueError for a value they do not allow.
+    fitted: Callable[[pa.RecordBatch], pa.RecordBatch]
 
-    def __init__(
-        self,
-        content: pa.Buffer,
-        name: str,
-        schema: pa.Schema,
-        fitted: Callable[[pa.RecordBatch], pa.RecordBatch],
-    ) -> None:
-        self._content = content
-        self._name = name
-        self._schema = schema
-        self._fitted = fitted
+    def __post_init__(self) -> None:
         #: The place of the first record, and a place with the number of its line.
         self._first, self._counted = 0, (0, 1)
 
@@ -50,7 +43,7 @@ class LineFile(ABC):
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all records in their order, in the columns of `with_corrupt`."""
-        found = self._batches(self._first, len(self._content))
+        found = self._batches(self._first, len(self.content))
         if not isinstance(found, Exception):
             yield from found
             return
@@ -61,7 +54,7 @@ class LineFile(ABC):
                 yield from some
             while are_damaged and (part := [*islice(some, ROWS)]):
                 texts, reasons = zip(*part, strict=True)
-                nothing = [pa.nulls(len(part), one.type) for one in self._schema]
+                nothing = [pa.nulls(len(part), one.type) for one in self.schema]
                 yield self._batch([*nothing, pa.array(texts), pa.array(reasons)])
 
     def _divided(
@@ -84,7 +77,7 @@ class LineFile(ABC):
             # Readers of dead letters need valid UTF-8.
             yield (
                 text.decode("utf-8", "backslashreplace"),
-                f"line {line} of {self._name} cannot be read: {said}",
+                f"line {line} of {self.name} cannot be read: {said}",
             )
 
     def _batches(
@@ -93,12 +86,12 @@ class LineFile(ABC):
         """Return the rows of some records, or the error of a damaged one."""
         if start == stop:
             return []
-        records = self._content.slice(start, stop - start)
+        records = self.content.slice(start, stop - start)
         try:
             # Arrow allocates a block even for a line.
             block = len(records) if is_one else min(len(records), BLOCK_BYTES)
             table = self._parsed(records, block)
-            good = [self._fitted(one) for one in table.to_batches(ROWS)]
+            good = [self.fitted(one) for one in table.to_batches(ROWS)]
             for one in good:
                 one.validate(full=True)  # Arrow does not look for UTF-8 in JSON
         except ValueError as error:  # not Arrow's errors about the schema
@@ -107,10 +100,10 @@ class LineFile(ABC):
         return [self._batch([*one.columns, no, no]) for one, no in zip(good, texts, strict=True)]
 
     def _bytes(self, start: int, stop: int) -> bytes:
-        return bytes(self._content.slice(start, stop - start))
+        return bytes(self.content.slice(start, stop - start))
 
     def _batch(self, columns: list[pa.Array]) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays(columns, schema=with_corrupt(self._schema))
+        return pa.RecordBatch.from_arrays(columns, schema=with_corrupt(self.schema))
 
 
 #: Lines that are null, which is no object. Arrow ends the process if such a line is the first of a
@@ -130,14 +123,14 @@ class JsonLines(LineFile):
         return json.read_json(
             pa.BufferReader(records),
             json.ReadOptions(block_size=block_bytes),
-            json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="ignore"),
+            json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="ignore"),
         )
 
     def _ends(self) -> Iterator[int]:
-        found = [one.end() for one in re.finditer(rb"\n", memoryview(self._content))]
+        found = [one.end() for one in re.finditer(rb"\n", memoryview(self.content))]
         yield from found
-        if not found or found[-1] < len(self._content):
-            yield len(self._content)
+        if not found or found[-1] < len(self.content):
+            yield len(self.content)
 
 
 #: The empty lines before a header.
@@ -156,20 +149,14 @@ class CsvFile(LineFile):
     The constructor raises ValueError if it finds no header. ``names``: the columns in the header.
     """
 
-    def __init__(
-        self,
-        content: pa.Buffer,
-        name: str,
-        schema: pa.Schema,
-        fitted: Callable[[pa.RecordBatch], pa.RecordBatch],
-    ) -> None:
+    def __post_init__(self) -> None:
         from pyarrow import csv  # noqa: PLC0415 - loaded where it is needed
 
-        super().__init__(content, name, schema, fitted)
-        text = memoryview(content)
+        super().__post_init__()
+        text = memoryview(self.content)
         blank = _BLANK.match(text)
         self._first = 0 if blank is None else blank.end()
-        if self._first == len(content):
+        if self._first == len(self.content):
             raise ValueError("it has no header")
         self._first = next(self._ends())
         header = pa.BufferReader(self._bytes(0, self._first) + b"\n")  # it may be the last line
@@ -178,7 +165,8 @@ class CsvFile(LineFile):
         quotes = sum(np.count_nonzero(np.frombuffer(one, np.uint8) == ord('"')) for one in pieces)
         closed = _CLOSED.match(text) if quotes % 2 else None
         #: The address of a quote that is not closed, or of the end.
-        self._open = content.address + (len(content) if closed is None else closed.end())
+        size = len(self.content) if closed is None else closed.end()
+        self._open = self.content.address + size
 
     def _parsed(self, records: pa.Buffer, block_bytes: int) -> pa.Table:
         from pyarrow import csv  # noqa: PLC0415
@@ -190,8 +178,8 @@ class CsvFile(LineFile):
             csv.ReadOptions(block_size=block_bytes, column_names=self.names),
             csv.ParseOptions(newlines_in_values=True),
             csv.ConvertOptions(
-                column_types=self._schema,
-                include_columns=self._schema.names,
+                column_types=self.schema,
+                include_columns=self.schema.names,
                 include_missing_columns=True,
                 null_values=[""],  # not Arrow's list, with NA and null
                 strings_can_be_null=True,
@@ -201,8 +189,8 @@ class CsvFile(LineFile):
 
     def _ends(self) -> Iterator[int]:
         place = self._first
-        while place < len(self._content):
-            found = _RECORD.match(memoryview(self._content), place)
+        while place < len(self.content):
+            found = _RECORD.match(memoryview(self.content), place)
             assert found is not None  # it matches any text
             place = found.end()
             yield place
