@@ -38,6 +38,7 @@ from ackcore.spark import (
     to_parquet,
 )
 from ackcore.spark.base import session, workers
+from ackcore.spark.base.interrupts import raise_if_interrupted
 from ackcore.spark.base.session import session_lost, task_slots
 from ackcore.spark.base.sources import has_fixed_order, has_fixed_rows
 from ackcore.spark.base.workers import WorkerPythonError
@@ -261,6 +262,19 @@ def test_a_session_that_its_server_ended_ends_the_run(connect, other_connect, tm
     # Nobody knows what the server died of: that counts, as a JVM's end does.
     plan = ended(topology(connect.range(3), Held(tmp_path)), connect, tmp_path, slow)
     assert plan["crashes"] > 0
+
+
+def test_a_cancelled_job_of_a_session_that_has_ended_names_the_session(connect, other_connect):
+    from pyspark.errors.exceptions import connect as raised  # noqa: PLC0415 - needs grpc
+
+    cancelled = raised.SparkConnectGrpcException("[OPERATION_CANCELED] canceled. SQLSTATE: HY008")
+    other_connect.range(1).collect()
+    with pytest.raises(RunCancelled, match="from outside"):
+        raise_if_interrupted(cancelled, None, other_connect, "it", "go on")
+    other_connect.client.release_session()
+    with pytest.raises(RunCancelled, match="the session of Spark Connect has ended") as caught:
+        raise_if_interrupted(cancelled, None, other_connect, "it", "go on")
+    assert caught.value.shut_down
 
 
 def test_a_session_is_kept_alive_while_a_retry_is_waited_for(connect, tmp_path, monkeypatch):

@@ -191,10 +191,10 @@ def test_an_interrupt_that_was_there_before_is_none_of_ours(world):
 
 
 def test_what_is_no_error_of_sparks_was_not_cancelled():
-    raise_if_interrupted(ValueError("Job 5 cancelled"), None, "it", "go on")
+    raise_if_interrupted(ValueError("Job 5 cancelled"), None, None, "it", "go on")
     known = RunCancelled("it was")
     with pytest.raises(RunCancelled) as error:
-        raise_if_interrupted(known, None, "it", "go on")
+        raise_if_interrupted(known, None, None, "it", "go on")
     assert error.value is known
 
 

@@ -23,7 +23,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from ackcore.spark.base.errors import one_line
-from ackcore.spark.base.session import LOST, JobTag, activate, job_thread, session_lost
+from ackcore.spark.base.session import (
+    LOST,
+    JobTag,
+    activate,
+    job_thread,
+    session_gone,
+    session_lost,
+)
 from ackcore.spark.base.versions import Py4JError
 
 T = TypeVar("T")
@@ -187,13 +194,17 @@ def cancel_until(tag: JobTag, ended: threading.Event) -> None:
 
 
 def raise_if_interrupted(
-    error: BaseException, handled: BaseException | None, what: str, way_out: str
+    error: BaseException,
+    handled: BaseException | None,
+    session: SparkSession | None,
+    what: str,
+    way_out: str,
 ) -> None:
     """Raise the interrupt that an error hides, or `RunCancelled` if its job was cancelled.
 
     ``handled`` is the exception that was being handled before the call (`sys.exception`); it is
-    ignored.  ``what`` and ``way_out`` are for the message: the cancelled object, and how to
-    continue.
+    ignored.  ``session`` is the session of the job, or None if no job ran.  ``what`` and
+    ``way_out`` are for the message: the cancelled object, and how to continue.
     """
     old = {id(one) for one in _chain(handled)}
     for one in _chain(error):
@@ -201,16 +212,16 @@ def raise_if_interrupted(
             raise KeyboardInterrupt(*one.args) from error
     if isinstance(error, RunCancelled):
         raise error
-    if session_lost(error):
-        message = f"{what} was given up, because {_LOST}: {one_line(error)}. {way_out}"
-        raise RunCancelled(message, shut_down=True) from error
-    if not isinstance(error, Py4JError | PySparkException):
+    said = str(error) if isinstance(error, Py4JError | PySparkException) else ""
+    cancelled = _CANCELLED.search(said) is not None and _FAILED not in said
+    shut_down = True
+    if session_lost(error) or (cancelled and session_gone(session)):
+        cause = _LOST
+    elif cancelled:
+        shut_down = _SHUT_DOWN in said
+        cause = "the SparkContext was stopped" if shut_down else _FROM_OUTSIDE
+    else:
         return
-    said = str(error)
-    if _CANCELLED.search(said) is None or _FAILED in said:
-        return
-    shut_down = _SHUT_DOWN in said
-    cause = "the SparkContext was stopped" if shut_down else _FROM_OUTSIDE
     message = f"{what} was given up, because {cause}: {one_line(error)}. {way_out}"
     raise RunCancelled(message, shut_down) from error
 

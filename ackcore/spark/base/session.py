@@ -55,6 +55,8 @@ _RANGE_ROWS = 1 << 16
 #: The interval in seconds of requests to a Spark Connect server, which ends a session after an hour
 #: without one (spark.connect.session.manager.defaultSessionTimeout).
 ALIVE_S = 300.0
+#: The time in seconds within which a Spark Connect server must answer a request.
+_ANSWER_S = 10.0
 #: The number of concurrent tasks, by session of Spark Connect.
 _SLOTS: WeakKeyDictionary[SparkSession, int] = WeakKeyDictionary()
 
@@ -205,6 +207,30 @@ def session_lost(error: BaseException) -> bool:
         told = None if SPARK < (4, 0) or asks_jvm else error.getCondition()
         return told in _GONE or bool(_NO_ANSWER.match(str(error)))
     return isinstance(error, ValueError) and bool(_NO_ANSWER.match(str(error)))
+
+
+def session_gone(spark: Any) -> bool:
+    """Return whether the server of a Spark Connect session has ended it, or does not answer.
+
+    A job that runs when its session ends may fail as if it had been cancelled.
+    """
+    if not is_connect(spark):
+        return False
+    answers: list[bool] = []
+
+    def ask() -> None:
+        try:
+            spark.conf.get("spark.sql.caseSensitive")
+        except LOST as error:
+            answers.append(session_lost(error))
+        else:
+            answers.append(False)
+
+    # In a thread, because PySpark retries for ten minutes if the server is gone.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_ANSWER_S)
+    return not answers or answers[0]
 
 
 # --------------------------------------------------------------------------- cancellation of jobs

@@ -96,6 +96,7 @@ class SinkCalls:
             raise_if_interrupted(
                 error,
                 self._handled,
+                self._spark,
                 f"micro-batch {self._number}, in {what},",
                 "The decision is recorded: start again on the same checkpoint to continue",
             )

@@ -236,6 +236,7 @@ class Runs:
         raise_if_interrupted(
             error,
             handled,
+            self._spark,
             f"micro-batch {plan.number}",
             "Its records are not decided, and it does not count as an attempt: start again on "
             "the same checkpoint to continue",
