@@ -81,7 +81,8 @@ class WindowWatermarks:
             marks = (*marks, (now_ms, self.reached))
         largest = {**self.times}
         for spout, time in times.items():
-            largest[spout] = max(time, largest.get(spout, NEVER))
+            # A wrong time in the future must not close the windows of all other records.
+            largest[spout] = max(min(time, now_ms), largest.get(spout, NEVER))
         seen = {**self.seen_ms, **dict.fromkeys(times, now_ms)}
         counted = [
             largest.get(spout, NEVER)

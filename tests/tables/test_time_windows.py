@@ -251,15 +251,22 @@ def test_windows_that_do_not_fit_a_table_are_refused_by_name(changes, error, tex
 
 def test_the_slowest_spout_counts_until_it_is_idle():
     window = tumbling(1, "ts", late_s=2, idle_s=30)
-    found = WindowWatermarks().after(window, "ab", 0, {"a": 9_000}, None, False)
+    found = WindowWatermarks().after(window, "ab", 100_000, {"a": 9_000}, None, False)
     assert found.closed == NEVER
-    found = found.after(window, "ab", 10_000, {"b": 5_000}, None, False)
+    found = found.after(window, "ab", 110_000, {"b": 5_000}, None, False)
     assert found.closed == 3_000
-    found = found.after(window, "ab", 39_999, {"a": 20_000}, None, False)
+    found = found.after(window, "ab", 139_999, {"a": 20_000}, None, False)
     assert found.closed == 3_000
-    found = found.after(window, "ab", 40_000, {}, None, False)
+    found = found.after(window, "ab", 140_000, {}, None, False)
     assert found.closed == 18_000
     # A spout that returns does not move the bound back.
-    found = found.after(window, "ab", 41_000, {"b": 6_000}, None, False)
+    found = found.after(window, "ab", 141_000, {"b": 6_000}, None, False)
     assert (found.reached, found.closed) == (18_000, 18_000)
-    assert found.after(window, "ab", 99_000, {}, None, False).closed == 18_000
+    assert found.after(window, "ab", 199_000, {}, None, False).closed == 18_000
+
+
+def test_a_time_in_the_future_counts_as_the_time_of_the_plan():
+    window = tumbling(1, "ts", late_s=2)
+    found = WindowWatermarks().after(window, "a", 10_000, {"a": 10**15}, None, False)
+    assert (found.reached, found.closed) == (8_000, 8_000)
+    assert found.after(window, "a", 20_000, {"a": 12_000}, None, False).closed == 10_000
