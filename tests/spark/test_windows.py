@@ -311,7 +311,10 @@ class Sessions:
 
 KINDS = [Sliding(10, 10), Sliding(10, 4), Sessions(5)]
 RECORD = st.tuples(
-    st.sampled_from("abc"), st.sampled_from([*range(15), AHEAD]), st.sampled_from("oooo12fRx"), st.integers(0, 1)
+    st.sampled_from("abc"),
+    st.sampled_from([*range(15), AHEAD]),
+    st.sampled_from("oooo12fRx"),
+    st.integers(0, 1),
 )
 
 

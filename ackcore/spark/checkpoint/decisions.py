@@ -93,7 +93,7 @@ class BatchDecision:
     refused: Mapping[str, pa.Table] = field(default_factory=dict)
     #: Whether the answers of all sinks are recorded, which is done only if one refused rows.
     sinks_done: bool = False
-    #: By table with windows and by spout, the largest time of a row of an ACKED record.
+    #: By table with event times and by spout, how far the times of ACKED records have come.
     times: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @classmethod

@@ -21,11 +21,13 @@ from ackcore._records import Int64s
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import FIRST_MS, REPLAYED, SinkFile
 from ackcore.spark.checkpoint.table_records import TableState
+from ackcore.spark.engine.setup import Backlog
 from ackcore.spark.sinks.sink_batch import BatchFile, read_with_roots
 from ackcore.spark.tasks.record_ids import RETRIES, positions_of
 from ackcore.tables.key_groups import Bools
 from ackcore.tables.time_windows import Window
 from ackcore.tables.watermarks import EVER, NEVER, WindowWatermarks
+from ackcore.topology.dedup import AT_MS
 from ackcore.topology.parts import Parts, TableSpec
 from ackcore.topology.tuples import Reason
 
@@ -41,6 +43,7 @@ class ReadRecords:
     due: Mapping[str, pa.Table]  # by spout, the retried records
     #: Returns what `first_copies` returns.
     find_copies: Callable[[], tuple[Int64s, Int64s]]
+    backlogs: Mapping[str, Backlog]  # by spout, the parts with rows for later micro-batches
 
     def owners(self, roots: Int64s) -> Int64s:
         """Return the number of the spout of each root; -1 for a root that is of none."""
@@ -94,6 +97,29 @@ class ReadRecords:
             found[tried] = times > 0
         return found
 
+    def newest_of_parts(self, spout: str, roots: Int64s, ms: Int64s) -> Int64s:
+        """Return the largest time of the new records of each part of a backlog; `NEVER` if unknown.
+
+        ``ms``: the times of the records with ``roots``.
+        """
+        backlog = self.backlogs[spout]
+        found = np.full(backlog.parts, NEVER)
+        read = sorted((at, rows[spout]) for at, rows in self.read.items() if rows.get(spout))
+        if len(read) != len(backlog.tasks):  # a task has no record, and it is not known which one
+            return found
+        partitions, places = positions_of(self.keys[spout], roots)
+        for (partition, rows), ranges in zip(read, backlog.tasks, strict=True):
+            here = np.flatnonzero((partitions == partition) & (places < rows))
+            parts, sizes = np.array(ranges, np.int64).T
+            # A range can have fewer rows than offsets.  So the rows before a record give its first
+            # possible range, and those after it the last one.
+            first = np.searchsorted(sizes.cumsum(), places[here], "right")
+            after = rows - 1 - places[here]
+            last = len(sizes) - 1 - np.searchsorted(sizes[::-1].cumsum(), after, "right")
+            known = (first == last) & (parts[first] >= 0)
+            np.maximum.at(found, parts[first[known]], ms[here[known]])
+        return found
+
     def _retried(self, roots: Int64s, column: str) -> Iterator[tuple[Int64s, Int64s]]:
         """Yield the places of the roots of retried records, and the values of one column."""
         for spout, records in self.due.items():
@@ -123,7 +149,7 @@ class WindowedRows:
         for table, window, watermarks in self._windowed():
             limit = max(watermarks.reached, watermarks.closed)
             late, timeless, lost = [_EMPTY], [_EMPTY], 0
-            for us, usable, roots in self._rows(table, window, nonacked):
+            for us, usable, roots in self._rows(table, nonacked):
                 ends = window.closes_ms(us)
                 places = np.flatnonzero(usable & (ends <= limit))
                 if len(places):
@@ -160,20 +186,33 @@ class WindowedRows:
         return rows if len(first) == len(rows) else rows.take(pa.array(np.sort(first)))
 
     def times(self, nonacked: Int64s) -> dict[str, dict[str, int]]:
-        """Return the largest time of a row of an ACKED record in milliseconds, by table and spout.
+        """Return how far the times of ACKED records have come in milliseconds, by table and spout.
+
+        That is the largest time of a row or, for a spout with a backlog, the smallest of the
+        largest times of its parts: `NEVER` if a part has no row.
 
         ``nonacked`` has the roots of all failed records; sorted.
         """
         spouts = list(self.records.keys)
+        backlogs = self.records.backlogs
         found: dict[str, dict[str, int]] = {}
-        for table, window, _ in self._windowed():
+        for name, table in self.topology.tables.items():
+            if table.shape.window is None and not self._has_backlog(name):
+                continue
             largest = np.full(len(spouts) + 1, NEVER)
-            for us, usable, roots in self._rows(table, window, nonacked):
+            parts = {spout: np.full(one.parts, NEVER) for spout, one in backlogs.items()}
+            for us, usable, roots in self._rows(table, nonacked):
                 some, rows = _roots_at(roots, np.flatnonzero(usable))
+                ms = us[usable][rows] // 1_000
+                owners = self.records.owners(some)
                 # The last entry is for roots of no known spout.
-                np.maximum.at(largest, self.records.owners(some), us[usable][rows] // 1_000)
-            found[table.name] = {
-                spout: int(time)
+                np.maximum.at(largest, owners, ms)
+                for spout, newest in parts.items():
+                    own = owners == spouts.index(spout)
+                    of_batch = self.records.newest_of_parts(spout, some[own], ms[own])
+                    np.maximum(newest, of_batch, out=newest)
+            found[name] = {
+                spout: int(min([time, *parts.get(spout, ())]))
                 for spout, time in zip(spouts, largest, strict=False)
                 if time > NEVER
             }
@@ -187,16 +226,26 @@ class WindowedRows:
                 watermarks = WindowWatermarks() if body is None else WindowWatermarks.of(body)
                 yield table, table.shape.window, watermarks
 
-    def _rows(
-        self, table: TableSpec, window: Window, nonacked: Int64s
-    ) -> Iterator[tuple[Int64s, Bools, pa.Array]]:
+    def _has_backlog(self, table: str) -> bool:
+        """Return whether a table has the keys of a backlog, deduplicated by event times."""
+        spout = self.topology.source_of(table)
+        if spout is None or spout.dedup is None or spout.dedup.event_time is None:
+            return False
+        return spout.name in self.records.backlogs
+
+    def _rows(self, table: TableSpec, nonacked: Int64s) -> Iterator[tuple[Int64s, Bools, pa.Array]]:
         """Yield the times of rows, which of them are usable, and the root or roots of each."""
+        window = table.shape.window
         for file in self.files:
             if (file.component, file.stream) == (table.component, table.stream) and file.rows:
                 path = os.path.join(self.work, file.path)
                 read = BatchFile(path, file.rows, nbytes=file.nbytes)
                 for batch, _ in read_with_roots(read, nonacked):
-                    us, usable = window.times(batch.column(window.time))
+                    if window is not None:
+                        us, usable = window.times(batch.column(window.time))
+                    else:
+                        us = batch.column(AT_MS).to_numpy() * 1_000
+                        usable = np.ones(len(us), np.bool_)
                     yield us, usable, batch.column(len(batch.schema) - 1)
 
     def _failures(self, reason: Reason, roots: Int64s) -> pa.Table:

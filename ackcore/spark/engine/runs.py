@@ -381,8 +381,10 @@ class Runs:
     def _windowed(
         self, plan: Plan, retries: Retries, run_plan: RunPlan, ran: RunResult
     ) -> WindowedRows | None:
-        """Return the rows for tables with windows, or None if no table has windows."""
-        if all(table.shape.window is None for table in self._topology.tables.values()):
+        """Return the rows for tables with event times, or None if no table has such times."""
+        windows = (table.shape.window for table in self._topology.tables.values())
+        event_times = (spout.dedup.event_time for spout in self._deduped if spout.dedup)
+        if all(one is None for one in (*windows, *event_times)):
             return None
         tables = (None if plan.parent is None else self._state.tables.of(plan.parent)) or {}
         keys = {name: self._spout_key(run_plan, name) for name in self.spouts}
@@ -391,7 +393,9 @@ class Runs:
         def find_copies() -> tuple[Int64s, Int64s]:
             return first_copies(retries.due, ran.files, work, self._deduped)
 
-        records = ReadRecords(keys, ran.read, retries.due, find_copies)
+        backlogs = self._offsets.backlogs(plan)
+        tracked = {name: one for name, one in backlogs.items() if name in keys}
+        records = ReadRecords(keys, ran.read, retries.due, find_copies, tracked)
         return WindowedRows(self._topology, tables, records, ran.files, work)
 
     def _spout_key(self, run_plan: RunPlan, spout: str) -> int:

@@ -112,6 +112,15 @@ class Obstacle(NamedTuple):
     timeout_s: float | None = None
 
 
+class Backlog(NamedTuple):
+    """The parts of a source, such as partitions of a topic, with rows for later micro-batches."""
+
+    parts: int
+    #: By task, its ranges in order: the number of the part, or -1 if the range is of no such part,
+    #: and the maximum number of rows.
+    tasks: Sequence[Sequence[tuple[int, int]]]
+
+
 class PlannedRows:
     """The spouts whose rows a plan names; this base class has none."""
 
@@ -154,6 +163,10 @@ class PlannedRows:
     def obstacle(self, plan: Plan) -> Obstacle | None:
         """Return the reason why the rows of a plan cannot be read now, or None if they can."""
         return None
+
+    def backlogs(self, plan: Plan) -> Mapping[str, Backlog]:
+        """Return the backlogs that a plan leaves, by spout."""
+        return {}
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
         """Report finished rows to the sources after a micro-batch; return each spout's lag."""

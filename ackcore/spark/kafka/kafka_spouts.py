@@ -19,7 +19,7 @@ from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.engine.setup import InputFrame, Obstacle, PlannedRows, Snapshot
+from ackcore.spark.engine.setup import Backlog, InputFrame, Obstacle, PlannedRows, Snapshot
 from ackcore.spark.kafka.group_commits import Key, Teller, refuse_two_tellers
 from ackcore.spark.kafka.offset_reading import ReadOffsets
 from ackcore.spark.kafka.plans import OffsetPlan, records_in
@@ -200,6 +200,20 @@ class KafkaSources(PlannedRows):
             again = read if topics <= planned.topic_ids.keys() else None
             snapshot = Snapshot(ids, read, again)
             found.append(InputFrame(self._empty, name, snapshot, planned.refused, planned.tried))
+        return found
+
+    def backlogs(self, plan: Plan) -> Mapping[str, Backlog]:
+        """See `PlannedRows.backlogs`."""
+        found = {}
+        for name in self._spouts.keys() & plan.offsets.keys():
+            planned = OffsetPlan.of(plan.offsets[name])
+            behind = planned.behind()
+            if behind:
+                tasks = [
+                    [(behind.get((one.topic, one.partition), -1), one.size) for one in some]
+                    for some in (*planned.tasks, *([planned.lost] if planned.lost else []))
+                ]
+                found[name] = Backlog(len(behind), tasks)
         return found
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
-from ackcore.spark.engine.setup import InputFrame, Obstacle, PlannedRows
+from ackcore.spark.engine.setup import Backlog, InputFrame, Obstacle, PlannedRows
 from ackcore.spark.planned.planned_source import SourceError
 
 T = TypeVar("T")
@@ -55,6 +55,10 @@ class JoinedRows(PlannedRows):
     def obstacle(self, plan: Plan) -> Obstacle | None:
         """See `PlannedRows.obstacle`."""
         return _first(part.obstacle(plan) for part in self._parts)
+
+    def backlogs(self, plan: Plan) -> Mapping[str, Backlog]:
+        """See `PlannedRows.backlogs`."""
+        return {name: one for part in self._parts for name, one in part.backlogs(plan).items()}
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
         """See `PlannedRows.done`."""

@@ -42,7 +42,7 @@ def fold_of(
         dedup = None if spout is None else spout.dedup
         if dedup is None:
             return TableFold(*of, decision.now_ms)
-        return SeenFold(*of, decision.now_ms, dedup)
+        return SeenFold(*of, decision.now_ms, dedup, decision.times.get(table.name, {}))
     spouts = topology.spouts_of(table.component)
     waits = decision.waiting.segments()
     oldest = min((part.oldest_ms for name in spouts for part in waits.get(name, ())), default=None)

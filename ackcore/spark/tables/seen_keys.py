@@ -12,7 +12,7 @@ The horizon is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -61,13 +61,23 @@ class SeenSource(NamedTuple):
 
 
 class SeenFold(TableFold):
-    """The fold of a micro-batch's keys; the arguments are those of `TableFold`, and the bounds."""
+    """The fold of a micro-batch's keys; the arguments are those of `TableFold`, and the bounds.
+
+    ``newest`` has the time that the records of the spout have reached, if it is known.
+    """
 
     def __init__(
-        self, files: SegmentFiles, shape: TableShape, number: int, now_ms: int, dedup: Dedup
+        self,
+        files: SegmentFiles,
+        shape: TableShape,
+        number: int,
+        now_ms: int,
+        dedup: Dedup,
+        newest: Mapping[str, int],
     ) -> None:
         super().__init__(files, shape, number, now_ms)
         self._dedup = dedup
+        self._newest = newest
         self._times: Int64s = np.empty(0, np.int64)
 
     def folded(self, before: TableState, rows: Sequence[BatchFile], nonacked: Int64s) -> TableState:
@@ -79,7 +89,8 @@ class SeenFold(TableFold):
             self._horizon_ms = horizon_ms = max(horizon_ms, now_ms - within_ms)
         after = super().folded(before, rows, nonacked)
         if dedup.event_time is not None and len(self._times):
-            horizon_ms = max(horizon_ms, int(self._times.max()) - within_ms)
+            newest = min([int(self._times.max()), *self._newest.values()])
+            horizon_ms = max(horizon_ms, newest - within_ms)
         spans: tuple[Span, ...] = ()
         if dedup.within_keys is not None:
             spans = _with_times(before.spans, self._times)

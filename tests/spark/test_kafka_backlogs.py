@@ -1,0 +1,99 @@
+"""Event times while partitions of a topic have more records than a micro-batch takes."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark import cloudpickle
+
+pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+
+from confluent_kafka import Producer
+
+from ackcore.kafka import KafkaSpout
+from ackcore.spark import start
+from ackcore.spark.engine.late_records import ReadRecords
+from ackcore.spark.engine.setup import Backlog
+from ackcore.spark.tasks.record_ids import RETRIES, roots_of
+from ackcore.tables import count, tumbling
+from ackcore.tables.watermarks import NEVER
+from ackcore.topology import BasicBolt, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+BEGAN_MS, MINUTE_MS = 1_767_225_600_000, 60_000
+
+
+class Times(BasicBolt):
+    outputs = pa.schema([("all", pa.string()), ("at", pa.timestamp("ms", tz="UTC"))])
+
+    def execute(self, tuple, collector):
+        collector.emit(("all", tuple["timestamp"]))
+
+
+def test_a_partition_that_is_behind_makes_no_record_late_and_lets_no_copy_pass(
+    spark, mock_kafka, tmp_path
+):
+    mock_kafka.create_topic("t", 2)
+    producer = Producer({"bootstrap.servers": mock_kafka.bootstrap_servers})
+    # The first micro-batch takes the first nine minutes of partition 0, and all of partition 1.
+    minutes = [*range(9), 8, *range(9, 25)]
+    for partition, some in ((0, minutes), (1, [300])):
+        for minute in some:
+            at = BEGAN_MS + minute * MINUTE_MS
+            producer.produce("t", b"%d" % minute, partition=partition, timestamp=at)
+        producer.flush()
+    builder = TopologyBuilder()
+    spout = KafkaSpout(
+        "t", bootstrap_servers=mock_kafka.bootstrap_servers, start="earliest", max_records=10
+    )
+    builder.spout("lines", spout, dedup="value", within_s=90, event_time="timestamp")
+    builder.bolt("times", Times()).shuffle("lines")
+    window = tumbling(60, "at")
+    builder.table("minutes", from_="times", key="all", value={"n": count()}, window=window)
+    closed = []
+    builder.sink("minutes.closed", lambda frame, number: closed.extend(frame.collect()))
+    on = start(builder.build(), spark, tmp_path / "cp", trigger={"availableNow": True})
+    assert on.await_termination(300)
+    assert on.counts.dead == 0
+    assert sum(progress.duplicates for progress in on.recent_progress) == 1
+    began = [row.window_start.timestamp() * 1000 for row in closed]
+    assert sorted(began) == [BEGAN_MS + minute * MINUTE_MS for minute in range(24)]
+    assert {row.n for row in closed} == {1}
+
+
+@given(st.data())
+def test_the_newest_record_of_each_part_is_never_taken_for_a_newer_one(data):
+    """Compare with the true parts: a range has fewer rows than offsets, and a task many ranges."""
+    draw = data.draw
+    parts = draw(st.integers(1, 3))
+    of_range = st.tuples(st.integers(-1, parts - 1), st.integers(1, 4), st.integers(0, 4))
+    of_tasks = draw(st.lists(st.lists(of_range, min_size=1, max_size=4), min_size=1, max_size=3))
+    full = draw(st.booleans())
+    partitions = draw(st.lists(st.integers(0, 9), min_size=3, max_size=3, unique=True).map(sorted))
+    read, roots, times, newest = {}, [], [], [NEVER] * parts
+    for partition, ranges in zip(partitions, of_tasks, strict=False):
+        at = 0
+        for part, size, there in ranges:
+            for _ in range(size if full else min(size, there)):
+                time = draw(st.integers(0, 50))
+                roots += roots_of(7, partition, np.array([at])).tolist()
+                times.append(time)
+                if part >= 0:
+                    newest[part] = max(newest[part], time)
+                at += 1
+        read[partition] = {"other": 5, **({"lines": at} if at else {})}
+    for root in roots_of(7, RETRIES, np.arange(3)).tolist():
+        roots.append(root)
+        times.append(99)
+    tasks = [[(part, size) for part, size, _ in ranges] for ranges in of_tasks]
+    records = ReadRecords({"lines": 7}, read, {}, lambda: None, {"lines": Backlog(parts, tasks)})
+    found = records.newest_of_parts("lines", np.array(roots), np.array(times)).tolist()
+    assert all(one <= true for one, true in zip(found, newest, strict=True))
+    if full:
+        assert found == newest
