@@ -406,6 +406,25 @@ def test_columns_that_occur_twice_or_not_at_all_are_refused(folder):
                 read(spout, spout.plan(None))
 
 
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (b"id,NAME,x", r"its header has no column 'name', but 'NAME', 'x'; .* add the others to"),
+        (b"name", "its header has no column 'id', but 'name'; .* declare it nullable"),
+        (b"id", None),
+    ],
+)
+def test_a_csv_file_that_may_have_misnamed_columns_is_refused(folder, header, words):
+    """Its values would be lost. A file that only has fewer columns is read."""
+    put(folder, "a", 1, header + b"\n7" + b",b" * header.count(b",") + b"\n")
+    spout = FileSpout(folder, "csv", ROWS.set(0, ROWS.field(0).with_nullable(False)))
+    if words is None:
+        assert read(spout, spout.plan(None)) == [{"id": 7, "name": None}]
+        return
+    with pytest.raises(FileUnreadable, match=f"in/a cannot be read as csv: ValueError: {words}"):
+        read(spout, spout.plan(None))
+
+
 def test_times_of_every_year_are_read(folder):
     """Spark writes times as INT96 by default."""
     times = [datetime.datetime(year, 1, 1, tzinfo=datetime.UTC) for year in (1, 2026, 9999)]

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
 
+from ackcore._error_hints import listed
 from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.schemas import with_corrupt
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
@@ -96,6 +97,7 @@ class FileReader:
             return
         file = CsvFile(*of)
         self._columns_in(file.names)
+        self._check_header(file.names)
         yield from file.rows()
 
     def _columns_in(self, names: Sequence[str]) -> list[str]:
@@ -103,12 +105,27 @@ class FileReader:
         found = [name for name in self.schema.names if name in names]
         if not found:
             raise ValueError(
-                f"it has none of the columns {', '.join(self.schema.names)}, but {', '.join(names)}"
+                f"it has none of the columns {listed(self.schema.names)}, but {listed(names)}"
             )
         for name in found:
             if names.count(name) > 1:
                 raise ValueError(f"it has the column {name} {names.count(name)} times")
         return found
+
+    def _check_header(self, names: Sequence[str]) -> None:
+        """Raise ValueError if a CSV header lacks a column that must not be null or is misnamed.
+
+        A column may be misnamed if the header has another one that the schema lacks.
+        """
+        lacks = [one for one in self.schema if one.name not in names]
+        others = [name for name in names if name not in self.schema.names]
+        needs = [one.name for one in lacks if not one.nullable]
+        if needs or (lacks and others):
+            raise ValueError(
+                f"its header has no column {listed(needs or [one.name for one in lacks])}, but "
+                f"{listed(others or names)}; if it lacks the column on purpose, "
+                + ("declare it nullable" if needs else "add the others to the schema")
+            )
 
     @cached_property
     def _bucket(self) -> Store | None:

@@ -61,8 +61,9 @@ class FileSpout(PlannedSource):
         ``CorruptRecord``, with the text of the line in the column ``_corrupt_record``. A file that
         cannot be read ends the query; see `skip_planned`.
     schema : pyarrow.Schema, optional
-        The columns, found by name; those that a file lacks are null. Required except for text,
-        which has one column, ``value`` (string).
+        The columns, found by name; those that a file lacks are null. A CSV file whose header
+        lacks a column and has one that is not in the schema cannot be read, because a column may be
+        misnamed. Required except for text, which has one column, ``value`` (string).
     glob : str, default "*"
         A pattern for file names; with a slash, for paths below `path`.
     max_files_per_batch : int, optional
