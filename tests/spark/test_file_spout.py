@@ -375,6 +375,44 @@ def test_lines_that_cannot_be_read_are_rows_apart(tmp_path_factory, format, data
         assert said == start or said.startswith(start)
 
 
+@pytest.mark.parametrize(
+    ("format", "line", "reason"),
+    [
+        ("json", b'{"id": 1, "n": "x"}', 'column n must be int32, got "x"'),
+        ("json", b'{"id": 1, "n": 1.5}', "column n must be int32, got 1.5"),
+        ("json", b'{"id": 1, "t": "no"}', 'column t must be timestamp[us], got "no"'),
+        ("json", b'{"id": 1, "n": "x"} 2', "JSON parse error: Column(/n) changed from number to "),
+        ("json", b'{"id": 1, "n": {"a": "\\ud800"}}', r'column n must be int32, got {"a": "\ud800'),
+        ("json", b'{"id": 1, "n": %b' % (b"[" * 99_999), "JSON parse error: Column(/n) changed"),
+        ("json", b'{"n": 1}', "column id has nulls, and its schema allows none"),
+        ("json", b'{"id": 1, "n": 7, "t": "caf\xe9"}', "Failed to convert JSON to timestamp[us]"),
+        ("json", b'{"id": 1, "s": "caf\xe9"}', "column s: Invalid UTF8 sequence"),
+        ("json", b"[1]", "array is no object"),
+        ("csv", b"s,x,,1,", "column n: CSV conversion error to int32: invalid value 'x'"),
+        ("csv", b"s,1,no,1,", "column t: CSV conversion error to timestamp[us]: invalid value 'n"),
+        ("csv", b"%b,,,1,,,," % (b"x" * 9999), "CSV parse error: Expected 5 columns, got 8"),
+        ("csv", b",%b,,1," % (b"x" * 9999), "column n: CSV conversion error to int32: invalid v"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_the_reason_of_a_damaged_line_names_the_column(folder, format, line, reason):
+    """With its type and the given value; not longer than other messages of dead letters."""
+    schema = pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            ("n", pa.int32()),
+            ("t", pa.timestamp("us")),
+            ("s", pa.string()),
+        ]
+    )
+    put(folder, "a", 1, b"s,n,t,id,more\n" * (format == "csv") + line)
+    spout = FileSpout(folder, format, schema)
+    (row,) = read(spout, spout.plan(None))
+    said = row["_corrupt_reason"]
+    assert said.startswith(f"line {1 + (format == 'csv')} of a cannot be read: {reason}")
+    assert len(said) <= 4096
+
+
 def test_a_long_line_and_a_header_alone_can_be_read(folder, monkeypatch):
     monkeypatch.setattr("ackcore.spark.planned.line_files.BLOCK_BYTES", 1000)
     put(folder, "a.csv", 1, b"id,name\n1,%b\n" % (b"x" * 5000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -12,11 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore.spark.base.schemas import with_corrupt
+from ackcore.topology.tuples import MESSAGE_CHARS
 
 #: The most rows of a batch, and the bytes that are parsed at once, unless one record has more.
 ROWS, BLOCK_BYTES = 10_000, 1 << 24
 #: A place in Arrow's errors. It counts from the first record that was parsed, not from the file's.
 _PLACE = re.compile(r" in row \d+|Row #\d+: ")
+#: A column in Arrow's errors, by its number.
+_COLUMN = re.compile(r"In (?:CSV )?column #?(\d+): (?:Invalid: )?")
 
 
 @dataclass
@@ -30,6 +34,8 @@ class LineFile(ABC):
     fitted: Callable[[pa.RecordBatch], pa.RecordBatch]
 
     def __post_init__(self) -> None:
+        #: The columns in the order in which Arrow's errors count them.
+        self.names: list[str] = self.schema.names
         #: The place of the first record, and a place with the number of its line.
         self._first, self._counted = 0, (0, 1)
 
@@ -73,12 +79,16 @@ class LineFile(ABC):
             place, line = self._counted
             line += self._bytes(place, places[low]).count(b"\n")
             self._counted = places[low], line
-            said = _PLACE.sub("", str(found).partition("\n")[0])
+            said = self._explained(_PLACE.sub("", str(found).partition("\n")[0]), text)
             # Readers of dead letters need valid UTF-8.
             yield (
                 text.decode("utf-8", "backslashreplace"),
-                f"line {line} of {self.name} cannot be read: {said}",
+                f"line {line} of {self.name} cannot be read: {said}"[:MESSAGE_CHARS],
             )
+
+    def _explained(self, said: str, record: bytes) -> str:
+        """Return Arrow's error about a record with the name of the column."""
+        return _COLUMN.sub(lambda found: f"column {self.names[int(found[1])]}: ", said)
 
     def _batches(
         self, start: int, stop: int, is_one: bool = False
@@ -109,22 +119,50 @@ class LineFile(ABC):
 #: Lines that are null, which is no object. Arrow ends the process if such a line is the first of a
 #: block (pyarrow 26). Two patterns, because a search is fast if its pattern begins with a literal.
 _NULL_AT_FIRST, _NULL = re.compile(rb"(?:\xef\xbb\xbf)?\s*null"), re.compile(rb"\n\s*null")
+#: Arrow's errors about a value: one has the column, the other one the column's type and the value.
+_OTHER_KIND = re.compile(r"JSON parse error: Column\((?:/(.+))?\) changed from \w+ to (\w+)")
+_NOT_CONVERTED = re.compile(r"Failed to convert JSON to (.+?)(?:, couldn't parse:|: )(.+)")
 
 
 class JsonLines(LineFile):
     """A file with a JSON object in each line."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Arrow's error about a null in another column names none: `fitted` finds these nulls.
+        self._nullable = pa.schema([one.with_nullable(True) for one in self.schema])
+
     def _parsed(self, records: pa.Buffer, block_bytes: int) -> pa.Table:
-        from pyarrow import json  # noqa: PLC0415 - loaded where it is needed
+        from pyarrow import json as arrow_json  # noqa: PLC0415 - loaded where it is needed
 
         lines = memoryview(records)
         if _NULL_AT_FIRST.match(lines) or _NULL.search(lines):
             raise ValueError("null is no object")
-        return json.read_json(
-            pa.BufferReader(records),
-            json.ReadOptions(block_size=block_bytes),
-            json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="ignore"),
+        options = arrow_json.ParseOptions(
+            explicit_schema=self._nullable, unexpected_field_behavior="ignore"
         )
+        block = arrow_json.ReadOptions(block_size=block_bytes)
+        return arrow_json.read_json(pa.BufferReader(records), block, options)
+
+    def _explained(self, said: str, record: bytes) -> str:
+        """Return Arrow's error about a record with column, type and value, if they are clear."""
+        kind, value = _OTHER_KIND.fullmatch(said), _NOT_CONVERTED.fullmatch(said)
+        if kind is not None and kind[1] is None:
+            return f"{kind[2]} is no object"
+        if kind is not None or value is not None:
+            try:
+                values = json.loads(record)
+                for one in self.schema:
+                    given = values.get(one.name)
+                    if (kind is not None and f"{kind[1]}/".startswith(f"{one.name}/")) or (
+                        value is not None and value.groups() == (str(one.type), str(given))
+                    ):
+                        text = json.dumps(given, ensure_ascii=False)[:200]
+                        text = text.encode("utf-8", "backslashreplace").decode()
+                        return f"column {one.name} must be {one.type}, got {text}"
+            except (ValueError, RecursionError):
+                pass  # Arrow met its error before another one
+        return super()._explained(said, record)
 
     def _ends(self) -> Iterator[int]:
         found = [one.end() for one in re.finditer(rb"\n", memoryview(self.content))]
@@ -160,7 +198,7 @@ class CsvFile(LineFile):
             raise ValueError("it has no header")
         self._first = next(self._ends())
         header = pa.BufferReader(self._bytes(0, self._first) + b"\n")  # it may be the last line
-        self.names: list[str] = csv.read_csv(header).column_names
+        self.names = csv.read_csv(header).column_names
         pieces = (text[at : at + BLOCK_BYTES] for at in range(0, len(text), BLOCK_BYTES))
         quotes = sum(np.count_nonzero(np.frombuffer(one, np.uint8) == ord('"')) for one in pieces)
         closed = _CLOSED.match(text) if quotes % 2 else None
