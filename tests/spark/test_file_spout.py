@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from s3_server import SLOW_DOWN
 
+from ackcore.spark.checkpoint.skips import skip_command
 from ackcore.spark.planned.file_reading import FileReader, FileUnreadable, dealt
 from ackcore.spark.planned.file_spout import FileSpout
 from ackcore.spark.planned.planned_source import SourceError
@@ -169,6 +170,27 @@ def test_a_planned_file_that_changes_is_named(folder, change, words):
     spout.check(plan)
     change(path)
     with pytest.raises(SourceError, match=words):
+        spout.check(plan)
+
+
+def test_all_planned_files_that_change_are_named(folder, monkeypatch):
+    """Also in the command that leaves them out, which a shorter name does not enter."""
+    spout = FileSpout(folder, "text")
+    paths = [put(folder, name, 10) for name in ("a", "b", "d=1/a", "d=1/c", "e")]
+    plan = again(spout.plan(None))
+    for path in paths[2:]:
+        path.unlink()
+    paths[1].write_bytes(b"a\nb\n")
+    with pytest.raises(SourceError) as changed:
+        spout.check(plan)
+    assert (
+        "the file b grew from 2 to 4 bytes, the file d=1/a disappeared, the file d=1/c "
+        "disappeared, the file e disappeared, each after it was planned"
+    ) in str(changed.value)
+    command = skip_command("/c", "s", "files", [plan], str(changed.value)).split()
+    assert sorted(command[5::2]) == ["b", "d=1/a", "d=1/c", "e"]
+    monkeypatch.setattr("ackcore.spark.planned.file_spout._NAMED", 2)
+    with pytest.raises(SourceError, match="d=1/a disappeared, and 2 more files, each after it"):
         spout.check(plan)
 
 

@@ -20,6 +20,8 @@ from ackcore.spark.stores.run_files import remove_all
 _RECORD, _MOST = "skipped", 100
 #: By kind of a source whose plans have ``files``, the place of the name in the entry of a file.
 _NAME_AT = {"files": 1, "delta": 0}
+#: The words after the name of a planned file in an error about it.
+_FATE = "(?:cannot be|disappeared|grew|was replaced)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +132,16 @@ def skips_in(records: Records) -> tuple[Skip, ...]:
 def skip_command(url: str, spout: str, kind: str, plans: Sequence[Any], said: str) -> str:
     """Return the command that leaves out planned rows.
 
-    ``kind`` and ``plans`` are of the spout. ``said`` is the error of reading them: a planned file
-    that it names is in the command.
+    ``kind`` and ``plans`` are of the spout. ``said`` is the error of reading them: the planned
+    files that it names are in the command.
     """
-    names = [
-        name
-        for plan in plans
-        for name in _files(kind, plan)
-        if re.search(rf"(?:file |/){re.escape(shown(name))}(?![\w/-])", said)
-    ]
     words = ["ackcore", "skip", url, spout]
-    if names:
-        words += ["--file", max(names, key=len)]
+    names = [name for plan in plans for name in _files(kind, plan) if shown(name) in said]
+    # The longest name first: a shorter one may be its end.
+    for name in sorted(names, key=len, reverse=True):
+        said, found = re.subn(rf"the file (?:.*/)?{re.escape(shown(name))} {_FATE}", "", said)
+        if found:
+            words += ["--file", name]
     return shown(shlex.join(words))
 
 

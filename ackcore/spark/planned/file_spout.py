@@ -26,6 +26,8 @@ from ackcore.spark.stores.objects import ObjectStore
 from ackcore.spark.stores.opening import is_bucket, place_of, store_at
 
 _TEXT = pa.schema([pa.field("value", pa.string())])
+#: The most files that an error names.
+_NAMED = 100
 
 
 class _File(NamedTuple):
@@ -184,9 +186,10 @@ class FileSpout(PlannedSource):
         return {**plan, "tasks": tasks}
 
     def check(self, plan: Any) -> None:
-        """Raise `SourceError` if a planned file is no longer the same."""
+        """Raise `SourceError`, which names them, if planned files are no longer the same."""
         planned = [_File(*one) for one in plan["files"]]
         found = {one.name: one for one in self._now(planned)}
+        changed = []
         for one in planned:
             now = found.get(one.name)
             if now is not None and now.version == one.version:
@@ -196,12 +199,18 @@ class FileSpout(PlannedSource):
                 what = "disappeared"
             elif now.size > one.size:
                 what = f"grew from {one.size} to {now.size} bytes"
+            changed.append(f"the file {shown(one.name)} {what}")
+        if changed:
+            named = ", ".join(changed[:_NAMED])
+            if len(changed) > 1:
+                more = len(changed) - _NAMED
+                named += f", and {more:,} more files, each" if more > 0 else ", each"
             raise SourceError(
-                f"{self!r}: the file {shown(one.name)} {what} after it was planned and before "
-                "its rows were decided. Restore the file with its time of modification, and start "
-                "again on the same checkpoint; or leave it out, and give its new content another "
-                "name and a new time. Write files under a name that begins with a dot, and rename "
-                "them when they are complete"
+                f"{self!r}: {named} after it was planned and before its rows were decided. Restore "
+                "such a file with its time of modification, and start again on the same "
+                "checkpoint; or leave it out, and give its new content another name and a new "
+                "time. Write files under a name that begins with a dot, and rename them when they "
+                "are complete"
             )
 
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
