@@ -12,6 +12,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from ackcore._arrow import nullable_within, short_repr
 from ackcore._columns import as_count
+from ackcore._error_hints import naming_arguments
 from ackcore.calls.threads import is_async
 from ackcore.flow.numbers import positive
 from ackcore.kafka.client_settings import ClientSettings
@@ -89,6 +90,7 @@ class KafkaSpout:
     #: The columns of the records, both as read and in the state.
     schema: ClassVar[pa.Schema] = RECORD_SCHEMA
 
+    @naming_arguments
     def __init__(
         self,
         topics: str | Sequence[str] | None = None,
@@ -172,6 +174,7 @@ class KafkaGroup:
     #: The kind of this group for `TopologyBuilder.spout`.
     commits_to: ClassVar[str] = "kafka"
 
+    @naming_arguments
     def __init__(
         self, group_id: str, bootstrap_servers: str, options: Mapping[str, Any] | None = None
     ) -> None:

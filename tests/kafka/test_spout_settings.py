@@ -45,6 +45,7 @@ async def decode_async(value):
         ),
         ({"deserializer": len, "value_type": int}, TypeError, "must be a pyarrow.DataType"),
         ({"options": {"group.id": "g"}}, ValueError, "group.id"),
+        ({"optons": {}}, TypeError, r"KafkaSpout\(\) has no argument 'optons'; did you mean 'opti"),
     ],
 )
 def test_what_a_spout_refuses(settings, error, message):

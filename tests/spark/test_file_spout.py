@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from s3_server import SLOW_DOWN
 
 from ackcore.spark.checkpoint.skips import skip_command
+from ackcore.spark.planned.delta_spout import DeltaSpout
 from ackcore.spark.planned.file_reading import FileReader, FileUnreadable, dealt
 from ackcore.spark.planned.file_spout import FileSpout
 from ackcore.spark.planned.planned_source import SourceError
@@ -524,7 +525,7 @@ def test_files_are_dealt_out_whole_in_order_and_about_evenly(sizes, tasks):
         (("/in", "json", pa.schema({"d": pa.duration("s")})), ValueError, "conversion to duration"),
         (("/in", "csv", pa.schema({"l": pa.list_(pa.int8())})), ValueError, "conversion to list"),
         (("/in", "csv", pa.schema({"f": pa.float16()})), ValueError, "types that Spark and csv"),
-        (("/in", "json", "id bigint"), TypeError, "schema must be a pyarrow.Schema, got str"),
+        (("/in", "json", "id bigint"), TypeError, "must be a .*Schema, got str 'id bigint'; "),
         (("ftp://in", "text"), ValueError, "path must be a path"),
         (("hdfs://namenode:8020", "text"), ValueError, "path must name a place in the NameNode"),
     ],
@@ -540,6 +541,20 @@ def test_arguments_are_refused(arguments, error, words):
 def test_settings_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} must be "):
         FileSpout("/in", "text", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "hint"),
+    [
+        (FileSpout, "globs", "glob"),
+        (DeltaSpout, "skip_change", "skip_changes"),
+        (RateSpout, "per_second", "per_s"),
+    ],
+)
+def test_a_misspelt_argument_of_a_spout_is_named(kind, name, hint):
+    words = rf"{kind.__name__}\(\) has no argument '{name}'; did you mean '{hint}'\?"
+    with pytest.raises(TypeError, match=words):
+        kind(**{name: 1})
 
 
 def test_files_are_found_quickly_among_many(folder):

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._columns import as_count
+from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.errors import StateError, one_line
 from ackcore.spark.planned.file_reading import read_files
 from ackcore.spark.planned.planned_source import PlannedSource, SourceError
@@ -65,6 +66,7 @@ class DeltaSpout(PlannedSource):
     source_kind: ClassVar[str] = "delta"
     repeatable = True
 
+    @naming_arguments
     def __init__(
         self,
         path: str | os.PathLike[str],

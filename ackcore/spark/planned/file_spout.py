@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._columns import as_count
-from ackcore._error_hints import as_seconds
+from ackcore._error_hints import as_seconds, naming_arguments
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.schemas import CORRUPT_REASON, CORRUPT_RECORD, with_corrupt
 from ackcore.spark.checkpoint.skips import shown
@@ -79,6 +79,7 @@ class FileSpout(PlannedSource):
     source_kind: ClassVar[str] = "files"
     repeatable = True
 
+    @naming_arguments
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -101,7 +102,10 @@ class FileSpout(PlannedSource):
                 else f"schema must be given for {format}: a pyarrow.Schema of the columns to read"
             )
         if schema is not None and not isinstance(schema, pa.Schema):
-            raise TypeError(f"schema must be a pyarrow.Schema, got {type(schema).__name__}")
+            raise TypeError(
+                f"schema must be a pyarrow.Schema, got {type(schema).__name__} {schema!r:.200}; "
+                'pa.schema([("id", pa.int64())]) is one'
+            )
         self._own = _TEXT if schema is None else schema
         if CORRUPT_RECORD in self._own.names or CORRUPT_REASON in self._own.names:
             raise ValueError(

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._columns import as_count
+from ackcore._error_hints import naming_arguments
 from ackcore.flow.numbers import positive
 from ackcore.spark.planned.planned_source import PlannedSource
 
@@ -37,6 +38,7 @@ class RateSpout(PlannedSource):
     schema = pa.schema([pa.field("value", pa.int64())])
     repeatable = True
 
+    @naming_arguments
     def __init__(
         self,
         rows: int | None = None,
