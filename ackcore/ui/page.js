@@ -99,6 +99,7 @@ const showTiles = (s) => {
   for (const [name, size] of Object.entries(s.tables)) tiles.push([`rows of table ${name}`, number(size.rows)]);
   for (const [bolt, cost] of Object.entries(s.counts.spent)) tiles.push([`spent by ${bolt}`, String(+cost.toPrecision(6))]);
   if (s.dead.dropped) tiles.push(["dead letters dropped", number(s.dead.dropped)]);
+  if (s.skips.length) tiles.push(["times that planned rows were left out", number(s.skips.length)]);
   if (s.requests) tiles.push(["requested replays", number(s.requests)]);
   if (!s.counts.balanced) tiles.push(["counts", "do not balance"]);
   byId("tiles").replaceChildren(...tiles.map(([name, value]) => {

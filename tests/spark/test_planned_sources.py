@@ -576,6 +576,10 @@ def test_a_planned_file_that_cannot_be_read_can_be_left_out(spark, checkpoint, s
         available_now(it, spark, checkpoint)
     done = skipped_as_told(changed.value)
     assert r"left out of micro-batch 0, spout values: no 'a\udcff.gz" in done
+    with pytest.raises(
+        ValueError, match=r"rows of no 'a\\udcff.gz of spout 'values' were left out"
+    ):
+        skip_planned(checkpoint, "values", [damaged])
     (folder / damaged).rename(folder / "corrected.gz")
     on = available_now(it, spark, checkpoint)
     assert store.words == ["0", "1", "2"]
@@ -629,6 +633,8 @@ def test_a_plan_that_cannot_be_read_can_be_left_out(spark, checkpoint, store):
         skip_planned(f"{checkpoint}-no", "lines")
     assert skip_planned(checkpoint, "lines", dry_run=True).plans == 1
     assert "left out of micro-batch 0, spout lines: all rows" in skipped_as_told(lost.value)
+    with pytest.raises(ValueError, match=r"all planned rows of spout 'lines' were left out .* alr"):
+        skip_planned(checkpoint, "lines")
     available_now(it, spark, checkpoint)
     assert store.words == ["c", "d"]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ackcore.spark.checkpoint.skips import Skip
 from ackcore.ui.server import PageServer
 
 browser = pytest.importorskip("browser", reason="websocket-client is not installed")
@@ -69,7 +70,9 @@ NAMELESS = """[
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1600])
-def test_it_fits_and_says_no_error(chromium, server, tmp_path, width, scheme):
+def test_it_fits_and_says_no_error(chromium, server, tmp_path, monkeypatch, width, scheme):
+    skips = (Skip(0, "lines", ("a.gz",), 1, 1_790_000_000_000),)
+    monkeypatch.setattr("ackcore.spark.inspect.status.skips_in", lambda records: skips)
     chromium.look(width, 1000, scheme)
     chromium.said.clear()
     chromium.open(server.url)
@@ -78,6 +81,8 @@ def test_it_fits_and_says_no_error(chromium, server, tmp_path, width, scheme):
     assert chromium.run("document.querySelectorAll('#throughput rect').length") == 60
     assert chromium.run("document.querySelectorAll('#latency polyline').length") == 3
     assert chromium.run("document.querySelectorAll('#timeline rect').length") == 150
+    tiles = chromium.run("document.querySelector('#tiles').textContent")
+    assert "1times that planned rows were left out" in tiles
     cells = "[...document.querySelectorAll('#expectations td')].map((one) => one.textContent)"
     assert chromium.run(cells) == ["lines", "line <> ''", "59,400", "600"]
     used = chromium.run(cells.replace("expectations", "used"))
