@@ -208,6 +208,7 @@ def replayed(
     """
     wanted = _filter(letters or (), spout, component, error, message, since, until)
     _refuse_all(wanted, all_of_them)
+    corrupt = 0 if as_json else _corrupt(checkpoint, wanted, again)
     done = replay(
         checkpoint,
         where=wanted,
@@ -222,8 +223,21 @@ def replayed(
         print_json({**told, "left_out": dict(done.left_out), "dry_run": dry_run})
     else:
         _tell(done, checkpoint, wanted, max_replays, dry_run)
+        if corrupt and done.records:
+            typer.echo(
+                f"{corrupt:,} of those that match cannot be read (CorruptRecord) and die again: "
+                "put corrected lines into a new file"
+            )
     if letters and not done.records:
         raise typer.Exit(NO)
+
+
+def _corrupt(checkpoint: str, wanted: LetterFilter, again: bool) -> int:
+    """Return the number of letters to replay whose lines of a file cannot be read."""
+    if wanted.error_type not in (None, "CorruptRecord"):
+        return 0
+    lines = replace(wanted, error_type="CorruptRecord", sent=None if again else False)
+    return count_letters(store_of(checkpoint), lines, [])
 
 
 def _tell(

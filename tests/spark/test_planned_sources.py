@@ -543,6 +543,10 @@ def test_lines_that_cannot_be_read_are_dead_letters(spark, checkpoint, tmp_path)
         }
         assert list(corrupt) == ["null", "{no json", '{"n": "x"}']
         assert corrupt["{no json"].startswith("line 3 of a.json cannot be read: JSON parse error")
+    for options, corrupt in (((), True), (("--error", "Reject"), False)):
+        words = ["dead", "replay", str(checkpoint), "--spout", "once", "--dry-run", *options]
+        said = CliRunner().invoke(app_of(["dead"]), words).output
+        assert ("3 of those that match cannot be read (CorruptRecord)" in said) == corrupt, said
     assert replay(checkpoint, spark, spout="once").records == {"once": 4}
     assert available_now(it, spark, checkpoint).counts.spouts["once"].dead == 8
 
