@@ -17,7 +17,7 @@ from killed_windows import BATCHES, WINDOWS, drive
 from ackcore.spark.inspect import table_reading
 
 STEPS = ["in-sink:2"]
-MORE = ["planned:2", "decided:0", "folded:1", "changes-recorded:1", "tables-recorded:1", "ran:2"]
+MORE = ["decided:0", "folded:1", "tables-recorded:1", "changes-recorded:1", "planned:2", "ran:2"]
 MORE += ["acted:2", "marked:2", "folded:3", "decided:4"]
 
 
