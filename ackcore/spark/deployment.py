@@ -107,7 +107,6 @@ class Deployment:
             stack.callback(release_sinks, writers, deployment)
             for name, writer in writers.items():
                 as_sink(writer).claim(name, deployment, self.state.url)
-            self._open_dead_letters(dead_letters, schemas, deployment, stack)
             self.groups = None
             if self.by_spark:
                 log = self.spark_checkpoint / "offsets"
@@ -120,6 +119,8 @@ class Deployment:
             )
             if self.rows is not None:
                 stack.callback(self.rows.close)
+            # Last: a refused start leaves the recorded place of the dead letters as it is.
+            self._open_dead_letters(dead_letters, schemas, deployment, stack)
             self._stack = stack.pop_all()
 
     def _open_dead_letters(
@@ -128,14 +129,14 @@ class Deployment:
         """Open the dead-letter store and, if dead letters are also sent to a topic, the topic."""
         state, spouts = self.state, self.topology.spouts.items()
         sources = {name: schemas[name] for name, spout in spouts if spout.tracked}
-        path = place.store if isinstance(place, DeadLetterTopic) else place
-        self.letters = DeadLetters.open(
-            state.url, state.deployment_key, path, sources, state.records
-        )
         self._topic: TopicWriter | None = None
         if isinstance(place, DeadLetterTopic):
             self._topic = TopicWriter(place, deployment, sources)
             stack.callback(self._topic.close)
+        path = place.store if isinstance(place, DeadLetterTopic) else place
+        self.letters = DeadLetters.open(
+            state.url, state.deployment_key, path, sources, state.records
+        )
 
     def _write_dead_letters(self, number: int, dead: Mapping[str, pa.Table]) -> None:
         self.letters.write(number, dead)

@@ -93,7 +93,7 @@ def start(
         default.  Required for such a source if the checkpoint is in a bucket, else not used.
     accept_changes : bool, default False
         Whether to continue although the topology differs from the one that made the checkpoint.
-        Its spouts must be the same, in any order.
+        Its spouts must be the same, in any order.  A refused start records no change.
     listeners : sequence of QueryListener, optional
         The listeners, which are called for each micro-batch, for dead letters, and at the end.
     clock : callable, optional
@@ -222,6 +222,7 @@ def run_batch(
     )
     with closing(deployment):
         engine, topology = deployment.engine(), deployment.topology
+        deployment.state.record_topology()
         new = [
             InputFrame(spout.source, spout.name)
             for spout in topology.spouts.values()

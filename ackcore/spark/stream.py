@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.dead_limit import TooManyDead
 from ackcore.retry import capped_doubling, whole_ms
-from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.errors import StateError, one_line
 from ackcore.spark.base.interrupts import RunCancelled
 from ackcore.spark.base.session import is_connect
 from ackcore.spark.deployment import Deployment
@@ -75,7 +75,9 @@ class Stream(ABC):
         self._poll_s = self._settings.heartbeat_s
 
     def _start(self, thread: threading.Thread) -> None:
-        """Start the thread that calls `_attend`."""
+        """Start the thread that calls `_attend`; nothing refuses the start any more."""
+        with contextlib.suppress(StateError):  # the first micro-batch repeats it
+            self._state.record_topology()
         self._thread = thread
         thread.start()
 

@@ -53,7 +53,9 @@ TOPOLOGY = Topology(lines=("value",), clicks=("value",))
 
 def OPEN(checkpoint, topology=TOPOLOGY, kind="batch", **rest):
     rest = {"sources": topology.schemas, "clock_ms": 0, **rest}
-    return State.open(checkpoint, topology, kind=kind, **rest)
+    state = State.open(checkpoint, topology, kind=kind, **rest)
+    state.record_topology()
+    return state
 
 
 def records(first, n, due_ms=1000, attempt=1, step=1):

@@ -187,7 +187,8 @@ class Model:
         self.declare(**of)
         sources = kept_schemas(self.runs._schemas, self.topology)
         of = {"sources": sources, "kind": "stream", "by_spark": False, "accept_changes": True}
-        State.open(self.path / "checkpoint", self.topology, **of).close()
+        with State.open(self.path / "checkpoint", self.topology, **of) as state:
+            state.record_topology()
 
     def take(self, rows, stops=()):
         """Take a micro-batch, in which drivers are killed, or paused while another takes over."""

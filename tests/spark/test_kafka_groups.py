@@ -174,11 +174,13 @@ def test_two_spouts_do_not_commit_to_one_group_of_the_same_partitions(spark, moc
         for i, spout in enumerate(spouts):
             builder.spout(f"lines{i}", spout)
             builder.sink(f"lines{i}", lambda frame, number: None, name=f"sink{i}")
-        return run_batch(builder.build(), spark, tmp_path / name)
+        letters = tmp_path / f"letters-{name}"
+        return run_batch(builder.build(), spark, tmp_path / name, dead_letters=letters)
 
     said = "spouts 'lines0' and 'lines1' read the same partitions and both commit to group 'g'"
     with pytest.raises(ValueError, match=said):
         run("one", source(mock_kafka, ["t", "u"]), source(mock_kafka, "u"))
+    assert not (tmp_path / "letters-one").exists()  # it is not the place of the next start
     mock_kafka.produce("t", [b"a"])
     mock_kafka.produce("u", [b"a"])
     apart = source(mock_kafka, "t"), source(mock_kafka, "u"), source(mock_kafka, "u", group_id="h")

@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 from streams import DOWN, LINE, Count, Folder, Split, down_for_ever, until, word_count
 
-from ackcore.spark import query
+from ackcore.spark import query, spark_stream
 from ackcore.spark.base import session
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.dead_letters.reading import dead_letters
@@ -343,10 +343,18 @@ def test_a_sink_that_is_another_checkpoints_is_refused_before_anything_runs(spar
     with pytest.raises(CheckpointForeign, match="whose micro-batches have the same numbers"):
         run_batch(topology(), spark, tmp_path / "other")
     assert recorded(tmp_path / "other").numbers("batches", ".plan") == []
+    # A refused start records no accepted change, and no other place of the dead letters.
+    changed = TopologyBuilder()
+    changed.spout("lines", spark.createDataFrame([("a b",)], LINE))
+    changed.sink("lines", to_parquet(tmp_path / "out"))
+    options = {"accept_changes": True, "dead_letters": tmp_path / "letters"}
+    with pytest.raises(CheckpointForeign, match="is the directory of sink 'count' of the same"):
+        run_batch(changed.build(), spark, tmp_path / "cp", **options)
     assert run_batch(topology(), spark, tmp_path / "cp").acked == 1
+    assert not (tmp_path / "letters").exists()
 
 
-def test_a_stream_goes_on_wherever_its_checkpoint_lies(spark, tmp_path, store, folder):
+def test_a_stream_goes_on_wherever_its_checkpoint_lies(spark, tmp_path, store, folder, monkeypatch):
     name = "50% ü#1 a%20b [x]"
     for line in ("a", "b"):
         folder.add(line)
@@ -355,6 +363,19 @@ def test_a_stream_goes_on_wherever_its_checkpoint_lies(spark, tmp_path, store, f
         assert on.await_termination(300)
     assert on.counts.acked == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["in", name])
+    builder = TopologyBuilder()
+    builder.spout("lines", folder.stream)
+    builder.sink("lines", store)
+    before = recorded(tmp_path / name).read_meta()
+
+    def refuse(directory):
+        raise PermissionError(directory)
+
+    # Spark does not start its query: the change is accepted by the next start.
+    monkeypatch.setattr(spark_stream, "forget_beats", refuse)
+    with pytest.raises(PermissionError):
+        start(builder.build(), spark, tmp_path / name, accept_changes=True)
+    assert recorded(tmp_path / name).read_meta() == before
 
 
 def test_dots_in_names(spark, tmp_path, store, folder):

@@ -181,6 +181,7 @@ class WindowWorld(Replaying):
             pause=self.pause,
             jobs=jobs,
         )
+        state.record_topology()
         return state, engine
 
     def open_rows(self, state, number):

@@ -288,6 +288,7 @@ class World(Sink):
             pause=self.pause,
             jobs=Jobs(self.run, self.snapshot_inputs, self.load_snapshot, self.setup, self.judge),
         )
+        state.record_topology()
         return state, engine
 
     def process(self, number, lines=()):

@@ -358,8 +358,8 @@ def check_accepted(
     structures: tuple[Mapping[str, Any], Mapping[str, Any]],
     recorded: Mapping[str, TableState],
     accept_changes: bool,
-) -> None:
-    """Refuse changes that need `accept_changes`, or log what they delete.
+) -> str:
+    """Refuse changes that need `accept_changes`, or return what they delete.
 
     To be called after all other checks: then the start that this error advises is not refused.
     Raises CheckpointForeign if ``accept_changes`` is false.
@@ -376,6 +376,11 @@ def check_accepted(
             "records that wait for a retry then run through the changed one"
             + (f". This start changes rows: {lost}" if lost else "")
         )
+    return lost
+
+
+def log_losses(root: str, lost: str) -> None:
+    """Log what an accepted change deletes, if anything."""
     if lost:
         _log.warning("%s: accept_changes: the next micro-batch changes rows: %s", root, lost)
 

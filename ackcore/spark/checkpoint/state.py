@@ -83,6 +83,8 @@ class State:
         self.refusals = Refusals(self._records, self._cache)
         self.tables = TableRecords(self._records)
         self._decisions: dict[int, BatchDecision] = {}
+        #: The losses by a change that was accepted and is not recorded yet; None without one.
+        self._accepted: str | None = None
         # Its set is replaced as a whole: the heartbeat's thread reads it.
         self._history = self._read_history()
 
@@ -114,9 +116,9 @@ class State:
         `run_batch`. ``offsets``: Spark's offset log; ``<path>/offsets`` by default.  It must agree
         with our records. Streams only. ``by_spark``: whether Spark makes the micro-batches of a
         stream, so that it has an offset log. ``accept_changes``: whether to continue a checkpoint
-        of a topology with another structure. ``clock_ms``: the creation time in milliseconds; the
-        system's time by default. ``new_key``: the deployment key of a new checkpoint; random by
-        default.
+        of a topology with another structure; `record_topology` records it. ``clock_ms``: the
+        creation time in milliseconds; the system's time by default. ``new_key``: the deployment key
+        of a new checkpoint; random by default.
 
         Returns the open checkpoint. The caller must close it.
         """
@@ -147,7 +149,7 @@ class State:
             self._runs.remove_former(number, "" if decision is None else decision.work)
 
     def _check_all(self, topology: Described, log: Path | None, accept_changes: bool) -> None:
-        """Check that the topology can continue from the checkpoint, and record the topology."""
+        """Check that the topology can continue from the checkpoint."""
         if log is not None:
             compatibility.check_offsets(log, self._records.place(""), self.last_plan)
         self._check_waiting(topology, self._check_tables())
@@ -160,9 +162,20 @@ class State:
         root = self._records.place("")
         compatibility.check_tables(root, tables, structures, decided, folded is not None)
         if self._meta["fingerprint"] != topology.fingerprint:
-            compatibility.check_accepted(root, structures, tables, accept_changes)
-            self._meta |= compatibility.about(topology, self._meta["spout_order"])
+            self._accepted = compatibility.check_accepted(root, structures, tables, accept_changes)
+            # Another dict: this one is the record that is written with the next ones.
+            self._meta = self._meta | compatibility.about(topology, self._meta["spout_order"])
+
+    def record_topology(self) -> None:
+        """Record the changed topology that `open` accepted. Repeated calls do nothing.
+
+        To be called when nothing can refuse the start any more, and before the first micro-batch.
+        """
+        lost = self._accepted
+        if lost is not None:
             compatibility.write_meta(self._records, self._meta)
+            self._accepted = None
+            compatibility.log_losses(self._records.place(""), lost)
 
     def _read_history(self) -> _History:
         """Return the progress of the checkpoint. Raises CheckpointCorrupt if a file is missing."""

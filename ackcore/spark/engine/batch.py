@@ -155,6 +155,7 @@ class Engine:
         """
         try:
             with fenced(self.state.check_owner):
+                self.state.record_topology()
                 progress = self._process(number, inputs)
             # The JVM keeps the plans of a micro-batch until Python frees its objects for them.
             # Py4J makes cycles of these, and the next full collection may be far away.  Collecting
