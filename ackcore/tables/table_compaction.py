@@ -12,7 +12,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ackcore.tables import table_segments
 from ackcore.tables.table_shape import HASH_END
@@ -37,6 +37,17 @@ class SegmentInfo(NamedTuple):
     lo: int
     hi: int
     part: float = 1.0  # the part of the file's rows that are in the range
+    #: Columns of the file that are not read: the states of values that were removed later.
+    removed: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, entry: Iterable[Any]) -> SegmentInfo:
+        """Rebuild the entry from the JSON of a record."""
+        return cls(*entry).without(())
+
+    def without(self, columns: Iterable[str]) -> SegmentInfo:
+        """Return the segment without some more columns."""
+        return self._replace(removed=tuple(sorted({*self.removed, *columns})))
 
 
 class SegmentMerge(NamedTuple):

@@ -88,11 +88,17 @@ class TableSegment:
 
     @classmethod
     def open(
-        cls, buffer: pa.Buffer | bytes, shape: TableShape, lo: int = 0, hi: int = HASH_END
+        cls,
+        buffer: pa.Buffer | bytes,
+        shape: TableShape,
+        lo: int = 0,
+        hi: int = HASH_END,
+        removed: Sequence[str] = (),
     ) -> TableSegment:
         """Return the segment in a buffer, such as a memory-mapped file; nothing is copied.
 
-        Rows whose hashes are below ``lo``, or ``hi`` or more, are left out.
+        Rows whose hashes are below ``lo``, or ``hi`` or more, are left out, and so are the
+        ``removed`` columns: their values are null.
         """
         reader = pa.ipc.open_file(pa.BufferReader(buffer))
         about = json.loads(reader.schema.metadata[_NOTES])
@@ -115,7 +121,8 @@ class TableSegment:
             columns.pop(_DISTANCES).to_numpy(),
             columns.pop(_BITS).to_numpy(),
         )
-        whole = cls(shape, index.lo, index.hi, 0, n, index, block, columns, about["columns"])
+        notes = {name: note for name, note in about["columns"].items() if name not in removed}
+        whole = cls(shape, index.lo, index.hi, 0, n, index, block, columns, notes)
         return whole.between(lo, hi)
 
     @property

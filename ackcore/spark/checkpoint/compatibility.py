@@ -33,8 +33,9 @@ _SOURCES = {None: "a DataFrame", "kafka": "Kafka", "planned": "a PlannedSource"}
 
 #: The ways out for a value or a table of the user, and for the keys of a spout with ``dedup``.
 _OTHER_NAME = (
-    "give the {} another name, so that it starts empty, with accept_changes=True, which deletes "
-    "the content of the old one; or give this topology another checkpoint"
+    "give the {0} another name, so that it starts empty, with accept_changes=True, which deletes "
+    "the content of the old one; or run a micro-batch without the {0}, then add it again, each "
+    "time with accept_changes=True; or give this topology another checkpoint"
 )
 _OTHER_DEDUP = (
     "run a micro-batch without dedup, which forgets the ids, then add it again, each time with "
@@ -221,10 +222,10 @@ def check_tables(
     """Refuse changes of tables that `accept_changes` does not allow.
 
     Values may be added, and start empty; values and tables may be removed. Raises CheckpointForeign
-    if the key, the windows, the type of a value, or the presence of a ttl has changed; if a value
-    has the name of a removed one; if rows of closed windows wait that nothing reads any more; or if
-    a table has changed, or a sink of its rows was removed, while a micro-batch is decided. Even
-    then a table may be removed, and a value until the rows are folded: a fold may always fail.
+    if the key, the windows, the type of a value, or the presence of a ttl has changed; if rows of
+    closed windows wait that nothing reads any more; or if a table has changed, or a sink of its
+    rows was removed, while a micro-batch is decided. Even then a table may be removed, and a value
+    until the rows are folded: a fold may always fail.
 
     ``root``: the ackcore part of the checkpoint. ``recorded``: the tables of the checkpoint.
     ``structures``: the structures of the recorded topology, and of the one that is to run.

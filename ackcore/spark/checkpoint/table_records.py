@@ -26,7 +26,7 @@ class TableState(NamedTuple):
     rows: int = 0
     segments: tuple[SegmentInfo, ...] = ()  # the segments with the rows, the newest first
     changed: tuple[SegmentInfo, ...] = ()  # the segments with the rows that the micro-batch changed
-    #: The names of removed values, whose states may still be in segments.
+    #: The names of values that an older version removed: their states may still be in segments.
     removed: tuple[str, ...] = ()
     #: Of a table of keys with a bound by number: times, and the number of keys of each.
     spans: tuple[tuple[int, int], ...] = ()
@@ -41,11 +41,11 @@ class TableState(NamedTuple):
         """Rebuild the entry from the JSON of a record."""
         state = cls(**body)
         return state._replace(
-            segments=tuple(map(SegmentInfo._make, state.segments)),
-            changed=tuple(map(SegmentInfo._make, state.changed)),
+            segments=tuple(map(SegmentInfo.of, state.segments)),
+            changed=tuple(map(SegmentInfo.of, state.changed)),
             removed=tuple(state.removed),
             spans=tuple((time, count) for time, count in state.spans),
-            closed=tuple(map(SegmentInfo._make, state.closed)),
+            closed=tuple(map(SegmentInfo.of, state.closed)),
         )
 
     @property

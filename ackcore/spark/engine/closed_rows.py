@@ -75,7 +75,7 @@ class ClosedRows(PlannedRows):
             body = plan.offsets.get(spout)
             if body is None:
                 continue
-            segments = tuple(SegmentInfo(*one) for one in body["segments"])
+            segments = tuple(SegmentInfo.of(one) for one in body["segments"])
             tasks, spark = body["tasks"], self._spark
             closed = TableSnapshot(table.shape, segments, 0, self._state.segments)
             read = ClosedReader(closed, tasks)

@@ -49,27 +49,22 @@ class TableFold:
         ``before``: the table after the last micro-batch that is done. ``rows``: the files with the
         rows. ``nonacked``: the roots whose rows are left out; sorted.
         """
+        structure, was = self._shape.structure(), before.structure["aggregates"]
+        gone = was.keys() - structure["aggregates"].keys()
+        columns = {column for value in gone for column in was[value]["states"]}
+        older = tuple(segment.without(columns) for segment in before.segments)
         try:
-            new, states = self._states(before.segments, rows, nonacked)
+            new, states = self._states(older, rows, nonacked)
         except RowFileDamaged as damage:
             raise CheckpointCorrupt(str(damage)) from damage
         changed = (self._put(states, 0, HASH_END),) if len(states) else ()
         pace = max(1.0, MERGED_PER_ROW * weight_of(changed))
-        segments = (*changed, *self._compacted(before.segments, pace))
-        structure = self._shape.structure()
-        gone = before.structure["aggregates"].keys() - structure["aggregates"].keys()
+        segments = (*changed, *self._compacted(older, pace))
         count = before.rows + new
         if self._shape.expires:
             # Rows that expired are not subtracted: merges drop them.
             count = min(count, sum(segment.rows for segment in segments))
-        return TableState(
-            structure,
-            self._horizon_ms,
-            count,
-            segments,
-            changed,
-            tuple(sorted({*before.removed, *gone})),
-        )
+        return TableState(structure, self._horizon_ms, count, segments, changed, before.removed)
 
     def _states(
         self, before: Sequence[SegmentInfo], rows: Sequence[BatchFile], nonacked: Int64s

@@ -93,7 +93,7 @@ def opened_segments(
     for segment in segments:
         data = files.read(segment)
         try:
-            found.append(TableSegment.open(data, shape, segment.lo, segment.hi))
+            found.append(TableSegment.open(data, shape, segment.lo, segment.hi, segment.removed))
         except (pa.ArrowInvalid, KeyError, TypeError) as error:
             raise corrupt(files.place(segment.file), f"is damaged: {error}") from error
     return found
