@@ -119,6 +119,7 @@ def problems(
     unknown, because their outputs were refused.
     """
     yield from _names(spouts, bolts, sinks, tables)
+    yield from _places(sinks)
     names = [table.name for table in tables]
     for bolt in bolts:
         yield from _uses(bolt, names)
@@ -208,6 +209,19 @@ def _names(
     own = {sink.name for sink in sinks if sink.component != sink.name}
     for name in sorted(own & {table.name for table in tables}):
         yield f"a sink and a table are named {name!r}; set another name of the sink with name="
+
+
+def _places(sinks: Sequence[SinkSpec]) -> Iterator[str]:
+    """Refuse two sinks with a place that only one can have."""
+    first: dict[str, str] = {}
+    for sink in sinks:
+        place = getattr(sink.writer, "own_place", None)
+        if isinstance(place, str) and first.setdefault(place, sink.name) != sink.name:
+            yield (
+                f"sinks {first[place]!r} and {sink.name!r} must have different directories, got "
+                f"{place!r} for both, where each would replace the micro-batches of the other; "
+                "give each its own, or let one bolt read both streams, and one sink that bolt"
+            )
 
 
 def _name(what: str, name: str) -> Iterator[str]:

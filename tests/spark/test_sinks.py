@@ -17,7 +17,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 
-from ackcore.spark import attempt, dead_letters, guard
+from ackcore.spark import FileSpout, attempt, dead_letters, guard
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, RowFileDamaged
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.base.versions import SPARK, to_arrow
@@ -28,7 +28,7 @@ from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.spark.sinks.sink import as_sink, check_sink
 from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, read_sink_file
 from ackcore.spark.tasks.row_files import ROOT, ROOTS, RowFileWriter, damage_in
-from ackcore.topology import BasicBolt, Reject, TopologyBuilder
+from ackcore.topology import BasicBolt, Reject, TopologyBuilder, TopologyError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -260,9 +260,8 @@ def test_a_claim_says_whose_it_is_and_how_it_is_released(tmp_path, found, checkp
     shutil.rmtree(out / "batch_id=0")
     note.unlink()
     sink.claim(*claim)
-    with pytest.raises(
-        CheckpointForeign, match=r"sink 'n' of the same checkpoint, .* undo that, or"
-    ):
+    of_same = r"sink 'n' of the same checkpoint, .* undo that, or .* you can delete its _ackcore"
+    with pytest.raises(CheckpointForeign, match=of_same):
         sink.claim("m", *claim[1:])
     sink.claim(*claim[:2], "/moved")  # a checkpoint that was moved is the same one
 
@@ -290,6 +289,17 @@ def test_a_directory_belongs_to_one_sink_of_one_checkpoint(spark, files, tmp_pat
     sink.write(accepted(spark, files))
     with pytest.raises(CheckpointForeign, match="whose micro-batches have the same numbers"):
         sink.write(accepted(spark, files, **other))
+
+
+@pytest.mark.parametrize("paths", [("out", "file://{}/out/"), ("s3://b/out", "s3://b/out/")])
+def test_two_sinks_with_one_directory_are_refused_in_build(tmp_path, monkeypatch, paths):
+    monkeypatch.chdir(tmp_path)
+    builder = TopologyBuilder()
+    builder.spout("lines", FileSpout(tmp_path, "text"))
+    for name, path in zip("ab", paths, strict=True):
+        builder.sink("lines", to_parquet(path.format(tmp_path)), name=name)
+    with pytest.raises(TopologyError, match="sinks 'a' and 'b' must have different directories"):
+        builder.build()
 
 
 @pytest.mark.parametrize("note", [None, "{"], ids=["absent", "torn"])

@@ -107,7 +107,7 @@ class ParquetDirectory(Sink):
 
     def __init__(self, path: Place, compression: str) -> None:
         self._store = open_store(path, "path")
-        self.path = self._store.url
+        self.path = self.own_place = self._store.url
         if compression not in _CODECS:
             raise ValueError(
                 f"compression must be one of {', '.join(_CODECS)}, got {compression!r}"
@@ -176,6 +176,7 @@ def owned_by_another(
             "micro-batches have the same numbers. Give each sink its own directory. If you have "
             "given the sink another name or another stream to read, undo that, or give it an "
             "empty directory"
+            + ("" if has_rows else f". This one has no rows: you can delete its {OWNER} instead")
         )
     if isinstance(found, dict):
         there = found.get("checkpoint")
