@@ -205,7 +205,7 @@ def collect(column: str, max_items: int) -> Aggregate:
     max_items : int
         The maximum length of a list.  Values beyond it are dropped.
     """
-    return _Collect(column, as_count(max_items, "max_items", 1, 2**31 - 1))
+    return _Collect(column, as_count(max_items, "max_items of collect()", 1, 2**31 - 1))
 
 
 @naming_arguments
@@ -240,9 +240,13 @@ class _OfColumns(Aggregate):
     """An aggregate of named columns whose rows are states of one row."""
 
     def __init__(self, *columns: str) -> None:
-        for column in columns:
+        arguments = ("by", "column")[2 - len(columns) :]
+        for argument, column in zip(arguments, columns, strict=True):
             if not isinstance(column, str):
-                raise TypeError(f"column must be a column's name, got {short_repr(column)}")
+                raise TypeError(
+                    f"{argument} of {MADE_BY[type(self).__name__]}() must be the name of a column, "
+                    f"got {short_repr(column)}; write {argument}='euros', for example"
+                )
         self.columns = columns
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:

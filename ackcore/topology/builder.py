@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ackcore._arrow import short_repr
-from ackcore._error_hints import as_seconds, naming_arguments, numbered
-from ackcore.tables.aggregates import Aggregate
+from ackcore._error_hints import as_seconds, naming_arguments, nearest, numbered
+from ackcore.tables.aggregates import MADE_BY, Aggregate
 from ackcore.tables.table_shape import MAX_TTL_S, MIN_TTL_S
 from ackcore.tables.time_windows import Window
 from ackcore.topology import dedup as duplicates
@@ -567,7 +567,7 @@ def _check_value(value: Any, table: str) -> None:
         got = "an aggregate" if isinstance(value, Aggregate) else short_repr(value)
         raise TypeError(
             f"value of table {table!r} must map names of columns to aggregates, got {got}; "
-            "write {'orders': count()}"
+            "write {'orders': count(), 'euros': sum_of('euros')}"
         )
     if not value:
         raise ValueError(
@@ -580,10 +580,14 @@ def _check_value(value: Any, table: str) -> None:
                 f"value of table {table!r} must have names as keys, got {short_repr(column)}"
             )
         if not isinstance(aggregate, Aggregate):
-            called = f"{aggregate.__name__}(...)" if hasattr(aggregate, "__name__") else "count()"
+            given = aggregate if isinstance(aggregate, str) else getattr(aggregate, "__name__", "")
+            near = nearest(given, list(MADE_BY.values()))
+            if isinstance(aggregate, type) and issubclass(aggregate, Aggregate):
+                near = given
+            called = {None: "count() or sum_of('euros')", "count": "count()"}
             raise TypeError(
                 f"value[{column!r}] of table {table!r} must be an aggregate of ackcore.tables, "
-                f"got {short_repr(aggregate)}; write {called}"
+                f"got {short_repr(aggregate)}; write {called.get(near, f'{near}(...)')}"
             )
 
 

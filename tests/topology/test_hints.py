@@ -110,7 +110,9 @@ def is_refused(make, text):
         ),
         ({"table": {"value": {1: count()}}}, "value of table 'hours' must have names as keys, got"),
         ({"table": {"value": {"n": count}}}, "value['n'] of table 'hours' must be an aggregate of"),
-        ({"table": {"value": {"n": count}}}, "; write count(...)"),
+        ({"table": {"value": {"n": count}}}, "; write count()"),
+        ({"table": {"value": {"n": "sum"}}}, "got 'sum'; write sum_of(...)"),
+        ({"table": {"value": {"n": len}}}, "; write count() or sum_of('euros')"),
         (
             {"table": {"window": 3600}},
             "window of table 'hours' must be made by tumbling, sliding or",
