@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -88,6 +89,10 @@ def test_rows_that_are_larger_than_the_driver_settles_are_settled_on_spark(
     with monkeypatch.context() as patch:
         patch.setattr(action, "_FEW_BYTES", 1_000_000)  # of two tasks
         with pytest.raises(Unsettled, match="their ledger rows are too large"):
+            execute(by_id, is_small=True)
+        patch.setattr(action, "_FEW_BYTES", 1 << 27)
+        patch.setattr(action, "settled", mock.Mock(side_effect=pa.lib.ArrowMemoryError("full")))
+        with pytest.raises(Unsettled, match="the driver cannot settle its records: full"):
             execute(by_id, is_small=True)
     with at_most(spark, "300k"):
         with pytest.raises(Unsettled, match=r"the driver cannot settle its records: Total size"):

@@ -87,7 +87,7 @@ def run(
 
     Raises Spark's exception if the job fails: a worker was killed or an executor lost too often.
     Raises ResultsTooLarge if so many records failed that Spark does not return them to the driver,
-    and Unsettled if only the driver cannot settle so many records.
+    and Unsettled if only the driver cannot settle so many records, or lacks the memory for it.
     """
     setup = setup_on_spark(topology, layout, inputs, plan)
     spec, slices = setup.spec, setup.slices()
@@ -119,11 +119,11 @@ def run(
             frame = stages.mapInArrow(placed(BoltStage(spec, level), level), ROW_TYPE)
         if here:
             try:
-                rows = collected(frame, adaptive=adaptive)
-            except ResultsTooLarge as error:
+                rows = settled(spec, collected(frame, adaptive=adaptive))
+            except (ResultsTooLarge, MemoryError) as error:
                 said = f"the driver cannot settle its records: {one_line(error)}"
                 raise Unsettled(said) from error
-            return read_results(setup, layout, settled(spec, rows))
+            return read_results(setup, layout, rows)
         shards = repartition_by_id(frame, spec.dests, "dest")
         frame = shards.mapInArrow(SettleStage(spec), RESULT_TYPE)
     return read_results(setup, layout, collected(frame, adaptive=adaptive))
