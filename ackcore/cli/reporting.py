@@ -74,11 +74,20 @@ class Commands(TyperGroup):
             # All exceptions of Typer except Abort have an exit code.
             own = isinstance(error, typer.Abort) or hasattr(error, "exit_code")
             own = own or (isinstance(error, BrokenPipeError) and _reader_ended())
+            if isinstance(error, typer.BadParameter):
+                _add_value(error)
             if own or ctx.params.get("debug"):
                 raise
             text, code = _told(error)
             print(f"ackcore: {plain(text)}", file=sys.stderr)
             raise typer.Exit(code) from None
+
+
+def _add_value(error: typer.BadParameter) -> None:
+    """Add the refused value to an error of pydantic's, which newer versions of Typer show."""
+    problems = getattr(error.__cause__, "errors", None)
+    if problems is not None:
+        error.message += f", got {problems()[0]['input']!r}"
 
 
 def _reader_ended() -> bool:

@@ -72,7 +72,8 @@ def check_trigger(options: Mapping[str, Any], topology: Topology) -> None:
     try:
         source.writeStream.trigger(**options)
     except PySparkException as error:
-        raise ValueError(f"trigger must be {TRIGGERS}; got {options}: {one_line(error)}") from error
+        got = options.get("processingTime", options)
+        raise ValueError(f"trigger must be {TRIGGERS}; got {got!r}: {one_line(error)}") from error
 
 
 def interval_s(options: Mapping[str, Any]) -> float:
@@ -88,7 +89,7 @@ def interval_s(options: Mapping[str, Any]) -> float:
     )
     if found is None or None in units.values():
         raise ValueError(
-            f"trigger must be {TRIGGERS}; got {options}, which is no number of "
+            f"trigger must be {TRIGGERS}; got {text!r}, which is no number of "
             f"{', '.join(f'{unit}s' for unit in _UNITS)}"
         )
     return sum(float(number) * (units[unit] or 0) for number, unit in _PART.findall(found[1]))

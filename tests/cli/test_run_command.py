@@ -175,6 +175,7 @@ def test_what_cannot_be_run_is_refused_at_once(ackcore, tmp_path):
     words = ("run", "jobs:batch", "--checkpoint", tmp_path)
     assert "KEY=VALUE" in ackcore(*words, "--conf", "x", code=2).stderr
     assert "must be a share" in ackcore(*words, "--max-dead-ratio", "few", code=2).stderr
+    assert "'many'" in ackcore(*words, "--max-dead", "many", code=2).stderr
     both = ("--trigger", "1 second", "--available-now")
     assert "cannot be combined" in ackcore(*words, *both, code=2).stderr
 

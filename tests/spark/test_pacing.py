@@ -238,7 +238,10 @@ def test_a_processing_time_is_as_many_seconds(text, seconds):
     assert interval_s({"processingTime": text}) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "5", "-1 second", "1 month", "1 second!", "second"])
+@pytest.mark.parametrize(
+    "text", ["", "soon", "5", "-1 second", "1 month", "1 second!", "second", "availableNow"]
+)
 def test_what_is_no_processing_time_is_refused(text):
-    with pytest.raises(ValueError, match=r"trigger must be a processing time such as .* got"):
+    said = rf"trigger must be a processing time such as .* got '{text}', which is no"
+    with pytest.raises(ValueError, match=said):
         interval_s({"processingTime": text})

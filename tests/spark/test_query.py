@@ -419,7 +419,7 @@ def test_wide_offsets_change_nothing(spark, tmp_path, store, conf):
 
 def test_a_query_that_spark_does_not_start_leaves_no_lock(spark, tmp_path, store, folder):
     topology = word_count(folder.stream, store)
-    with pytest.raises(ValueError, match=r"trigger must be a processing .* got .*not a duration"):
+    with pytest.raises(ValueError, match=r"trigger must be a processing .* got 'not a duration'"):
         start(topology, spark, tmp_path / "cp", trigger="not a duration")
     on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
     assert on.await_termination(300)
