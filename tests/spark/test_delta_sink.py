@@ -81,9 +81,13 @@ def test_columns_are_refused_before_anything_runs(path):
     with pytest.raises(TypeError, match=r"the key 'word' must not be of list<item: int64>; have"):
         check_sink("count", sink, pa.schema([("word", pa.list_(pa.int64()))]))
     assert not path.exists()
+    other, wider = to_delta(path), pa.schema([*WORDS, ("at", pa.date32())])
+    check_sink("other", other, wider)
     started(path)
     with pytest.raises(ValueError, match=r"table .* has no column 'at', it has word, n; add it"):
-        started(path, pa.schema([*WORDS, ("at", pa.date32())]))
+        started(path, wider)
+    with pytest.raises(ValueError, match=r"sink 'other': table .* has no column 'at'"):
+        other.claim("other", "abc", "/cp")
 
 
 # -- what is written -------------------------------------------------------------------------------

@@ -157,13 +157,17 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             self._columns_for(what, table, schema)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
-        """Create the table if it does not exist."""
+        """Create the table if it does not exist.
+
+        Raises ValueError if another sink has created it since `check` with other columns.
+        """
         schema = self._schemas.get(sink)
         if schema is not None:
             with self._named(sink):
-                _deltalake().DeltaTable.create(
+                table = _deltalake().DeltaTable.create(
                     self.path, schema=schema, mode="ignore", storage_options=self._options
                 )
+            self._columns_for(f"sink {sink!r}", table, schema)
 
     @contextlib.contextmanager
     def begin(self, batch: SinkBatch) -> Iterator[DeltaCommit]:
