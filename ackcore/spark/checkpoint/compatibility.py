@@ -266,12 +266,11 @@ def check_tables(
             )
         for value, what in now["aggregates"].items():
             stored = was["aggregates"].get(value, what)
-            if stored != what or value in recorded[name].removed:
-                known = stored != what
-                found = f"was {shown_aggregate(stored)}" if known else "was removed before"
+            if stored != what:
                 raise CheckpointForeign(
-                    f"{subject}: its value {value!r} {found}, and is {shown_aggregate(what)} now: "
-                    f"states of one cannot be those of the other. {other_value}"
+                    f"{subject}: its value {value!r} was {shown_aggregate(stored)}, and is "
+                    f"{shown_aggregate(what)} now: states of one cannot be those of the other. "
+                    f"{other_value}"
                 )
     for name, table in recorded.items():
         spout = f"{name}{CLOSED}"

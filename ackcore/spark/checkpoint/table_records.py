@@ -26,8 +26,6 @@ class TableState(NamedTuple):
     rows: int = 0
     segments: tuple[SegmentInfo, ...] = ()  # the segments with the rows, the newest first
     changed: tuple[SegmentInfo, ...] = ()  # the segments with the rows that the micro-batch changed
-    #: The names of values that an older version removed: their states may still be in segments.
-    removed: tuple[str, ...] = ()
     #: Of a table of keys with a bound by number: times, and the number of keys of each.
     spans: tuple[tuple[int, int], ...] = ()
     #: The segments with the rows of the windows that the micro-batch closed.
@@ -43,7 +41,6 @@ class TableState(NamedTuple):
         return state._replace(
             segments=tuple(map(SegmentInfo.of, state.segments)),
             changed=tuple(map(SegmentInfo.of, state.changed)),
-            removed=tuple(state.removed),
             spans=tuple((time, count) for time, count in state.spans),
             closed=tuple(map(SegmentInfo.of, state.closed)),
         )

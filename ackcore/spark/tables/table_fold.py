@@ -64,7 +64,7 @@ class TableFold:
         if self._shape.expires:
             # Rows that expired are not subtracted: merges drop them.
             count = min(count, sum(segment.rows for segment in segments))
-        return TableState(structure, self._horizon_ms, count, segments, changed, before.removed)
+        return TableState(structure, self._horizon_ms, count, segments, changed)
 
     def _states(
         self, before: Sequence[SegmentInfo], rows: Sequence[BatchFile], nonacked: Int64s
