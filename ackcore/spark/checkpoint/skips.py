@@ -174,9 +174,9 @@ def _skipped(url: str, records: Records, spout: str, files: Collection[str]) -> 
             "continues without deleted offsets"
         )
     skips = [one for one in skips_in(records) if (one.batch_id, one.spout) == (number, spout)]
-    already = f"of spout {spout!r} were left out of {where} already: start the query again"
+    already = f"of spout {spout!r} were left out of {where} already"
     if skips and not taken.get("rows"):
-        raise ValueError(f"all planned rows {already}")
+        raise ValueError(f"all planned rows {already}: start the query again")
     if not taken.get("rows"):
         have = [name for name, of in plan.offsets.items() if of.get("rows")]
         raise ValueError(
@@ -189,7 +189,10 @@ def _skipped(url: str, records: Records, spout: str, files: Collection[str]) -> 
     unknown = sorted(wanted - there)
     gone_before = [name for name in unknown if any(name in one.files for one in skips)]
     if gone_before:
-        raise ValueError(f"the rows of {', '.join(gone_before)} {already}")
+        raise ValueError(
+            f"the rows of {', '.join(gone_before)} {already}: name other files only, or start the "
+            "query again"
+        )
     if unknown:
         raise ValueError(
             f"{where} has no planned file {unknown[0]!r} of spout {spout!r}; it has "

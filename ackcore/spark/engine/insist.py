@@ -310,8 +310,8 @@ def given_up(plan: Plan, runs: int, error: BaseException, skip: str = "") -> Run
     if is_unreadable(error):
         way_out = (
             "if the file can be read again, start again on the same checkpoint. A planned file "
-            "may not change, so give a correction another name. A run ends at the first such file, "
-            "so the next start may find another one"
+            "may not change, so give a corrected file another name and a new time. A run ends at "
+            "the first such file, so the next start may find another one"
         )
     if said.startswith(_NO_MODULE):
         way_out = (

@@ -113,9 +113,9 @@ class FileReader:
         return found
 
     def _check_header(self, names: Sequence[str]) -> None:
-        """Raise ValueError if a CSV header lacks a column that must not be null or is misnamed.
+        """Raise ValueError if a CSV header lacks a column that must not be null or may be misnamed.
 
-        A column may be misnamed if the header has another one that the schema lacks.
+        A missing column may be misnamed if the header has a column that the schema lacks.
         """
         lacks = [one for one in self.schema if one.name not in names]
         others = [name for name in names if name not in self.schema.names]

@@ -190,7 +190,7 @@ class FileSpout(PlannedSource):
         return {**plan, "tasks": tasks}
 
     def check(self, plan: Any) -> None:
-        """Raise `SourceError`, which names them, if planned files are no longer the same."""
+        """Raise `SourceError` with the names of the planned files that have changed, if any."""
         planned = [_File(*one) for one in plan["files"]]
         found = {one.name: one for one in self._now(planned)}
         changed = []
@@ -205,16 +205,16 @@ class FileSpout(PlannedSource):
                 what = f"grew from {one.size} to {now.size} bytes"
             changed.append(f"the file {shown(one.name)} {what}")
         if changed:
+            more = len(changed) - _NAMED
             named = ", ".join(changed[:_NAMED])
-            if len(changed) > 1:
-                more = len(changed) - _NAMED
-                named += f", and {more:,} more files, each" if more > 0 else ", each"
+            named += f", and {more:,} more files changed" if more > 0 else ""
+            named += ", each" if len(changed) > 1 else ""
             raise SourceError(
                 f"{self!r}: {named} after it was planned and before its rows were decided. Restore "
-                "such a file with its time of modification, and start again on the same "
-                "checkpoint; or leave it out, and give its new content another name and a new "
-                "time. Write files under a name that begins with a dot, and rename them when they "
-                "are complete"
+                "the content and the time of modification, and start again on the same "
+                "checkpoint; or leave the file out, and give its new content another name and a "
+                "new time. Write files under a name that begins with a dot, and rename them when "
+                "they are complete"
             )
 
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:

@@ -161,7 +161,7 @@ class JsonLines(LineFile):
                         text = text.encode("utf-8", "backslashreplace").decode()
                         return f"column {one.name} must be {one.type}, got {text}"
             except (ValueError, RecursionError):
-                pass  # Arrow met its error before another one
+                pass  # the record has another error, behind the one that Arrow reports
         return super()._explained(said, record)
 
     def _ends(self) -> Iterator[int]:
