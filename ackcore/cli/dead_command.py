@@ -233,7 +233,7 @@ def replayed(
 
 
 def _corrupt(checkpoint: str, wanted: LetterFilter, again: bool) -> int:
-    """Return the number of letters to replay whose lines of a file cannot be read."""
+    """Return how many of the dead letters to replay are lines of a file that cannot be read."""
     if wanted.error_type not in (None, "CorruptRecord"):
         return 0
     lines = replace(wanted, error_type="CorruptRecord", sent=None if again else False)

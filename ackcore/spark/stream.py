@@ -75,7 +75,10 @@ class Stream(ABC):
         self._poll_s = self._settings.heartbeat_s
 
     def _start(self, thread: threading.Thread) -> None:
-        """Start the thread that calls `_attend`; nothing refuses the start any more."""
+        """Record the topology, and start the thread that calls `_attend`.
+
+        To be called when nothing can refuse the start any more.
+        """
         with contextlib.suppress(StateError):  # the first micro-batch repeats it
             self._state.record_topology()
         self._thread = thread

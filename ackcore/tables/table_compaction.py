@@ -43,10 +43,10 @@ class SegmentInfo(NamedTuple):
     @classmethod
     def of(cls, entry: Iterable[Any]) -> SegmentInfo:
         """Rebuild the entry from the JSON of a record."""
-        return cls(*entry).without(())
+        return cls(*entry).without(())  # JSON has a list of the removed columns
 
     def without(self, columns: Iterable[str]) -> SegmentInfo:
-        """Return the segment without some more columns."""
+        """Return the segment with some more removed columns."""
         return self._replace(removed=tuple(sorted({*self.removed, *columns})))
 
 

@@ -97,8 +97,8 @@ class TableSegment:
     ) -> TableSegment:
         """Return the segment in a buffer, such as a memory-mapped file; nothing is copied.
 
-        Rows whose hashes are below ``lo``, or ``hi`` or more, are left out, and so are the
-        ``removed`` columns: their values are null.
+        Rows whose hashes are below ``lo``, or ``hi`` or more, are left out. The values of the
+        ``removed`` columns are null.
         """
         reader = pa.ipc.open_file(pa.BufferReader(buffer))
         about = json.loads(reader.schema.metadata[_NOTES])

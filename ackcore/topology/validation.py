@@ -212,7 +212,7 @@ def _names(
 
 
 def _places(sinks: Sequence[SinkSpec]) -> Iterator[str]:
-    """Refuse two sinks with a place that only one can have."""
+    """Refuse two sinks that write to one directory, if only one of them can."""
     first: dict[str, str] = {}
     for sink in sinks:
         place = getattr(sink.writer, "own_place", None)
@@ -220,7 +220,7 @@ def _places(sinks: Sequence[SinkSpec]) -> Iterator[str]:
             yield (
                 f"sinks {first[place]!r} and {sink.name!r} must have different directories, got "
                 f"{place!r} for both, where each would replace the micro-batches of the other; "
-                "give each its own, or let one bolt read both streams, and one sink that bolt"
+                "give each its own, or let one bolt read both streams and one sink read that bolt"
             )
 
 

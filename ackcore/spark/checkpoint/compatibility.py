@@ -225,7 +225,7 @@ def check_tables(
     if the key, the windows, the type of a value, or the presence of a ttl has changed; if rows of
     closed windows wait that nothing reads any more; or if a table has changed, or a sink of its
     rows was removed, while a micro-batch is decided. Even then a table may be removed, and a value
-    until the rows are folded: a fold may always fail.
+    too if the rows are not folded yet, because their folds may fail at each start.
 
     ``root``: the ackcore part of the checkpoint. ``recorded``: the tables of the checkpoint.
     ``structures``: the structures of the recorded topology, and of the one that is to run.
@@ -261,15 +261,15 @@ def check_tables(
         if was.get("window") != now.get("window"):
             old, new = (shown_window(each.get("window")) for each in (was, now))
             raise CheckpointForeign(
-                f"{subject} had window={old}, and has {new} now: rows of one cannot be those of "
-                f"the other. {way_out}"
+                f"{subject} had window={old}, and has {new} now: its rows cannot be converted. "
+                f"{way_out}"
             )
         for value, what in now["aggregates"].items():
             stored = was["aggregates"].get(value, what)
             if stored != what:
                 raise CheckpointForeign(
                     f"{subject}: its value {value!r} was {shown_aggregate(stored)}, and is "
-                    f"{shown_aggregate(what)} now: states of one cannot be those of the other. "
+                    f"{shown_aggregate(what)} now: its states cannot be converted. "
                     f"{other_value}"
                 )
     for name, table in recorded.items():

@@ -63,8 +63,8 @@ class Sink(ABC):
     #: Whether `write` calls `check_fence` itself before its first effect. Otherwise ackcore checks
     #: before each call that this driver still owns the checkpoint.
     checks_fence: bool = False
-    #: The place that this sink alone can write, such as a directory with one subdirectory for each
-    #: micro-batch. `TopologyBuilder.build` refuses two sinks with the same place.
+    #: A directory or a place in a bucket to which no other sink may write. `TopologyBuilder.build`
+    #: refuses two sinks with the same one.
     own_place: str | None = None
 
     def check(  # noqa: B027

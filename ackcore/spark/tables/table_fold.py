@@ -50,6 +50,7 @@ class TableFold:
         rows. ``nonacked``: the roots whose rows are left out; sorted.
         """
         structure, was = self._shape.structure(), before.structure["aggregates"]
+        # A later value may have the name of a removed one, so older segments hide its states.
         gone = was.keys() - structure["aggregates"].keys()
         columns = {column for value in gone for column in was[value]["states"]}
         older = tuple(segment.without(columns) for segment in before.segments)
