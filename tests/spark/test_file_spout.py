@@ -175,7 +175,7 @@ def test_a_planned_file_that_changes_is_named(folder, change, words):
 
 
 def test_all_planned_files_that_change_are_named(folder, monkeypatch):
-    """Also in the command that leaves them out, which a shorter name does not enter."""
+    """The command that leaves them out has them too, but no file whose name is the end of one."""
     spout = FileSpout(folder, "text")
     paths = [put(folder, name, 10) for name in ("a", "b", "d=1/a", "d=1/c", "e")]
     plan = again(spout.plan(None))
@@ -419,7 +419,7 @@ def test_lines_that_cannot_be_read_are_rows_apart(tmp_path_factory, format, data
     ids=lambda value: str(value)[:30],
 )
 def test_the_reason_of_a_damaged_line_names_the_column(folder, format, line, reason):
-    """With its type and the given value; not longer than other messages of dead letters."""
+    """It has the type and the value too, and is not longer than other dead letters' messages."""
     schema = pa.schema(
         [
             pa.field("id", pa.int64(), nullable=False),
@@ -476,7 +476,7 @@ def test_columns_that_occur_twice_or_not_at_all_are_refused(folder):
     ],
 )
 def test_a_csv_file_that_may_have_misnamed_columns_is_refused(folder, header, words):
-    """Its values would be lost. A file that only has fewer columns is read."""
+    """The values of such columns would be lost. A file that only has fewer columns is read."""
     put(folder, "a", 1, header + b"\n7" + b",b" * header.count(b",") + b"\n")
     spout = FileSpout(folder, "csv", ROWS.set(0, ROWS.field(0).with_nullable(False)))
     if words is None:

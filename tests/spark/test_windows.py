@@ -344,7 +344,7 @@ def test_windows_are_those_of_the_acked_lines_and_close_once(
         patch.setattr(table_compaction, "DELTA_ROWS", 4)
         patch.setattr(table_segments, "RANGE_ROWS", 2)
         window = kind.window(late_s=late_s, idle_s=idle_s)
-        # Each time is in the past, but for those that are wrong by days.
+        # All times are in the past, except those that are days ahead (AHEAD).
         world = WindowWorld(Path(path), window, spouts, now_ms=0)
         oracle = Oracle(kind, spouts, late_s, idle_s)
         number = 0

@@ -91,7 +91,7 @@ def skip_planned(
     FileNotFoundError
         If there is no checkpoint.
     ValueError
-        If no micro-batch is planned and undecided, or its plan has no such rows.
+        If no micro-batch is planned and undecided, or its plan has no such rows (any more).
     StateError
         If the checkpoint cannot be read or written; `CheckpointInUse` while a driver holds it.
     """
