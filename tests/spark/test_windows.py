@@ -181,7 +181,6 @@ class WindowWorld(Replaying):
             pause=self.pause,
             jobs=jobs,
         )
-        state.record_topology()
         return state, engine
 
     def open_rows(self, state, number):

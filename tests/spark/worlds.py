@@ -288,7 +288,6 @@ class World(Sink):
             pause=self.pause,
             jobs=Jobs(self.run, self.snapshot_inputs, self.load_snapshot, self.setup, self.judge),
         )
-        state.record_topology()
         return state, engine
 
     def process(self, number, lines=()):
