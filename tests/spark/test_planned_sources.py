@@ -385,6 +385,9 @@ def test_available_now_ends_although_files_keep_coming(spark, checkpoint, store,
     assert (store.words, on.counts.batches) == (["1"], 1)
     available_now(it, spark, checkpoint)
     assert store.words == ["1", "2"]
+    changed = topology(store, values=FileSpout(folder, "text"))
+    for accepts in (True, False):  # an accepted change is recorded without a micro-batch
+        available_now(changed, spark, checkpoint, accept_changes=accepts)
 
 
 def test_a_source_of_another_kind_does_not_continue(spark, checkpoint, store, tmp_path):
