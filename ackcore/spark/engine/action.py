@@ -86,8 +86,9 @@ def run(
     """Run a micro-batch in one Spark action.
 
     Raises Spark's exception if the job fails: a worker was killed or an executor lost too often.
-    Raises ResultsTooLarge if so many records failed that Spark does not return them to the driver,
-    and Unsettled if only the driver cannot settle so many records, or lacks the memory for it.
+    Raises ResultsTooLarge if so many records failed that Spark does not return them to the driver.
+    Raises Unsettled if the rows that the driver is to settle are too large for it, or for Spark's
+    limit of results: Spark may still settle them.
     """
     setup = setup_on_spark(topology, layout, inputs, plan)
     spec, slices = setup.spec, setup.slices()

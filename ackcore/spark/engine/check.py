@@ -37,7 +37,10 @@ class Disagreement(Exception):
 
 
 class Unsettled(Disagreement):
-    """The XOR of cohorts of roots is not zero. The next run settles each root by itself."""
+    """The XOR of cohorts of roots is not zero, or the driver cannot settle so many rows.
+
+    The next run settles each root by itself, on Spark.
+    """
 
 
 def trailer_problems(
