@@ -149,7 +149,7 @@ class State:
             self._runs.remove_former(number, "" if decision is None else decision.work)
 
     def _check_all(self, topology: Described, log: Path | None, accept_changes: bool) -> None:
-        """Check that the topology can continue from the checkpoint."""
+        """Check that the topology can continue from the checkpoint, and keep its description."""
         if log is not None:
             compatibility.check_offsets(log, self._records.place(""), self.last_plan)
         self._check_waiting(topology, self._check_tables())
@@ -163,7 +163,7 @@ class State:
         compatibility.check_tables(root, tables, structures, decided, folded is not None)
         if self._meta["fingerprint"] != topology.fingerprint:
             self._accepted = compatibility.check_accepted(root, structures, tables, accept_changes)
-            # Another dict: this one is the record that is written with the next ones.
+            # A new dict, because the next write of any record would write a change of this one.
             self._meta = self._meta | compatibility.about(topology, self._meta["spout_order"])
 
     def record_topology(self) -> None:
