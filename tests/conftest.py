@@ -305,6 +305,14 @@ class LiveSpark:
             assert type(self._connect).active() is self._connect  # of its results, some need it
         return self._connect
 
+    def load_jars(self, *jars):
+        """Return the session, whose JVM has the classes of these jars from now on."""
+        jvm = self.session.sparkContext._jvm
+        loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        for jar in jars:
+            loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())
+        return self._session
+
     def is_alive(self):
         """Whether the JVM answers, with a session that is as good as new.
 

@@ -20,7 +20,6 @@ from sink_targets import Database, Jdbc
 from test_jdbc_sink import BARE, taken_over_while
 from test_postgres_values import REFUSES, TEXTS, shows_no_value
 
-from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import SinkUnavailable
 from ackcore.spark.base.versions import SPARK
 from ackcore.spark.sinks import sink as sink_module
@@ -32,13 +31,10 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 files = test_jdbc_sink.files  # a fixture
 
 
-@pytest.fixture(scope="module")
-def postgres_spark(live_spark):
-    """A session of its own, with the driver: the one of the other tests makes room for it."""
-    conf = {"spark.jars": jars_of_postgres()}
-    live_spark.close()
-    with spark_session("local[2,4]", conf) as (session, _):
-        yield session
+@pytest.fixture
+def postgres_spark(spark, live_spark):
+    """The session of all tests, with the driver."""
+    return live_spark.load_jars(*jars_of_postgres().split(","))
 
 
 class Postgres(Database):
