@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from contextlib import contextmanager
@@ -57,8 +58,8 @@ def service():
 
 
 @contextmanager
-def script(code, service, folder, budget=1000):
-    """Run a recipe in a process, and kill it and its children if it still runs at the end."""
+def killed(code, service, folder, budget):
+    """Run a recipe in a process, and kill it and its children in the end."""
     path = folder / "recipe.py"
     path.write_text(code)
     env = os.environ | {
@@ -81,10 +82,39 @@ def script(code, service, folder, budget=1000):
         ) as process,
     ):
         try:
-            yield process
+            yield
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+            assert process.poll() is None, (folder / "log").read_text()[-3000:]
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def run_here(spark, service, monkeypatch):
+    """``run_here(code, folder, budget=1000)`` runs a recipe on the session of all tests."""
+
+    def run_here(code, folder, budget=1000):
+        for name, value in (("URL", service.url), ("FOLDER", folder), ("BUDGET", budget)):
+            monkeypatch.setenv(name, str(value))
+        exec(code, {"__name__": "__main__"})
+
+    return run_here
+
+
+@contextmanager
+def stopped(when):
+    """Press Ctrl-C in the enclosed code when this function has returned."""
+
+    def press():
+        try:
+            when()
+        finally:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    thread.join()
 
 
 def rows(folder):
@@ -109,17 +139,12 @@ def check(spark, folder):
     assert {int(letter.message_id) for letter in dead} == DEAD
 
 
-def finished(code, service, folder):
-    with script(code, service, folder) as process:
-        assert process.wait(300) == 0, (folder / "log").read_text()[-3000:]
-
-
 def test_a_budget_is_kept_although_the_job_is_killed_and_more_of_it_calls_the_rest(
-    spark, tmp_path, service
+    spark, tmp_path, service, run_here
 ):
     """An answer costs 0.25. The budget allows 40 answers, then 10 more, then all.
 
-    The job is killed amid its calls, and again when the second budget is spent.
+    The job is killed amid its calls, and is stopped when the second budget is spent.
     """
     rows(tmp_path)
     in_flight = 2 * 16
@@ -128,32 +153,32 @@ def test_a_budget_is_kept_although_the_job_is_killed_and_more_of_it_calls_the_re
         status = read_status(tmp_path / "checkpoint")
         return 0 if status is None else status.counts.spent.get("classify", 0)
 
-    for budget, amid_calls in ((10, True), (12.5, False)):
-        with script(CLASSIFY, service, tmp_path, budget):
-            if amid_calls:
-                service.until(lambda charged, _: len(charged) >= 20)
-            else:
-                service.until(lambda charged, _, budget=budget: charged and spent() >= budget)
+    def paid(budget):
         service.until(lambda charged, found: not found["callers"])
         paid = 0.25 * sum(service.ask()[0].values())
         # The first driver's calls in flight, and those of two tasks when the money ran out.
-        assert paid <= budget + 0.25 * 2 * in_flight
-        assert spent() <= paid
-        if not amid_calls:  # a killed micro-batch has no report yet
-            assert spent() >= paid - 0.25 * in_flight
+        assert spent() <= paid <= budget + 0.25 * 2 * in_flight
+        return paid
+
+    with killed(CLASSIFY, service, tmp_path, budget=10):
+        service.until(lambda charged, _: len(charged) >= 20)
+    paid(10)
+    with stopped(lambda: service.until(lambda charged, _: charged and spent() >= 12.5)):
+        run_here(CLASSIFY, tmp_path, budget=12.5)
+    assert spent() >= paid(12.5) - 0.25 * in_flight
     before = len(service.ask()[0])
     assert before < ROWS - len(DEAD)
-    finished(CLASSIFY, service, tmp_path)
+    run_here(CLASSIFY, tmp_path)
     check(spark, tmp_path)
     charged = service.ask()[0]
     assert sum(charged.values()) - len(charged) <= in_flight
 
 
 def test_orders_are_enriched_by_an_api_whose_tenants_have_different_limits(
-    spark, tmp_path, service
+    spark, tmp_path, service, run_here
 ):
     rows(tmp_path)
-    finished(ENRICH, service, tmp_path)
+    run_here(ENRICH, tmp_path)
     check(spark, tmp_path)
     charged, found = service.ask()
     assert set(charged.values()) == {1}
