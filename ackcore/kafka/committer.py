@@ -31,6 +31,9 @@ DEFAULTS: dict[str, Any] = {
 }
 #: Short, because a poll continues to wait after it has handled an answer.
 _POLL_S = 0.005
+#: Milliseconds that a released client waits for overdue answers. In librdkafka 2.16 its main thread
+#: needs a core meanwhile, and the default is 45 s.
+_RELEASE_MS = 3_000
 #: A broker writes a request as one batch of records into its offsets topic.  By default that takes
 #: at most 1 MiB; a larger batch fails with an unknown error.
 _REQUEST_BYTES = 512 << 10
@@ -66,6 +69,9 @@ class Committer:
         own: dict[str, Any] = {
             "group.id": group,
             "enable.auto.commit": False,
+            # The client joins no group, so that this only limits its release.
+            "group.protocol": "classic",
+            "session.timeout.ms": _RELEASE_MS,
             # Not a method: the reference cycle would keep the consumer alive.
             "on_commit": lambda error, partitions: answers.append((error, partitions)),
         }
@@ -77,8 +83,7 @@ class Committer:
     def give_up(self) -> None:
         """Release the client in a background thread, without waiting.
 
-        The client waits up to its session's 45 s for overdue answers. The thread ends with the
-        process.
+        The client waits for overdue answers. The thread ends with the process.
         """
         box = [self._consumer]
         del self._consumer
@@ -89,8 +94,8 @@ class Committer:
         """Return the error of the coordinator look-up, or None if a coordinator is known.
 
         Without a coordinator, librdkafka 2.16 keeps a commit, and a client that is released, for
-        its session's 45 s. This happens with a cluster's first commit, while the broker creates the
-        offsets topic.
+        its session's time-out. This happens with a cluster's first commit, while the broker creates
+        the offsets topic.
         """
         if self._has_coordinator:
             return None

@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, Producer
 from servers import TIMEOUT_S, wait_until
 
 from ackcore import OffsetTracker
+from ackcore.kafka import committer
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.cluster import (
     Cluster,
@@ -300,8 +301,13 @@ def test_a_coordinator_that_moves_takes_the_commit(mock_kafka):
         assert cluster.committed(group, [(topic, 0)]) == answers
 
 
-def test_no_commit_waits_for_long_where_there_is_no_coordinator(mock_kafka):
+def given_up():
+    return "ackcore-kafka-given-up" in [thread.name for thread in threading.enumerate()]
+
+
+def test_no_commit_waits_for_long_where_there_is_no_coordinator(mock_kafka, monkeypatch):
     """A new cluster has none at first: librdkafka keeps a commit for 45 s then, and its client."""
+    monkeypatch.setattr(committer, "_RELEASE_MS", 500)
     topic, group = mock_kafka.new_topic(), mock_kafka.new_group()
     cluster = cluster_of(mock_kafka)
     mock_kafka.start_request_tracking()
@@ -313,10 +319,15 @@ def test_no_commit_waits_for_long_where_there_is_no_coordinator(mock_kafka):
     assert answers.failed[topic, 0].retriable
     assert mock_broker.OFFSET_COMMIT not in [api for _, api in mock_kafka.requests()]
     # It was not asked for: no client waits for it still.
-    assert "ackcore-kafka-given-up" not in [thread.name for thread in threading.enumerate()]
+    assert not given_up()
     mock_kafka.clear_request_errors(mock_broker.FIND_COORDINATOR)
     assert cluster.commit(group, {(topic, 0): (3, "")}).found == {(topic, 0): (3, "")}
     assert time.monotonic() - began < 40
+    for broker in (1, 2, 3):
+        mock_kafka.broker_set_down(broker)
+    assert cluster.commit(group, {(topic, 0): (4, "")}, patience_s=0.3).found == {}
+    assert given_up()
+    wait_until(lambda: not given_up(), "its client is released", 20)
 
 
 def test_all_partitions_of_a_group_are_committed_by_as_few_requests_as_can_be(mock_kafka):
