@@ -108,7 +108,8 @@ def parsed(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
 
-def imported(module: str, *, anywhere: bool = True) -> set[str]:
+@functools.cache
+def imported(module: str, *, anywhere: bool = True) -> frozenset[str]:
     """Every module that one names in an import, as far as it can be resolved.
 
     Anywhere in it, or only where nothing decides whether the line is reached.
@@ -127,7 +128,7 @@ def imported(module: str, *, anywhere: bool = True) -> set[str]:
             for alias in node.names:
                 full = f"{base}.{alias.name}"
                 names.add(full if full in MODULES or full == "ackcore._native" else base)
-    return names
+    return frozenset(names)
 
 
 def test_imports_point_down() -> None:
@@ -182,8 +183,9 @@ def test_file_names_are_unique() -> None:
 # first lines import anyway, whose process it is forked from: what that has loaded alone is loaded
 # already, at a tenth of the price.  Rings, where it mattered who came first, are ruled out above.
 EACH_ALONE = """
-import importlib, json, os, sys
+import gc, importlib, json, os, sys
 import numpy
+gc.disable()  # a child would copy the pages of all objects that it looks at
 before = set(sys.modules)
 forked_from = json.loads(sys.argv[1])
 
