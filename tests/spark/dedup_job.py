@@ -5,7 +5,6 @@ Each execution of a record leaves a line ``micro-batch id`` in ``<path>/ran``.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
@@ -56,21 +55,27 @@ def write_files(path):
         pq.write_table(table, path / "in" / f"{file}.parquet", row_group_size=7)
 
 
+#: Three partitions, and several for each file.
+CONF = {"spark.sql.shuffle.partitions": "3", "spark.sql.files.maxPartitionBytes": "600"}
+
+
 def drive(path, points):
-    """Be a driver that takes all files; points are as `failpoints` has them."""
+    """Be a driver to kill; points are as `failpoints` has them."""
     os.setsid()  # the JVM is killed along
     failpoints._POINTS = failpoints.parse(points)
-    conf = {"spark.sql.shuffle.partitions": "3", "spark.sql.files.maxPartitionBytes": "600"}
-    with spark_session("local[2]", conf) as (spark, _):
-        source = spark.readStream.schema("n long, id long").option("maxFilesPerTrigger", 1)
-        builder = TopologyBuilder()
-        frame = source.parquet(f"{path}/in")
-        builder.spout("events", frame, dedup="id", within_s=86_400, message_id="id")
-        builder.bolt("fetch", Fetch(path)).shuffle("events")
-        builder.sink("fetch", to_parquet(path / "out"))
-        topology = builder.build(backoff_s=0.1, max_attempts=3)
-        query = start(topology, spark, path / "checkpoint", trigger={"availableNow": True})
-        query.await_termination()
-        of = query.counts
-        told = [of.records, of.acked, of.dead, of.waiting]
-        (path / "told.json").write_text(json.dumps(told))
+    with spark_session("local[2]", CONF) as (spark, _):
+        take_files(path, spark)
+
+
+def take_files(path, spark):
+    """Take all files until no record waits; return the counts."""
+    source = spark.readStream.schema("n long, id long").option("maxFilesPerTrigger", 1)
+    builder = TopologyBuilder()
+    frame = source.parquet(f"{path}/in")
+    builder.spout("events", frame, dedup="id", within_s=86_400, message_id="id")
+    builder.bolt("fetch", Fetch(path)).shuffle("events")
+    builder.sink("fetch", to_parquet(path / "out"))
+    topology = builder.build(backoff_s=0.1, max_attempts=3)
+    query = start(topology, spark, path / "checkpoint", trigger={"availableNow": True})
+    query.await_termination()
+    return query.counts

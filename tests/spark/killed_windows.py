@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -56,32 +54,35 @@ class Enrich(BasicBolt):
 
 
 def drive(path, points):
-    """Take all files until no record waits; points are as `failpoints` has them."""
+    """Be a driver to kill; points are as `failpoints` has them."""
     os.setsid()  # the JVM is killed along
-    root = Path(path)
+    failpoints._POINTS = failpoints.parse(points)
     with spark_session("local[2]") as (spark, _):
-        schema = "shop string, ts timestamp, n long"
-        reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
-        builder = TopologyBuilder()
-        builder.spout("orders", reader.parquet(str(root / "orders")))
-        builder.bolt("order", Order()).shuffle("orders")
-        for name, window in WINDOWS.items():
-            value = {"orders": collect("n", 99)}
-            builder.table(name, from_="order", key="shop", value=value, window=window)
-            builder.sink(f"{name}.closed", to_parquet(root / name))
-        builder.sink("order", to_parquet(root / "rows"))
-        builder.bolt("enrich", Enrich(), parallelism=2).shuffle("tens.closed")
-        builder.sink("enrich", to_parquet(root / "enriched"))
-        builder.table("shops", from_="tens.closed", key="shop", value={"tens": count()})
-        # A table that reads a spout; some of its records fail in a bolt that reads it, too.
-        files = FileSpout(root / "orders", "parquet", Order.outputs, max_files_per_batch=1)
-        builder.spout("files", files)
-        builder.bolt("again", Order()).shuffle("files")
-        builder.table("direct", from_="files", key="shop", value={"orders": collect("n", 99)})
-        topology = builder.build(backoff_s=0.01)
-        failpoints._POINTS = failpoints.parse(points)
-        query = start(topology, spark, root / "checkpoint", trigger={"availableNow": True})
-        query.await_termination()
-        letters = dead_letters(root / "checkpoint", spark, spout="orders").collect()
-        dead = [[row.payload.n, row.error_type, row.component] for row in letters]
-        (root / "dead.json").write_text(json.dumps(dead))
+        take_files(path, spark)
+
+
+def take_files(path, spark):
+    """Take all files until no record waits; return the dead orders."""
+    schema = "shop string, ts timestamp, n long"
+    reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
+    builder = TopologyBuilder()
+    builder.spout("orders", reader.parquet(str(path / "orders")))
+    builder.bolt("order", Order()).shuffle("orders")
+    for name, window in WINDOWS.items():
+        value = {"orders": collect("n", 99)}
+        builder.table(name, from_="order", key="shop", value=value, window=window)
+        builder.sink(f"{name}.closed", to_parquet(path / name))
+    builder.sink("order", to_parquet(path / "rows"))
+    builder.bolt("enrich", Enrich(), parallelism=2).shuffle("tens.closed")
+    builder.sink("enrich", to_parquet(path / "enriched"))
+    builder.table("shops", from_="tens.closed", key="shop", value={"tens": count()})
+    # A table that reads a spout; some of its records fail in a bolt that reads it, too.
+    files = FileSpout(path / "orders", "parquet", Order.outputs, max_files_per_batch=1)
+    builder.spout("files", files)
+    builder.bolt("again", Order()).shuffle("files")
+    builder.table("direct", from_="files", key="shop", value={"orders": collect("n", 99)})
+    topology = builder.build(backoff_s=0.01)
+    query = start(topology, spark, path / "checkpoint", trigger={"availableNow": True})
+    query.await_termination()
+    letters = dead_letters(path / "checkpoint", spark, spout="orders").collect()
+    return [[row.payload.n, row.error_type, row.component] for row in letters]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 import signal
 import tempfile
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pytest
-from dedup_job import does, drive, write_files
+from dedup_job import CONF, does, drive, take_files, write_files
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from killed_sinks import in_processes
@@ -345,19 +344,21 @@ def test_a_copy_is_late_only_if_its_waiting_record_would_be(tmp_path):
     assert [letter.error_type for letter in model.runs._dead] == ["Late"]
 
 
-def test_on_spark_a_killed_driver_leaves_each_key_once(tmp_path):
+def test_on_spark_a_killed_driver_leaves_each_key_once(spark, conf, tmp_path):
     """Kill it after it recorded the table of keys of its second micro-batch of files."""
     write_files(tmp_path)
     driver = in_processes(drive, 240)
     assert driver(tmp_path, "tables-recorded:1") == -signal.SIGKILL
-    assert driver(tmp_path, "") == 0
+    for name, value in CONF.items():
+        conf(name, value)
+    of = take_files(tmp_path, spark)
     source = pads.dataset(tmp_path / "in").to_table().to_pylist()
     ids = {row["id"] for row in source}
     dies = {number for number in ids if does(number) == "dies"}
     written = pads.dataset(tmp_path / "out").to_table()["id"].to_pylist()
     assert sorted(written) == sorted(ids - dies)
     dead = sum(row["id"] in dies for row in source)  # each copy of a dead record had its chance
-    counts = json.loads((tmp_path / "told.json").read_text())
+    counts = [of.records, of.acked, of.dead, of.waiting]
     assert counts == [len(source), len(source) - dead, dead, 0]
     ran = [tuple(map(int, line.split())) for line in (tmp_path / "ran").read_text().splitlines()]
     per_batch = collections.defaultdict(set)
