@@ -117,42 +117,13 @@ def make_acker(Ledger, request):
 ORDER = {"test_each_level_can_be_ordered": -1, "test_level_keeps_the_contract": 1}
 
 
-#: The files that take longest, from the longest on: by two at a time, one that began late would run
-#: alone in the end.
+#: The files that take longest, from the longest on: one that began late would run alone in the end.
+#: The others run in the order of their names, which ends with short ones.
 LONGEST = [
-    f"tests/{name}.py"
+    f"tests/spark/test_{name}.py"
     for name in (
-        "spark/test_recipes",
-        "spark/test_bucket_runs",
-        "spark/test_word_count",
-        "faults/test_workers_die",
-        "spark/test_jdbc_postgres",
-        "spark/test_planned_sources",
-        "spark/test_failed_files",
-        "spark/test_interrupts",
-        "spark/test_run",
-        "spark/test_query",
-        "spark/test_refusals",
-        "test_imports",
-        "spark/test_settle",
-        "spark/test_parquet",
-        "spark/test_letter_troubles",
-        "spark/test_stores",
-        "spark/test_workers",
-        "spark/test_kafka_spout",
-        "faults/test_stopped_worlds",
-        "spark/test_letter_stores",
-        "spark/test_recompute",
-        "spark/test_jdbc_sink",
-        "spark/test_sink_contract",
-        "spark/test_kafka_outages",
-        "kafka/test_consumer",
-        "kafka/test_consumer_groups",
-        "cli/test_commands_on_buckets",
-        "cli/test_looking_is_light",
-        "spark/test_hdfs",
-        "faults/test_driver_dies",
-        "kafka/test_consumer_limits",
+        *("planned_sources", "kafka_spout", "bucket_runs", "failed_files", "word_count"),
+        "letter_stores",
     )
 ]
 
