@@ -178,7 +178,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """What is loaded before the first test is no garbage: a million objects of 7,000 tests."""
+    """Keep the garbage collector from what is loaded before the first test: a million objects."""
     gc.disable()
     try:
         return (yield)
