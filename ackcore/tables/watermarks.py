@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from ackcore.tables.time_windows import Window
@@ -23,7 +24,8 @@ MAX_MARKS = 64
 class WindowWatermarks:
     """The watermarks of a table after a micro-batch."""
 
-    #: By spout, the largest time of a row of an ACKED record.
+    #: By spout, its watermark: the largest time of a row of an ACKED record, unless parts that are
+    #: behind hold it.
     times: Mapping[str, int] = field(default_factory=dict)
     #: By spout, the time of the last plan with such a row.
     seen_ms: Mapping[str, int] = field(default_factory=dict)
@@ -35,6 +37,10 @@ class WindowWatermarks:
     #: For the micro-batches that first read waiting records: the time of the plan, and the bound
     #: that was reached before.
     marks: tuple[tuple[int, int], ...] = ()
+    newest: Mapping[str, int] = field(default_factory=dict)  # by spout, the largest such time
+    #: By spout and part that is behind: the largest such time, or `NEVER`, and the time of the last
+    #: plan with such a row, or of the first plan that left the part behind.
+    behind: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> WindowWatermarks:
@@ -64,6 +70,7 @@ class WindowWatermarks:
         times: Mapping[str, int],
         oldest_ms: int | None,
         ends: bool,
+        behind: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
     ) -> WindowWatermarks:
         """Return the watermarks after one more micro-batch.
 
@@ -71,7 +78,8 @@ class WindowWatermarks:
         ``now_ms``: the time of the plan. ``times``: by spout, the largest time of a row of an ACKED
         record in the micro-batch. ``oldest_ms``: the time of the plan that first read the oldest
         waiting record; None if none waits. ``ends``: whether this is the last micro-batch, so that
-        all windows close.
+        all windows close. ``behind``: by spout and part with records for later micro-batches, such
+        a largest time, or `NEVER`.
         """
         begun = now_ms if self.begun_ms is None else self.begun_ms
         if ends:
@@ -79,24 +87,41 @@ class WindowWatermarks:
         marks = self.marks
         if not marks or (marks[-1][0] < now_ms and marks[-1][1] != self.reached):
             marks = (*marks, (now_ms, self.reached))
-        largest = {**self.times}
+        newest = {**self.times, **self.newest}
         for spout, time in times.items():
             # A wrong time in the future must not close the windows of all other records.
-            largest[spout] = max(min(time, now_ms), largest.get(spout, NEVER))
+            newest[spout] = max(min(time, now_ms), newest.get(spout, NEVER))
+
+        def counts(seen_ms: int) -> bool:
+            return window.idle_ms is None or now_ms - seen_ms < window.idle_ms
+
+        held = self._held(now_ms, behind)
+        largest = {}
+        for spout, time in newest.items():
+            bounds = [part for part, at in held.get(spout, {}).values() if counts(at)]
+            largest[spout] = max(self.times.get(spout, NEVER), min([time, *bounds]))
         seen = {**self.seen_ms, **dict.fromkeys(times, now_ms)}
-        counted = [
-            largest.get(spout, NEVER)
-            for spout in spouts
-            if window.idle_ms is None or now_ms - seen.get(spout, begun) < window.idle_ms
-        ]
+        counted = [largest.get(one, NEVER) for one in spouts if counts(seen.get(one, begun))]
         reached = max(self.reached, min(counted, default=NEVER) - window.late_ms)
         if oldest_ms is None:
-            return WindowWatermarks(largest, seen, begun, reached, reached)
+            return WindowWatermarks(largest, seen, begun, reached, reached, (), newest, held)
         first = max(0, bisect(marks, (oldest_ms, EVER)) - 1)
         marks = marks[first:]
         while len(marks) > MAX_MARKS:
             # A record without a mark of its own has that before, which is not later.
             marks = (*marks[:1], *marks[2::2])
-        held = WindowWatermarks(largest, seen, begun, reached, self.closed, marks)
-        closed = max(self.closed, min(reached, held.bound(oldest_ms)))
-        return WindowWatermarks(largest, seen, begun, reached, closed, marks)
+        found = WindowWatermarks(largest, seen, begun, reached, self.closed, marks, newest, held)
+        closed = max(self.closed, min(reached, found.bound(oldest_ms)))
+        return replace(found, closed=closed)
+
+    def _held(
+        self, now_ms: int, behind: Mapping[str, Mapping[str, int]]
+    ) -> dict[str, dict[str, tuple[int, int]]]:
+        """Return `WindowWatermarks.behind` after one more micro-batch."""
+        found: dict[str, dict[str, tuple[int, int]]] = {}
+        for spout, parts in behind.items():
+            known, found[spout] = self.behind.get(spout, {}), {}
+            for part, time in parts.items():
+                before, seen_ms = known.get(part, (NEVER, now_ms))
+                found[spout][part] = max(before, time), now_ms if time > NEVER else seen_ms
+        return found

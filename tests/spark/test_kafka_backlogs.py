@@ -19,6 +19,7 @@ from ackcore.kafka import KafkaSpout
 from ackcore.spark import start
 from ackcore.spark.engine.late_records import ReadRecords
 from ackcore.spark.engine.setup import Backlog
+from ackcore.spark.kafka.spout_offsets import SpoutOffsets
 from ackcore.spark.tasks.record_ids import RETRIES, roots_of
 from ackcore.tables import count, tumbling
 from ackcore.tables.watermarks import NEVER
@@ -63,8 +64,36 @@ def test_a_partition_that_is_behind_makes_no_record_late_and_lets_no_copy_pass(
     assert on.counts.dead == 0
     assert sum(progress.duplicates for progress in on.recent_progress) == 1
     began = [row.window_start.timestamp() * 1000 for row in closed]
-    assert sorted(began) == [BEGAN_MS + minute * MINUTE_MS for minute in range(24)]
+    assert sorted(began) == [BEGAN_MS + minute * MINUTE_MS for minute in range(25)]
     assert {row.n for row in closed} == {1}
+
+
+def test_only_partitions_that_the_query_reads_further_are_behind(mock_kafka):
+    for topic in ("a", "b"):
+        mock_kafka.create_topic(topic, 2)
+        mock_kafka.produce(topic, [b"%d" % n for n in range(9)], 0)
+        mock_kafka.produce(topic, [b"1"], 1)
+
+    def offsets(*topics):
+        servers = mock_kafka.bootstrap_servers
+        spout = KafkaSpout(topics, bootstrap_servers=servers, start="earliest", max_records=8)
+        return SpoutOffsets("lines", spout, 7)
+
+    one = offsets("a", "b")
+    first = one.plan(None, 1, bounded=True)
+    assert one.behind(first) == [("a", 0), ("b", 0)]
+    # A query with the same checkpoint that reads one of the topics, and ends at its present end.
+    other = offsets("a")
+    other.end_here()
+    mock_kafka.produce("a", [b"2"], 1)
+    assert other.behind(first) == [("a", 0)]
+    second = other.plan(first, 1, bounded=False)
+    assert other.behind(second) == []
+    # Nobody knows whether a partition without a leader has more.
+    mock_kafka.partition_set_leader("a", 1, -1)
+    assert other.behind(other.plan(second, 1, bounded=False)) == [("a", 1)]
+    for each in (one, other):
+        each.close()
 
 
 @given(st.data())
@@ -92,7 +121,8 @@ def test_the_newest_record_of_each_part_is_never_taken_for_a_newer_one(data):
         roots.append(root)
         times.append(99)
     tasks = [[(part, size) for part, size, _ in ranges] for ranges in of_tasks]
-    records = ReadRecords({"lines": 7}, read, {}, lambda: None, {"lines": Backlog(parts, tasks)})
+    backlog = Backlog([*map(str, range(parts))], tasks)
+    records = ReadRecords({"lines": 7}, read, {}, lambda: None, {"lines": backlog})
     found = records.newest_of_parts("lines", np.array(roots), np.array(times)).tolist()
     assert all(one <= true for one, true in zip(found, newest, strict=True))
     if full:

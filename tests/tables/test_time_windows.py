@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import tracemalloc
 
 import numpy as np
@@ -263,6 +264,31 @@ def test_the_slowest_spout_counts_until_it_is_idle():
     found = found.after(window, "ab", 141_000, {"b": 6_000}, None, False)
     assert (found.reached, found.closed) == (18_000, 18_000)
     assert found.after(window, "ab", 199_000, {}, None, False).closed == 18_000
+
+
+def test_parts_that_are_behind_hold_a_spout_until_they_are_idle_or_through():
+    window = tumbling(1, "ts", idle_s=30)
+
+    def after(found, now_s, times, **behind):
+        parts = {"a": behind} if behind else {}
+        found = found.after(window, "ab", now_s * 1_000, times, None, False, parts)
+        return WindowWatermarks.of(json.loads(json.dumps(found.body())))
+
+    first = after(WindowWatermarks(), 100, {"a": 90_000, "b": 99_000}, x=NEVER, y=10_000)
+    assert first.reached == NEVER
+    # Each part counts with its newest row so far, and the bound of all waits for the last of them.
+    found = after(first, 101, {"a": 20_000}, x=20_000, y=NEVER)
+    assert found.reached == 10_000
+    found = after(found, 102, {"a": 21_000}, x=21_000)
+    assert found.reached == 21_000
+    # A part without rows counts until it is idle.
+    some = after(found, 131, {"a": 22_000, "b": 99_000}, x=22_000, z=NEVER)
+    assert some.reached == 21_000
+    assert after(some, 160, {"a": 23_000, "b": 99_000}, x=23_000, z=NEVER).reached == 21_000
+    assert after(some, 161, {"a": 23_000, "b": 99_000}, x=23_000, z=NEVER).reached == 23_000
+    # Without parts that are behind, the largest time of all counts, also if it came long before.
+    assert after(found, 103, {}).reached == 90_000
+    assert after(found, 103, {"a": 5_000}).reached == 90_000
 
 
 def test_a_time_in_the_future_counts_as_the_time_of_the_plan():

@@ -93,8 +93,11 @@ class BatchDecision:
     refused: Mapping[str, pa.Table] = field(default_factory=dict)
     #: Whether the answers of all sinks are recorded, which is done only if one refused rows.
     sinks_done: bool = False
-    #: By table with event times and by spout, how far the times of ACKED records have come.
+    #: By table with windows and by spout, the largest time of a row of an ACKED record.
     times: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    #: By table with event times, spout and part with rows for later micro-batches, such a time, or
+    #: `NEVER`.
+    behind: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> BatchDecision:
@@ -113,6 +116,7 @@ class BatchDecision:
             now_ms=body["now_ms"],
             reread=body["reread"],
             times=body.get("times", {}),  # older decisions have none
+            behind=body.get("behind", {}),
         )
 
     @property
@@ -167,6 +171,7 @@ class BatchDecision:
             "totals": dict(self.totals),
             "reread": dict(self.reread),
             **({"times": dict(self.times)} if self.times else {}),
+            **({"behind": dict(self.behind)} if self.behind else {}),
         }
 
     def _write_nonacked(self, cache: TableCache, directory: str) -> TableFile:

@@ -103,7 +103,7 @@ class ReadRecords:
         ``ms``: the times of the records with ``roots``.
         """
         backlog = self.backlogs[spout]
-        found = np.full(backlog.parts, NEVER)
+        found = np.full(len(backlog.parts), NEVER)
         read = sorted((at, rows[spout]) for at, rows in self.read.items() if rows.get(spout))
         if len(read) != len(backlog.tasks):  # a task has no record, and it is not known which one
             return found
@@ -185,22 +185,23 @@ class WindowedRows:
         _, first = np.unique(rows["root_id"].to_numpy(), return_index=True)
         return rows if len(first) == len(rows) else rows.take(pa.array(np.sort(first)))
 
-    def times(self, nonacked: Int64s) -> dict[str, dict[str, int]]:
-        """Return how far the times of ACKED records have come in milliseconds, by table and spout.
-
-        That is the largest time of a row or, for a spout with a backlog, the smallest of the
-        largest times of its parts: `NEVER` if a part has no row.
+    def times(
+        self, nonacked: Int64s
+    ) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, dict[str, int]]]]:
+        """Return `BatchDecision.times` and `BatchDecision.behind`, in milliseconds.
 
         ``nonacked`` has the roots of all failed records; sorted.
         """
         spouts = list(self.records.keys)
-        backlogs = self.records.backlogs
         found: dict[str, dict[str, int]] = {}
+        behind: dict[str, dict[str, dict[str, int]]] = {}
         for name, table in self.topology.tables.items():
             if table.shape.window is None and not self._has_backlog(name):
                 continue
             largest = np.full(len(spouts) + 1, NEVER)
-            parts = {spout: np.full(one.parts, NEVER) for spout, one in backlogs.items()}
+            reaching = self.topology.spouts_of(table.component)
+            backlogs = {s: one for s, one in self.records.backlogs.items() if s in reaching}
+            parts = {spout: np.full(len(one.parts), NEVER) for spout, one in backlogs.items()}
             for us, usable, roots in self._rows(table, nonacked):
                 some, rows = _roots_at(roots, np.flatnonzero(usable))
                 ms = us[usable][rows] // 1_000
@@ -211,12 +212,15 @@ class WindowedRows:
                     own = owners == spouts.index(spout)
                     of_batch = self.records.newest_of_parts(spout, some[own], ms[own])
                     np.maximum(newest, of_batch, out=newest)
-            found[name] = {
-                spout: int(min([time, *parts.get(spout, ())]))
-                for spout, time in zip(spouts, largest, strict=False)
-                if time > NEVER
-            }
-        return found
+            if table.shape.window is not None:
+                known = zip(spouts, largest.tolist(), strict=False)
+                found[name] = {spout: time for spout, time in known if time > NEVER}
+            if parts:
+                behind[name] = {
+                    spout: dict(zip(backlogs[spout].parts, newest.tolist(), strict=True))
+                    for spout, newest in parts.items()
+                }
+        return found, behind
 
     def _windowed(self) -> Iterator[tuple[TableSpec, Window, WindowWatermarks]]:
         for name, table in self.topology.tables.items():

@@ -364,7 +364,8 @@ class Runs:
         decision = replace(outcome.decision, work=os.path.basename(work), reread=ran.to_reread())
         if windowed is not None:
             nonacked = distinct(*failed_roots(failed, ran.judged))
-            decision = replace(decision, times=windowed.times(nonacked))
+            times, behind = windowed.times(nonacked)
+            decision = replace(decision, times=times, behind=behind)
         return replace(
             outcome,
             decision=decision,

@@ -115,7 +115,7 @@ class Obstacle(NamedTuple):
 class Backlog(NamedTuple):
     """The parts of a source, such as partitions of a topic, with rows for later micro-batches."""
 
-    parts: int
+    parts: Sequence[str]
     #: By task, its ranges in order: the number of the part, or -1 if the range is of no such part,
     #: and the maximum number of rows.
     tasks: Sequence[Sequence[tuple[int, int]]]

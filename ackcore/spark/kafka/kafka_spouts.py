@@ -207,13 +207,14 @@ class KafkaSources(PlannedRows):
         found = {}
         for name in self._spouts.keys() & plan.offsets.keys():
             planned = OffsetPlan.of(plan.offsets[name])
-            behind = planned.behind()
-            if behind:
+            parts = self._spouts[name].behind(planned)
+            if parts:
+                behind = {part: number for number, part in enumerate(parts)}
                 tasks = [
                     [(behind.get((one.topic, one.partition), -1), one.size) for one in some]
                     for some in (*planned.tasks, *([planned.lost] if planned.lost else []))
                 ]
-                found[name] = Backlog(len(behind), tasks)
+                found[name] = Backlog([f"{topic}-{n}" for topic, n in parts], tasks)
         return found
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:

@@ -108,11 +108,6 @@ class OffsetPlan:
             for partition, position in found.items():
                 yield topic, partition, position
 
-    def behind(self) -> dict[tuple[str, int], int]:
-        """Number the partitions with offsets for later micro-batches."""
-        behind = ((topic, partition) for topic, partition, at in self.each() if at.next < at.end)
-        return {each: number for number, each in enumerate(behind)}
-
 
 def records_in(ranges: Iterable[OffsetRange]) -> int:
     """Return the number of offsets in ranges."""

@@ -55,6 +55,8 @@ class SpoutOffsets:
         #: The offsets at which the query ends; None if it runs on.
         self._until: dict[Key, int] | None = None
         self.partitions: list[TopicPartition] = []
+        #: Those of them whose ends the last look-up returned.
+        self._answered: Collection[Key] = ()
         #: The ids of their topics, and the time of the next look-up.
         self._topic_ids: dict[str, str] = {}
         self._refresh_at = 0.0
@@ -118,11 +120,12 @@ class SpoutOffsets:
         """
         try:
             self._refresh()
+            with self._asking:
+                answers = self._cluster.watermarks(self.partitions)
         except Exception:
-            self._refresh_at = 0.0
+            self._refresh_at, self._answered = 0.0, ()
             raise
-        with self._asking:
-            answers = self._cluster.watermarks(self.partitions)
+        self._answered = answers.found.keys()
         if answers.failed:
             self._refresh_at = 0.0  # a topic may be deleted, or a leader may have changed
             if all_of_them or not answers.found:
@@ -185,6 +188,21 @@ class SpoutOffsets:
         return reached
 
     # -- plans ------------------------------------------------------------------------------------
+
+    def behind(self, plan: OffsetPlan) -> list[Key]:
+        """Return the partitions with offsets that a plan leaves to later micro-batches.
+
+        Those after the end of a query do not count. A partition whose end is unknown may have some.
+        One that is no longer read has none.
+        """
+        there, until = set(self.partitions), self._until
+        found: list[Key] = []
+        for topic, partition, at in plan.each():
+            key = TopicPartition(topic, partition)
+            end = at.end if until is None else min(at.end, until.get(key, 0))
+            if key in there and (at.next < end or key not in self._answered):
+                found.append(key)
+        return found
 
     def plan(
         self, before: OffsetPlan | None, tasks: int, *, bounded: bool, room: int | None = None

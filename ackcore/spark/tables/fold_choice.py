@@ -37,12 +37,13 @@ def fold_of(
     """
     shape, window = table.shape, table.shape.window
     of = state.segments, shape, decision.number
+    behind = decision.behind.get(table.name, {})
     if window is None:
         spout = topology.source_of(table.name)
         dedup = None if spout is None else spout.dedup
         if dedup is None:
             return TableFold(*of, decision.now_ms)
-        return SeenFold(*of, decision.now_ms, dedup, decision.times.get(table.name, {}))
+        return SeenFold(*of, decision.now_ms, dedup, behind)
     spouts = topology.spouts_of(table.component)
     waits = decision.waiting.segments()
     oldest = min((part.oldest_ms for name in spouts for part in waits.get(name, ())), default=None)
@@ -55,7 +56,7 @@ def fold_of(
     )
     earlier = WindowWatermarks.of(before.watermarks or WindowWatermarks().body())
     times = decision.times.get(table.name, {})
-    later = earlier.after(window, spouts, decision.now_ms, times, oldest, ends)
+    later = earlier.after(window, spouts, decision.now_ms, times, oldest, ends, behind)
     return WindowFold(*of, earlier, later)
 
 

@@ -63,7 +63,7 @@ class SeenSource(NamedTuple):
 class SeenFold(TableFold):
     """The fold of a micro-batch's keys; the arguments are those of `TableFold`, and the bounds.
 
-    ``newest`` has the time that the records of the spout have reached, if it is known.
+    ``behind`` is that of `BatchDecision` for the table.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class SeenFold(TableFold):
         number: int,
         now_ms: int,
         dedup: Dedup,
-        newest: Mapping[str, int],
+        behind: Mapping[str, Mapping[str, int]],
     ) -> None:
         super().__init__(files, shape, number, now_ms)
         self._dedup = dedup
-        self._newest = newest
+        self._behind = [time for parts in behind.values() for time in parts.values()]
         self._times: Int64s = np.empty(0, np.int64)
 
     def folded(self, before: TableState, rows: Sequence[BatchFile], nonacked: Int64s) -> TableState:
@@ -89,7 +89,7 @@ class SeenFold(TableFold):
             self._horizon_ms = horizon_ms = max(horizon_ms, now_ms - within_ms)
         after = super().folded(before, rows, nonacked)
         if dedup.event_time is not None and len(self._times):
-            newest = min([int(self._times.max()), *self._newest.values()])
+            newest = min([int(self._times.max()), *self._behind])
             horizon_ms = max(horizon_ms, newest - within_ms)
         spans: tuple[Span, ...] = ()
         if dedup.within_keys is not None:
