@@ -16,6 +16,8 @@ from ackcore.tables.time_windows import Window
 
 #: Bounds before and after all times.
 NEVER, EVER = -(2**62), 2**62
+#: The largest time of a part that may have rows, none of which is known.
+UNSURE = NEVER + 1
 #: The maximum number of former bounds that are kept.
 MAX_MARKS = 64
 
@@ -38,8 +40,8 @@ class WindowWatermarks:
     #: that was reached before.
     marks: tuple[tuple[int, int], ...] = ()
     newest: Mapping[str, int] = field(default_factory=dict)  # by spout, the largest such time
-    #: By spout and part that is behind: the largest such time, or `NEVER`, and the time of the last
-    #: plan with such a row, or of the first plan that left the part behind.
+    #: By spout and part that is behind: the largest such time, `UNSURE` or `NEVER`, and the time of
+    #: the last plan with such a row, or of the first plan that left the part behind.
     behind: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
 
     @classmethod
@@ -79,7 +81,7 @@ class WindowWatermarks:
         record in the micro-batch. ``oldest_ms``: the time of the plan that first read the oldest
         waiting record; None if none waits. ``ends``: whether this is the last micro-batch, so that
         all windows close. ``behind``: by spout and part with records for later micro-batches, such
-        a largest time, or `NEVER`.
+        a largest time, `UNSURE` or `NEVER`.
         """
         begun = now_ms if self.begun_ms is None else self.begun_ms
         if ends:

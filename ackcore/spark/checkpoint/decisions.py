@@ -95,8 +95,8 @@ class BatchDecision:
     sinks_done: bool = False
     #: By table with windows and by spout, the largest time of a row of an ACKED record.
     times: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    #: By table with event times, spout and part with rows for later micro-batches, such a time, or
-    #: `NEVER`.
+    #: By table with event times, spout and part with rows for later micro-batches, such a time,
+    #: `UNSURE` or `NEVER`.
     behind: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
 
     @classmethod

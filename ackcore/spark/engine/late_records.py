@@ -26,7 +26,7 @@ from ackcore.spark.sinks.sink_batch import BatchFile, read_with_roots
 from ackcore.spark.tasks.record_ids import RETRIES, positions_of
 from ackcore.tables.key_groups import Bools
 from ackcore.tables.time_windows import Window
-from ackcore.tables.watermarks import EVER, NEVER, WindowWatermarks
+from ackcore.tables.watermarks import EVER, NEVER, UNSURE, WindowWatermarks
 from ackcore.topology.dedup import AT_MS
 from ackcore.topology.parts import Parts, TableSpec
 from ackcore.topology.tuples import Reason
@@ -98,7 +98,10 @@ class ReadRecords:
         return found
 
     def newest_of_parts(self, spout: str, roots: Int64s, ms: Int64s) -> Int64s:
-        """Return the largest time of the new records of each part of a backlog; `NEVER` if unknown.
+        """Return the largest time of the new records of each part of a backlog.
+
+        It is `NEVER` if none is of the part, and `UNSURE` if only such may be that could also be of
+        another part.
 
         ``ms``: the times of the records with ``roots``.
         """
@@ -106,7 +109,7 @@ class ReadRecords:
         found = np.full(len(backlog.parts), NEVER)
         read = sorted((at, rows[spout]) for at, rows in self.read.items() if rows.get(spout))
         if len(read) != len(backlog.tasks):  # a task has no record, and it is not known which one
-            return found
+            return found + UNSURE - NEVER if len(roots) else found
         partitions, places = positions_of(self.keys[spout], roots)
         for (partition, rows), ranges in zip(read, backlog.tasks, strict=True):
             here = np.flatnonzero((partitions == partition) & (places < rows))
@@ -116,6 +119,8 @@ class ReadRecords:
             first = np.searchsorted(sizes.cumsum(), places[here], "right")
             after = rows - 1 - places[here]
             last = len(sizes) - 1 - np.searchsorted(sizes[::-1].cumsum(), after, "right")
+            if (first < last).any():
+                np.maximum.at(found, parts[parts >= 0], UNSURE)
             known = (first == last) & (parts[first] >= 0)
             np.maximum.at(found, parts[first[known]], ms[here[known]])
         return found
