@@ -222,7 +222,10 @@ class DedupModel:
         if "within_s" in self.bounds:
             horizon = now
             if "event_time" in self.bounds:
-                horizon = max(times.values(), default=0)
+                horizon = 0
+                for plan_ms in {self.at_ms[at] for at in known.values()}:
+                    some = {times[n] for n, at in known.items() if self.at_ms[at] == plan_ms}
+                    horizon = max(horizon, *(some - {plan_ms} or some))
             at = self.time(record, now)
             copies = [
                 n for n in copies if times[n] > horizon - within_ms and at < times[n] + within_ms
@@ -301,6 +304,13 @@ turns = st.tuples(
 @example(
     # The event time of the first records is that of an unset clock.
     taken=[([("a", "ok", -BEGIN_MS)], 0, None, False), ([("a", "ok", -BEGIN_MS)], 3, None, False)]
+)
+@example(
+    # A record without a time, among old ones, does not let their copies pass.
+    taken=[
+        ([("a", "ok", -(10**6)), ("b", "ok", None)], 0, None, False),
+        ([("a", "ok", -(10**6))], 3, None, False),
+    ]
 )
 @example(
     # Of two dead records that are sent again, one has an ACKED copy, the other a new one.

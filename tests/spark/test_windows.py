@@ -223,7 +223,7 @@ class Oracle:
     def micro_batch(self, now_s, ran, refused):
         """Return the lines that are late, and the rows of the windows that close."""
         self.begun = now_s if self.begun is None else self.begun
-        late, acked = set(), []
+        late, acked, times = set(), [], {}
         for _, line, _ in ran:
             self.bounds.setdefault(line, self.reached)
         for spout, line, ok in ran:
@@ -232,9 +232,12 @@ class Oracle:
             if ok and (time_of(line) is None or self.first_end(line) <= bound):
                 late.add(line)
             elif ok:
-                self.newest[spout] = max(self.newest[spout], min(time_of(line), now_s))
-                self.seen[spout] = now_s
+                times.setdefault(spout, []).append(time_of(line))
                 acked.append(line)
+        for spout, some in times.items():
+            past = max((time for time in some if time < now_s), default=now_s)
+            self.newest[spout] = max(self.newest[spout], past)
+            self.seen[spout] = now_s
         self.acked += [line for line in acked if line not in refused]
         active = [
             self.newest[spout]

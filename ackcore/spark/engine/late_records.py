@@ -143,6 +143,7 @@ class WindowedRows:
     records: ReadRecords  # the records of the run
     files: Sequence[SinkFile]  # the files of the run
     work: str  # the directory of the files
+    now_ms: int  # the time of the plan
 
     def with_late(self, failed: pa.Table, nonacked: Int64s) -> pa.Table:
         """Return the failures with the late records, and with those without a usable time.
@@ -203,7 +204,7 @@ class WindowedRows:
         for name, table in self.topology.tables.items():
             if table.shape.window is None and not self._has_backlog(name):
                 continue
-            largest = np.full(len(spouts) + 1, NEVER)
+            largest, future = np.full((2, len(spouts) + 1), NEVER)
             reaching = self.topology.spouts_of(table.component)
             backlogs = {s: one for s, one in self.records.backlogs.items() if s in reaching}
             parts = {spout: np.full(len(one.parts), NEVER) for spout, one in backlogs.items()}
@@ -212,13 +213,18 @@ class WindowedRows:
                 ms = us[usable][rows] // 1_000
                 owners = self.records.owners(some)
                 # The last entry is for roots of no known spout.
+                wrong = ms >= self.now_ms
+                np.maximum.at(future, owners[wrong], ms[wrong])
+                ms[wrong] = UNSURE
                 np.maximum.at(largest, owners, ms)
                 for spout, newest in parts.items():
                     own = owners == spouts.index(spout)
                     of_batch = self.records.newest_of_parts(spout, some[own], ms[own])
                     np.maximum(newest, of_batch, out=newest)
             if table.shape.window is not None:
-                known = zip(spouts, largest.tolist(), strict=False)
+                # A time in the future counts only without another: it must not make records late.
+                times = np.where(largest > UNSURE, largest, future)
+                known = zip(spouts, times.tolist(), strict=False)
                 found[name] = {spout: time for spout, time in known if time > NEVER}
             if parts:
                 behind[name] = {

@@ -397,7 +397,7 @@ class Runs:
         backlogs = self._offsets.backlogs(plan)
         tracked = {name: one for name, one in backlogs.items() if name in keys}
         records = ReadRecords(keys, ran.read, retries.due, find_copies, tracked)
-        return WindowedRows(self._topology, tables, records, ran.files, work)
+        return WindowedRows(self._topology, tables, records, ran.files, work, plan.now_ms)
 
     def _spout_key(self, run_plan: RunPlan, spout: str) -> int:
         """Return the key of the root ids of a spout."""

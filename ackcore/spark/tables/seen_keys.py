@@ -5,7 +5,7 @@ micro-batch.  It exists until the table's horizon, which never goes back, has re
 The horizon is
 
 * ``within_s`` before the time of the plan or, with event times, before the latest one of an ACKED
-  record, which is never later than its plan;
+  record that is earlier than its plan.  If a micro-batch has no such record, its plan counts;
 * and as late as it can be while ``within_keys`` keys are left.  The record of the table has the
   number of keys by their times, in spans, from which this is computed.
 """
@@ -89,8 +89,9 @@ class SeenFold(TableFold):
             self._horizon_ms = horizon_ms = max(horizon_ms, now_ms - within_ms)
         after = super().folded(before, rows, nonacked)
         if dedup.event_time is not None and len(self._times):
-            newest = min([int(self._times.max()), *self._behind])
-            horizon_ms = max(horizon_ms, newest - within_ms)
+            earlier = self._times[self._times < now_ms]
+            newest = int(earlier.max()) if len(earlier) else now_ms
+            horizon_ms = max(horizon_ms, min([newest, *self._behind]) - within_ms)
         spans: tuple[Span, ...] = ()
         if dedup.within_keys is not None:
             spans = _with_times(before.spans, self._times)
