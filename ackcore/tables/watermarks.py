@@ -16,7 +16,7 @@ from ackcore.tables.time_windows import Window
 
 #: Bounds before and after all times.
 NEVER, EVER = -(2**62), 2**62
-#: The largest time of a part that may have rows, none of which is known.
+#: The largest time of a part that has no known row but is not idle.
 UNSURE = NEVER + 1
 #: The maximum number of former bounds that are kept.
 MAX_MARKS = 64

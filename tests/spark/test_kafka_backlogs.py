@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import cloudpickle
+from streams import until
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
@@ -23,7 +25,7 @@ from ackcore.spark.kafka.spout_offsets import SpoutOffsets
 from ackcore.spark.tasks.record_ids import RETRIES, roots_of
 from ackcore.tables import count, tumbling
 from ackcore.tables.watermarks import NEVER, UNSURE
-from ackcore.topology import BasicBolt, TopologyBuilder
+from ackcore.topology import BasicBolt, TopologyBuilder, Unavailable
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -33,7 +35,12 @@ BEGAN_MS, MINUTE_MS = 1_767_225_600_000, 60_000
 class Times(BasicBolt):
     outputs = pa.schema([("all", pa.string()), ("at", pa.timestamp("ms", tz="UTC"))])
 
+    def __init__(self, away=None):
+        self.away = away
+
     def execute(self, tuple, collector):
+        if self.away is not None and tuple["offset"] > 1 and Path(self.away).exists():
+            raise Unavailable("the service is away")
         collector.emit(("all", tuple["timestamp"]))
 
 
@@ -68,6 +75,31 @@ def test_a_partition_that_is_behind_makes_no_record_late_and_lets_no_copy_pass(
     assert {row.n for row in closed} == {1}
 
 
+def test_a_partition_whose_records_wait_for_room_is_not_idle(spark, mock_kafka, tmp_path, running):
+    mock_kafka.create_topic("t", 2)
+    producer = Producer({"bootstrap.servers": mock_kafka.bootstrap_servers})
+    for partition, minute in (*((0, minute) for minute in range(9)), (1, 300)):
+        at = BEGAN_MS + minute * MINUTE_MS
+        producer.produce("t", b"", partition=partition, timestamp=at)
+        producer.flush()
+    away, now = tmp_path / "away", [BEGAN_MS + 10**9]
+    away.touch()
+    builder = TopologyBuilder()
+    servers = mock_kafka.bootstrap_servers
+    builder.spout("lines", KafkaSpout("t", bootstrap_servers=servers, start="earliest"))
+    builder.bolt("times", Times(str(away))).shuffle("lines")
+    window = tumbling(60, "at", idle_s=60)
+    builder.table("minutes", from_="times", key="all", value={"n": count()}, window=window)
+    topology = builder.build(max_waiting=3, backoff_s=3600, max_backoff_s=3600, heartbeat_s=0.05)
+    trigger = {"availableNow": True}
+    on = running(topology, spark, tmp_path / "cp", trigger=trigger, clock=lambda: now[0])
+    until(lambda: on.counts.waiting == 3, on)
+    away.unlink()
+    now[0] += 2 * 3_600_000
+    assert on.await_termination(300)
+    assert (on.counts.acked, on.counts.dead) == (10, 0)
+
+
 def test_only_partitions_that_the_query_reads_further_are_behind(mock_kafka):
     for topic in ("a", "b"):
         mock_kafka.create_topic(topic, 2)
@@ -81,17 +113,17 @@ def test_only_partitions_that_the_query_reads_further_are_behind(mock_kafka):
 
     one = offsets("a", "b")
     first = one.plan(None, 1, bounded=True)
-    assert one.behind(first) == [("a", 0), ("b", 0)]
+    assert one.behind(first) == {("a", 0): False, ("b", 0): False}
     # A query with the same checkpoint that reads one of the topics, and ends at its present end.
     other = offsets("a")
     other.end_here()
     mock_kafka.produce("a", [b"2"], 1)
-    assert other.behind(first) == [("a", 0)]
+    assert other.behind(first) == {("a", 0): False}
     second = other.plan(first, 1, bounded=False)
-    assert other.behind(second) == []
+    assert other.behind(second) == {}
     # Nobody knows whether a partition without a leader has more.
     mock_kafka.partition_set_leader("a", 1, -1)
-    assert other.behind(other.plan(second, 1, bounded=False)) == [("a", 1)]
+    assert other.behind(other.plan(second, 1, bounded=False)) == {("a", 1): True}
     for each in (one, other):
         each.close()
 
@@ -121,7 +153,7 @@ def test_the_newest_record_of_each_part_is_never_taken_for_a_newer_one(data):
         roots.append(root)
         times.append(99)
     tasks = [[(part, size) for part, size, _ in ranges] for ranges in of_tasks]
-    backlog = Backlog([*map(str, range(parts))], tasks)
+    backlog = Backlog([*map(str, range(parts))], [False] * parts, tasks)
     records = ReadRecords({"lines": 7}, read, {}, lambda: None, {"lines": backlog})
     found = records.newest_of_parts("lines", np.array(roots), np.array(times)).tolist()
     for one, true in zip(found, newest, strict=True):

@@ -207,7 +207,7 @@ class WindowedRows:
             largest, future = np.full((2, len(spouts) + 1), NEVER)
             reaching = self.topology.spouts_of(table.component)
             backlogs = {s: one for s, one in self.records.backlogs.items() if s in reaching}
-            parts = {spout: np.full(len(one.parts), NEVER) for spout, one in backlogs.items()}
+            parts = {s: np.where(one.waits, UNSURE, NEVER) for s, one in backlogs.items()}
             for us, usable, roots in self._rows(table, nonacked):
                 some, rows = _roots_at(roots, np.flatnonzero(usable))
                 ms = us[usable][rows] // 1_000

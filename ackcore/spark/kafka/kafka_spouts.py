@@ -210,11 +210,13 @@ class KafkaSources(PlannedRows):
             parts = self._spouts[name].behind(planned)
             if parts:
                 behind = {part: number for number, part in enumerate(parts)}
+                read = {one[:2] for some in planned.tasks for one in some}
+                waits = [part not in read and not silent for part, silent in parts.items()]
                 tasks = [
                     [(behind.get((one.topic, one.partition), -1), one.size) for one in some]
                     for some in (*planned.tasks, *([planned.lost] if planned.lost else []))
                 ]
-                found[name] = Backlog([f"{topic}-{n}" for topic, n in parts], tasks)
+                found[name] = Backlog([f"{topic}-{n}" for topic, n in parts], waits, tasks)
         return found
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:

@@ -189,19 +189,21 @@ class SpoutOffsets:
 
     # -- plans ------------------------------------------------------------------------------------
 
-    def behind(self, plan: OffsetPlan) -> list[Key]:
-        """Return the partitions with offsets that a plan leaves to later micro-batches.
+    def behind(self, plan: OffsetPlan) -> dict[Key, bool]:
+        """Return the partitions with offsets that a plan leaves to later micro-batches, each with
+        whether only other partitions answered the last look-up.
 
         Those after the end of a query do not count. A partition whose end is unknown may have some.
         One that is no longer read has none.
         """
         there, until = set(self.partitions), self._until
-        found: list[Key] = []
+        found: dict[Key, bool] = {}
         for topic, partition, at in plan.each():
             key = TopicPartition(topic, partition)
             end = at.end if until is None else min(at.end, until.get(key, 0))
-            if key in there and (at.next < end or key not in self._answered):
-                found.append(key)
+            answered = key in self._answered
+            if key in there and (at.next < end or not answered):
+                found[key] = not answered and bool(self._answered)
         return found
 
     def plan(
