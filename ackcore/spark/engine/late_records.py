@@ -136,7 +136,10 @@ class ReadRecords:
 
 @dataclass(frozen=True)
 class WindowedRows:
-    """The rows of a run that are folded into tables with windows."""
+    """The rows of a run that are folded into tables with event times.
+
+    These are tables with windows, and the keys of spouts whose ``dedup`` counts event times.
+    """
 
     topology: Parts
     tables: Mapping[str, TableState]  # the tables after the micro-batch before
