@@ -257,6 +257,17 @@ def test_no_answer_counts_once_the_last_commit_is_sent():
     assert client.done == {0: 1}
 
 
+def test_an_answer_to_an_earlier_request_does_not_count_after_the_last_commit():
+    held, client = held_partitions(1), Committer()
+    commits = commits_of(held)
+    commits.send(client)
+    early = client.requests[-1][0]
+    commits.send_last(client, held.assigned)
+    commits.answered(*client.answer(early))
+    assert held.counts.committed == 1
+    assert not commits.under_way
+
+
 OFFSETS = 20_000
 UNITS = {"characters": len, "bytes": lambda text: len(text.encode())}
 

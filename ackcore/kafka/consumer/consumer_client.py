@@ -220,6 +220,8 @@ class Commits:
         until = time.monotonic() + _LAST_S
         with self._changed:
             self._held.seal(keys)
+        for key in keys:
+            self._sent.pop(key, None)  # an answer to an earlier request may come after the last one
         again = True
         while again:
             again = False
