@@ -577,6 +577,7 @@ def test_while_dead_letters_cannot_be_kept_nothing_is_committed_over_them(counts
             return [(each.fresh, each.out, each.dying) for each in found] == [(450, 0, 50)] * 4
 
         wait_until(held, "as many of each as may be out are dying")
+        wait_until(lambda: "is not stored" in caplog.text, "the store has refused one")
         assert counts.lag() == 2000
         assert consumer.stats().counts.dead == 0
         up.set()
