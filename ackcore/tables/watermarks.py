@@ -89,7 +89,7 @@ class WindowWatermarks:
         marks = self.marks
         if not marks or (marks[-1][0] < now_ms and marks[-1][1] != self.reached):
             marks = (*marks, (now_ms, self.reached))
-        newest = {**self.times, **self.newest}
+        newest = {**self.newest}
         for spout, time in times.items():
             # A wrong time in the future must not close the windows of all other records.
             newest[spout] = max(min(time, now_ms), newest.get(spout, NEVER))

@@ -83,7 +83,7 @@ class State:
         self.refusals = Refusals(self._records, self._cache)
         self.tables = TableRecords(self._records)
         self._decisions: dict[int, BatchDecision] = {}
-        #: What an accepted change deletes, until the change is recorded; otherwise None.
+        #: The losses by an accepted change, as text, until it is recorded; None without a change.
         self._accepted: str | None = None
         # Its set is replaced as a whole: the heartbeat's thread reads it.
         self._history = self._read_history()
