@@ -182,12 +182,8 @@ def _refuse_descent(name: str, column: Int64s) -> None:
 MAX_SHARDS = 1 << 20
 #: The widths of the numbers that are hashed, in bytes.
 WIDTHS = (1, 2, 4, 8, 16, 32)
-#: The maximum number of rows in a call of `pack_runs`: a run's length is an int32.
-MAX_ROWS = 2**31 - 1
 #: The number of functions of librdkafka that `RawMessages` calls.
 RAW_FUNCTIONS = 5
-#: The bits of a first ordinal: the ordinals of all rows of a call then fit in 63 bits.
-START_BITS = 62
 
 
 def bytes_of(data: Any, name: str) -> UInt8s:
@@ -266,18 +262,6 @@ def refuse_byte_offsets(offsets: npt.NDArray[Any], row: int, size: int) -> NoRet
     )
 
 
-def refuse_owner(row: int, owner: int, groups: int) -> NoReturn:
-    """Raise for a row with an owner that is not a group number."""
-    among = f"0..{groups - 1}" if groups else "no groups at all (roots is empty)"
-    raise ValueError(f"owners must be groups in {among}, got {owner} in row {row}")
-
-
-def refuse_order(place: int | None = None, row: int = 0, rows: int = 0) -> NoReturn:
-    """Raise for an order that does not contain each row once."""
-    got = "one of them twice" if place is None else f"{row} at {place}"
-    raise ValueError(f"order must have each of the {rows} row numbers once, got {got}")
-
-
 def refuse_taken(place: int, row: int, rows: int) -> NoReturn:
     """Raise for an item of an order that is not a row number."""
     among = f"0..{rows - 1}" if rows else "no rows at all (offsets has one item)"
@@ -289,22 +273,6 @@ def refuse_gathered() -> NoReturn:
     raise ValueError(
         "offsets must be wide enough to count the bytes of all rows in order; cast them to int64"
     )
-
-
-def refuse_rows(rows: int) -> NoReturn:
-    """Raise for more rows than the 32-bit row count of a run can hold."""
-    raise ValueError(f"owners must have at most {MAX_ROWS} rows, got {rows}; cut the batch")
-
-
-def check_counts(counts: Int64s, rows: int) -> None:
-    """Raise if a row count of a destination is negative, or they do not add up to ``rows``."""
-    if len(counts) and int(counts.min()) < 0:
-        row = int(np.argmax(counts < 0))
-        raise ValueError(f"counts must not be negative, got {int(counts[row])} in row {row}")
-    # Sum as Python integers: a sum that overflows might be right by chance.
-    total = sum(counts.tolist())
-    if total != rows:
-        raise ValueError(f"counts must add up to the {rows} rows of owners, got {total}")
 
 
 def addresses(functions: Sequence[int], queue: int) -> list[int]:

@@ -11,7 +11,6 @@ from ackcore._reference import fingerprint as fingerprint
 from ackcore._reference import gather_binary as gather_binary
 from ackcore._reference import hash_binary as hash_binary
 from ackcore._reference import hash_fixed as hash_fixed
-from ackcore._reference import pack_runs as pack_runs
 from ackcore._reference import root_id as root_id
 from ackcore._reference import root_ids as root_ids
 from ackcore._reference import sort_by_shard as sort_by_shard

@@ -1,8 +1,7 @@
-"""The backend functions of a shuffle: hashes, shards, runs of edges, fingerprints.
+"""The backend functions of a shuffle: hashes, shards, fingerprints.
 
 `ackcore._arrow.hash_columns` uses `hash_fixed` and `hash_binary`; `ackcore._arrow.take_rows`
-uses `gather_binary`. `pack_runs` cuts the rows for one destination into runs, so that one edge is
-sent per run and not per row.
+uses `gather_binary`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
         gather_binary,
         hash_binary,
         hash_fixed,
-        pack_runs,
         sort_by_shard,
         split_by_shard,
         take_shard,
@@ -27,7 +25,6 @@ else:
     gather_binary = implementation.gather_binary
     hash_binary = implementation.hash_binary
     hash_fixed = implementation.hash_fixed
-    pack_runs = implementation.pack_runs
     sort_by_shard = implementation.sort_by_shard
     split_by_shard = implementation.split_by_shard
     take_shard = implementation.take_shard
@@ -37,7 +34,6 @@ __all__ = [
     "gather_binary",
     "hash_binary",
     "hash_fixed",
-    "pack_runs",
     "sort_by_shard",
     "split_by_shard",
     "take_shard",

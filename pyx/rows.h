@@ -1,9 +1,9 @@
-/* rows.h - the processing of rows that a stage emits: hashing their fields, numbering their edges,
- * and fingerprinting written data.
+/* rows.h - the processing of rows that a stage emits: hashing their fields and
+ * fingerprinting written data.
  *
  * No bit of a result may ever change: a checkpoint contains fingerprints, and all tasks of a
  * shuffle, of any version, must send a value to the same destination.  The reference implementation
- * is ackcore/_reference/rows.py; the test vectors are in tests/test_hashes.py and test_runs.py.
+ * is ackcore/_reference/rows.py; the test vectors are in tests/test_hashes.py.
  *
  * Columns are mixed into a row's hash h one after another:
  *
@@ -229,83 +229,6 @@ static inline uint64_t fingerprint_of(const uint8_t *data, uint64_t size, uint64
         total += mix64(word ^ place);
     }
     return mix64(mix64(total ^ key) + size * GOLDEN);
-}
-
-/* ---- edges of emitted rows, and the runs in which they leave ------------------------------- */
-
-/* The common part of the edges of a group, without the ordinal.  Without `parents`, all groups have
- * `parent`. */
-static inline void start_edges(const uint64_t *roots, const uint64_t *parents, uint64_t parent,
-                               size_t groups, edge_key_t keys, uint64_t *bases) {
-    for (size_t group = 0; group < groups; group++) bases[group] = edge_root(roots[group], keys);
-    if (parents)
-        for (size_t group = 0; group < groups; group++)
-            bases[group] = edge_parent(bases[group], parents[group], keys);
-    else
-        for (size_t group = 0; group < groups; group++)
-            bases[group] = edge_parent(bases[group], parent, keys);
-}
-/* The edge of each row; stops at a row whose owner is not a group, and returns its number. */
-static inline size_t number_edges(const uint64_t *owners, size_t rows, size_t groups,
-                                  edge_key_t keys, const uint64_t *bases, uint64_t *ordinals,
-                                  uint64_t *edges, uint64_t *totals, uint64_t *bad_owner) {
-    for (size_t row = 0; row < rows; row++) {
-        /* Read once: it is an index, and another thread may write to the caller's column. */
-        const uint64_t group = owners[row];
-        if (group >= groups) {
-            *bad_owner = group;
-            return row;
-        }
-        const uint64_t edge = edge_ordinal(bases[group], ordinals[group], keys);
-        ordinals[group]++;
-        edges[row] = edge;
-        totals[group] ^= edge;
-    }
-    return rows;
-}
-
-typedef struct {
-    uint64_t *groups, *vals;
-    int32_t *rows;
-    int64_t *counts;
-} row_runs_t;
-
-/* Find the runs of each destination; returns their number.  No branch depends on data, because runs
- * are short and their lengths unpredictable.  Each row that occurs gets a 1 in `seen`.
- * `bad_place` is the index in `order` of a bad row number, or `rows`. */
-static inline size_t cut_runs(const uint64_t *owners, const uint64_t *edges, size_t rows,
-                              const uint64_t *order, const int64_t *counts, size_t destinations,
-                              row_runs_t out, uint8_t *seen, size_t *bad_place) {
-    size_t start = 0, runs = 0;
-    *bad_place = rows;
-    for (size_t destination = 0; destination < destinations; destination++) {
-        const size_t before = runs, stop = start + (size_t)counts[destination];
-        uint64_t last = 0, val = 0;
-        int32_t length = 0;
-        for (size_t place = start; place < stop; place++) {
-            const uint64_t row = order ? order[place] : place;
-            if (row >= rows) {
-                *bad_place = place;
-                return runs;
-            }
-            seen[row] = 1;
-            const uint64_t owner = owners[row];
-            /* The first row always begins a run: its owner was checked to be a group, but
-             * another thread may have written to the caller's column since.
-             * `same` is 0 or all ones (-1): `runs` grows only for a new run. */
-            const uint64_t same = 0 - (uint64_t)((owner == last) & (place != start));
-            last = owner;
-            runs += 1 + same;
-            val = (val & same) ^ edges[row];
-            length = (length & (int32_t)same) + 1;
-            out.groups[runs - 1] = owner;
-            out.vals[runs - 1] = val;
-            out.rows[runs - 1] = length;
-        }
-        out.counts[destination] = (int64_t)(runs - before);
-        start = stop;
-    }
-    return runs;
 }
 
 #endif

@@ -23,7 +23,7 @@ from ackcore import _arguments
 from ackcore._arguments import MAX_SHARDS
 from ackcore._columns import as_count, as_id, id_column, same_length, signed, task_column
 from ackcore._records import Int32s, Int64s, UInt8s
-from ackcore._reference.mix import ALL_BITS, GOLDEN, UInt64s, mix, mix_many, subkey
+from ackcore._reference.mix import ALL_BITS, GOLDEN, UInt64s, mix, mix_many
 
 _SPREAD = np.uint64(0x0E9846AF9B1A615D)
 
@@ -143,97 +143,10 @@ def hash_binary(hashes: Any, offsets: Any, data: Any, valid: Any = None) -> None
     fold_values(hashes, x, valid)
 
 
-def pack_runs(
-    key: int,
-    component: str | int,
-    owners: Any,
-    roots: Any,
-    parent_edges: Any,
-    order: Any = None,
-    counts: Any = None,
-    ordinals: Any = None,
-) -> tuple[Int64s, Int64s, Int64s, Int32s, Int64s]:
-    """Number the edges of emitted rows, and cut the rows for each destination into runs."""
-    key = as_id(key, "key")
-    component = _arguments.component_key(component)
-    owners = id_column(owners, "owners")
-    roots = id_column(roots, "roots")
-    rows, groups = len(owners), len(roots)
-    if rows > _arguments.MAX_ROWS:
-        _arguments.refuse_rows(rows)
-    if _arguments.is_one_for_all(parent_edges):
-        parent_edges = np.full(groups, as_id(parent_edges, "parent_edges"), np.int64)
-    else:
-        parent_edges = id_column(parent_edges, "parent_edges")
-        same_length(roots=roots, parent_edges=parent_edges)
-    if order is not None:
-        order = id_column(order, "order")
-        same_length(owners=owners, order=order)
-    counts = np.array([rows] if counts is None else id_column(counts, "counts"), np.int64)
-    _arguments.check_counts(counts, rows)
-    if ordinals is not None:
-        ordinals = _arguments.in_place(ordinals, "ordinals")
-        same_length(roots=roots, ordinals=ordinals)
-        if ((ordinals < 0) | (ordinals >= 2**_arguments.START_BITS)).any():
-            _arguments.refuse_part(ordinals, "ordinals", _arguments.START_BITS)
-    wrong = (owners < 0) | (owners >= groups)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        _arguments.refuse_owner(row, int(owners[row]), groups)
-    if order is None:
-        order = np.arange(rows)
-    wrong = (order < 0) | (order >= rows)
-    if wrong.any():
-        place = int(np.argmax(wrong))
-        _arguments.refuse_order(place, int(order[place]), rows)
-    if (np.bincount(order, minlength=rows) != 1).any():
-        _arguments.refuse_order(rows=rows)
-
-    # A row's ordinal in its group: its index among all rows sorted by group, less the index at
-    # which its group begins.
-    group_sizes = np.bincount(owners, minlength=groups).astype(np.int64, copy=False)
-    by_group = np.argsort(owners, kind="stable")
-    begins = np.cumsum(group_sizes) - group_sizes
-    row_ordinals = np.empty(rows, np.int64)
-    row_ordinals[by_group] = np.arange(rows) - begins[owners[by_group]]
-    if ordinals is not None:
-        row_ordinals += ordinals[owners]
-        ordinals += group_sizes
-    edges = _edges(key, component, roots, parent_edges, owners, row_ordinals)
-    totals = np.zeros(groups, np.int64)
-    np.bitwise_xor.at(totals, owners, edges)
-
-    # In the order in which rows are sent, a run begins where the group or the destination changes.
-    destination = np.repeat(np.arange(len(counts)), counts)
-    owners, edges = owners[order], edges[order]
-    begins_run = np.ones(rows, np.bool_)
-    begins_run[1:] = (owners[1:] != owners[:-1]) | (destination[1:] != destination[:-1])
-    starts = np.flatnonzero(begins_run)
-    # reduceat does not accept empty columns.
-    run_vals = np.bitwise_xor.reduceat(edges, starts) if rows else edges
-    run_rows = np.diff(starts, append=rows).astype(np.int32)
-    run_counts = np.bincount(destination[starts], minlength=len(counts))
-    return totals, owners[starts], run_vals, run_rows, run_counts.astype(np.int64, copy=False)
-
-
 def _check_offsets(offsets: npt.NDArray[Any], size: int) -> None:
     wrong = (offsets[:-1] < 0) | (offsets[1:] < offsets[:-1]) | (offsets[1:] > size)
     if wrong.any():
         _arguments.refuse_byte_offsets(offsets, int(np.argmax(wrong)), size)
-
-
-def _edges(
-    key: int, component: int, roots: Int64s, parents: Int64s, owners: Int64s, ordinals: Int64s
-) -> Int64s:
-    """Return the edges of rows, as in `ids.edge_ids`; ``roots`` and ``parents`` have a row per
-    group.
-    """
-    component_key = subkey((component ^ key) & ALL_BITS, 4)
-    x = mix_many(roots.view(_U64) ^ _U64(subkey(key, 3)))
-    x = mix_many((x + parents.view(_U64)) ^ _U64(component_key))
-    x = mix_many(x[owners] + ordinals.view(_U64) * _U64(GOLDEN))
-    x[x == 0] = subkey(key, 5) | 1
-    return x.view(np.int64)
 
 
 def gather_binary(offsets: Any, data: Any, order: Any) -> tuple[npt.NDArray[Any], UInt8s]:

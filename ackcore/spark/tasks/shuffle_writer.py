@@ -2,7 +2,7 @@
 
 An edge is drawn for each blob of rows and each cohort in it (`cohorts`).  If each root is settled
 by itself, an edge is drawn for each pair of a row and a group that the row is anchored to
-(`tracking`), and edges of one root to one destination are folded into one value.
+(`tracking`), and the edges of one row that belong to one root are folded into one value.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from ackcore._arrow import bytes_before, hash_columns, offsets_of, take_rows
 from ackcore._records import Int64s
-from ackcore._shuffle import pack_runs, split_by_shard
-from ackcore.ids import component_key, edge_ids
+from ackcore._shuffle import split_by_shard
+from ackcore.ids import edge_ids
 from ackcore.spark.tasks.exchange import Outbox
 from ackcore.spark.tasks.exchange_format import CohortRuns, PlacedRuns, RootRuns, untracked
 from ackcore.spark.tasks.ledger_rows import LedgerRows
@@ -152,7 +152,7 @@ def _have_roots(rows: AnchoredRows) -> bool:
 def draw_edges(
     key: int, way: str, rows: AnchoredRows, order: Int64s, counts: Int64s, chunks: Chunks
 ) -> tuple[list[RootRuns], tuple[Int64s, Int64s] | None]:
-    """Draw an edge for each pair of row and group, and fold the edges by root and destination.
+    """Draw an edge for each pair of row and group, and fold a row's edges by root.
 
     ``key``: the key of the micro-batch. ``way``: the emitter, stream and destination, a part of the
     edge ids. ``rows``: the rows to send. ``order``, ``counts``: the row numbers by destination and
@@ -162,34 +162,7 @@ def draw_edges(
     Returns the tracking of the rows for each destination; and the roots and ack vals of groups that
     had acked already.
     """
-    chunk = rows.only_chunk
-    if chunk is not None and chunk.offsets is None and not chunk.closed:
-        totals, groups, vals, lengths, runs = pack_runs(
-            key,
-            component_key(way),
-            rows.owners.ids - chunk.first,
-            chunk.roots,
-            chunk.vals,
-            order,
-            counts,
-            chunk.ordinals(way),
-        )
-        np.bitwise_xor(chunk.totals, totals, out=chunk.totals)
-        roots = chunk.roots[groups]
-        ends = np.cumsum(runs).tolist()
-        return [
-            RootRuns(lengths[a:b], roots[a:b], vals[a:b])
-            for a, b in zip([0, *ends[:-1]], ends, strict=True)
-        ], None
-    return _draw_any(key, way, rows, order, counts, chunks)
-
-
-def _draw_any(
-    key: int, way: str, rows: AnchoredRows, order: Int64s, counts: Int64s, chunks: Chunks
-) -> tuple[list[RootRuns], tuple[Int64s, Int64s] | None]:
-    """Draw edges as `draw_edges` does, for rows of several groups or of several chunks."""
     of_row, of_group = rows.owners.pairs()
-    edges = np.zeros(len(of_group), np.int64)
     found: list[tuple[Int64s, Int64s, Int64s]] = []  # row, root, edge
     late: list[tuple[Int64s, Int64s]] = []
     for chunk, places in chunks.split(of_group):
@@ -197,7 +170,6 @@ def _draw_any(
         roots, vals = chunk.heads()
         ordinals = running_counts(local, chunk.ordinals(way))
         drawn = edge_ids(key, roots[local], way, vals[local], ordinals)
-        edges[places] = drawn
         totals = np.zeros(chunk.groups, np.int64)
         np.bitwise_xor.at(totals, local, drawn)
         if chunk.closed:
@@ -208,8 +180,7 @@ def _draw_any(
             np.bitwise_xor(chunk.totals, totals, out=chunk.totals)
         of, at = chunk.entries_of(local)
         found.append((of_row[places][of], chunk.roots[at], drawn[of]))
-    runs = _runs_by_row(found, order, counts)
-    return runs, _joined(late)
+    return _runs_by_row(found, order, counts), _joined(late)
 
 
 def draw_cohort_edges(
