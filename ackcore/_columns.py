@@ -10,6 +10,8 @@ import math
 import operator
 import sys
 from collections.abc import Callable
+from decimal import Decimal
+from numbers import Real
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -299,6 +301,42 @@ def _as_int(value: Any, name: str) -> int:
         return operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from None
+
+
+def real(value: Any, name: str, unit: str = "") -> float:
+    """Return a real number of any type, such as a `decimal.Decimal` or one of numpy's, as a float.
+
+    ``unit``: the unit of the value, for the error. Raises TypeError if it is not a number, or a
+    bool.
+    """
+    if isinstance(value, bool) or not isinstance(value, (Real, Decimal)):
+        of_unit = f" of {unit}" if unit else ""
+        raise TypeError(f"{name} must be a number{of_unit}, got {type(value).__name__} {value!r}")
+    number: Any = value
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+    except ValueError:  # a signaling NaN
+        return math.nan
+
+
+def positive(value: Any, name: str, most: float = math.inf, unit: str = "") -> float:
+    """Return a number above 0, finite and at most ``most``, as a float.
+
+    ``unit``: the unit of the value, for the error. Raises TypeError or ValueError.
+    """
+    number = real(value, name, unit)
+    if not 0 < number <= most or number == math.inf:
+        high = f" and at most {most:g}" if most < math.inf else " and finite"
+        raise ValueError(f"{name} must be above 0{high}, got {value}")
+    return number
+
+
+def nanoseconds(value: Any, name: str) -> int:
+    """Return a number of seconds, above 0 and at most 1e9, as whole nanoseconds, at least 1."""
+    # 1e9 s are 31 years: floats of that size are exact to the millisecond.
+    return max(1, round(positive(value, name, 1e9, "seconds") * 1e9))
 
 
 def read_clock(clock: Callable[[], int]) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import random
 
-from ackcore._columns import as_count
+from ackcore._columns import as_count, nanoseconds, positive
 from ackcore.flow.limits import MAX_LIMIT, limit_bounds
-from ackcore.flow.numbers import nanoseconds, positive
 
 
 class Gradient2:

@@ -8,14 +8,13 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ackcore._columns import as_count
+from ackcore._columns import as_count, positive
 from ackcore.calls.final_errors import is_marked_final
 from ackcore.calls.outcomes import Reject, Retry
 from ackcore.calls.rate_limits import RateLimit, checked_limit
 from ackcore.flow import DelayTarget, Limit
 from ackcore.flow.choosers import Chooser, Idlest
 from ackcore.flow.limits import MAX_LIMIT
-from ackcore.flow.numbers import positive
 
 #: The number of threads of a plain function whose `max_concurrency` is no number.
 DEFAULT_THREADS = 32

@@ -7,11 +7,10 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ackcore._columns import as_count
+from ackcore._columns import as_count, positive
 from ackcore._error_hints import naming_arguments
 from ackcore.calls.usage import MOST_COST, UsageCounts
 from ackcore.flow.limits import MAX_LIMIT, Limit
-from ackcore.flow.numbers import positive
 
 #: Larger rates are refused as mistakes.
 _MOST_PER_S = 1e9

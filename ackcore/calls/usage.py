@@ -7,9 +7,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ackcore._columns import real
 from ackcore._error_hints import naming_arguments
 from ackcore.calls.final_errors import marked_final
-from ackcore.flow.numbers import real
 
 #: More tokens of a report are refused as mistakes: their key would wait for ever.
 _MOST_TOKENS = 1e9

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ackcore._backend import OffsetTracker
-from ackcore._columns import as_count
+from ackcore._columns import as_count, nanoseconds, positive
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.calls.call_limits import Breaker, BreakerState
 from ackcore.dispatch.checkpoint import Checkpoint
@@ -30,7 +30,6 @@ from ackcore.dispatch.dispatch_records import Reader, Record, Source
 from ackcore.flow import Batch, FlowController, Limit
 from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import ConsumerState, Fate, Lease
-from ackcore.flow.numbers import nanoseconds, positive
 from ackcore.flow.windows import Windows
 from ackcore.retry import backoff_ms as backoff_of
 from ackcore.retry import capped_doubling, whole_ms

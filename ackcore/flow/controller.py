@@ -20,12 +20,11 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ackcore._columns import as_count
+from ackcore._columns import as_count, nanoseconds
 from ackcore.flow.choosers import Chooser, Idlest
 from ackcore.flow.consumers import ConsumerState, Lease, state_of
 from ackcore.flow.flow_batches import Batch
 from ackcore.flow.limits import DelayTarget, Limit
-from ackcore.flow.numbers import nanoseconds
 from ackcore.flow.windows import Windows
 
 #: The longest and the shortest wait, in seconds, before a waiter checks time-outs again.

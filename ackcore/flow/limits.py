@@ -21,8 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
-from ackcore._columns import as_count
-from ackcore.flow.numbers import nanoseconds, positive
+from ackcore._columns import as_count, nanoseconds, positive
 
 #: Without this bound, a consumer that answers at once would get a whole stream.
 MAX_LIMIT = 1_000_000

@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from ackcore.flow.numbers import positive
+from ackcore._columns import positive
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.committer import DEFAULTS, CommitAnswer, Committer, commit_requests
 from ackcore.kafka.kafka_errors import error_text, exception_text

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from ackcore._columns import as_count
+from ackcore._columns import as_count, positive
 from ackcore._records import RawMessage
-from ackcore.flow.numbers import positive
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.kafka_errors import (
     OffsetsLost,

@@ -11,10 +11,9 @@ import pyarrow as pa
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from ackcore._arrow import nullable_within, short_repr
-from ackcore._columns import as_count
+from ackcore._columns import as_count, positive
 from ackcore._error_hints import naming_arguments
 from ackcore.calls.threads import is_async
-from ackcore.flow.numbers import positive
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.ranges import RECORD_SCHEMA
 from ackcore.kafka.start_positions import Start, as_start

@@ -12,9 +12,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
-from ackcore._columns import as_count
+from ackcore._columns import as_count, positive
 from ackcore.calls import Reject, Retry, Unavailable
-from ackcore.flow.numbers import positive
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.consumer.client_thread import ClientThread
 from ackcore.kafka.consumer.consumer_records import (

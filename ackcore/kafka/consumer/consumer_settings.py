@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ackcore._columns import as_count
+from ackcore._columns import as_count, positive
 from ackcore.dead_limit import DeadLimit
-from ackcore.flow.numbers import positive
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord
 from ackcore.kafka.consumer.held_partition import Limits

@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from ackcore._columns import as_count
+from ackcore._columns import as_count, positive
 from ackcore._error_hints import naming_arguments
-from ackcore.flow.numbers import positive
 from ackcore.spark.planned.planned_source import PlannedSource
 
 
