@@ -1,9 +1,12 @@
-"""Ids, a root or an edge at a time: the twin of pyx/ids.h.
+"""SplitMix64, and the ids made with it, a root or an edge at a time: as pyx/mix.h and ids.h.
 
 A root id is a keyed bijection of (partition, offset, attempt), and an edge id a keyed hash of its
-position (SEMANTICS 5), both by SplitMix64. The acker of a root is computed as in Storm's fields
-grouping, with Java's ``Long.hashCode`` and ``Math.floorMod``. No bit of an id may ever change,
-because checkpoints contain ids.
+position (SEMANTICS 5). The acker of a root is computed as in Storm's fields grouping, with Java's
+``Long.hashCode`` and ``Math.floorMod``. No bit of an id may ever change, because checkpoints
+contain ids.
+
+SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014),
+with the finaliser of Vigna's splitmix64.c: Stafford's Mix13.
 """
 
 from __future__ import annotations
@@ -19,7 +22,39 @@ import numpy.typing as npt
 from ackcore import _arguments
 from ackcore._columns import as_count, as_id, id_column, same_length, signed, task_column
 from ackcore._records import Int32s, Int64s
-from ackcore._reference.mix import ALL_BITS, GOLDEN, mix, subkey
+
+UInt64s = npt.NDArray[np.uint64]
+
+ALL_BITS = 2**64 - 1
+#: Multiples of the golden ratio visit all 64-bit words, and near ones are far apart.
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix(x: int) -> int:
+    """Return a mixed 64-bit word: a bijection in which every input bit affects every output bit."""
+    x ^= x >> 30
+    x = x * 0xBF58476D1CE4E5B9 & ALL_BITS
+    x ^= x >> 27
+    x = x * 0x94D049BB133111EB & ALL_BITS
+    return x ^ x >> 31
+
+
+def mix_many(words: UInt64s) -> UInt64s:
+    """Return each word of a column mixed by `mix`."""
+    words = words ^ (words >> np.uint64(30))
+    words *= np.uint64(0xBF58476D1CE4E5B9)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(0x94D049BB133111EB)
+    words ^= words >> np.uint64(31)
+    return words
+
+
+def subkey(key: int, index: int) -> int:
+    """Return the index-th output of SplitMix64 started at ``key``.
+
+    Root ids use indexes 0 to 2, edges 3 to 5, sources 6 and 7, so no two purposes share an output.
+    """
+    return mix(key + (index + 1) * GOLDEN & ALL_BITS)
 
 
 def _root(key: int, partition: int, offset: int, attempt: int) -> int:

@@ -23,7 +23,7 @@ from ackcore import _arguments
 from ackcore._arguments import MAX_SHARDS
 from ackcore._columns import as_count, as_id, id_column, same_length, signed, task_column
 from ackcore._records import Int32s, Int64s, UInt8s
-from ackcore._reference.mix import ALL_BITS, GOLDEN, UInt64s, mix, mix_many
+from ackcore._reference.id_hashes import ALL_BITS, GOLDEN, UInt64s, mix, mix_many
 
 _SPREAD = np.uint64(0x0E9846AF9B1A615D)
 

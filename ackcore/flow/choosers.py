@@ -13,7 +13,7 @@ from hashlib import blake2b
 from math import inf, sqrt
 from typing import ClassVar, Protocol
 
-from ackcore._reference.mix import mix
+from ackcore._reference.id_hashes import mix
 from ackcore.flow.consumers import FlowConsumer
 
 _CLOSED = inf  # the score of a slot without room, or without a consumer

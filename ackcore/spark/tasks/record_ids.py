@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from ackcore._arrow import hash_columns
 from ackcore._arrow.shown import as_texts, shown_values
 from ackcore._records import Int32s, Int64s
-from ackcore._reference.mix import subkey
+from ackcore._reference.id_hashes import subkey
 from ackcore.ids import edge_ids, root_ids
 from ackcore.spark.base.schemas import CORRUPT_REASON
 from ackcore.topology.tuples import Identity, Reason
@@ -41,7 +41,7 @@ CLAIM = 1 << 20
 
 UInt64s = npt.NDArray[np.uint64]
 
-#: The factors of `ackcore._reference.mix.mix_many`, inverted modulo 2 ** 64.
+#: The factors of `ackcore._reference.id_hashes.mix_many`, inverted modulo 2 ** 64.
 _FACTORS = tuple(
     np.uint64(pow(factor, -1, 1 << 64)) for factor in (0x94D049BB133111EB, 0xBF58476D1CE4E5B9)
 )
@@ -227,7 +227,7 @@ def positions_of(key: int, roots: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _unmixed(words: UInt64s) -> UInt64s:
-    """Invert `ackcore._reference.mix.mix_many`."""
+    """Invert `ackcore._reference.id_hashes.mix_many`."""
     words = _unshifted(words, 31) * _FACTORS[0]
     words = _unshifted(words, 27) * _FACTORS[1]
     return _unshifted(words, 30)
