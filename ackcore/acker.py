@@ -1,6 +1,7 @@
 """An acker for one process: a ledger in shards, a clock that turns its buckets, and callbacks.
 
-See `ackcore.Ledger` for the meaning of the messages.
+See `ackcore.Ledger` for the meaning of the messages. The shard of a root is Storm's acker task
+(`ackcore.ids.acker_task`, SEMANTICS 1), so all messages of a root reach the same ledger, in order.
 
 *Time.*  Storm's spout gives up a tuple after at most two time-outs, so an acker that drops entries
 earlier would fail trees that do complete. An entry expires ((buckets - 1) * period, buckets *
@@ -18,15 +19,33 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from ackcore._backend import BackendFactory
-from ackcore._columns import MAX_BUCKETS, MIN_BUCKETS, as_count, as_ms, check_entries, read_clock
+from ackcore import _backend
+from ackcore._backend import AckerBackend, BackendFactory, load_backend
+from ackcore._columns import (
+    MAX_BUCKETS,
+    MIN_BUCKETS,
+    as_count,
+    as_id,
+    as_ms,
+    check_entries,
+    check_init_tasks,
+    check_kinds,
+    id_column,
+    positive,
+    read_clock,
+    same_length,
+    task_column,
+)
 from ackcore._records import Entries, Entry, Outcome, Outcomes, Stats
-from ackcore._sharded import MAX_SHARDS, ShardedLedger, checked_columns, groups_of, joined
+from ackcore.ids import acker_task
+
+MAX_SHARDS = 2**16
 
 _log = logging.getLogger(__name__)
 
@@ -127,9 +146,12 @@ class Acker:
         self._on_expired = None if on_expired is None else _callable(on_expired, "on_expired")
         self._wait = _callable(wait, "wait")
 
-        self._ledgers = ShardedLedger(
-            backend, shards, capacity, self._buckets, refresh_on_ack, self._clock
-        )
+        factory = _factory(backend)
+        each = -(-as_count(capacity, "capacity", 1) // shards)
+        self._shards = [
+            _ledger(factory, each, self._buckets, refresh_on_ack, self._clock)
+            for _ in range(shards)
+        ]
         # Guards the turns and the expired entries. Never held during a callback.
         self._turning = threading.Lock()
         self._next_turn_ms = read_clock(self._clock) + self._period_ms
@@ -160,13 +182,15 @@ class Acker:
             Its first turn is one period away, so the entries live up to one period longer.
         """
         acker = cls(*args, **kwargs)
-        acker._ledgers.merge(check_entries(entries, acker._buckets, timed=True))
+        checked = check_entries(entries, acker._buckets, timed=True)
+        for shard, rows in acker._split(checked.root_ids):
+            acker._shards[shard].merge(checked.take(rows))
         return acker
 
     @property
     def shards(self) -> int:
         """The number of ledgers."""
-        return len(self._ledgers.shards)
+        return len(self._shards)
 
     @property
     def buckets(self) -> int:
@@ -205,52 +229,55 @@ class Acker:
     def init(self, root_id: int, init_val: int, task: int) -> Outcome | None:
         """Apply one INIT; see `ackcore.Ledger.init`."""
         self._turn_if_due()
-        return self._report_one(self._ledgers.of(root_id).init(root_id, init_val, task))
+        return self._report_one(self._shard_of(root_id).init(root_id, init_val, task))
 
     def ack(self, root_id: int, ack_val: int) -> Outcome | None:
         """Apply one ACK; see `ackcore.Ledger.ack`."""
         self._turn_if_due()
-        return self._report_one(self._ledgers.of(root_id).ack(root_id, ack_val))
+        return self._report_one(self._shard_of(root_id).ack(root_id, ack_val))
 
     def fail(self, root_id: int) -> Outcome | None:
         """Apply one FAIL; see `ackcore.Ledger.fail`."""
         self._turn_if_due()
-        return self._report_one(self._ledgers.of(root_id).fail(root_id))
+        return self._report_one(self._shard_of(root_id).fail(root_id))
 
     def reset_timeout(self, root_id: int) -> Outcome | None:
         """Apply one RESET; see `ackcore.Ledger.reset_timeout`."""
         self._turn_if_due()
-        return self._report_one(self._ledgers.of(root_id).reset_timeout(root_id))
+        return self._report_one(self._shard_of(root_id).reset_timeout(root_id))
 
     # Inspection.
 
     def __len__(self) -> int:
         self._turn_if_due()
-        return len(self._ledgers)
+        return sum(map(len, self._shards))
 
     def __contains__(self, root_id: object) -> bool:
         self._turn_if_due()
-        return root_id in self._ledgers.of(root_id)
+        return root_id in self._shard_of(root_id)
 
     def get(self, root_id: int) -> Entry | None:
         """Return the entry of a root, or None."""
         self._turn_if_due()
-        return self._ledgers.of(root_id).get(root_id)
+        return self._shard_of(root_id).get(root_id)
 
     def oldest(self, n: int) -> Entries:
         """Return the n entries that expire first; if equal in age, those seen first."""
         self._turn_if_due()
-        return self._ledgers.oldest(n)
+        found = _joined([ledger.oldest(n) for ledger in self._shards])
+        keys = (found.root_ids, found.first_ms, -found.ages.astype(np.int16))
+        order = np.lexsort([key for key in keys if key is not None])
+        return found.take(order[:n])
 
     def entries(self) -> Entries:
         """Return the live entries in any order, for `from_entries`."""
         self._turn_if_due()
-        return self._ledgers.entries()
+        return _joined([ledger.entries() for ledger in self._shards])
 
     @property
     def stats(self) -> Stats:
         """The sums over all shards."""
-        return self._ledgers.stats
+        return Stats(*map(sum, zip(*(ledger.stats for ledger in self._shards), strict=True)))
 
     # Time.
 
@@ -278,7 +305,7 @@ class Acker:
             self._collect()
             left, self._left = self._left, []
         if left and self._on_expired is not None:
-            self._on_expired(joined(left))
+            self._on_expired(_joined(left))
         return turns
 
     def start(self) -> None:
@@ -330,7 +357,7 @@ class Acker:
     def __repr__(self) -> str:
         return (
             f"Acker(shards={self.shards}, buckets={self._buckets}, "
-            f"period_s={self._period_ms / 1000}, pending={len(self._ledgers)})"
+            f"period_s={self._period_ms / 1000}, pending={sum(map(len, self._shards))})"
         )
 
     def _run(self) -> None:
@@ -354,7 +381,10 @@ class Acker:
                 self._turn(now)
 
     def _turn(self, now: int) -> int:
-        """Make the turns that are due. Entries that expire at the last one stay in the ledgers."""
+        """Make the turns that are due by ``now``; return their number.
+
+        The entries that expire at the last one stay in the ledgers, for `_collect`.
+        """
         due = (now - self._next_turn_ms) // self._period_ms + 1
         if due < 1:
             return 0
@@ -362,21 +392,40 @@ class Acker:
         for _ in range(turns):
             # The next turn drops entries that were not taken.
             self._collect()
-            self._ledgers.rotate()
+            for ledger in self._shards:
+                ledger.rotate()
         self._next_turn_ms += due * self._period_ms
         return turns
 
     def _collect(self) -> None:
         if self._on_expired is not None:
-            left = self._ledgers.expired()
+            left = _joined([ledger.expired() for ledger in self._shards])
             self._left += [left] if len(left) else []
 
     def _apply_many(self, method: str, **columns: Any) -> Outcomes:
-        checked = checked_columns(method, columns)
+        # All rows are checked before the first shard receives some.
+        checked = _checked_columns(method, columns)
         self._turn_if_due()
-        outcomes = self._ledgers.apply_many(method, checked)
+        root_ids = checked["root_ids"]
+        if len(self._shards) == 1 or not len(root_ids):
+            outcomes: Outcomes = getattr(self._shards[0], method)(*checked.values())
+        else:
+            parts: list[Outcomes] = []
+            for shard, rows in self._split(root_ids):
+                message = getattr(self._shards[shard], method)
+                parts.append(message(*(column[rows] for column in checked.values())))
+            outcomes = _joined(parts)
         self._report(outcomes)
         return outcomes
+
+    def _shard_of(self, root_id: Any) -> AckerBackend:
+        if len(self._shards) == 1:
+            return self._shards[0]
+        return self._shards[acker_task(as_id(root_id, "root_id"), len(self._shards))]
+
+    def _split(self, roots: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+        # numpy sorts 16-bit integers by radix sort.
+        return _groups_of(acker_task(roots, len(self._shards)).astype(np.uint16))
 
     def _report_one(self, outcome: Outcome | None) -> Outcome | None:
         if outcome is not None and self._on_outcomes is not None:
@@ -396,7 +445,7 @@ class Acker:
         if self._on_outcomes is None:
             return
         errors = []
-        for task, rows in groups_of(outcomes.tasks):
+        for task, rows in _groups_of(outcomes.tasks):
             try:
                 self._on_outcomes(task, outcomes.take(rows))
             except KeyboardInterrupt:
@@ -411,12 +460,8 @@ class Acker:
 
 
 def _milliseconds(seconds: Any, name: str) -> int:
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise TypeError(f"{name} must be a number of seconds, got {type(seconds).__name__}")
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"{name} must be above 0 and finite, got {seconds}")
     # Slightly less than the ceiling: 2.007 * 1000 is 2007.0000000000002.
-    return math.ceil(seconds * 1000 - 1e-6)
+    return math.ceil(positive(seconds, name, unit="seconds") * 1000 - 1e-6)
 
 
 _Given = TypeVar("_Given")
@@ -426,3 +471,77 @@ def _callable(given: _Given, name: str) -> _Given:
     if not callable(given):
         raise TypeError(f"{name} must be callable, got {type(given).__name__}")
     return given
+
+
+_Table = TypeVar("_Table", Entries, Outcomes)
+
+
+def _checked_columns(method: str, given: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns of a call of ``method`` as arrays; raise if a row is not valid."""
+    columns: dict[str, npt.NDArray[Any]] = {
+        name: task_column(column, name) if name == "tasks" else id_column(column, name)
+        for name, column in given.items()
+    }
+    same_length(**columns)
+    if method == "apply":
+        check_kinds(columns["tasks"])
+    elif method == "init_many":
+        check_init_tasks(columns["tasks"])
+    return columns
+
+
+def _groups_of(labels: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    """Yield each distinct label, ascending, with the numbers of its rows."""
+    if len(labels) == 0:
+        return
+    order = np.argsort(labels, kind="stable")
+    starts = np.flatnonzero(np.diff(labels[order])) + 1
+    for rows in np.split(order, starts):
+        yield int(labels[rows[0]]), rows
+
+
+def _joined(tables: Sequence[_Table]) -> _Table:
+    """Concatenate tables of the same columns."""
+    if len(tables) == 1:
+        return tables[0]
+    names: Iterable[str] = tables[0].columns()
+    return type(tables[0])(
+        **{name: np.concatenate([getattr(table, name) for table in tables]) for name in names}
+    )
+
+
+def _factory(backend: str | BackendFactory | None) -> BackendFactory:
+    if backend is None:
+        return _backend.Ledger
+    if isinstance(backend, str):
+        return load_backend(backend)
+    if not callable(backend):
+        raise TypeError(
+            "backend must be the name of a backend, or a callable that makes ledgers, got "
+            f"{type(backend).__name__}; leave it out for ackcore.Ledger"
+        )
+    return backend
+
+
+def _ledger(
+    factory: BackendFactory, capacity: int, buckets: int, refresh_on_ack: bool, clock: Any
+) -> AckerBackend:
+    try:
+        ledger = factory(capacity, buckets=buckets, refresh_on_ack=refresh_on_ack, clock=clock)
+    except TypeError as error:
+        trace = error.__traceback__
+        # If the traceback has no line of the factory, the factory refused the arguments.
+        if factory is _backend.Ledger or (trace is not None and trace.tb_next is not None):
+            raise
+        raise TypeError(
+            "backend must take the arguments of ackcore.Ledger (capacity, buckets=, "
+            f"refresh_on_ack=, clock=) and make a ledger, and {factory!r} does not: {error}; leave "
+            "it out for ackcore.Ledger"
+        ) from error
+    missing = _backend.missing_from(ledger)
+    if missing:
+        raise TypeError(
+            f"backend must make ledgers with the methods of AckerBackend, but those of "
+            f"{factory!r} lack {', '.join(missing)}"
+        )
+    return ledger
