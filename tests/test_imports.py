@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
     ({"_records", "_columns", "_arguments", "_files", "_rice", "_error_hints"}, set()),
     ({"_native", "_kafka_native", "_reference"}, set()),
     ({"_backend"}, set()),
-    ({"_sharded", "_shuffle", "acker", "dead_limit", "ids", "offsets", "retry", "flow"}, set()),
+    ({"acker", "dead_limit", "ids", "offsets", "retry", "flow"}, set()),
     ({""}, set()),
     ({"calls"}, set()),
     ({"dispatch"}, set()),

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._arrow.record_batches import bits, bytes_in, has_offsets, strings, valid_rows
+from ackcore._backend import hash_binary, hash_fixed
 from ackcore._records import Int64s
 from ackcore._reference.rows import fold_values
-from ackcore._shuffle import hash_binary, hash_fixed
 
 
 def hash_columns(columns: Sequence[pa.Array], n: int) -> Int64s:

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ackcore._backend import gather_binary
 from ackcore._records import Int64s, UInt8s
-from ackcore._shuffle import gather_binary
 
 
 def is_text(arrow_type: pa.DataType) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ackcore import Entries
 from ackcore._arrow.shown import text_of
-from ackcore._shuffle import split_by_shard
+from ackcore._backend import split_by_shard
 from ackcore.spark.base.reasons import (
     REASON_SCHEMA,
     earliest,

@@ -24,9 +24,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._arguments import MAX_SHARDS
 from ackcore._arrow import is_text
-from ackcore._backend import Ledger
+from ackcore._backend import Ledger, split_by_shard, take_shard
 from ackcore._records import Int64s
-from ackcore._shuffle import split_by_shard, take_shard
 from ackcore.spark.base.arrow_batches import Batches, MapInArrow
 from ackcore.spark.base.reasons import earliest
 from ackcore.spark.base.session import refuse_session, task_slots

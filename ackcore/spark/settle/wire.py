@@ -29,8 +29,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ackcore._arrow import offsets_of
+from ackcore._backend import sort_by_shard, split_by_shard
 from ackcore._records import Entries, Int32s, Int64s, UInt8s
-from ackcore._shuffle import sort_by_shard, split_by_shard
 from ackcore.spark.base.reasons import REASON_SCHEMA
 
 EVENTS, ENTRIES, REASONS, COHORTS = 1, 2, 3, 4

@@ -29,9 +29,8 @@ from ackcore._arrow import (
     integers,
     settled_to_batch,
 )
-from ackcore._backend import Ledger
+from ackcore._backend import Ledger, sort_by_shard
 from ackcore._records import OPEN, RESET, Entries, Int64s, Settled
-from ackcore._shuffle import sort_by_shard
 from ackcore.spark.base.arrow_batches import Batches, MapInArrow
 from ackcore.spark.base.reasons import NO_TIME, SHOWN_BEFORE, earliest, look_up, reasons_of
 from ackcore.spark.settle import wire

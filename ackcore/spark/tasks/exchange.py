@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._arrow import offsets_of
+from ackcore._backend import fingerprint
 from ackcore._records import Int64s
-from ackcore._shuffle import fingerprint
 from ackcore.spark.base.arrow_batches import Batches, MapInArrow
 from ackcore.spark.settle import wire
 from ackcore.spark.tasks.exchange_format import (

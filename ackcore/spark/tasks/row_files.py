@@ -29,8 +29,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ackcore._arrow import offsets_of
+from ackcore._backend import fingerprint
 from ackcore._records import Int64s
-from ackcore._shuffle import fingerprint
 from ackcore.spark.base.errors import RowFileDamaged, StateError
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.stores.opening import is_bucket

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._arrow import bytes_before, hash_columns, offsets_of, take_rows
+from ackcore._backend import split_by_shard
 from ackcore._records import Int64s
-from ackcore._shuffle import split_by_shard
 from ackcore.ids import edge_ids
 from ackcore.spark.tasks.exchange import Outbox
 from ackcore.spark.tasks.exchange_format import CohortRuns, PlacedRuns, RootRuns, untracked
@@ -156,7 +156,7 @@ def draw_edges(
 
     ``key``: the key of the micro-batch. ``way``: the emitter, stream and destination, a part of the
     edge ids. ``rows``: the rows to send. ``order``, ``counts``: the row numbers by destination and
-    their counts, as `ackcore._shuffle.split_by_shard` returns them. ``chunks``: the groups of the
+    their counts, as `ackcore._backend.split_by_shard` returns them. ``chunks``: the groups of the
     task.
 
     Returns the tracking of the rows for each destination; and the roots and ack vals of groups that

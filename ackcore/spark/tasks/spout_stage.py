@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._arrow import bytes_before, hash_columns, one_batch, rebatched
+from ackcore._backend import fingerprint
 from ackcore._records import Int64s
-from ackcore._shuffle import fingerprint
 from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.reasons import BEHIND, killed_worker, null_message_id
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
