@@ -7,8 +7,7 @@ A ledger reads Arrow arrays itself; this package adds functions for batches of t
 - `hashing`: hashes of rows, so that equal rows go to the same task;
 - `record_batches`: rows in another order, batches cut by rows and bytes, buffers as numpy arrays;
 - `lossless`: conversion of values and columns to a declared type without loss, or an error;
-- `json_rows`: rows as JSON texts;
-- `shown`: rows as Python values, with texts for values that Python cannot represent.
+- `shown`: rows as Python values, with texts for values that Python cannot represent, and as JSON.
 """
 
 from ackcore._arrow.arrow_tables import (

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ackcore._arrow.json_rows import json_encoder
 from ackcore._arrow.record_batches import is_text
-from ackcore._arrow.shown import invalid_text, shown_values
+from ackcore._arrow.shown import invalid_text, json_encoder, shown_values
 
 #: Key, value and headers of a message.
 Content = tuple[bytes | str | None, bytes | str | None, list[tuple[str, bytes | None]]]

@@ -14,7 +14,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from ackcore.metrics.listening import listening
+from ackcore._error_hints import listening
 from ackcore.metrics.readings import (
     DURATION,
     DURATION_ABOUT,

@@ -36,7 +36,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ackcore.metrics.listening import listening
+from ackcore._error_hints import listening
 from ackcore.spark.base.errors import CheckpointCorrupt, StateError
 from ackcore.spark.dead_letters.checkpoints import opened_checkpoint, store_of
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters, none_found

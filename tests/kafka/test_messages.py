@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore._arrow.json_rows import json_encoder
-from ackcore._arrow.shown import text_of
+from ackcore._arrow.shown import json_encoder, text_of
 from ackcore.kafka.messages import MessageColumns
 
 ROWS = pa.RecordBatch.from_pylist(

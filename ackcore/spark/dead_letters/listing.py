@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow.json_rows import json_encoder
-from ackcore._arrow.shown import shown_rows
+from ackcore._arrow.shown import json_encoder, shown_rows
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.letter_columns import LETTER, TIME

@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from ackcore._arrow.json_rows import json_encoder
-from ackcore._arrow.shown import far_as_texts, shown_values, text_of
+from ackcore._arrow.shown import far_as_texts, json_encoder, shown_values, text_of
 
 _ISO = re.compile(r"(-?)(\d+)(.*)")
 
