@@ -13,7 +13,15 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ackcore._columns import as_count, as_id, id_column, same_length, task_column, uint8_column
+from ackcore._columns import (
+    as_count,
+    as_id,
+    id_column,
+    refuse_rows_where,
+    same_length,
+    task_column,
+    uint8_column,
+)
 from ackcore._records import Int64s, OffsetState, UInt8s
 
 PARTITION_BITS = 16
@@ -156,19 +164,13 @@ def check_state(state: Any) -> OffsetState:
         )
     _refuse_descent("hole_starts, hole_ends and end, in turn,", bounds)
     _refuse_descent("failed", failed)
-    _refuse_rows("attempts", attempts, attempts < 1, "at least 1")
+    refuse_rows_where("attempts", attempts, attempts < 1, "at least 1")
     # The run that each failed offset would be in; -1 if it is before the first run.
     run = np.searchsorted(starts, failed, "right") - 1
     is_done = (run < 0) | (failed >= ends[run]) if len(ends) else np.ones(len(failed), np.bool_)
-    _refuse_rows("failed", failed, is_done & (failed < checked.end), "not done")
-    _refuse_rows("failed", failed, failed > MAX_OFFSET, f"in 0..{MAX_OFFSET}")
+    refuse_rows_where("failed", failed, is_done & (failed < checked.end), "not done")
+    refuse_rows_where("failed", failed, failed > MAX_OFFSET, f"in 0..{MAX_OFFSET}")
     return checked
-
-
-def _refuse_rows(name: str, column: Any, wrong: Any, must_be: str) -> None:
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise ValueError(f"{name} must be {must_be}, got {int(column[row])} in row {row}")
 
 
 def _refuse_descent(name: str, column: Int64s) -> None:

@@ -181,14 +181,14 @@ def same_length(**columns: Any) -> int:
 
 def check_kinds(tasks: Int32s) -> None:
     """Raise for a ``tasks`` column of messages with a number below `RESET`."""
-    _refuse_rows(
+    refuse_rows_where(
         "tasks", tasks, tasks < RESET, "a task >= 0 (INIT), -1 (ACK), -2 (FAIL) or -3 (RESET)"
     )
 
 
 def check_init_tasks(tasks: Int32s) -> None:
     """Raise for a ``tasks`` column of INITs with a negative number."""
-    _refuse_rows("tasks", tasks, tasks < 0, f"in 0..{MAX_TASK}")
+    refuse_rows_where("tasks", tasks, tasks < 0, f"in 0..{MAX_TASK}")
 
 
 def check_entries(entries: Any, buckets: int, timed: bool) -> Entries:
@@ -228,21 +228,24 @@ def check_entries(entries: Any, buckets: int, timed: bool) -> Entries:
     )
     same_length(**checked.columns())
     tasks, inits, flags, ages = checked.tasks, checked.inits, checked.flags, checked.ages
-    _refuse_rows("tasks", tasks, tasks < -1, "a task, or -1 before the init")
-    _refuse_rows("inits", inits, inits > 2, "0, 1, or 2 for more")
-    _refuse_rows("inits", inits, (inits > 0) != (tasks >= 0), "> 0 exactly where tasks are >= 0")
-    _refuse_rows("flags", flags, flags > FLAG_FAILED | FLAG_TASKS_DIFFER, "in 0..3")
-    _refuse_rows(
+    refuse_rows_where("tasks", tasks, tasks < -1, "a task, or -1 before the init")
+    refuse_rows_where("inits", inits, inits > 2, "0, 1, or 2 for more")
+    refuse_rows_where(
+        "inits", inits, (inits > 0) != (tasks >= 0), "> 0 exactly where tasks are >= 0"
+    )
+    refuse_rows_where("flags", flags, flags > FLAG_FAILED | FLAG_TASKS_DIFFER, "in 0..3")
+    refuse_rows_where(
         "flags",
         flags,
         (flags & FLAG_TASKS_DIFFER != 0) & (inits != 2),
         "without FLAG_TASKS_DIFFER where inits are below 2",
     )
-    _refuse_rows("ages", ages, ages >= buckets, f"below the ledger's {buckets} buckets")
+    refuse_rows_where("ages", ages, ages >= buckets, f"below the ledger's {buckets} buckets")
     return checked
 
 
-def _refuse_rows(name: str, column: npt.NDArray[Any], wrong: Any, must_be: str) -> None:
+def refuse_rows_where(name: str, column: npt.NDArray[Any], wrong: Any, must_be: str) -> None:
+    """Raise for the first row of a column where the mask ``wrong`` is set."""
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(f"{name} must be {must_be}, got {int(column[row])} in row {row}")

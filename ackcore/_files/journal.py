@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
-from ackcore._files.durable import NO_LINKS, sync_directory
+from ackcore._files import NO_LINKS, sync_directory
 from ackcore._files.journal_format import KEY_BYTES, FileFormat, read_header
 
 _log = logging.getLogger("ackcore")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 from zlib import crc32
 
-from ackcore._files.durable import sync_directory, write_synced
+from ackcore._files import sync_directory, write_synced
 from ackcore._files.process_lock import ProcessLock
 
 _VERSION = 1

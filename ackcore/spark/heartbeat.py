@@ -26,7 +26,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from ackcore._files.durable import sync_directory
+from ackcore._files import sync_directory
 from ackcore.spark.base.atomic import remove, write_file, writing
 from ackcore.spark.base.attendant import Attendant
 from ackcore.spark.base.clocks import Clock

@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO
 
-from ackcore._files.durable import NO_LINKS, link_if_free, sync_directory, write_synced
+from ackcore._files import NO_LINKS, link_if_free, sync_directory, write_synced
 from ackcore.spark.base.errors import CheckpointReadOnly, StateError
 
 _TEMPORARY = re.compile(r"\..+\.tmp")

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from ackcore._arrow import rebatched
 from ackcore._backend import fingerprint
-from ackcore._files.durable import sync_directory
+from ackcore._files import sync_directory
 from ackcore.spark.base.atomic import writing
 from ackcore.spark.base.errors import WAY_OUT, CheckpointNewer, StateError, corrupt
 

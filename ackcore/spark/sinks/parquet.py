@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
-from ackcore._files.durable import sync_directory
+from ackcore._files import sync_directory
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from ackcore._files.durable import sync_directory
+from ackcore._files import sync_directory
 from ackcore.spark.base.atomic import (
     check_fence,
     is_temporary,

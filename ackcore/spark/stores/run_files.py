@@ -22,7 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ackcore._files.durable import sync_directory
+from ackcore._files import sync_directory
 from ackcore.spark.base.atomic import check_fence, make_directory, remove
 from ackcore.spark.base.checksummed import RUN_AGAIN, read_table, record_bytes, record_in, table_in
 from ackcore.spark.base.errors import (
