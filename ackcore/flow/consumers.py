@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ackcore.flow.limits import DelayTarget, Limit, Pressure
+from ackcore.flow.limits import DelayTarget, Limit
 
 
 class Fate(enum.Enum):
@@ -86,29 +86,17 @@ class FlowConsumer:
     failed: int = 0
     timed_out: int = 0
     last_rtt_ns: int = 0
-    last_dropped: bool = False
 
     @property
     def has_room(self) -> bool:
         """Whether this consumer may receive another tuple."""
         return self.is_open and self.out < self.limit.limit
 
-    @property
-    def pressure(self) -> Pressure:
-        """The load level, for display only. No decision depends on it."""
-        if self.last_dropped:
-            return Pressure.BUSY
-        threshold = getattr(self.limit, "threshold_ns", None)
-        if self.silence_ns or (threshold is not None and self.last_rtt_ns > threshold):
-            return Pressure.SLOW
-        return Pressure.NORMAL
-
 
 class ConsumerState(NamedTuple):
     """A snapshot of a consumer, returned by `FlowController.state`."""
 
     name: Hashable
-    pressure: Pressure
     in_flight: int  # tuples outstanding
     limit: int  # tuples that may be outstanding
     is_open: bool  # neither paused nor removed
@@ -124,7 +112,6 @@ def state_of(consumer: FlowConsumer) -> ConsumerState:
     """Return a consumer's state."""
     return ConsumerState(
         consumer.name,
-        consumer.pressure,
         consumer.out,
         consumer.limit.limit,
         consumer.is_open,

@@ -15,7 +15,6 @@ law             follows                                                  origin
 
 from __future__ import annotations
 
-import enum
 import math
 import time
 from collections.abc import Callable
@@ -35,14 +34,6 @@ def limit_bounds(initial: Any, max_limit: Any) -> tuple[int, int]:
     """
     most = as_count(max_limit, "max_limit", 1, MAX_LIMIT)
     return as_count(initial, "initial", 1, most), most
-
-
-class Pressure(enum.Enum):
-    """The load level of a consumer."""
-
-    NORMAL = "normal"  # answers within the threshold
-    SLOW = "slow"  # answers later, or has been silent for too long
-    BUSY = "busy"  # the last tuple failed or timed out
 
 
 @runtime_checkable
@@ -70,18 +61,17 @@ class Limit(Protocol):
 class RttThreshold:
     """A window that grows while round trips are within a threshold, and shrinks beyond it.
 
-    An ack within the threshold is NORMAL and adds ``step / window``. A later one is SLOW and
-    subtracts as much. So the window changes linearly, by one step for each window of acks. A
-    failure or time-out is BUSY and subtracts 1 at once (and the tuple goes to another consumer).
-    There is no slow start: it would end in SLOW, and a larger window does not make a consumer
-    faster.
+    An ack within the threshold adds ``step / window``, and a later one subtracts as much. So the
+    window changes linearly, by one step for each window of acks. A failure or time-out subtracts 1
+    at once (and the tuple goes to another consumer). There is no slow start: it would end beyond
+    the threshold, and a larger window does not make a consumer faster.
 
     The window grows until round trips reach the threshold, which is the latency under load.
 
     Parameters
     ----------
     threshold_s : float, default 0.05
-        The longest round trip of a NORMAL consumer, in seconds.
+        The round trip above which the window shrinks, in seconds.
     step : float, default 1.0
         The number of tuples by which a window of acks changes the window.
     initial : int, default 4
@@ -89,18 +79,13 @@ class RttThreshold:
     max_limit : int, default 1000
         The largest window.
 
-    Attributes
-    ----------
-    pressure : Pressure
-        NORMAL, SLOW or BUSY, after the last sample.
-
     Notes
     -----
     TCP's congestion avoidance without slow start, as in "An adaptive dynamic flow control for
     Storm" (Storm的自适应动态流控制算法), after RFC 2001.
     """
 
-    __slots__ = ("_max_limit", "_step", "_window", "limit", "pressure", "threshold_ns")
+    __slots__ = ("_max_limit", "_step", "_window", "limit", "threshold_ns")
 
     def __init__(
         self,
@@ -115,18 +100,14 @@ class RttThreshold:
         #: The number of tuples that may be outstanding.
         self.limit, self._max_limit = limit_bounds(initial, max_limit)
         self._window = float(self.limit)
-        self.pressure = Pressure.NORMAL
 
     def on_sample(self, rtt_ns: int, in_flight: int, dropped: bool) -> None:
         """Add a sample, see `Limit.on_sample`."""
         if dropped:
-            self.pressure = Pressure.BUSY
             window = self._window - 1
         elif rtt_ns <= self.threshold_ns:
-            self.pressure = Pressure.NORMAL
             window = self._window + self._step / self._window
         else:
-            self.pressure = Pressure.SLOW
             window = self._window - self._step / self._window
         self._window = min(max(window, 1.0), float(self._max_limit))
         self.limit = int(self._window)

@@ -207,7 +207,6 @@ class Windows:
         self.in_flight -= 1
         consumer.acked += 1
         consumer.last_rtt_ns = rtt = now - lease.sent_ns
-        consumer.last_dropped = False
         consumer.heard_ns = now
         consumer.silence_ns = 0
         consumer.extra_ns = 0.0
@@ -235,7 +234,6 @@ class Windows:
             consumer.heard_ns = now
             consumer.silence_ns = 0
             consumer.extra_ns = 0.0
-        consumer.last_dropped = dropped
         consumer.last_rtt_ns = rtt = now - lease.sent_ns
         consumer.dropped_ns = now
         consumer.limit.on_sample(rtt, consumer.out, dropped)

@@ -7,7 +7,6 @@ from simulated import MS, S, SimClock
 
 from ackcore.flow import Batch, DelayTarget, Fixed, FlowController, RttThreshold
 from ackcore.flow.consumers import Fate
-from ackcore.flow.limits import Pressure
 
 
 @pytest.fixture
@@ -60,7 +59,6 @@ def test_what_failed_goes_to_another_in_the_order_of_failing(flow):
     assert flow.try_again() is None
     assert leases[0].fate is Fate.SENT_AGAIN
     assert state(flow, "b").failed == state(flow, "a").failed == 1
-    assert state(flow, "b").pressure is Pressure.BUSY
 
 
 def test_time_outs_are_found_and_requeued(flow, clock):
@@ -210,12 +208,11 @@ def test_only_what_failed_of_a_batch_is_sent_again(flow):
 def test_a_batch_that_failed_in_part_is_no_sign_of_load(clock):
     flow = FlowController("a", limit=lambda: RttThreshold(initial=4), clock=clock)
     flow.fail(flow.try_acquire(Batch([1, 2])), b"\x01")
-    assert state(flow, "a").pressure is Pressure.NORMAL
+    assert state(flow, "a").limit == 4
     flow.fail(flow.try_acquire(Batch([1, 2])), b"\x03")
-    assert state(flow, "a").pressure is Pressure.BUSY
     assert state(flow, "a").limit == 3
     flow.fail(flow.try_acquire("no consumer takes it"), dropped=False, again=False)
-    assert state(flow, "a").pressure is Pressure.NORMAL
+    assert state(flow, "a").limit == 3
 
 
 def test_a_consumer_that_failed_is_tried_again_some_time(clock):
@@ -238,11 +235,11 @@ def test_a_consumer_that_failed_is_tried_again_some_time(clock):
 
 def test_states_are_readable(clock):
     flow = FlowController(["a"], clock=clock)
-    assert state(flow, "a") == ("a", Pressure.NORMAL, 0, 2, True, 0.0, 0.0, 0.0, 0, 0, 0)
+    assert state(flow, "a") == ("a", 0, 2, True, 0.0, 0.0, 0.0, 0, 0, 0)
     lease = flow.try_acquire()
     clock.now_ns += 60 * MS
     flow.ack(lease)
-    assert state(flow, "a") == ("a", Pressure.SLOW, 0, 2, True, 0.06, 0.06, 0.0, 1, 0, 0)
+    assert state(flow, "a") == ("a", 0, 2, True, 0.06, 0.06, 0.0, 1, 0, 0)
     assert repr(flow) == "FlowController(1 consumers, in_flight=0, requeued=0)"
     assert repr(lease) == "Lease('a', attempt=0, acked)"
 
