@@ -1,18 +1,14 @@
 """A chooser whose choice a test can foresee."""
 
-from ackcore.flow.choosers import _CLOSED, _ByScore
+from ackcore.flow.choosers import _CLOSED, Chooser
 
 
-class RoundRobin(_ByScore):
+class RoundRobin(Chooser):
     """One consumer after the other, past those without room."""
 
     def __init__(self):
         super().__init__()
         self._turn = -1
-
-    def changed(self, consumer):
-        """See `Chooser.changed`."""
-        self._scores[consumer.slot] = 0.0 if consumer.has_room else _CLOSED
 
     def _pick(self):
         n = len(self._scores)

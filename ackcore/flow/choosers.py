@@ -11,7 +11,7 @@ import random
 from collections.abc import Hashable
 from hashlib import blake2b
 from math import inf, sqrt
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from ackcore._reference.id_hashes import mix
 from ackcore.flow.consumers import FlowConsumer
@@ -20,46 +20,22 @@ _CLOSED = inf  # the score of a slot without room, or without a consumer
 _UNKNOWN_NS = 1e6  # the service time of a consumer that was never acked
 
 
-class Chooser(Protocol):
-    """The choice of a consumer for the next tuple. One thread at a time uses it."""
+class Chooser:
+    """The choice of the consumer with the lowest score. Here all consumers with room have the same.
 
-    @property
-    def keyed(self) -> bool:
-        """Whether the choice depends on the tuple's key.
+    Subclasses compute other scores in `changed`, or override `choose`. One thread at a time uses it.
+    """
 
-        Each tuple then needs a key, and at most one tuple of a key is outstanding.
-        """
-
-    def join(self, consumer: FlowConsumer) -> None:
-        """Add a consumer at its slot. A call of `changed` follows."""
-
-    def leave(self, consumer: FlowConsumer) -> None:
-        """Remove a consumer. Another one may use its slot from now on."""
-
-    def changed(self, consumer: FlowConsumer) -> None:
-        """Update the choice after a change of a consumer's limit, load, service time or silence."""
-
-    def choose(self, key: Hashable, avoid: tuple[FlowConsumer, ...]) -> FlowConsumer | None:
-        """Return a consumer that has room, or None.
-
-        ``key``: the tuple's key, or None. ``avoid``: the consumers at which the tuple failed, the
-        latest at the end. None of them is chosen while another consumer is open, even if that has
-        no room now. If no other is open, the earliest ones may be chosen.
-        """
-
-
-class _ByScore:
-    """The choice of the consumer with the lowest score. Without room the score is infinite."""
-
+    #: Whether the choice depends on the tuple's key. Each tuple then needs a key, and at most one
+    #: tuple of a key is outstanding.
     keyed: ClassVar[bool] = False
 
-    def __init__(self, seed: int | None = None) -> None:
-        self._random = random.Random(seed)
+    def __init__(self) -> None:
         self._scores: list[float] = []
         self._consumers: list[FlowConsumer | None] = []
 
     def join(self, consumer: FlowConsumer) -> None:
-        """See `Chooser.join`."""
+        """Add a consumer at its slot. A call of `changed` follows."""
         while len(self._scores) <= consumer.slot:
             self._scores.append(_CLOSED)
             self._consumers.append(None)
@@ -70,16 +46,21 @@ class _ByScore:
         self._consumers[consumer.slot] = consumer
 
     def leave(self, consumer: FlowConsumer) -> None:
-        """See `Chooser.leave`."""
+        """Remove a consumer. Another one may use its slot from now on."""
         self._scores[consumer.slot] = _CLOSED
         self._consumers[consumer.slot] = None
 
     def changed(self, consumer: FlowConsumer) -> None:
-        """See `Chooser.changed`."""
-        raise NotImplementedError
+        """Update the score after a change of a consumer's limit, load, service time or silence."""
+        self._scores[consumer.slot] = 0.0 if consumer.has_room else _CLOSED
 
     def choose(self, key: Hashable, avoid: tuple[FlowConsumer, ...]) -> FlowConsumer | None:
-        """See `Chooser.choose`."""
+        """Return a consumer that has room, or None.
+
+        ``key``: the tuple's key, or None. ``avoid``: the consumers at which the tuple failed, the
+        latest at the end. None of them is chosen while another consumer is open, even if that has
+        no room now. If no other is open, the earliest ones may be chosen.
+        """
         if not (avoid and (avoid := self._avoided(avoid))):
             return self._pick()
         kept = self._scores
@@ -107,7 +88,7 @@ class _ByScore:
         return avoid
 
 
-class Idlest(_ByScore):
+class Idlest(Chooser):
     """The default: the consumer that is likely to be done first.
 
     It has the lowest ``(outstanding + 1) * sqrt(service time)``. Twice the silence of a consumer
@@ -121,18 +102,19 @@ class Idlest(_ByScore):
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        super().__init__(seed)
+        super().__init__()
+        self._random = random.Random(seed)
         self._shares: list[float] = []
 
     def join(self, consumer: FlowConsumer) -> None:
-        """See `Chooser.join`."""
+        """Add a consumer, and draw the random factor of its slot."""
         super().join(consumer)
         while len(self._shares) < len(self._scores):
             # Several producers must not all begin with the same consumer.
             self._shares.append(1.0 + self._random.random() * 1e-6)
 
     def changed(self, consumer: FlowConsumer) -> None:
-        """See `Chooser.changed`."""
+        """Update the score after a change of a consumer."""
         slot = consumer.slot
         out = consumer.out
         if consumer.is_open and out < consumer.limit.limit:
@@ -148,7 +130,7 @@ class Idlest(_ByScore):
             self._scores[slot] = _CLOSED
 
 
-class ByKey(_ByScore):
+class ByKey(Chooser):
     """The same consumer for all tuples of a key, one tuple at a time.
 
     The consumer has the highest hash of key and name (rendezvous hashing: Thaler and Ravishankar,
@@ -166,19 +148,16 @@ class ByKey(_ByScore):
         self._salts: list[int] = []
 
     def join(self, consumer: FlowConsumer) -> None:
-        """See `Chooser.join`."""
+        """Add a consumer, and hash its name."""
         super().join(consumer)
         while len(self._salts) < len(self._scores):
             self._salts.append(0)
         self._salts[consumer.slot] = _hashed(consumer.name)
 
-    def changed(self, consumer: FlowConsumer) -> None:
-        """See `Chooser.changed`."""
-        self._scores[consumer.slot] = 0.0 if consumer.has_room else _CLOSED
-
     def choose(self, key: Hashable, avoid: tuple[FlowConsumer, ...]) -> FlowConsumer | None:
-        """See `Chooser.choose`. The keys of a paused consumer wait for it, if its pause has
-        ``keys_wait``.
+        """Return the consumer of a key if it has room, or None.
+
+        While the consumer of a key is paused with ``keys_wait``, the key waits for it.
         """
         avoid = self._avoided(avoid)
         hashed = _hashed(key)
