@@ -1,6 +1,6 @@
-"""The checks of ids, offsets and rows for both backends: ranges, conversions, and errors.
+"""The checks of arguments that are ids, offsets and rows: limits, conversions, and errors.
 
-Both backends use these limits and errors; `ackcore._columns` converts single columns and numbers.
+Both backends call these functions, so that they accept and refuse the same arguments.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _WHY_NEGATIVE = "; negative values are Kafka's codes for positions, such as -100
 
 
 class Key(NamedTuple):
-    """The checked arguments of one tracker."""
+    """The checked constructor arguments of an `OffsetTracker`."""
 
     topic: str
     partition: int
@@ -85,7 +85,7 @@ class Key(NamedTuple):
 
 
 def tracker_key(topic: Any, partition: Any, generation: Any, base: Any) -> Key:
-    """Check the constructor arguments of a tracker, and return them."""
+    """Check the constructor arguments of an `OffsetTracker`, and return them."""
     if not isinstance(topic, str):
         raise TypeError(f"topic must be a string, got {type(topic).__name__}")
     if not topic:
@@ -99,12 +99,12 @@ def tracker_key(topic: Any, partition: Any, generation: Any, base: Any) -> Key:
 
 
 def as_generation(generation: Any) -> int:
-    """Return the number of a generation as an int."""
+    """Return a generation number as an int; raise if it is out of range."""
     return as_count(generation, "generation", 0, MAX_GENERATION)
 
 
 def as_offset(value: Any, name: str) -> int:
-    """Return an offset as an int."""
+    """Return an offset as an int; raise if it is out of range."""
     try:
         return as_count(value, name, 0, MAX_OFFSET)
     except ValueError as error:
@@ -112,7 +112,7 @@ def as_offset(value: Any, name: str) -> int:
 
 
 def as_position(value: Any, name: str) -> int:
-    """Return a position, which is an offset plus 1, as an int."""
+    """Return a position, the offset of the next record, as an int; raise if it is out of range."""
     return as_count(value, name, 0, MAX_OFFSET + 1)
 
 
@@ -139,7 +139,7 @@ def refuse_offsets(offsets: Any, column: Int64s) -> NoReturn:
 
 
 def check_state(state: Any) -> OffsetState:
-    """Return a state with its columns as arrays; raise if no tracker can have it."""
+    """Return an `OffsetState` with its columns as arrays; raise if it is inconsistent."""
     if not isinstance(state, OffsetState):
         way_out = "; pass its state()" if hasattr(state, "from_state") else ""
         raise TypeError(f"state must be an OffsetState, got {type(state).__name__}{way_out}")
@@ -159,16 +159,16 @@ def check_state(state: Any) -> OffsetState:
     bounds[:-1:2], bounds[1::2], bounds[-1] = starts, ends, checked.end
     if bounds[0] != checked.committable:
         raise ValueError(
-            f"committable must be the first hole, or end without holes, got "
-            f"{checked.committable} and {bounds[0]}"
+            f"committable must be {bounds[0]}, the first of hole_starts (or end, if there are no "
+            f"holes), got {checked.committable}"
         )
-    _refuse_descent("hole_starts, hole_ends and end, in turn,", bounds)
+    _refuse_descent("hole_starts[0], hole_ends[0], hole_starts[1], ..., end", bounds)
     _refuse_descent("failed", failed)
     refuse_rows_where("attempts", attempts, attempts < 1, "at least 1")
     # The run that each failed offset would be in; -1 if it is before the first run.
     run = np.searchsorted(starts, failed, "right") - 1
     is_done = (run < 0) | (failed >= ends[run]) if len(ends) else np.ones(len(failed), np.bool_)
-    refuse_rows_where("failed", failed, is_done & (failed < checked.end), "not done")
+    refuse_rows_where("failed", failed, is_done & (failed < checked.end), "offsets not done")
     refuse_rows_where("failed", failed, failed > MAX_OFFSET, f"in 0..{MAX_OFFSET}")
     return checked
 
@@ -229,17 +229,18 @@ def valid_column(valid: Any, rows: int) -> UInt8s | None:
 
 
 def byte_offset_column(offsets: Any, rows: int | None = None) -> npt.NDArray[Any]:
-    """Return the int32 or int64 offsets at which each row's bytes begin and end."""
+    """Check the offsets of an Arrow column: row i is ``data[offsets[i]:offsets[i + 1]]``."""
     if not isinstance(offsets, np.ndarray) or offsets.dtype not in (np.int32, np.int64):
         got = offsets.dtype if isinstance(offsets, np.ndarray) else type(offsets).__name__
         raise TypeError(f"offsets must be a numpy array of int32 or int64, got {got}")
     if offsets.ndim != 1 or not (offsets.flags.c_contiguous and offsets.flags.aligned):
         raise ValueError("offsets must be one-dimensional, C-contiguous and aligned; copy it first")
     if rows is None and not len(offsets):
-        raise ValueError("offsets must have one item more than there are rows, got none")
+        raise ValueError("offsets must have one item more than there are rows, got 0 items")
     if rows is not None and len(offsets) != rows + 1:
         raise ValueError(
-            f"offsets must have one item more than the {rows} rows of hashes, got {len(offsets)}"
+            f"offsets must have {rows + 1} items, the bounds of the bytes of {rows} rows, got "
+            f"{len(offsets)}"
         )
     return offsets
 
@@ -265,20 +266,20 @@ def refuse_byte_offsets(offsets: npt.NDArray[Any], row: int, size: int) -> NoRet
 
 
 def refuse_taken(place: int, row: int, rows: int) -> NoReturn:
-    """Raise for an item of an order that is not a row number."""
+    """Raise for an item of an order, at index ``place``, that is not a row number."""
     among = f"0..{rows - 1}" if rows else "no rows at all (offsets has one item)"
-    raise ValueError(f"order must be row numbers in {among}, got {row} at {place}")
+    raise ValueError(f"order must be row numbers in {among}, got {row} at index {place}")
 
 
 def refuse_gathered() -> NoReturn:
-    """Raise for more bytes than 32-bit or 64-bit offsets can count."""
+    """Raise for a result with more bytes than offsets of the given type can count."""
     raise ValueError(
-        "offsets must be wide enough to count the bytes of all rows in order; cast them to int64"
+        "the rows of order have more bytes than offsets can count; cast offsets to int64"
     )
 
 
 def addresses(functions: Sequence[int], queue: int) -> list[int]:
-    """Check the addresses for `RawMessages` and return them; the queue's address is the last."""
+    """Check the addresses for `RawMessages`; return those of the functions, then the queue's."""
     if len(functions) != RAW_FUNCTIONS:
         raise ValueError(
             f"functions must be the {RAW_FUNCTIONS} addresses that RawMessages lists, in that "

@@ -111,7 +111,7 @@ else:
 
 @runtime_checkable
 class AckerBackend(Protocol):
-    """The methods of `ackcore.Ledger` that a framework calls. See there for their descriptions.
+    """The methods of a ledger, for a backend of your own. `ackcore.Ledger` describes them fully.
 
     An object with these methods that passes `ackcore.testing.check_backend` can replace a ledger.
     ``isinstance`` checks only that the names exist, not that they work.
@@ -183,23 +183,23 @@ class AckerBackend(Protocol):
         """Remove and return entries that expired at the last turn."""
 
     def merge(self, entries: Entries) -> None:
-        """Fold entries in, without decisions."""
+        """Combine the entries of another ledger with the pending ones. Nothing completes."""
 
     def fold(self, root_ids: Any, vals: Any, tasks: Any, times_ms: Any = None) -> None:
-        """Fold messages in, without decisions."""
+        """Combine messages with the pending entries. Nothing completes: `settle` decides."""
 
     def settle(self, now_ms: int | None = None, timeout_ms: int | None = None) -> Settled:
-        """Decide every entry once; remove and return the decided ones."""
+        """Give each entry a `Status`; remove and return those that are not OPEN."""
 
     def entries(self) -> Entries:
-        """Return the live entries."""
+        """Return the pending entries."""
 
     @classmethod
     def from_entries(cls, entries: Entries, **arguments: Any) -> AckerBackend:
         """Make a ledger with these entries; the other arguments are those of the factory."""
 
     def get(self, root_id: int) -> Entry | None:
-        """Return one entry."""
+        """Return the entry of a root, or None."""
 
     def oldest(self, n: int) -> Entries:
         """Return the n entries that expire next."""
@@ -210,7 +210,7 @@ class AckerBackend(Protocol):
 
 
 def missing_from(ledger: object) -> list[str]:
-    """Return the names of `AckerBackend` that an object lacks."""
+    """Return the names of the methods of `AckerBackend` that an object lacks."""
     names = [name for name in vars(AckerBackend) if not name.startswith("_")]
     return [name for name in [*names, "__len__", "__contains__"] if not hasattr(ledger, name)]
 

@@ -180,14 +180,14 @@ def same_length(**columns: Any) -> int:
 
 
 def check_kinds(tasks: Int32s) -> None:
-    """Raise for a ``tasks`` column of messages with a number below `RESET`."""
+    """Raise for a column ``tasks`` of messages of any kind with a number below `RESET`."""
     refuse_rows_where(
         "tasks", tasks, tasks < RESET, "a task >= 0 (INIT), -1 (ACK), -2 (FAIL) or -3 (RESET)"
     )
 
 
 def check_init_tasks(tasks: Int32s) -> None:
-    """Raise for a ``tasks`` column of INITs with a negative number."""
+    """Raise for a column ``tasks`` of INITs with a negative number."""
     refuse_rows_where("tasks", tasks, tasks < 0, f"in 0..{MAX_TASK}")
 
 
@@ -252,7 +252,10 @@ def refuse_rows_where(name: str, column: npt.NDArray[Any], wrong: Any, must_be: 
 
 
 def times_column(times_ms: Any, timed: bool) -> Int64s | None:
-    """Return the ``times_ms`` of a fold, or None without times; raise if the ledger keeps none."""
+    """Return the argument ``times_ms`` of `Ledger.fold` as a column; None if it was left out.
+
+    ``timed``: whether the ledger has a clock. Without one, it keeps no times, and this raises.
+    """
     if times_ms is None:
         return None
     if not timed:
@@ -365,10 +368,10 @@ def timeout_ms(timeout_s: Any) -> int | None:
 
 
 def deadline(now_ms: Any, timeout_ms: Any, clock: Callable[[], int] | None) -> int | None:
-    """Return the deadline: an entry has timed out if its last message is earlier.
+    """Return the time ``timeout_ms`` before now: an entry whose last message is earlier timed out.
 
-    None without a time-out. If the deadline is below the range of 64-bit integers, no entry times
-    out.
+    ``now_ms``: the time; the clock's by default. Returns None without a time-out. A result below
+    the range of 64-bit integers means that no entry has timed out.
     """
     now = None if now_ms is None else as_ms(now_ms, "now_ms")
     if timeout_ms is None:
@@ -418,9 +421,9 @@ def ledger_options(
 
 
 def refuse_full(pending: int, new: int, max_entries: int) -> NoReturn:
-    """Raise for a call with ``new`` rows that may add entries to the ``pending`` ones."""
+    """Raise `LedgerFull` for a call whose ``new`` rows may exceed ``max_entries``."""
     raise LedgerFull(
-        f"{pending} roots are pending and {new} rows have other roots, which may exceed "
-        f"max_entries={max_entries}; nothing was applied; try again when some roots have "
-        "completed"
+        f"the ledger has {pending} pending roots, and {new} rows of this call are of other roots, "
+        f"which may exceed max_entries={max_entries}; nothing was applied; try again when some "
+        "roots have completed, or set a higher max_entries"
     )

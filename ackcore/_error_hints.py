@@ -20,7 +20,7 @@ _UNITS = {"ms": 0.001, "mil": 0.001, "s": 1, "m": 60, "mo": 0, "h": 3600, "d": 8
 
 
 class Unquoted(str):
-    """The text of a KeyError, which is shown without quotes: str() of a KeyError is a repr."""
+    """A text for KeyError, whose str() is the repr of its argument: this repr has no quotes."""
 
     __slots__ = ()
     __repr__ = str.__str__
@@ -65,8 +65,8 @@ def listed(names: Sequence[str], most: int = 12) -> str:
 def as_seconds(value: Any, name: str, least: float, most: float, way_out: str = "") -> float:
     """Return a number of seconds in ``least..most``.
 
-    Raises TypeError if it is no number; for a time in another form, such as ``"1 hour"``, the text
-    has the number. Raises ValueError if it is out of range; ``way_out`` is the end of that text.
+    Raises TypeError if it is no number; for a time in another form, such as ``"1 hour"``, the error
+    suggests the number. Raises ValueError if it is out of range; that error ends with ``way_out``.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(
@@ -96,8 +96,8 @@ def seconds_hint(value: Any) -> str:
 def naming_arguments(public: _Public) -> _Public:
     """Decorate a public function, or all public methods of a class and its constructor.
 
-    An unknown keyword, or too many arguments without a keyword, then raise a TypeError with the way
-    out.
+    A call with an unknown keyword, or with too many arguments without one, then raises a TypeError
+    that names the right arguments.
     """
     if isinstance(public, type):
         for name, method in list(vars(public).items()):

@@ -69,7 +69,10 @@ class RiceNumbers:
 
 
 def _sizes_of_few(numbers: list[int], total: int) -> dict[int, int]:
-    """Compute the same as `_guesses` and `_rice_bits` for numbers that are not all 0."""
+    """Return the bits that the numbers take, by Rice parameter, for the parameters of `_guesses`.
+
+    ``total``: the sum of the numbers, above 0.
+    """
     n, most = len(numbers), max(numbers)
     typical = [int(total / n)]
     if most > 64 * typical[0]:
@@ -116,7 +119,7 @@ def _rice_bits(numbers: Int64s, parameter: int) -> int:
 
 
 def fields(numbers: Int64s, width: int) -> Bits:
-    """Return the bits of numbers, ``width`` for each, the highest first."""
+    """Return the lowest ``width`` bits of each number, joined; the highest bit first."""
     shifts = np.arange(width - 1, -1, -1, dtype=np.int64)
     return ((numbers[:, None] >> shifts) & 1).astype(np.uint8).ravel()
 
@@ -126,11 +129,11 @@ def _digits(bits: Bits) -> Digits:
 
 
 def field(value: int, width: int) -> Digits:
-    """Return the ``width`` bits of a number."""
+    """Return the bits of a number, with zeros before them, as ``width`` digits."""
     return f"{value:0{width}b}".encode() if width else b""
 
 
 def number(value: int) -> Digits:
-    """Return the width of a number below 2**63, and its bits."""
+    """Encode a number below 2**63 of unknown width: the width, then that many bits."""
     width = value.bit_length()
     return field(width, SIZE_BITS) + field(value, width)

@@ -1,6 +1,6 @@
-"""The limit on dead records. If more records die, the cause is probably outside the records.
+"""The limit on dead records, for topologies on Spark and `ackcore.kafka.Consumer`.
 
-Topologies on Spark and `ackcore.kafka.Consumer` use it.
+If more records die, the cause is probably outside the records.
 """
 
 from __future__ import annotations
@@ -76,38 +76,41 @@ class DeadLimit:
         self._max_dead = _as_max_dead(max_dead)
         self._ratio = _as_ratio(max_dead_ratio)
         self.window = window
-        #: Groups that ended together: records ACKED, dead, and dead that count for the ratio.
-        self._groups: deque[tuple[int, int, int]] = deque()
+        #: Of each step in the window: records ACKED, dead, and dead that count for the ratio.
+        self._steps: deque[tuple[int, int, int]] = deque()
         self._acked = self._dead = self._new_dead = 0
         self.excess: Excess | None = None
 
     def ended(self, acked: int, dead: int, new_dead: int | None = None) -> int:
-        """Count records that ended together; return the number of groups that left the window.
+        """Count the records that ended in one step, such as a micro-batch.
 
         ``acked``, ``dead``: the number of records that were ACKED, and that died. ``new_dead``: the
         number of the dead that count for the ratio; all of them by default.
+
+        Returns how many of the earlier steps have left the window, so that the caller can drop what
+        it keeps of them.
         """
         if self._max_dead is None and self._ratio is None:
-            return int(self.window is not None)  # no group is kept
-        group = acked, dead, dead if new_dead is None else new_dead
-        self._add(group, 1)
+            return int(self.window is not None)  # no step is kept
+        step = acked, dead, dead if new_dead is None else new_dead
+        self._add(step, 1)
         left = 0
         if self.window is not None:
-            self._groups.append(group)
-            while self._acked + self._dead - sum(self._groups[0][:2]) >= self.window:
-                self._add(self._groups.popleft(), -1)
+            self._steps.append(step)
+            while self._acked + self._dead - sum(self._steps[0][:2]) >= self.window:
+                self._add(self._steps.popleft(), -1)
                 left += 1
         self.excess = self.excess or self.judge()
         return left
 
-    def _add(self, group: tuple[int, int, int], sign: int) -> None:
-        acked, dead, new_dead = group
+    def _add(self, step: tuple[int, int, int], sign: int) -> None:
+        acked, dead, new_dead = step
         self._acked += sign * acked
         self._dead += sign * dead
         self._new_dead += sign * new_dead
 
     def judge(self, few: int = _FEW, since: str = " since this start") -> Excess | None:
-        """Return the exceeded limit, or None.
+        """Return the limit that the counted records exceed, or None.
 
         ``few``: the number of dead records from which on the ratio is checked; at most the window.
         ``since``: the text after "records" in the message, unless there is a window.

@@ -176,7 +176,7 @@ def _prefix(wide: bool) -> str:
 
 
 def _key(topic: str, partition: int, offset: int) -> int:
-    """Return the start value of the checksum, which depends on the partition and the offset."""
+    """Return the initial value of the checksum, so that it fits only this partition and offset."""
     return crc32(f"{topic}\0{partition}\0{offset}".encode())
 
 
@@ -190,7 +190,7 @@ def _packed(digits: Digits) -> bytes:
 
 
 class _Pair:
-    """Two columns of the same length."""
+    """Two columns of the same length, as they are encoded together."""
 
     def __init__(self, one: RiceNumbers, other: RiceNumbers) -> None:
         self.one, self.other = one, other
@@ -219,7 +219,7 @@ class _Pair:
 
 
 def _fitting(state: OffsetState, room: int) -> list[Digits]:
-    """Encode as much of a state as fits into ``room`` bits."""
+    """Encode as much of a state as fits into ``room`` bits: the lowest holes and failures."""
     holes, failed = _holes_of(state), _failed_of(state)
     if holes.size + failed.size > room:
         holes = holes.fitting(room - failed.first(0).size)
@@ -400,7 +400,7 @@ class _Reader:
         parameter = self.field(SIZE_BITS)
         if parameter == ALL_ZERO:
             if n > _MOST_RUNS:
-                raise _Damaged(f"it has a column of {n} numbers")
+                raise _Damaged(f"it has a column of {n} numbers, and {_MOST_RUNS} is the most")
             return np.zeros(n, np.int64)
         stops = np.flatnonzero(self._bits[self._at :])[:n]
         if len(stops) < n:
@@ -413,7 +413,7 @@ class _Reader:
         return (quotients << parameter) | remainders
 
     def finish(self) -> None:
-        """Raise unless only the zeros that fill the last character are left."""
+        """Raise if more is left than the zeros that fill the last character."""
         rest = self._bits[self._at :]
         if len(rest) >= _WIDE_BITS or rest.any():
             raise _Damaged("it has data after its end")

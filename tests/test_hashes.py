@@ -180,7 +180,9 @@ def test_what_hashes_refuse(backend):
         backend.hash_binary(hashes, [0, 0, 0, 0], b"")
     with pytest.raises(ValueError, match="offsets must be one-dimensional"):
         backend.hash_binary(hashes, np.zeros(8, np.int32)[::2], b"")
-    with pytest.raises(ValueError, match="one item more than the 3 rows of hashes, got 3"):
+    with pytest.raises(
+        ValueError, match="must have 4 items, the bounds of the bytes of 3 rows, got 3"
+    ):
         backend.hash_binary(hashes, np.zeros(3, np.int32), b"")
     for dtype in (np.int32, np.int64):
         for offsets, row in (
@@ -332,14 +334,14 @@ def test_what_gathers_refuse(backend):
         ((offsets, b"ab", order), ValueError, "within the 2 bytes of data, got 1..3 in row 1"),
         ((offsets.astype(np.int64), b"ab", order), ValueError, "got 1..3 in row 1"),
         ((offsets, b"abc", [1, 0]), TypeError, "order must be an array"),
-        ((offsets, b"abc", int64s([0, 2])), ValueError, "row numbers in 0..1, got 2 at 1"),
-        ((offsets, b"abc", int64s([-1, 0])), ValueError, "row numbers in 0..1, got -1 at 0"),
-        ((offsets[:1], b"", order), ValueError, "in no rows at all .* got 1 at 0"),
+        ((offsets, b"abc", int64s([0, 2])), ValueError, "row numbers in 0..1, got 2 at index 1"),
+        ((offsets, b"abc", int64s([-1, 0])), ValueError, "row numbers in 0..1, got -1 at index 0"),
+        ((offsets[:1], b"", order), ValueError, "in no rows at all .* got 1 at index 0"),
     ):
         with pytest.raises(error, match=words):
             backend.gather_binary(*arguments)
     long = np.array([0, 2**20], np.int32)
     with pytest.raises(
-        ValueError, match="wide enough to count the bytes of all rows in order; cas"
+        ValueError, match="more bytes than offsets can count; cast offsets to int64"
     ):
         backend.gather_binary(long, bytes(2**20), np.zeros(2**11, np.int64))

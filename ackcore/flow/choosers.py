@@ -23,7 +23,7 @@ _UNKNOWN_NS = 1e6  # the service time of a consumer that was never acked
 class Chooser:
     """The choice of the consumer with the lowest score. Here all consumers with room have the same.
 
-    Subclasses compute other scores in `changed`, or override `choose`. One thread at a time uses it.
+    Subclasses compute other scores in `changed`, or override `choose`. Not thread-safe.
     """
 
     #: Whether the choice depends on the tuple's key. Each tuple then needs a key, and at most one
