@@ -24,23 +24,12 @@ from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 
 from ackcore._arguments import check_state, tracker_key
 from ackcore._backend import OffsetTracker
 from ackcore._columns import as_count, as_id, signed
 from ackcore._records import Int64s, OffsetState
-from ackcore._rice import (
-    ALL_ZERO,
-    ESCAPE,
-    FULL_BITS,
-    SIZE_BITS,
-    Bits,
-    Digits,
-    RiceNumbers,
-    field,
-    fields,
-    number,
-)
 
 __all__ = ["decode_metadata", "encode_metadata"]
 
@@ -64,6 +53,18 @@ _CRC_BITS, _ID_BITS = 32, 64
 _MOST_RUNS = 1 << 18
 #: The maximum number of open offsets that is read: a tracker has a bit for each.
 _MOST_OPEN = 1 << 32
+
+#: Bits to read: an array of 0 and 1.
+Bits = npt.NDArray[np.uint8]
+#: Bits to write: the characters 0 and 1.
+Digits = bytes
+
+_SIZE_BITS = 6
+#: Replaces the Rice parameter of a column whose numbers are all 0; no bits follow.
+_ALL_ZERO = 63
+#: A quotient of at least _ESCAPE is written separately in _FULL_BITS bits. Otherwise one jump of
+#: 10**9 among small numbers would take 10**9 bits.
+_ESCAPE, _FULL_BITS = 40, 63
 
 
 class Commit(NamedTuple):
@@ -148,12 +149,12 @@ def encode_state(
     else:
         content = _all_done(*whose, per_character)
     check_sum = _check_sum(_packed(content), _key(topic, partition, state.committable))
-    bits = field(check_sum, _CRC_BITS) + content
+    bits = _field(check_sum, _CRC_BITS) + content
     return Commit(state.committable, _prefix(wide) + (_to_wide if wide else _to_base64)(bits))
 
 
 def _fixed(deployment: int, generation: int) -> Digits:
-    return field(deployment, _ID_BITS) + number(generation)
+    return _field(deployment, _ID_BITS) + _number(generation)
 
 
 def _padded(pieces: list[Digits], per_character: int) -> Digits:
@@ -189,12 +190,84 @@ def _packed(digits: Digits) -> bytes:
     return int(digits + b"0" * (-len(digits) % 8), 2).to_bytes(-(-len(digits) // 8))
 
 
+class _RiceNumbers:
+    """A column of numbers of 0 or more, and the parameter of its shortest Rice code."""
+
+    def __init__(self, numbers: Int64s) -> None:
+        self.numbers = numbers
+        self.parameter, self.size = _ALL_ZERO, _SIZE_BITS
+        if numbers.any():
+            sizes = {guess: _rice_bits(numbers, guess) for guess in _guesses(numbers)}
+            self.parameter = min(sizes, key=sizes.__getitem__)
+            self.size += sizes[self.parameter]
+
+    def first(self, n: int) -> _RiceNumbers:
+        """Return a column of the first n numbers."""
+        return self if n == len(self.numbers) else _RiceNumbers(self.numbers[:n])
+
+    def bits(self) -> list[Digits]:
+        """Return the parameter, the unary quotients, the remainders, and the escaped quotients."""
+        parameter = self.parameter
+        pieces = [_field(parameter, _SIZE_BITS)]
+        if parameter == _ALL_ZERO:
+            return pieces
+        quotients = self.numbers >> parameter
+        escaped = quotients[quotients >= _ESCAPE]
+        stops = np.cumsum(np.minimum(quotients, _ESCAPE) + 1) - 1
+        unary = np.full(int(stops[-1]) + 1, ord("0"), np.uint8)
+        unary[stops] = ord("1")
+        remainders = _fields(self.numbers & ((1 << parameter) - 1), parameter)
+        return [
+            *pieces,
+            unary.tobytes(),
+            _digits(remainders),
+            _digits(_fields(escaped, _FULL_BITS)),
+        ]
+
+
+def _guesses(numbers: Int64s) -> list[int]:
+    """Return a few Rice parameters; one of them gives a shortest code."""
+    typical = [int(numbers.mean())]
+    if numbers.max() > 64 * typical[0]:
+        typical.append(int(np.median(numbers)))  # a few are far above all others
+    return sorted({max(0, one.bit_length() - by) for one in typical for by in (1, 2)})
+
+
+def _rice_bits(numbers: Int64s, parameter: int) -> int:
+    """Return the size of a column's code with this parameter, in bits."""
+    quotients = numbers >> parameter
+    escaped = int(np.count_nonzero(quotients >= _ESCAPE))
+    unary = int(np.minimum(quotients, _ESCAPE).sum()) + len(numbers)
+    return unary + parameter * len(numbers) + escaped * _FULL_BITS
+
+
+def _fields(numbers: Int64s, width: int) -> Bits:
+    """Return the lowest ``width`` bits of each number, joined; the highest bit first."""
+    shifts = np.arange(width - 1, -1, -1, dtype=np.int64)
+    return ((numbers[:, None] >> shifts) & 1).astype(np.uint8).ravel()
+
+
+def _digits(bits: Bits) -> Digits:
+    return (bits | ord("0")).tobytes()
+
+
+def _field(value: int, width: int) -> Digits:
+    """Return the bits of a number, with zeros before them, as ``width`` digits."""
+    return f"{value:0{width}b}".encode() if width else b""
+
+
+def _number(value: int) -> Digits:
+    """Encode a number below 2**63 of unknown width: the width, then that many bits."""
+    width = value.bit_length()
+    return _field(width, _SIZE_BITS) + _field(value, width)
+
+
 class _Pair:
     """Two columns of the same length, as they are encoded together."""
 
-    def __init__(self, one: RiceNumbers, other: RiceNumbers) -> None:
+    def __init__(self, one: _RiceNumbers, other: _RiceNumbers) -> None:
         self.one, self.other = one, other
-        self.head = number(len(one.numbers))
+        self.head = _number(len(one.numbers))
         self.size = len(self.head) + one.size + other.size
 
     def first(self, n: int) -> _Pair:
@@ -232,13 +305,13 @@ def _holes_of(state: OffsetState) -> _Pair:
     starts, ends = state.hole_starts, state.hole_ends
     lengths = ends - starts
     done = _shifted(starts, state.end) - ends
-    runs = _Pair(RiceNumbers(lengths - 1), RiceNumbers(done))
-    if runs.one.size == SIZE_BITS or lengths.sum() > min(2 * len(lengths), _MOST_RUNS):
+    runs = _Pair(_RiceNumbers(lengths - 1), _RiceNumbers(done))
+    if runs.one.size == _SIZE_BITS or lengths.sum() > min(2 * len(lengths), _MOST_RUNS):
         return runs
     # Single holes have no lengths to write; the length of a run takes at least one bit.
     each = np.zeros(int(lengths.sum()), np.int64)
     each[np.cumsum(lengths) - 1] = done
-    singles = _Pair(RiceNumbers(np.zeros_like(each)), RiceNumbers(each))
+    singles = _Pair(_RiceNumbers(np.zeros_like(each)), _RiceNumbers(each))
     return min(runs, singles, key=lambda pair: pair.size)
 
 
@@ -256,7 +329,7 @@ def _failed_of(state: OffsetState) -> _Pair:
     distances[:1] -= state.committable
     distances[1:] -= failed[:-1] + 1
     attempts = state.attempts[:_MOST_RUNS].astype(np.int64) - 1
-    return _Pair(RiceNumbers(distances), RiceNumbers(attempts))
+    return _Pair(_RiceNumbers(distances), _RiceNumbers(attempts))
 
 
 def _to_wide(digits: Digits) -> str:
@@ -356,7 +429,7 @@ def _from_wide(text: str) -> Bits:
         raise _Damaged("it has lone surrogates: another program has changed it") from None
     if ((units < 0) | (units >= 1 << _WIDE_BITS)).any():
         raise _Damaged("it has characters that ackcore does not write")
-    return fields(units, _WIDE_BITS)
+    return _fields(units, _WIDE_BITS)
 
 
 def _from_base64(text: str) -> Bits:
@@ -385,7 +458,7 @@ class _Reader:
         return int.from_bytes(np.packbits(self._take(width)).tobytes()) >> (-width % 8)
 
     def number(self) -> int:
-        return self.field(self.field(SIZE_BITS))
+        return self.field(self.field(_SIZE_BITS))
 
     def fields(self, n: int, width: int) -> Int64s:
         bits = self._take(n * width).reshape(n, width).astype(np.int64)
@@ -397,8 +470,8 @@ class _Reader:
         return self._column(n), self._column(n)
 
     def _column(self, n: int) -> Int64s:
-        parameter = self.field(SIZE_BITS)
-        if parameter == ALL_ZERO:
+        parameter = self.field(_SIZE_BITS)
+        if parameter == _ALL_ZERO:
             if n > _MOST_RUNS:
                 raise _Damaged(f"it has a column of {n} numbers, and {_MOST_RUNS} is the most")
             return np.zeros(n, np.int64)
@@ -408,8 +481,8 @@ class _Reader:
         self._take(int(stops[-1]) + 1 if n else 0)
         quotients = np.diff(stops, prepend=-1).astype(np.int64) - 1
         remainders = self.fields(n, parameter)
-        escaped = quotients >= ESCAPE
-        quotients[escaped] = self.fields(int(np.count_nonzero(escaped)), FULL_BITS)
+        escaped = quotients >= _ESCAPE
+        quotients[escaped] = self.fields(int(np.count_nonzero(escaped)), _FULL_BITS)
         return (quotients << parameter) | remainders
 
     def finish(self) -> None:

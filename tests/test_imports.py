@@ -21,7 +21,7 @@ ROOT = Path(ackcore.__file__).parent
 #: The layers from the lowest up: what is in each, and what each may import beside the standard
 #: library, numpy and the layers below.  "" is ``ackcore/__init__.py``.
 LAYERS: tuple[tuple[set[str], set[str]], ...] = (
-    ({"_records", "_columns", "_arguments", "_files", "_rice", "_error_hints"}, set()),
+    ({"_records", "_columns", "_arguments", "_files", "_error_hints"}, set()),
     ({"_native", "_kafka_native", "_reference"}, set()),
     ({"_backend"}, set()),
     ({"acker", "dead_limit", "ids", "offsets", "retry", "flow"}, set()),

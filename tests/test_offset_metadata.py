@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore import OffsetTracker, _rice, offsets
+from ackcore import OffsetTracker, offsets
 from ackcore._records import OffsetState
 from ackcore._reference.offset_tracker import OffsetTracker as Twin
 from ackcore.offsets import KAFKA_LIMIT, Commit, decode_metadata, encode_metadata, encode_state
@@ -84,30 +84,6 @@ def test_what_goes_in_comes_out(runs, base, failures, wide):
     assert same(found.state, tracker.state())
     again = OffsetTracker.from_state("lines", 3, 7, found.state)
     assert encode_metadata(again, DEPLOYMENT, wide=wide) == commit
-
-
-SMALL = st.integers(0, 5) | st.sampled_from([0, 0, 39, 40, 41, 500, 2**20])
-LARGE = st.integers(0, 2**40) | st.integers(0, 2**62)
-#: Among many small ones a large one is written in full.
-NUMBERS = st.lists(SMALL, max_size=30) | st.builds(
-    lambda few, many, n: few + many * n,
-    st.lists(LARGE, min_size=1, max_size=3),
-    st.sampled_from([[0], [1], [0, 1], [0, 5]]),
-    st.integers(0, 93),
-).filter(lambda numbers: len(numbers) <= 96)
-
-
-@given(NUMBERS)
-def test_few_numbers_are_coded_as_many_are(numbers):
-    column = np.array(numbers, np.int64)
-    few = _rice.RiceNumbers(column)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_rice, "_FEW", -1)
-        many = _rice.RiceNumbers(column)
-        assert (few.parameter, few.size) == (many.parameter, many.size)
-        bits = b"".join(many.bits())
-    assert b"".join(few.bits()) == bits
-    assert len(bits) == few.size
 
 
 @pytest.mark.parametrize(
