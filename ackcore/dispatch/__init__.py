@@ -1,9 +1,8 @@
-"""A producer and its consumers: records are sent to the idlest consumer, tracked, retried,
-committed.
+"""A `Dispatcher` sends the records of a source to consumers, and retries those that fail.
 
-`ackcore.flow` limits the records of each consumer, and chooses the consumer of the next one.
-This package sends them to functions, coroutines, processes and HTTP endpoints, and stores the
-committed position of a source.
+Consumers are functions, coroutines, processes and HTTP endpoints. `ackcore.flow` limits the records
+of each, and chooses the consumer of the next record. A checkpoint stores the position up to which
+all records are done.
 """
 
 from ackcore.calls import Reject, Retry, Unavailable

@@ -21,7 +21,7 @@ _VERSION = 1
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint is open in another process, or damaged."""
+    """The checkpoint of a `Dispatcher` is open in another process, or damaged."""
 
 
 class Checkpoint:
@@ -81,8 +81,9 @@ class Checkpoint:
             )
         if not sound or committed < 0:
             raise CheckpointError(
-                f"the checkpoint {self._path} is damaged: {text[:80]!r}; delete it to start at "
-                "position 0, or replace it by a file of Checkpoint(another_path).commit(position)"
+                f"the checkpoint {self._path} is damaged: it contains {text[:80]!r}; delete it to "
+                "start at position 0, or replace it by the file that "
+                "Checkpoint(another_path).commit(position) writes"
             )
         return int(committed)
 

@@ -10,7 +10,7 @@ from ackcore.calls.threads import CallThreads, is_async
 
 
 class Target:
-    """The base class of consumers. A subclass sends a record and waits until it is done."""
+    """The base class of consumers. A subclass sends a record, and waits until it is done."""
 
     async def start(self) -> None:
         """Prepare the consumer. Called once, in the dispatcher's loop, before all else."""
@@ -44,8 +44,8 @@ class Target:
     async def call_in_turn(self, item: Any, began: Callable[[], object]) -> Any:
         """Make a `call`, and call ``began`` from any thread when it begins.
 
-        Override it if calls are queued. The time-out runs from ``began`` on. A call that does not
-        begin within a time-out is not an attempt at the record.
+        Override it if your consumer queues calls: the time-out runs from the call of ``began``. A
+        call that does not begin within the time-out goes to another consumer, and is no attempt.
         """
         began()
         return await self.call(item)
@@ -75,15 +75,15 @@ class Function(Target):
         self._threads = CallThreads(function, count, "ackcore-consumer")
 
     async def call(self, item: Any) -> Any:
-        """See `Target.call`."""
+        """Call the function with an item in one of the threads, and return its result."""
         return await self._threads.call(item)
 
     async def call_in_turn(self, item: Any, began: Callable[[], object]) -> Any:
-        """See `Target.call_in_turn`."""
+        """Make a `call`; a free thread calls ``began`` first."""
         return await self._threads.call(item, began=began)
 
     async def close(self) -> None:
-        """See `Target.close`. Neither this method nor Python's exit waits for a call that hangs."""
+        """End the threads. Neither this method nor Python's exit waits for a call that hangs."""
         self._threads.close()
 
 
@@ -97,14 +97,14 @@ class Coroutine(Target):
         self._function = function
 
     async def call(self, item: Any) -> Any:
-        """See `Target.call`."""
+        """Await the function with an item, and return its result."""
         return await self._function(item)
 
 
 def as_target(given: Any, name: Any) -> Target:
-    """Return the target for a consumer: a `Target`, a coroutine function, or another callable.
+    """Return the `Target` for a consumer that is a Target, a coroutine function or a callable.
 
-    Raises TypeError if it is none of them.
+    ``name``: the consumer's name, for the TypeError if it is none of them.
     """
     if isinstance(given, Target):
         return given

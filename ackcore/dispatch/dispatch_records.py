@@ -62,9 +62,10 @@ class Reader:
             )
 
     def read(self, n: int) -> list[Record]:
-        """Return the next n records, or fewer at the end.
+        """Return the next n records, or fewer at the end of the source.
 
-        While an asynchronous source has fewer than n, return none, and after `_LINGER_S` those few.
+        An asynchronous source may have fewer than n yet. The result is then empty, and after
+        `_LINGER_S` those few.
         """
         values = self._read_now(n) if self._later is None else self._read_later(self._later, n)
         start = self.position

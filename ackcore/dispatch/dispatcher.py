@@ -55,7 +55,7 @@ class RecordDead(Exception):
 
 
 class DispatchCounts(NamedTuple):
-    """The counts of a run's records: ``read == acked + dead`` at its end."""
+    """The counts of a run's records; at its end, ``read == acked + dead``."""
 
     start: int  # the position at which the run began
     committed: int  # the position before which all records are done
@@ -70,11 +70,11 @@ class DispatchCounts(NamedTuple):
 
 
 class FailedInBatch(Exception):
-    """A record that the bitmap of its batch marks as failed."""
+    """The error of a record that the answer to its batch, a bitmap, marks as failed."""
 
 
 class Dispatcher:
-    """A dispatcher of a source's records to consumers, each to the idlest, until all are done.
+    """Sends each record of a source to the idlest of several consumers, until all are done.
 
     Parameters
     ----------
@@ -92,8 +92,9 @@ class Dispatcher:
         The longest call, in seconds. A record that waits longer for a thread or a process goes to
         another consumer, and no attempt is counted.
     key : callable, optional
-        ``key(record)``, for a chooser by key. Not with ``batch``. A record for which it raises, or
-        returns None or an unhashable key, is dead at once.
+        ``key(record)`` returns the key by which a chooser such as `ByKey` selects the consumer. Not
+        with ``batch``. A record for which it raises, or returns None or an unhashable key, is dead
+        at once.
     batch : int, default 1
         Records per call. Above 1, consumers receive lists, and may return a bitmap of the failed
         records.
@@ -172,8 +173,11 @@ class Dispatcher:
             raise ValueError(
                 "key cannot be combined with batch > 1: the records of a batch have different keys"
             )
-        if chooser is not None and chooser.keyed and key is None:
-            raise ValueError("key must be given, because the chooser chooses by key")
+        if getattr(chooser, "keyed", False) and key is None:
+            raise ValueError(
+                "the chooser selects the consumer by the record's key: pass key=, a function that "
+                "returns the key of a record"
+            )
         self._key = key
         self._max_attempts = as_count(max_attempts, "max_attempts", 1)
         self._backoff_ms = whole_ms(positive(backoff_s, "backoff_s", _MAX_BACKOFF_S, "seconds"))
@@ -206,9 +210,9 @@ class Dispatcher:
         )
         self._start = 0
         self._positions = OffsetTracker("source", 0, 0, 0)
-        self._ready: deque[tuple[Batch, Hashable]] = deque()  # read, not sent, with their keys
+        self._unsent: deque[tuple[Batch, Hashable]] = deque()  # read, not sent, with their keys
         self._tasks: dict[Lease, asyncio.Task[None]] = {}
-        self._keeping: set[asyncio.Future[Any]] = set()  # running coroutines of `dead_letters`
+        self._storing: set[asyncio.Future[Any]] = set()  # running coroutines of `dead_letters`
         self._failures: dict[int, int] = {}  # by position of records that are not done
         self._refusals: dict[Hashable, int] = {}  # by consumer, in a row
         self._asked_ns = dict.fromkeys(self._targets, 0)  # the end of each requested pause
@@ -222,15 +226,19 @@ class Dispatcher:
         self._more = asyncio.Event()
 
     def run(self) -> DispatchCounts:
-        """Run to the end of the source. In a running event loop, use `run_async`."""
+        """Send all records, and return when each is done: see `run_async`.
+
+        Raises RuntimeError in a running event loop: await `run_async` there.
+        """
         return asyncio.run(self.run_async())
 
     async def run_async(self) -> DispatchCounts:
         """Send all records, and return when each is done.
 
         Raises RecordDead if a record failed for the last time, and there are no ``dead_letters``.
-        Done records are committed. Raises CheckpointError if the checkpoint is damaged, or open in
-        another process. Raises RuntimeError if this dispatcher has run before. Create another one.
+        The position up to which all records are done is committed even then. Raises CheckpointError
+        if the checkpoint is damaged, or open in another process. Raises RuntimeError if this
+        dispatcher has run before.
         """
         if self._running:
             raise RuntimeError(
@@ -255,8 +263,9 @@ class Dispatcher:
         return self.counts()
 
     def stop(self) -> None:
-        """Stop reading, and end when the records that were read are done. Call it in the loop's
-        thread.
+        """Read no more records; the run ends when those that were read are done.
+
+        Call it in the thread of the event loop.
         """
         self._stopping = True
         self._more.set()
@@ -270,7 +279,7 @@ class Dispatcher:
     # Sending.
 
     async def _close(self) -> None:
-        tasks = [*self._tasks.values(), *self._keeping]
+        tasks = [*self._tasks.values(), *self._storing]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -285,7 +294,7 @@ class Dispatcher:
             while self._error is None:
                 self._more.clear()
                 self._send(reader)
-                busy = self._ready or self._tasks or self._keeping or self._flow.requeued
+                busy = self._unsent or self._tasks or self._storing or self._flow.requeued
                 if not busy and (reader.ended or self._stopping):
                     return
                 with suppress(TimeoutError):
@@ -313,13 +322,13 @@ class Dispatcher:
     def _send_new(self, reader: Reader) -> None:
         while self._error is None:
             self._read(reader)
-            if not self._send_ready():
+            if not self._send_unsent():
                 return
 
     def _read(self, reader: Reader) -> None:
-        """Read records until enough are ready to be sent."""
+        """Read records until enough wait to be sent: one, or with keys `_LOOK_AHEAD`."""
         wanted = 1 if self._key is None else _LOOK_AHEAD
-        while len(self._ready) < wanted and not reader.ended and not self._stopping:
+        while len(self._unsent) < wanted and not reader.ended and not self._stopping:
             if reader.position - self._positions.committable >= _MAX_AHEAD:
                 return
             records = reader.read(self._batch)
@@ -337,17 +346,17 @@ class Dispatcher:
                     raise
                 except BaseException as error:  # without a key no consumer can get it
                     self._failures[batch[0].position] = 1
-                    self._keep_dead(batch[0], error)
+                    self._store_dead(batch[0], error)
                     continue
-            self._ready.append((batch, key))
+            self._unsent.append((batch, key))
 
-    def _send_ready(self) -> bool:
-        """Send each ready record for which a consumer has room. Return whether any was sent."""
+    def _send_unsent(self) -> bool:
+        """Send each waiting record for which a consumer has room. Return whether any was sent."""
         sent = False
         passed: deque[tuple[Batch, Hashable]] = deque()
         refused: set[Hashable] = set()
-        while self._ready:
-            batch, key = self._ready.popleft()
+        while self._unsent:
+            batch, key = self._unsent.popleft()
             # A record must not overtake a refused one of its key: room may have come since.
             lease = None if key in refused else self._flow.try_acquire(batch, key)
             if lease is not None:
@@ -358,8 +367,8 @@ class Dispatcher:
             if self._key is None:
                 break
             refused.add(key)
-        passed.extend(self._ready)
-        self._ready = passed
+        passed.extend(self._unsent)
+        self._unsent = passed
         return sent
 
     def _launch(self, lease: Lease) -> None:
@@ -406,7 +415,7 @@ class Dispatcher:
                 if error is None or not failed.any():  # a bitmap may name none
                     self._refusals.pop(lease.name, None)
                     self._flow.ack(lease)
-                    self._works(lease)
+                    self._succeeded(lease)
                 else:
                     self._failed(lease, failed, error)
         except KeyboardInterrupt:
@@ -427,7 +436,10 @@ class Dispatcher:
             self._failed(lease, np.ones(len(lease.item), np.bool_), error)
 
     def _failed(self, lease: Lease, failed: Any, error: BaseException) -> None:
-        """Handle the failed records of a lease: count and retry them, or store them as dead."""
+        """Handle the failed records of a lease: count and retry them, or store them as dead.
+
+        ``failed``: the mask of these records in the tuple of the lease.
+        """
         timed_out = lease.fate is Fate.REQUEUED
         batch: Batch = lease.item.only(failed)
         n = len(batch)
@@ -442,7 +454,7 @@ class Dispatcher:
         if now_ns - since_ns < self._unavailable_timeout_s * 1e9:
             self._counts["unavailable"] += n
             self._flow.fail(lease)
-            self._works(lease)
+            self._succeeded(lease)
         else:
             self._count_failure(lease, batch, failed, error, timed_out)
         self._pause(lease.name, error.asked_s)
@@ -450,19 +462,19 @@ class Dispatcher:
     def _count_failure(
         self, lease: Lease, batch: Batch, failed: Any, error: BaseException, timed_out: bool
     ) -> None:
-        """Count an attempt for each record of a batch; retry the batch, or store its records as
-        dead.
+        """Count an attempt of each record of a batch; retry them, or store them as dead.
 
-        Before their last attempt the records are separated, so that each is tried alone.
+        ``failed``: the mask of these records in the tuple of the lease. Before their last attempt
+        the records are separated, so that each is tried alone.
         """
         n = len(batch)
         self._counts["timed_out" if timed_out else "failed"] += n
         rejected = isinstance(error, Reject)
         counts = True
         if rejected or not failed.all():
-            self._works(lease)
+            self._succeeded(lease)
         else:
-            counts = self._breaks(lease, error)
+            counts = self._counts_failure(lease, error)
         # All records of a batch have the same number of failures: only failed ones are kept in it.
         failures = self._failures.get(batch[0].position, 0) + counts
         for record in batch:
@@ -476,14 +488,14 @@ class Dispatcher:
         if last and not splits:
             self._flow.drop(lease)
             for record in batch:
-                self._keep_dead(record, error)
+                self._store_dead(record, error)
             return
         for each in self._flow.split(lease, batch.singles()) if splits else [lease]:
             if not rejected:
                 self._flow.delay(each, self._wait_s(each.item[0].position, failures, error))
 
     def _wait_s(self, position: int, failures: int, error: BaseException) -> float:
-        """Return the seconds until a record with this number of failures is sent again."""
+        """Return the seconds to wait before a record with this number of failures is sent again."""
         base_ms, cap_ms = self._backoff_ms, self._max_backoff_ms
         wait_ms = backoff_of(str(position), max(failures, 1), base_ms=base_ms, cap_ms=cap_ms)
         asked_s = error.asked_s if isinstance(error, Retry) else None
@@ -495,16 +507,16 @@ class Dispatcher:
         """Return whether the breaker of any consumer is closed."""
         return any(each.state is BreakerState.CLOSED for each in self._breakers.values())
 
-    def _works(self, lease: Lease) -> None:
-        """Record that a consumer has answered."""
+    def _succeeded(self, lease: Lease) -> None:
+        """Record that the consumer of a lease works: its breaker closes, if this was its trial."""
         trial = lease in self._trials
         self._trials.discard(lease)
         if self._breakers[lease.name].succeeded(trial):
             self._end_trial(lease.name)
             _log.info("consumer %r of a Dispatcher accepts records again", lease.name)
 
-    def _breaks(self, lease: Lease, error: BaseException) -> bool:
-        """Record that a consumer has failed. Return whether the failure counts as an attempt."""
+    def _counts_failure(self, lease: Lease, error: BaseException) -> bool:
+        """Report a failure to the consumer's breaker. Return whether it counts as an attempt."""
         breaker = self._breakers[lease.name]
         trial = lease in self._trials
         self._trials.discard(lease)
@@ -525,7 +537,7 @@ class Dispatcher:
         return counts
 
     def _pause(self, name: Hashable, after_s: float | None) -> None:
-        """Pause a consumer for a back-off, or for the time that it requests if that is longer."""
+        """Pause a consumer that refused a record for a back-off, or for ``after_s`` if longer."""
         refusals = self._refusals[name] = self._refusals.get(name, 0) + 1
         backoff_s = capped_doubling(_FIRST_PAUSE_MS, refusals, _LONGEST_PAUSE_MS) / 1000
         pause_s = max(backoff_s, after_s or 0.0)
@@ -534,28 +546,28 @@ class Dispatcher:
         self._flow.pause(name, pause_s, keys_wait=keys_wait)
 
     def _end_trial(self, name: Hashable) -> None:
-        """End the pause of a trial, but not before the time that the consumer requested."""
+        """End the pause of a consumer's trial, unless the consumer requested a longer one."""
         self._flow.resume(name)
         if (left_ns := self._asked_ns[name] - self._clock()) > 0:
             self._flow.pause(name, left_ns / 1e9)
 
-    def _keep_dead(self, record: Record, error: BaseException) -> None:
+    def _store_dead(self, record: Record, error: BaseException) -> None:
         if self._dead_letters is None:
             raise RecordDead(
                 f"record {record.position} failed {self._failures[record.position]} times, the "
                 f"last time with {type(error).__name__}: {error}; pass dead_letters=, a function "
                 "that stores such records"
             ) from error
-        kept = self._dead_letters(record.position, record.value, error)
-        if inspect.isawaitable(kept):
-            task = asyncio.ensure_future(kept)
-            self._keeping.add(task)
-            task.add_done_callback(partial(self._kept, record))
+        storing = self._dead_letters(record.position, record.value, error)
+        if inspect.isawaitable(storing):
+            task = asyncio.ensure_future(storing)
+            self._storing.add(task)
+            task.add_done_callback(partial(self._stored, record))
         else:
             self._done(record, "dead")
 
-    def _kept(self, record: Record, task: asyncio.Future[Any]) -> None:
-        self._keeping.discard(task)
+    def _stored(self, record: Record, task: asyncio.Future[Any]) -> None:
+        self._storing.discard(task)
         if task.cancelled():
             error: BaseException | None = asyncio.CancelledError()
         else:

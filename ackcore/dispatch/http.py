@@ -120,7 +120,7 @@ class Http(Target):
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def call(self, item: Any) -> Any:
-        """See `Target.call`."""
+        """POST an item, and return what ``decode`` makes of the response, or None."""
         body = self._encode(item)
         is_json = self._names_json and not isinstance(item, (bytes, bytearray, memoryview, str))
         response = await self._request(body, _JSON if is_json else b"")
@@ -136,7 +136,7 @@ class Http(Target):
         raise Reject(said)
 
     async def close(self) -> None:
-        """See `Target.close`."""
+        """Close all connections."""
         while self._idle:
             self._idle.pop()[1].close()
 
@@ -201,9 +201,9 @@ class _NoAnswer(Exception):
 
 
 def _is_sent(writer: asyncio.StreamWriter) -> Callable[[], bool]:
-    """Return a function that returns whether all written bytes were sent.
+    """Return a function that returns whether all bytes written so far were sent.
 
-    It is also right after the connection ended, when the transport's buffer is empty.
+    The function is right also after the connection has ended, when the transport's buffer is empty.
     """
     if not writer.transport.get_write_buffer_size():
         return lambda: True

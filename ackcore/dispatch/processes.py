@@ -71,26 +71,26 @@ class Process(Target):
         return None if process is None else process.pid
 
     async def start(self) -> None:
-        """See `Target.start`."""
+        """Start the process."""
         await asyncio.get_running_loop().run_in_executor(self._pool, self._begin)
 
     async def call(self, item: Any) -> Any:
-        """See `Target.call`."""
+        """Call the function with an item in the process, and return its result."""
         return await self.call_in_turn(item, lambda: None)
 
     async def call_in_turn(self, item: Any, began: Callable[[], object]) -> Any:
-        """See `Target.call_in_turn`."""
+        """Make a `call`, after those before it; ``began`` is called when it is sent."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, self._call, item, began)
 
     def timed_out(self) -> None:
-        """See `Target.timed_out`. Kills the process."""
+        """Kill the process, whose call timed out."""
         with self._starting:
             if self._process is not None:
                 self._process.kill()
 
     async def close(self) -> None:
-        """See `Target.close`."""
+        """End the process: it is killed if it does not end in two seconds."""
         self._closed = True
         await asyncio.get_running_loop().run_in_executor(None, self._end)
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -173,9 +173,10 @@ def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]
 
 
 def _described(error: BaseException) -> tuple[bytes | None, str, str, float | None]:
-    """Return an error as its pickle, its text, its kind, and the seconds that it requests to wait.
+    """Return the arguments of `_rebuilt` for an error, to be sent through the pipe.
 
-    The pickle is None if unpickling would not return an equal error.
+    They are its pickle (None if unpickling would not return an equal error), its text, its kind,
+    and the seconds that an `Unavailable` requests to wait.
     """
     pickled: bytes | None = None
     with suppress(Exception):
@@ -196,7 +197,7 @@ def _described(error: BaseException) -> tuple[bytes | None, str, str, float | No
 
 
 def _rebuilt(pickled: bytes | None, text: str, kind: str, asked_s: float | None) -> Exception:
-    """Return the unpickled error, or else an error of the same kind with its name and text."""
+    """Return the error that `_described` described, or one of the same kind with its text."""
     if pickled is not None:
         with suppress(Exception):
             error = pickle.loads(pickled)

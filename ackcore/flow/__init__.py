@@ -1,9 +1,8 @@
-"""Flow control: the number of tuples each consumer may have outstanding, and the choice of the
-next.
+"""Flow control: how many tuples each consumer may have outstanding, and which gets the next one.
 
-Each consumer has a law (`Limit`) that adapts to the round-trip times of its acks. A chooser selects
-among the consumers with room: the idlest one, or one `ByKey`. A `FlowController` combines both, and
-keeps failed items until they are sent again. No I/O; time comes only from the given clock.
+Each consumer has a `Limit` that adapts to the round-trip times of its acks. A chooser selects among
+the consumers with room: the idlest one, or one `ByKey`. A `FlowController` combines both, and keeps
+failed items until they are sent again. No I/O; time comes only from the given clock.
 """
 
 from ackcore.flow.choosers import ByKey

@@ -1,4 +1,4 @@
-"""The state of a consumer, and of its outstanding tuples, in a controller."""
+"""The state of a consumer and of its outstanding tuples, the leases, in a `FlowController`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ackcore.flow.limits import DelayTarget, Limit
 
 
 class Fate(enum.Enum):
-    """The state of a lease."""
+    """The state of a `Lease`."""
 
     OUT = "out"  # sent and not answered
     ACKED = "acked"
@@ -29,7 +29,7 @@ class Lease:
     item : object
         The item to send: the argument of `FlowController.acquire`, or its failed rows.
     key : hashable or None
-        The key, for a chooser by key.
+        The tuple's key, if the chooser selects the consumer by key.
     attempt : int
         The number of the attempt, from 0.
     sent_ns : int
@@ -66,11 +66,11 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class FlowConsumer:
-    """The state of a consumer, for its controller and the chooser."""
+    """A consumer, as its controller and the chooser see it."""
 
     name: Hashable  # the name under which it was added
     slot: int  # its place among the controller's consumers, until it leaves
-    limit: Limit  # the law of its window
+    limit: Limit  # of its outstanding tuples
     service: DelayTarget  # the estimate of its service time; ``limit`` itself if that is one
     heard_ns: int  # time of its last answer, or of the first tuple sent after idling
     dropped_ns: int  # time of its last failure
@@ -109,7 +109,7 @@ class ConsumerState(NamedTuple):
 
 
 def state_of(consumer: FlowConsumer) -> ConsumerState:
-    """Return a consumer's state."""
+    """Return a snapshot of a consumer."""
     return ConsumerState(
         consumer.name,
         consumer.out,

@@ -32,7 +32,7 @@ _LONGEST_S, _SHORTEST_S = 1.0, 0.001
 
 
 class FlowController:
-    """A window for each consumer, and a choice among the consumers with room.
+    """A limit for each of several consumers, and a choice among those with room. Thread-safe.
 
     Parameters
     ----------
@@ -74,16 +74,19 @@ class FlowController:
         timeout_s: float = 30.0,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        for argument, given in (("limit", limit), ("clock", clock)):
-            if given is not None and not callable(given):
-                raise TypeError(
-                    f"{argument} must be callable, got {type(given).__name__}; "
-                    "each consumer has its own limit, so pass a function that makes one"
-                )
-        if chooser is not None and not hasattr(chooser, "choose"):
+        if limit is not None and not callable(limit):
             raise TypeError(
-                f"chooser must have a method choose, got {type(chooser).__name__}; "
-                "pass an instance, as Idlest()"
+                f"limit must be callable, got {type(limit).__name__}; "
+                "each consumer has its own limit, so pass a function that makes one"
+            )
+        if not callable(clock):
+            raise TypeError(
+                f"clock must be a callable that returns nanoseconds, got {type(clock).__name__}"
+            )
+        if chooser is not None and not isinstance(chooser, Chooser):
+            raise TypeError(
+                f"chooser must be a Chooser, got {type(chooser).__name__}; pass an instance, such "
+                "as ByKey()"
             )
         self._clock = clock
         self._make_limit = limit
@@ -143,8 +146,8 @@ class FlowController:
         pause_s : float
             Seconds, above 0 and at most 1e9.
         keys_wait : bool, default True
-            With a chooser by key: whether the consumer's keys wait for it. False sends them to
-            others meanwhile.
+            With a chooser by key: whether tuples of the consumer's keys wait for it. False sends
+            them to others meanwhile.
 
         Raises
         ------
@@ -176,12 +179,12 @@ class FlowController:
         item : object, optional
             The item to send. `expire` and `try_again` return it in their leases.
         key : hashable, optional
-            The key, for a chooser by key.
+            The tuple's key, which a chooser such as `ByKey` requires.
 
         Raises
         ------
         TypeError
-            If the chooser requires a key and it is missing, or has no hash.
+            If the chooser requires a key, and it is None or has no hash.
         """
         self._lock()
         try:
@@ -236,7 +239,7 @@ class FlowController:
     # Answers.
 
     def begin(self, lease: Lease) -> None:
-        """Record that the consumer begins a tuple only now. Its time-out runs from here."""
+        """Record that the consumer begins a tuple only now, so that its time-out runs from now."""
         lease.began_ns = self._clock()
 
     def ack(self, lease: Lease) -> bool:
@@ -293,12 +296,12 @@ class FlowController:
         if failed is not None:
             if not isinstance(item, Batch):
                 raise TypeError(
-                    "failed must be omitted, because the lease's item is not a Batch, got an "
-                    f"item of type {type(item).__name__}"
+                    "failed= names records of a Batch, and the lease's item is "
+                    f"{type(item).__name__}; omit failed= if the whole item failed"
                 )
             bits = item.failed(failed)
             if not bits.any():
-                raise ValueError("no record failed, so the tuple is done: call ack(lease)")
+                raise ValueError("failed= names no record, so the tuple is done: call ack(lease)")
             item = item.only(bits)
             dropped = dropped and bool(bits.all())
         with self._guard:
@@ -311,7 +314,8 @@ class FlowController:
     def delay(self, lease: Lease, delay_s: float) -> bool:
         """Delay a re-queued item by seconds from now.
 
-        Its key waits with it. Returns whether the item was queued. Errors are those of `pause`.
+        Later items of its key wait for it. Returns whether the item was queued. Raises TypeError or
+        ValueError for a wrong ``delay_s``.
         """
         for_ns = nanoseconds(delay_s, "delay_s")
         with self._guard:
@@ -320,8 +324,8 @@ class FlowController:
     def split(self, lease: Lease, items: Iterable[Any]) -> list[Lease]:
         """Replace a re-queued item by its parts, which are sent separately.
 
-        Not with a chooser by key. Returns the leases of the parts; an empty list if the item was
-        not queued.
+        Returns the leases of the parts; an empty list if the item was not queued. Not for a chooser
+        by key.
         """
         with self._guard:
             return self._windows.split(lease, items)

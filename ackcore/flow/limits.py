@@ -1,11 +1,11 @@
-"""The number of tuples a consumer may have outstanding: laws that adapt to the round trips of acks.
+"""Limits on the number of tuples that a consumer may have outstanding; most adapt to its acks.
 
 A limit belongs to one consumer. It receives a sample for each answered tuple, and provides the
-number that may be outstanding. All times are nanoseconds; each sample takes constant time and no
-memory. The default is `DelayTarget`.
+number that may be outstanding: the window. All times are nanoseconds; each sample takes constant
+time and no memory. The default is `DelayTarget`.
 
 ==============  =======================================================  =======================
-law             follows                                                  origin
+limit           adapts to                                                origin
 ==============  =======================================================  =======================
 `DelayTarget`   service time: the tuples served within a target delay    BBR, CoDel
 `RttThreshold`  round trip against a threshold, one step up or down      TCP's, without slow start
@@ -20,17 +20,16 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
-from ackcore._columns import as_count, nanoseconds, positive
+from ackcore._columns import as_count, nanoseconds
 
 #: Without this bound, a consumer that answers at once would get a whole stream.
 MAX_LIMIT = 1_000_000
 
 
 def limit_bounds(initial: Any, max_limit: Any) -> tuple[int, int]:
-    """Return the initial and the largest value of a `Limit`, checked.
+    """Check the initial and the largest value of a `Limit`, and return them.
 
-    Raises TypeError if one is not an integer. Raises ValueError if one is out of range, or the
-    initial value is larger than the largest.
+    Raises TypeError or ValueError for a wrong one, or if ``initial`` is the larger one.
     """
     most = as_count(max_limit, "max_limit", 1, MAX_LIMIT)
     return as_count(initial, "initial", 1, most), most
@@ -38,14 +37,14 @@ def limit_bounds(initial: Any, max_limit: Any) -> tuple[int, int]:
 
 @runtime_checkable
 class Limit(Protocol):
-    """The number of tuples that one consumer may have outstanding. One thread at a time uses it."""
+    """The number of tuples that one consumer may have outstanding. Not thread-safe."""
 
     @property
     def limit(self) -> int:
         """The largest number of outstanding tuples, at least 1."""
 
     def on_sample(self, rtt_ns: int, in_flight: int, dropped: bool) -> None:
-        """Adapt to a tuple that was answered.
+        """Adapt to an answered tuple.
 
         Parameters
         ----------
@@ -61,8 +60,8 @@ class Limit(Protocol):
 class RttThreshold:
     """A window that grows while round trips are within a threshold, and shrinks beyond it.
 
-    An ack within the threshold adds ``step / window``, and a later one subtracts as much. So the
-    window changes linearly, by one step for each window of acks. A failure or time-out subtracts 1
+    An ack within the threshold adds ``1 / window``, and a later one subtracts as much. So the
+    window changes linearly, by one tuple for each window of acks. A failure or time-out subtracts 1
     at once (and the tuple goes to another consumer). There is no slow start: it would end beyond
     the threshold, and a larger window does not make a consumer faster.
 
@@ -72,8 +71,6 @@ class RttThreshold:
     ----------
     threshold_s : float, default 0.05
         The round trip above which the window shrinks, in seconds.
-    step : float, default 1.0
-        The number of tuples by which a window of acks changes the window.
     initial : int, default 4
         The window before the first sample.
     max_limit : int, default 1000
@@ -85,30 +82,24 @@ class RttThreshold:
     Storm" (Storm的自适应动态流控制算法), after RFC 2001.
     """
 
-    __slots__ = ("_max_limit", "_step", "_window", "limit", "threshold_ns")
+    __slots__ = ("_max_limit", "_window", "limit", "threshold_ns")
 
     def __init__(
-        self,
-        threshold_s: float = 0.05,
-        *,
-        step: float = 1.0,
-        initial: int = 4,
-        max_limit: int = 1000,
+        self, threshold_s: float = 0.05, *, initial: int = 4, max_limit: int = 1000
     ) -> None:
         self.threshold_ns = nanoseconds(threshold_s, "threshold_s")
-        self._step = positive(step, "step", MAX_LIMIT, "tuples")
         #: The number of tuples that may be outstanding.
         self.limit, self._max_limit = limit_bounds(initial, max_limit)
         self._window = float(self.limit)
 
     def on_sample(self, rtt_ns: int, in_flight: int, dropped: bool) -> None:
-        """Add a sample, see `Limit.on_sample`."""
+        """Adapt to an answered tuple; see `Limit.on_sample` for the parameters."""
         if dropped:
             window = self._window - 1
         elif rtt_ns <= self.threshold_ns:
-            window = self._window + self._step / self._window
+            window = self._window + 1 / self._window
         else:
-            window = self._window - self._step / self._window
+            window = self._window - 1 / self._window
         self._window = min(max(window, 1.0), float(self._max_limit))
         self.limit = int(self._window)
 
@@ -129,7 +120,7 @@ class Fixed:
         self.limit = as_count(limit, "limit", 1, MAX_LIMIT)
 
     def on_sample(self, rtt_ns: int, in_flight: int, dropped: bool) -> None:
-        """Do nothing."""
+        """Ignore the sample: the limit is constant."""
 
 
 class DelayTarget:
@@ -143,10 +134,10 @@ class DelayTarget:
     ``service`` is the time from one ack to the next, or from send to ack if that is shorter. For a
     consumer that serves one tuple at a time, ``t_ack - max(t_previous_ack, t_sent)`` is the time of
     a tuple without its wait in the queue. For one that serves n at once, it is an n-th of that. The
-    estimate is an exponentially weighted mean, and the plain mean of the first ``1 / alpha``
-    samples. After t seconds in which the consumer was idle, a sample weighs at least ``t / 10``.
-    The estimate does not drift up when several producers queue at a consumer, unlike estimates from
-    the shortest round trip.
+    estimate is the plain mean of the first 20 samples, and then an exponentially weighted mean, in
+    which a new sample weighs 0.05. After t seconds in which the consumer was idle, a sample weighs
+    at least ``t / 10``. The estimate does not drift up when several producers queue at a consumer,
+    unlike estimates from the shortest round trip.
 
     10 s and 50 round trips after ``base_rtt`` was last measured, the limit becomes 1. The first ack
     of a tuple that was outstanding alone measures it again, and ends this limit.
@@ -171,8 +162,6 @@ class DelayTarget:
         The limit before the first sample.
     max_limit : int, default 1000
         The largest limit.
-    alpha : float, default 0.05
-        The weight of a new sample.
     clock : callable, optional
         The controller's clock: nanoseconds as an int; by default `time.monotonic_ns`.
 
@@ -183,7 +172,7 @@ class DelayTarget:
         sample.
     base_rtt_ns : float
         The round trip of a tuple that meets no queue; 0.0 before the first sample: the shortest
-        one, or a mean (see above). It also follows (with ``alpha``) those of tuples that were
+        one, or a mean (see above). It also follows (with weight 0.05) those of tuples that were
         outstanding alone, so that it can rise again.
     penalty : float
         The factor for failures, from 1 to 64.
@@ -191,12 +180,11 @@ class DelayTarget:
     Notes
     -----
     Bandwidth times delay, as in BBR (Cardwell et al., ACM Queue 14(5), 2016), with a target for the
-    queue as in CoDel (RFC 8289). Measured against the other laws in ``bench/README.md``.
+    queue as in CoDel (RFC 8289). ``bench/README.md`` compares it with the other limits.
     """
 
     __slots__ = (
         "_acks",
-        "_alpha",
         "_began_ns",
         "_clock",
         "_known",
@@ -231,6 +219,8 @@ class DelayTarget:
     #: The standard deviations by which a mean may be longer by chance: 3 standard errors of a mean
     #: of 16 round trips.
     _NOISE = 0.75
+    #: The weight of a new sample.
+    _ALPHA = 0.05
     #: The round trips after which a mean is no longer new.
     _ENOUGH = 16
 
@@ -240,18 +230,16 @@ class DelayTarget:
         *,
         initial: int = 2,
         max_limit: int = 1000,
-        alpha: float = 0.05,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         #: The target queueing delay, in nanoseconds.
         self.threshold_ns = nanoseconds(target_s, "target_s")
         #: The number of tuples that may be outstanding.
         self.limit, self._max_limit = limit_bounds(initial, max_limit)
-        self._alpha = positive(alpha, "alpha", 1.0)
         self._clock = clock
         self._last_ns = clock()
         self._mean_ns = 0.0
-        self._weight = 1.0  # of the next sample: 1, 1/2, 1/3, ... down to alpha
+        self._weight = 1.0  # of the next sample: 1, 1/2, 1/3, ... down to 0.05
         self.penalty = 1.0
         self._probe_ns: float = self._last_ns + self._STALE_NS
         self.service_ns = 0.0
@@ -295,7 +283,7 @@ class DelayTarget:
             self._end(now)
 
     def _end(self, now: int) -> None:
-        """End a block of round trips, and adapt the base and the ramp to it."""
+        """Adapt the base round trip and the doubling window to the block, and begin another."""
         acks = self._acks
         mean = self._sum_ns / acks
         deviation = max(0.0, self._square_ns / acks - mean * mean) ** 0.5
@@ -333,7 +321,10 @@ class DelayTarget:
     def on_sample(
         self, rtt_ns: int, in_flight: int, dropped: bool, now_ns: int | None = None
     ) -> None:
-        """Add a sample, see `Limit.on_sample`. ``now_ns`` may give its time."""
+        """Adapt to an answered tuple; see `Limit.on_sample` for the first parameters.
+
+        ``now_ns``: the time of the answer; by default the clock's time.
+        """
         if dropped:
             if not self._mean_ns:
                 self._mean_ns = float(rtt_ns)  # the only estimate so far
@@ -349,8 +340,8 @@ class DelayTarget:
         mean = self._mean_ns
         base = self.base_rtt_ns
         weight = self._weight
-        if weight > self._alpha:
-            self._weight = max(self._alpha, weight / (1 + weight))
+        if weight > self._ALPHA:
+            self._weight = max(self._ALPHA, weight / (1 + weight))
             if weight == 1.0:
                 self.base_rtt_ns = base = float(rtt_ns)
         if rtt_ns < self._shortest_ns + self._risen_ns:
@@ -371,9 +362,9 @@ class DelayTarget:
                 if now >= self._probe_ns and rtt_ns > target:
                     self._risen_ns = max(0.0, rtt_ns - self._shortest_ns - self._spread_ns)
                 elif self._known:
-                    self._spread_ns = max(0.0, self._spread_ns + (rtt_ns - base) * self._alpha)
+                    self._spread_ns = max(0.0, self._spread_ns + (rtt_ns - base) * self._ALPHA)
                 else:
-                    self._risen_ns += (rtt_ns - base) * self._alpha
+                    self._risen_ns += (rtt_ns - base) * self._ALPHA
                 self.base_rtt_ns = base = self._shortest_ns + self._risen_ns + self._spread_ns
                 self._probe_ns = now + self._STALE_NS + self._PROBE_RTTS * base
         if self._known or in_flight <= 2 >= self.limit:

@@ -1,6 +1,6 @@
-"""The windows of all consumers and their outstanding leases. One thread at a time uses them.
+"""The consumers, their outstanding leases, and the queue of failed items. Not thread-safe.
 
-`ackcore.flow.controller` adds a lock, and the callers that wait for room.
+`FlowController` adds a lock, and lets threads wait for room.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Windows:
         if name in self.consumers:
             raise ValueError(f"consumer {name!r} exists already; remove it first")
         slot = self._free_slots.pop() if self._free_slots else len(self.consumers)
-        # With any law, the choice needs the service time.
+        # With any limit, the choice needs the service time.
         service = limit if isinstance(limit, DelayTarget) else DelayTarget(clock=self._clock)
         now = self._clock()
         consumer = FlowConsumer(name, slot, limit, service, heard_ns=now, dropped_ns=now)
@@ -109,7 +109,11 @@ class Windows:
         avoid: tuple[FlowConsumer, ...] = (),
         attempt: int = 0,
     ) -> Lease | None:
-        """Return a lease, or None if there is no room."""
+        """Return a lease for an item, or None if no consumer has room.
+
+        ``avoid``: the consumers at which the item failed. ``attempt``: the number of the attempt,
+        from 0.
+        """
         now = self._clock()
         if now >= self._next_sweep_ns:
             self._sweep(now)
@@ -146,9 +150,9 @@ class Windows:
 
     @staticmethod
     def check_key(key: Hashable) -> None:
-        """Raise TypeError for a key that a chooser by key cannot use."""
+        """Raise TypeError for a key by which no consumer can be chosen."""
         if key is None:
-            raise TypeError("key must be given, got None: the chooser chooses by key")
+            raise TypeError("the key must not be None: the chooser selects the consumer by it")
         try:
             hash(key)
         except TypeError:
@@ -221,7 +225,8 @@ class Windows:
     def take_back(self, lease: Lease, dropped: bool, again: bool, timed_out: bool) -> bool:
         """Record that a lease failed or timed out. Return whether it was outstanding.
 
-        Its item is re-queued if ``again``, and dropped otherwise.
+        ``dropped``: whether the failure may come from the consumer's load. ``again``: whether the
+        item is re-queued, and not dropped. ``timed_out``: whether the lease timed out.
         """
         if lease.fate is not _OUT:
             return False
@@ -277,7 +282,7 @@ class Windows:
         return True
 
     def expire(self) -> list[Lease]:
-        """Return the leases that timed out, now re-queued, and update the consumers."""
+        """Re-queue and return the leases that timed out; update the consumers as `_sweep` does."""
         now = self._clock()
         expired = []
         for consumer in self.consumers.values():
@@ -320,7 +325,7 @@ class Windows:
         self._held.discard(lease.key)
 
     def _sweep(self, now: int) -> None:
-        """Update silence and idle time of each consumer, and end pauses that are over."""
+        """Update each consumer's silence and idle time, and end the pauses that are over by now."""
         self._next_sweep_ns = now + _SWEEP_NS
         for consumer in self.consumers.values():
             sent = consumer.sent

@@ -208,7 +208,11 @@ def test_it_runs_once():
         ({"consumers": {"a": "http://x"}}, TypeError, "consumer 'a' must be callable or a Target"),
         ({"batch": 0}, ValueError, "batch"),
         ({"key": id, "batch": 2}, ValueError, "key cannot be combined with batch > 1"),
-        ({"chooser": ByKey()}, ValueError, "key must be given, because the chooser"),
+        (
+            {"chooser": ByKey()},
+            ValueError,
+            "the chooser selects the consumer by the record's key: pass key=",
+        ),
         ({"max_attempts": 0}, ValueError, "max_attempts"),
         ({"timeout_s": -1}, ValueError, "timeout_s must be above 0"),
     ],

@@ -199,7 +199,7 @@ def test_a_chooser_is_one_controllers(clock):
 
 
 def test_by_key_asks_for_a_key(clock):
-    with pytest.raises(TypeError, match="key must be given, got None"):
+    with pytest.raises(TypeError, match="the key must not be None: the chooser selects"):
         flow_of(clock, ByKey()).try_acquire("item")
 
 

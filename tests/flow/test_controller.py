@@ -5,7 +5,7 @@ import pytest
 from round_robin import RoundRobin
 from simulated import MS, S, SimClock
 
-from ackcore.flow import Batch, DelayTarget, Fixed, FlowController, RttThreshold
+from ackcore.flow import Batch, ByKey, DelayTarget, Fixed, FlowController, RttThreshold
 from ackcore.flow.consumers import Fate
 
 
@@ -194,14 +194,14 @@ def test_only_what_failed_of_a_batch_is_sent_again(flow):
     flow.fail(again, b"\x02")
     third = flow.try_again()
     assert (list(third.item), third.item.rows.tolist(), third.attempt) == (["r7"], [7], 2)
-    with pytest.raises(ValueError, match="no record failed"):
+    with pytest.raises(ValueError, match="failed= names no record"):
         flow.fail(third, b"\x00")
     with pytest.raises(ValueError, match="must have 1 bytes"):
         flow.fail(third, b"\x00\x01")
     with pytest.raises(TypeError, match="got int64; rows by number"):
         flow.fail(third, [0])
     assert flow.ack(third)
-    with pytest.raises(TypeError, match="item is not a Batch, got an item of type int"):
+    with pytest.raises(TypeError, match="lease's item is int; omit failed="):
         flow.fail(flow.try_acquire(1), b"\x01")
 
 
@@ -248,8 +248,9 @@ def test_states_are_readable(clock):
     ("arguments", "error", "says"),
     [
         ({"limit": Fixed(3)}, TypeError, "limit must be callable, got Fixed; each consumer has"),
-        ({"clock": 5}, TypeError, "clock must be callable, got int"),
-        ({"chooser": "idlest"}, TypeError, "chooser must have a method choose, got str; pass"),
+        ({"clock": 5}, TypeError, "clock must be a callable that returns nanoseconds, got int"),
+        ({"chooser": "idlest"}, TypeError, "chooser must be a Chooser, got str; pass an instance"),
+        ({"chooser": ByKey}, TypeError, "chooser must be a Chooser, got type; pass an instance"),
         ({"max_pending": 0}, ValueError, "max_pending"),
         ({"timeout_s": 0}, ValueError, "timeout_s must be above 0"),
         ({"timeout_s": "1"}, TypeError, "timeout_s must be a number of seconds, got str"),

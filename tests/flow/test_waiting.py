@@ -104,7 +104,7 @@ def test_a_key_that_waits_stops_no_other():
 
 
 @pytest.mark.parametrize(
-    ("key", "says"), [(None, "key must be given, got"), ([], "must be hashable, got list")]
+    ("key", "says"), [(None, "the key must not be None"), ([], "must be hashable, got list")]
 )
 def test_a_key_that_none_can_go_by_is_refused_before_it_waits(key, says):
     flow = one_place(chooser=ByKey())
