@@ -31,7 +31,7 @@ ENTRY_SCHEMA = pa.schema(
 
 
 def refuse_nulls(column: pa.Array, name: str) -> None:
-    """Raise `ValueError` if a column has nulls, with their number and the first null's row."""
+    """Raise `ValueError` if a column has nulls; the text has their number and the first row."""
     if column.null_count:
         first = pc.index(pc.is_null(column), True).as_py()
         raise ValueError(

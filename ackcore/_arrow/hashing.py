@@ -55,7 +55,7 @@ def hash_columns(columns: Sequence[pa.Array], n: int) -> Int64s:
 
 
 class _NotHashed(Exception):
-    """A type inside a column has no hashes; the text is the type."""
+    """The error for a type without hashes inside a column's type; its text is that type."""
 
 
 def _hash_into(hashes: Int64s, column: pa.Array) -> None:
@@ -117,7 +117,7 @@ def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], int]:
 
 
 def _hash_dictionary(hashes: Int64s, column: pa.Array) -> None:
-    """Hash each dictionary entry once, and take the hash for each row."""
+    """Mix a dictionary column into the hashes; each entry of the dictionary is hashed once."""
     entries = len(column.dictionary)
     if entries > len(column):
         # A slice of a longer column may have a dictionary of any length.
@@ -132,7 +132,7 @@ def _hash_dictionary(hashes: Int64s, column: pa.Array) -> None:
 
 
 def _hash_lists(hashes: Int64s, column: pa.Array) -> None:
-    """Sum the hashes of a row's items, each mixed with its position, then mix in the length."""
+    """Mix lists into the hashes: their lengths, and the sums of their items' placed hashes."""
     n = len(column)
     valid = valid_rows(column)
     if pa.types.is_fixed_size_list(column.type):

@@ -93,7 +93,7 @@ def array_of(
 
 
 def as_mapping(value: Any) -> Mapping[Any, Any] | None:
-    """Return the values of an object by their names, or None if it has no names.
+    """Return the fields of an object as a mapping, or None if its fields have no names.
 
     ``value``: a mapping, a `pyspark.sql.Row` with names, a namedtuple, a dataclass, or a pydantic
     or attrs object. A plain tuple and a ``Row(1, 2)`` have no names.
@@ -197,7 +197,7 @@ def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row:
     if typed != column.type:
         column = column.cast(typed)
     if not _means_the_same(column.type, arrow_type):
-        raise ValueError(f"a value would mean something else as {arrow_type} than as {column.type}")
+        raise ValueError(f"values of {column.type} have another meaning as {arrow_type}")
     try:
         found = column.cast(arrow_type)
         if _are_alike(column, found.cast(column.type)):
@@ -209,7 +209,7 @@ def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row:
     row, size = 0, len(column)
     while size > 1:  # bisect to the first changed value
         half = size // 2
-        if _stays(column.slice(row, half), arrow_type):
+        if _survives_cast(column.slice(row, half), arrow_type):
             row, half = row + half, size - half
         size = half
     one = column.slice(row, 1)
@@ -225,8 +225,8 @@ def _shown(one: pa.Array) -> str:
     return short_repr(shown_values(one)[0])
 
 
-def _stays(column: pa.Array, arrow_type: pa.DataType) -> bool:
-    """Return whether a cast and the cast back restore a column."""
+def _survives_cast(column: pa.Array, arrow_type: pa.DataType) -> bool:
+    """Return whether a cast to a type and the cast back give the same column."""
     try:
         return _are_alike(column, column.cast(arrow_type).cast(column.type))
     except pa.ArrowInvalid:
@@ -234,7 +234,7 @@ def _stays(column: pa.Array, arrow_type: pa.DataType) -> bool:
 
 
 def _without_null_types(was: pa.DataType, now: pa.DataType) -> pa.DataType:
-    """Return a type in which each null type is replaced by the type at its place in another type.
+    """Return the type ``was``, with its null types replaced by what ``now`` has in their place.
 
     Arrow infers ``list<null>`` from empty lists, and cannot cast back to it.
     """
@@ -258,7 +258,7 @@ def _without_null_types(was: pa.DataType, now: pa.DataType) -> pa.DataType:
 
 
 def _means_the_same(was: pa.DataType, now: pa.DataType) -> bool:
-    """Return whether a number means the same in two types: as an integer, 1 is not a time."""
+    """Return whether equal numbers mean the same in two types; 1 as int64 is not a time."""
     kind = pa.types
     if kind.is_temporal(was) or kind.is_temporal(now):
         return _time(was) == _time(now)
@@ -280,7 +280,7 @@ def _time(arrow_type: pa.DataType) -> tuple[bool, ...]:
 
 
 def _fits(kinds: set[type], values: Sequence[Any], arrow_type: pa.DataType) -> bool:
-    """Return whether Arrow stores values of these Python types without loss, or refuses them."""
+    """Return whether Arrow stores or refuses values of these Python types, but changes none."""
     for tests, fit in _FIT:
         if kinds <= fit and any(getattr(pa.types, test)(arrow_type) for test in tests):
             return True
@@ -374,32 +374,33 @@ def _are_alike(one: pa.Array, other: pa.Array) -> bool:
 
 
 def _unfit(values: Sequence[Any], arrow_type: pa.DataType) -> str:
-    """Return a message about the first value that Arrow cannot convert."""
+    """Return the text of an error about the first value that Arrow cannot convert to a type."""
     for row, value in enumerate(values):
         try:
             pa.array([value], arrow_type)
         except Exception:
-            path, value = _to_blame(value, arrow_type)
+            path, value = _innermost_unfit(value, arrow_type)
             return f"{path}{short_repr(value)} does not fit in row {row}"
-    return "its values do not fit together"
+    return "its values do not fit into one column"
 
 
-def _to_blame(value: Any, arrow_type: pa.DataType) -> tuple[str, Any]:
+def _innermost_unfit(value: Any, arrow_type: pa.DataType) -> tuple[str, Any]:
     """Return the path and the value of the innermost field that Arrow cannot convert.
 
-    The path is empty if the value itself does not convert, and is not a dict for a struct.
+    The path is empty unless the value is a dict for a struct; it then is the value itself.
     """
     if pa.types.is_struct(arrow_type) and isinstance(value, Mapping):
         for field in arrow_type:
             try:
                 pa.array([value.get(field.name)], field.type)
             except Exception:
-                path, inner = _to_blame(value.get(field.name), field.type)
+                path, inner = _innermost_unfit(value.get(field.name), field.type)
                 return f"field {field.name!r}: {path}", inner
     return "", value
 
 
 def _became(value: Any, got: Any, arrow_type: pa.DataType, row: int) -> str:
+    """Return the text of an error about a value that a column has as ``got``."""
     if pa.types.is_struct(arrow_type) and isinstance(value, Mapping):
         for field in arrow_type:
             was, now = value.get(field.name), got.get(field.name)

@@ -38,7 +38,7 @@ def has_offsets(arrow_type: pa.DataType) -> bool:
 
 
 def strings(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return the offsets and the bytes of a column with offsets and at least one row."""
+    """Return the offsets and the bytes of a column of text or bytes with at least one row."""
     wide = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     dtype = np.dtype(np.int64 if wide else np.int32)
     _, starts, data = column.buffers()
@@ -47,7 +47,7 @@ def strings(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 
 
 def offsets_of(sizes: npt.ArrayLike) -> Int64s:
-    """Return the start of each list and the end of the last one, from the lists' sizes."""
+    """Return Arrow's offsets of lists with these sizes: each start, and the end of the last."""
     found = np.zeros(len(np.asarray(sizes)) + 1, np.int64)
     np.cumsum(sizes, out=found[1:])
     return found
@@ -77,10 +77,9 @@ _OFFSET_BYTES, _OTHER_BYTES = 4, 16
 
 
 def bytes_before(batch: pa.RecordBatch, row: int) -> int:
-    """Return the size of the rows before ``row`` in bytes. The size depends only on their values.
+    """Return the size of the rows before ``row`` in bytes, which depends only on their values.
 
-    In columns that store values outside of their rows (dictionaries, views), all rows have
-    the same size.
+    All rows of a column that stores values outside of them (dictionaries, views) have one size.
     """
     return int(sum(_bytes_before(column, row) for column in batch.columns))
 
@@ -92,7 +91,7 @@ def end_within(batch: pa.RecordBatch, start: int, most_bytes: int) -> int:
 
 
 def _row_ends(batch: pa.RecordBatch) -> Int64s:
-    """Return `bytes_before` for each row and for the end of the batch."""
+    """Return `bytes_before` of each row, and of the end of the batch."""
     ends = np.zeros(len(batch) + 1, np.int64)
     rows = np.arange(len(batch) + 1)
     for column in batch.columns:
@@ -119,10 +118,10 @@ def rebatched(
 ) -> Iterator[pa.RecordBatch]:
     """Combine or cut batches, so that each but the last has ``rows`` rows.
 
-    Batches of long rows have fewer: as many as fit into ``most_bytes``, and at least one.  So the
-    cuts depend on the rows alone, not on the batches in which they came.  With ``copied``, slices
-    are copied: otherwise their serialized bytes would contain neighbouring rows.  Rows for Parquet
-    need no copy.
+    Batches of long rows have fewer: as many as fit into ``most_bytes``, and at least one. So the
+    cuts depend on the rows alone, not on the batches in which they came. ``copied``: whether slices
+    are copied, because their serialized bytes would contain neighbouring rows. Parquet needs no
+    copy.
     """
     waiting: list[pa.RecordBatch] = []
     n = size = 0

@@ -105,9 +105,9 @@ def _iso(number: int, kind: pa.DataType) -> str:
 def far_as_texts(
     column: pa.Array, far: Callable[[int, pa.DataType], str] | None = None
 ) -> pa.Array:
-    """Return dates or times unchanged, or all as texts if Arrow formats one of their years wrongly.
+    """Return a column unchanged, or as texts if a year is one that Arrow formats wrongly.
 
-    ``column``: dates of 32 bits, or timestamps.
+    ``column``: dates of 32 bits, or timestamps. ``far``: as for `shown_values`.
     """
     places, numbers = far_places(column)
     if not len(places):
@@ -121,9 +121,9 @@ def far_as_texts(
 
 
 def far_places(column: pa.Array) -> tuple[Int64s, list[int]]:
-    """Return the positions and the numbers of dates or timestamps outside of the years 1 to 9999.
+    """Return the rows outside of the years 1 to 9999, and the numbers that Arrow stores there.
 
-    The column has dates of 32 bits, or timestamps.
+    ``column``: dates of 32 bits, or timestamps.
     """
     unit = "D" if pa.types.is_date(column.type) else column.type.unit
     first, behind = np.array(_YEARS, "M8[Y]").astype(f"M8[{unit}]").astype(np.int64).tolist()
@@ -141,14 +141,14 @@ def has_text(kind: pa.DataType) -> bool:
 
 
 def invalid_text(column: pa.Array) -> Int64s:
-    """Return the positions of values with text that is not UTF-8."""
+    """Return the rows with text that is not UTF-8, also in nested values."""
     if not has_text(column.type):
         return np.empty(0, np.int64)
     return np.fromiter(_invalid(column, 0, len(column)), np.int64)
 
 
 def _invalid(column: pa.Array, start: int, stop: int) -> Iterator[int]:
-    """Yield the positions of values that are not UTF-8, from ``start`` to ``stop``, in order."""
+    """Yield those rows of `invalid_text` that are from ``start`` to ``stop``, in order."""
     parts = [(start, stop)]
     while parts:
         start, stop = parts.pop()

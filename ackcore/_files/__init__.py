@@ -31,7 +31,7 @@ def write_synced(path: Path, write: Callable[[BinaryIO], object]) -> None:
 def link_if_free(temporary: Path, path: Path) -> bool:
     """Give a file its final name unless the name is taken; return whether it got the name.
 
-    If several processes try at once, one succeeds.  The temporary name may remain.
+    If several processes try at once, one succeeds. The file may keep its temporary name as well.
     """
     try:
         os.link(temporary, path)

@@ -65,10 +65,10 @@ class JournalAnswers(Protocol):
         """Return the keys of the known answers."""
 
     def append(self, key: bytes, data: bytes) -> None:
-        """Append an answer, which counts only if it turns out to be the first one."""
+        """Append an answer. After `sync`, `get` returns the first one of all writers."""
 
     def sync(self) -> None:
-        """Make appended answers durable, and determine for each key the answer that counts."""
+        """Make appended answers durable, and find the first answer to each of their keys."""
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """Free the memory of keys that will not be used again."""
@@ -78,16 +78,16 @@ class JournalAnswers(Protocol):
 
 
 class _Place(NamedTuple):
-    """The position of an answer: segment number or open file, offset and size."""
+    """The position of an answer: its file, offset and size."""
 
-    file: int
+    file: int  # the descriptor of an open file, or the number of a segment, negative
     offset: int
     size: int
 
 
 @dataclass(slots=True)
 class _OpenFile:
-    """Another writer's open file, and the position up to which it was read."""
+    """The open file of another writer, and the position up to which it was read."""
 
     descriptor: int
     read: int = 0
@@ -164,7 +164,7 @@ class Journal:
         return None
 
     def append(self, key: bytes, data: bytes) -> None:
-        """Append an answer, which counts only if it turns out to be the first one.
+        """Append an answer. After `sync`, `get` returns the first one of all writers.
 
         Raises ValueError if the key has another size, or the answer is too large. Raises OSError if
         it cannot be written.
@@ -196,7 +196,7 @@ class Journal:
                 self._synced_s = time.monotonic()
 
     def sync(self) -> None:
-        """Make appended answers durable, and determine for each key the answer that counts.
+        """Make appended answers durable, and find the first answer to each of their keys.
 
         Raises OSError if it cannot be written; FileNotFoundError if the directory was removed.
         """
@@ -301,7 +301,7 @@ class Journal:
     # -- reading of other writers' files ------------------------------------------------------
 
     def _look(self) -> None:
-        """Read all data added since the last call."""
+        """Read the new segments, and what other writers have appended to their open files."""
         self._segments()
         changed_ns = os.stat(self._directory).st_mtime_ns
         before, looked_ns = self._seen_ns

@@ -37,11 +37,11 @@ class ProcessLock:
             fcntl.flock(self._file, how)
 
     def read(self, size: int) -> bytes:
-        """Return the beginning of the file."""
+        """Return up to ``size`` bytes from the beginning of the file."""
         return b"" if self._file is None else os.pread(self._file, size, 0)
 
     def write(self, data: bytes, *, alone: bool = False) -> None:
-        """Write over the beginning of the file; with ``alone``, remove its other content first."""
+        """Write ``data`` over the beginning of the file, or with ``alone`` over all of it."""
         if self._file is not None:
             if alone:
                 os.ftruncate(self._file, 0)
@@ -57,7 +57,7 @@ class ProcessLock:
             os.close(file)
 
     def close_in_child(self) -> None:
-        """Close the copy in a forked process, where another thread may hold `_closing` for ever."""
+        """Close the copy in a forked process, where `close` could wait for ever for `_closing`."""
         file, self._file = self._file, None
         if file is not None:
             os.close(file)

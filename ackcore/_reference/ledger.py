@@ -63,7 +63,7 @@ class Pending:
     flags: int = 0
 
     def receive(self, val: int, task: int) -> None:
-        """Fold one message in; ``task`` is its kind, as in `ackcore.Ledger.apply`."""
+        """Apply one message; ``task`` is its kind, as in `ackcore.Ledger.apply`."""
         if task == FAIL:
             self.flags |= FLAG_FAILED
         elif task == ACK:
@@ -76,7 +76,7 @@ class Pending:
             self.task = task
 
     def apply(self, val: int, task: int) -> Status | None:
-        """Fold one message in; return the kind of its outcome, or None."""
+        """Apply one message; return the kind of its outcome, or None without one."""
         self.receive(val, task)
         if self.task >= 0:
             if self.val == 0:
@@ -88,7 +88,7 @@ class Pending:
         return None
 
     def merge(self, row: Pending) -> None:
-        """Fold another entry of the same root in."""
+        """Combine the entry with another one of the same root."""
         self.flags |= row.flags
         if self.inits and row.inits and self.task != row.task:
             self.flags |= FLAG_TASKS_DIFFER
@@ -100,7 +100,10 @@ class Pending:
         self.last_ms = max(self.last_ms, row.last_ms)
 
     def decide(self, deadline: int | None) -> Status:
-        """Return the status of the first row in the table of SEMANTICS 4 that applies."""
+        """Return the root's status: that of the first row in the table of SEMANTICS 4 that applies.
+
+        ``deadline``: an entry whose last message is earlier has timed out. None without a time-out.
+        """
         past = deadline is not None and self.last_ms < deadline
         if self.inits == 0:
             return ORPHAN if past else OPEN
@@ -302,8 +305,7 @@ class Ledger:
     # Time -----------------------------------------------------------------------------------
 
     def rotate(self) -> None:
-        """Turn the buckets once: entries of the oldest bucket expire, and `expired` can return
-        them.
+        """Turn the buckets once: the entries of the oldest one expire, and `expired` returns them.
 
         Entries that expired at the turn before and were not taken are dropped and counted.
         """
@@ -331,7 +333,7 @@ class Ledger:
     # Folding and settling -------------------------------------------------------------------
 
     def merge(self, entries: Entries) -> None:
-        """Fold another ledger's entries in, without decisions.
+        """Combine another ledger's entries with the pending ones. Nothing completes.
 
         ``entries``: the entries, in any order; a root may occur several times. They have times if
         and only if this ledger has a clock.
@@ -346,7 +348,7 @@ class Ledger:
                 self._fold(row.root_id, folded)
 
     def fold(self, root_ids: Any, vals: Any, tasks: Any, times_ms: Any = None) -> None:
-        """Fold a mixed batch of messages in, without decisions.
+        """Combine a mixed batch of messages with the pending entries. Nothing completes.
 
         ``root_ids``, ``vals``, ``tasks``: as in `apply`. ``times_ms``: the time at which each
         message was sent. By default, a ledger with a clock uses the clock's time.
@@ -383,7 +385,7 @@ class Ledger:
             entry.merge(row)
 
     def settle(self, now_ms: int | None = None, timeout_ms: int | None = None) -> Settled:
-        """Decide every entry once; remove and return the decided ones.
+        """Give each entry a `Status`; remove and return those that are not OPEN.
 
         ``now_ms``: the time in milliseconds; the clock's by default. Unused without ``timeout_ms``.
         ``timeout_ms``: the time-out: an entry whose last message is older has timed out. By default

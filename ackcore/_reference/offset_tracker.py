@@ -46,8 +46,8 @@ class OffsetTracker:
         self._position = self._done_end = self._key.base
         # Emitted and not done, in order: the position only grows, so each is appended.
         self._open: OrderedDict[int, None] = OrderedDict()
-        # Holes at or above the position, which an earlier generation left.
-        self._ahead: list[Run] = []
+        # Runs of holes of an earlier generation, as far as the position has not reached them.
+        self._inherited: list[Run] = []
         self._attempts: dict[int, int] = {}
         self._waiting: set[int] = set()
         self._stale = self._below_base = self._not_emitted = self._repeated = 0
@@ -93,7 +93,7 @@ class OffsetTracker:
 
     @property
     def waiting(self) -> int:
-        """The number of pending offsets that failed and were not emitted again."""
+        """The number of pending offsets that failed and were not emitted again since."""
         return len(self._waiting)
 
     @property
@@ -107,7 +107,7 @@ class OffsetTracker:
         """The approximate memory, in bytes."""
         with self._lock:
             an_offset = 2 * sys.getsizeof(2**40)
-            sizes = map(sys.getsizeof, (self._open, self._ahead, self._attempts, self._waiting))
+            sizes = map(sys.getsizeof, (self._open, self._inherited, self._attempts, self._waiting))
             return sum(sizes) + an_offset * (len(self._open) + len(self._attempts))
 
     @property
@@ -122,8 +122,8 @@ class OffsetTracker:
     def _committable(self) -> int:
         if self._open:
             return next(iter(self._open))
-        if self._ahead:
-            return self._ahead[0][0]
+        if self._inherited:
+            return self._inherited[0][0]
         return max(self._position, self._done_end)
 
     # Messages --------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class OffsetTracker:
         done_before = self._is_done(offset)
         self._pass(offset)
         self._position = offset + 1
-        self._drop_ahead()
+        self._drop_passed()
         if done_before:
             self._repeated += 1
             return 0
@@ -193,19 +193,19 @@ class OffsetTracker:
             return
         self._position = position
         self._done_end = max(self._done_end, position)
-        self._drop_ahead()
+        self._drop_passed()
         gone = [
             offset for offset in self._attempts if offset < position and offset not in self._open
         ]
         for offset in gone:
             del self._attempts[offset]
 
-    def _drop_ahead(self) -> None:
-        """Remove the holes that the position has passed."""
-        passed = bisect_right(self._ahead, self._position, key=lambda run: run[1])
-        del self._ahead[:passed]
-        if self._ahead and self._ahead[0][0] < self._position:
-            self._ahead[0] = (self._position, self._ahead[0][1])
+    def _drop_passed(self) -> None:
+        """Remove the inherited holes below the position: they are open or done by now."""
+        passed = bisect_right(self._inherited, self._position, key=lambda run: run[1])
+        del self._inherited[:passed]
+        if self._inherited and self._inherited[0][0] < self._position:
+            self._inherited[0] = (self._position, self._inherited[0][1])
 
     def _ack(self, offset: int) -> int:
         if not self._is_known(offset):
@@ -230,7 +230,7 @@ class OffsetTracker:
         return 1
 
     def _is_known(self, offset: int) -> bool:
-        """Return whether an acked or failed offset may have been emitted; count it if not."""
+        """Return whether an acked or failed offset may have been emitted; if not, count it."""
         self._below_base += offset < self.base
         self._not_emitted += offset >= self._position
         return self.base <= offset < self._position
@@ -254,8 +254,8 @@ class OffsetTracker:
     def _is_done(self, offset: int) -> bool:
         if offset < self._position:
             return offset not in self._open
-        before = bisect_right(self._ahead, offset, key=lambda run: run[0])
-        in_hole = before > 0 and offset < self._ahead[before - 1][1]
+        before = bisect_right(self._inherited, offset, key=lambda run: run[0])
+        in_hole = before > 0 and offset < self._inherited[before - 1][1]
         return offset < self._done_end and not in_hole
 
     def attempt(self, offset: int) -> int:
@@ -277,7 +277,7 @@ class OffsetTracker:
     def _holes(self) -> Iterator[Run]:
         """Yield the runs of holes, in order; adjacent runs are joined."""
         in_flight = ((offset, offset + 1) for offset in self._open if offset < self._done_end)
-        return _joined([*in_flight, *self._ahead])
+        return _joined([*in_flight, *self._inherited])
 
     def state(self, limit: int | None = None) -> OffsetState:
         """Return the state that the next reader needs, with at most ``limit`` runs of holes."""
@@ -314,12 +314,12 @@ class OffsetTracker:
 
     def _load(self, state: OffsetState, position: int) -> None:
         runs = list(zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True))
-        self._position, self._done_end, self._ahead = position, state.end, runs
+        self._position, self._done_end, self._inherited = position, state.end, runs
         # Holes below the position are in flight, and so are all offsets after the last done one.
         flying = [(start, min(end, position)) for start, end in runs if start < position]
         for start, end in [*flying, (state.end, position)]:
             self._open.update(dict.fromkeys(range(start, end)))
-        self._drop_ahead()
+        self._drop_passed()
         self._attempts = dict(zip(state.failed.tolist(), state.attempts.tolist(), strict=True))
 
     def __repr__(self) -> str:

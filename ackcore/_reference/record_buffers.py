@@ -17,7 +17,10 @@ _MOST_BYTES = 2**31 - 1
 
 
 class RecordBuffers:
-    """Records of one partition, collected from messages into columns."""
+    """Collects the records of one partition as columns.
+
+    ``most_bytes``: the limit on the bytes of all keys, and of all values.
+    """
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._most_bytes = as_count(most_bytes, "most_bytes", 0, _MOST_BYTES)
@@ -42,7 +45,10 @@ class RecordBuffers:
         return self._key_bytes + self._value_bytes + self._header_bytes
 
     def add(self, messages: Any, first: int = 0, stop: int = 2**63 - 1) -> int:
-        """Add the records from ``messages[first]`` on; return the index after the last."""
+        """Add the records from ``messages[first]`` on; return the index of the first not added.
+
+        It ends at an error, at the offset ``stop``, and where ``most_bytes`` would be exceeded.
+        """
         found = []
         key_bytes, value_bytes = self._key_bytes, self._value_bytes
         for place in range(first, len(messages)):

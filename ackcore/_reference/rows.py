@@ -56,7 +56,7 @@ def sort_by_shard(root_ids: Any, n: Any) -> tuple[Int64s, Int64s]:
 def take_shard(
     root_ids: Any, vals: Any, tasks: Any, times_ms: Any, shard: Any, n: Any
 ) -> tuple[Int64s, Int64s, Int32s, Int64s | None]:
-    """Copy the messages of one shard's roots, in their order."""
+    """Return copies of the messages of one shard's roots, in their order."""
     roots, xors = id_column(root_ids, "root_ids"), id_column(vals, "vals")
     kinds = task_column(tasks, "tasks")
     shards = as_count(n, "n", 1, MAX_SHARDS)
@@ -83,9 +83,9 @@ _WORDS = 1 << 15
 
 
 def fold_values(hashes: Int64s, value_hashes: npt.NDArray[Any], valid: Any = None) -> None:
-    """Mix the hashes of values into a running hash per row, in place.
+    """Mix a hash of a value into the running hash of each row, in place.
 
-    `hash_fixed` and `hash_binary` make such hashes if they start at zeros.
+    ``value_hashes``: as `hash_fixed` and `hash_binary` make them of ``hashes`` that are zeros.
     """
     running = hashes.view(_U64)
     value_hashes = value_hashes.view(_U64)
@@ -150,7 +150,7 @@ def _check_offsets(offsets: npt.NDArray[Any], size: int) -> None:
 
 
 def gather_binary(offsets: Any, data: Any, order: Any) -> tuple[npt.NDArray[Any], UInt8s]:
-    """Reorder the strings or bytes of a column."""
+    """Return the offsets and the bytes of a column's rows in another order."""
     offsets = _arguments.byte_offset_column(offsets)
     memory = _arguments.bytes_of(data, "data")
     order = id_column(order, "order")

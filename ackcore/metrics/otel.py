@@ -59,7 +59,7 @@ class OpenTelemetryListener(SnapshotListener):
         return observe
 
     def on_progress(self, progress: Any, counts: Any) -> None:
-        """Record a micro-batch."""
+        """Store a finished micro-batch, and record its duration."""
         super().on_progress(progress, counts)
         about = {**self._told, SYSTEM: "ackcore", OPERATION: "process"}
         self._durations.record(progress.duration_s, about)

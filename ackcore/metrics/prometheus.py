@@ -54,7 +54,7 @@ class PrometheusListener(SnapshotListener):
         self.registry.register(self)
 
     def on_progress(self, progress: Any, counts: Any) -> None:
-        """Record a micro-batch."""
+        """Store a finished micro-batch, and count its duration in the histogram."""
         super().on_progress(progress, counts)
         seconds = progress.duration_s
         with self._lock:
@@ -62,11 +62,11 @@ class PrometheusListener(SnapshotListener):
             self._seconds += seconds
 
     def describe(self) -> list[Metric]:
-        """Return metrics without values, for the registry."""
+        """Return nothing: the registry then does not call `collect` at the registration."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Return all metrics, for the registry."""
+        """Yield all metrics with their values; the registry calls it at each scrape."""
         with self._lock:
             found = [(one, [*one.values(self._at)]) for one in READINGS]
             buckets, seconds = list(self._buckets), self._seconds

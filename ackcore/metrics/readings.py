@@ -35,42 +35,44 @@ DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5
 
 @dataclass
 class MetricsSnapshot:
-    """The latest values that listeners received."""
+    """The values that a `SnapshotListener` has received so far: the latest, and sums."""
 
     progress: Any = None
     counts: Any = None
     active: bool = True
+    # Sums over the micro-batches since this start:
     trips: int = 0
     uncounted: int = 0
     duplicates: int = 0
     expected: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     tokens: dict[str, float] = field(default_factory=dict)
+    # Times in seconds since 1970; 0 for none:
     start_s: float = 0.0
-    last_s: float = 0.0
-    began_s: float = 0.0
+    last_s: float = 0.0  # the end of the last micro-batch
+    began_s: float = 0.0  # the begin of the running micro-batch
 
 
 class SnapshotListener:
-    """A listener that keeps the latest values. Subclasses expose them."""
+    """A listener that keeps the values of a query in `_at`. Subclasses export them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._at = MetricsSnapshot()
 
     def on_start(self, counts: Any) -> None:
-        """Record the start."""
+        """Store the counts at the start of the query."""
         with self._lock:
             at = self._at
             at.counts, at.active, at.start_s = counts, True, time.time()
             at.last_s = at.began_s = 0.0
 
     def on_batch_start(self, batch_id: int) -> None:
-        """Record the beginning of a micro-batch."""
+        """Store the time at which a micro-batch begins."""
         with self._lock:
             self._at.began_s = time.time()
 
     def on_progress(self, progress: Any, counts: Any) -> None:
-        """Record a finished micro-batch."""
+        """Store the progress and the counts of a finished micro-batch."""
         with self._lock:
             at = self._at
             at.progress, at.counts = progress, counts
@@ -85,13 +87,13 @@ class SnapshotListener:
             at.last_s, at.began_s = time.time(), 0.0
 
     def on_end(self, error: BaseException | None, counts: Any) -> None:
-        """Record the end, and the final counts."""
+        """Store that the query has ended, and its final counts."""
         with self._lock:
             self._at.active, self._at.counts, self._at.began_s = False, counts, 0.0
 
 
 class Reading(NamedTuple):
-    """A metric: its name in OpenTelemetry's form, its kind and unit, and its values."""
+    """A metric: its name in OpenTelemetry's form, its kind, unit and text, and its values."""
 
     name: str
     kind: Literal["counter", "gauge"]
