@@ -142,7 +142,10 @@ def _or_nulls(column: Int64s | None, n: int) -> pa.Array:
 
 def _member(batch: pa.RecordBatch, column: str, name: str) -> pa.Array:
     if column not in batch.schema.names:
-        raise TypeError(f"{name} must have a column {column}, got {', '.join(batch.schema.names)}")
+        have = ", ".join(batch.schema.names) or "none"
+        raise TypeError(
+            f"{name} has no column {column}, which it must have; its columns are {have}"
+        )
     return batch.column(column)
 
 

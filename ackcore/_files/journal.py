@@ -56,7 +56,7 @@ _OPEN = re.compile(r"[0-9a-f]{16}\.open")
 
 
 class JournalAnswers(Protocol):
-    """Answers by key, shared by all writers that open the same place."""
+    """Answers by key, shared by all writers that open the same directory or bucket."""
 
     def get(self, key: bytes) -> bytes | None:
         """Return the answer to a key, or None."""

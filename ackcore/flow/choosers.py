@@ -41,7 +41,7 @@ class Chooser:
             self._consumers.append(None)
         if self._consumers[consumer.slot] is not None:
             raise ValueError(
-                "this chooser belongs to another controller; create one for each controller"
+                "this chooser belongs to another FlowController; create one for each controller"
             )
         self._consumers[consumer.slot] = consumer
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 
 class Batch(Sequence[Any]):
-    """The records of one tuple, and their places in the tuple that was sent first.
+    """The records of one tuple, and their positions in the tuple that was sent first.
 
     A tuple of B records, each of which fails with probability p, fails as a whole with ``1 - (1 -
     p) ** B``. If records fail one in a thousand times, almost a tenth of the tuples of 100 records
@@ -21,7 +21,7 @@ class Batch(Sequence[Any]):
     records : sequence
         The records, kept unchanged.
     rows : array of int64, shape (n,), optional
-        The place of each record in the tuple that was sent first; by default ``0 .. n - 1``.
+        The position of each record in the tuple that was sent first; by default ``0 .. n - 1``.
 
     Raises
     ------
@@ -38,8 +38,8 @@ class Batch(Sequence[Any]):
         self.rows = np.arange(len(records)) if rows is None else np.asarray(rows, np.int64)
         if self.rows.shape != (len(records),):
             raise ValueError(
-                f"rows has shape {self.rows.shape} and records {len(records)} items; "
-                "they must pair up row by row"
+                f"rows must have one number for each of the {len(records)} records, got shape "
+                f"{self.rows.shape}"
             )
 
     def __len__(self) -> int:
@@ -90,7 +90,10 @@ class Batch(Sequence[Any]):
                 "one by: bits = numpy.zeros(n, bool); bits[rows] = True"
             )
         if found.shape != (n,):
-            raise ValueError(f"the bitmap has shape {found.shape} and the batch {n} records")
+            raise ValueError(
+                f"the bitmap must have one item for each of the batch's {n} records, got shape "
+                f"{found.shape}"
+            )
         return found
 
     def only(self, failed: npt.NDArray[np.bool_]) -> Batch:

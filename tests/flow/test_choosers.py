@@ -193,7 +193,7 @@ def test_a_chooser_is_one_controllers(clock):
     chooser = Idlest()
     flow_of(clock, chooser)
     with pytest.raises(
-        ValueError, match="this chooser belongs to another controller; create one for"
+        ValueError, match="this chooser belongs to another FlowController; create one for"
     ):
         flow_of(clock, chooser)
 

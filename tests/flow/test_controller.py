@@ -271,12 +271,12 @@ def test_bad_settings_are_named(arguments, error, says):
 def test_a_batch_says_what_is_wrong_with_it():
     with pytest.raises(ValueError, match="records must not be empty"):
         Batch([])
-    with pytest.raises(ValueError, match="they must pair up row by row"):
+    with pytest.raises(ValueError, match="one number for each of the 2 records"):
         Batch([1, 2], np.arange(3))
     batch = Batch(np.arange(9))
     with pytest.raises(ValueError, match=r"must have 2 bytes and no bit beyond them, got 2.* 1 "):
         batch.failed(b"\x00\x02")
-    with pytest.raises(ValueError, match=r"has shape \(3,\) and the batch 9 records"):
+    with pytest.raises(ValueError, match=r"each of the batch.s 9 records, got shape \(3,\)"):
         batch.failed([True] * 3)
     bits = np.arange(9) % 4 == 0
     np.testing.assert_array_equal(
