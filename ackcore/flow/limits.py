@@ -15,6 +15,7 @@ limit           adapts to                                                origin
 
 from __future__ import annotations
 
+import enum
 import math
 import time
 from collections.abc import Callable
@@ -33,6 +34,14 @@ def limit_bounds(initial: Any, max_limit: Any) -> tuple[int, int]:
     """
     most = as_count(max_limit, "max_limit", 1, MAX_LIMIT)
     return as_count(initial, "initial", 1, most), most
+
+
+class Pressure(enum.Enum):
+    """The load of a consumer, as its last answer shows it to `RttThreshold`."""
+
+    NORMAL = "normal"  # an ack within the threshold
+    SLOW = "slow"  # a later ack
+    BUSY = "busy"  # a failure or a time-out
 
 
 @runtime_checkable
@@ -60,21 +69,26 @@ class Limit(Protocol):
 class RttThreshold:
     """A window that grows while round trips are within a threshold, and shrinks beyond it.
 
-    An ack within the threshold adds ``1 / window``, and a later one subtracts as much. So the
-    window changes linearly, by one tuple for each window of acks. A failure or time-out subtracts 1
-    at once (and the tuple goes to another consumer). There is no slow start: it would end beyond
-    the threshold, and a larger window does not make a consumer faster.
+    An ack within the threshold is NORMAL and adds ``1 / window``. A later one is SLOW and subtracts
+    as much. So the window changes linearly, by one tuple for each window of acks. A failure or
+    time-out is BUSY and subtracts 1 at once (and the tuple goes to another consumer). There is no
+    slow start: it would end in SLOW, and a larger window does not make a consumer faster.
 
     The window grows until round trips reach the threshold, which is the latency under load.
 
     Parameters
     ----------
     threshold_s : float, default 0.05
-        The round trip above which the window shrinks, in seconds.
+        The longest round trip of a NORMAL consumer, in seconds.
     initial : int, default 4
         The window before the first sample.
     max_limit : int, default 1000
         The largest window.
+
+    Attributes
+    ----------
+    pressure : Pressure
+        NORMAL, SLOW or BUSY, after the last sample.
 
     Notes
     -----
@@ -82,7 +96,7 @@ class RttThreshold:
     Storm" (Storm的自适应动态流控制算法), after RFC 2001.
     """
 
-    __slots__ = ("_max_limit", "_window", "limit", "threshold_ns")
+    __slots__ = ("_max_limit", "_window", "limit", "pressure", "threshold_ns")
 
     def __init__(
         self, threshold_s: float = 0.05, *, initial: int = 4, max_limit: int = 1000
@@ -91,14 +105,18 @@ class RttThreshold:
         #: The number of tuples that may be outstanding.
         self.limit, self._max_limit = limit_bounds(initial, max_limit)
         self._window = float(self.limit)
+        self.pressure = Pressure.NORMAL
 
     def on_sample(self, rtt_ns: int, in_flight: int, dropped: bool) -> None:
         """Adapt to an answered tuple; see `Limit.on_sample` for the parameters."""
         if dropped:
+            self.pressure = Pressure.BUSY
             window = self._window - 1
         elif rtt_ns <= self.threshold_ns:
+            self.pressure = Pressure.NORMAL
             window = self._window + 1 / self._window
         else:
+            self.pressure = Pressure.SLOW
             window = self._window - 1 / self._window
         self._window = min(max(window, 1.0), float(self._max_limit))
         self.limit = int(self._window)

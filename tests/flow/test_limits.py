@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from simulated import MS, S, SimClock
 
 from ackcore.flow import DelayTarget, Fixed, Limit, RttThreshold
+from ackcore.flow.limits import Pressure
 
 MAKERS = {
     "delay": lambda clock: DelayTarget(clock=clock),
@@ -216,12 +217,14 @@ def test_rtt_threshold_steps_once_a_window():
     limit = RttThreshold(0.1, initial=10)
     for _ in range(11):
         limit.on_sample(100 * MS, 10, False)
-    assert limit.limit == 11
+    assert (limit.limit, limit.pressure) == (11, Pressure.NORMAL)
     for _ in range(12):
         limit.on_sample(100 * MS + 1, 10, False)
-    assert limit.limit == 9  # 9.97
+    assert (limit.limit, limit.pressure) == (9, Pressure.SLOW)  # 9.97
     limit.on_sample(5 * S, 10, True)
-    assert limit.limit == 8
+    assert (limit.limit, limit.pressure) == (8, Pressure.BUSY)
+    limit.on_sample(1, 10, False)
+    assert limit.pressure is Pressure.NORMAL
 
 
 def test_rtt_threshold_drives_the_round_trip_to_its_threshold():
