@@ -86,6 +86,13 @@ class Http(Target):
             shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
             raise ValueError(f"url must begin with http://host or https://host, got {shown!r}")
         place = parts.netloc.rpartition("@")[2]
+        asked = f"{place}{parts.path}{parts.query}"
+        if not asked.isascii() or " " in asked:
+            # A server would refuse each request, and so each record.
+            raise ValueError(
+                "url must be ASCII without spaces, so percent-encode its path and query, and "
+                f"encode its host by IDNA, got {parts._replace(netloc=place).geturl()!r}"
+            )
         self.url = parts._replace(netloc=place).geturl()
         secure = parts.scheme == "https"
         self._ssl = (ssl_context or ssl.create_default_context()) if secure else None

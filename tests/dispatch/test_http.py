@@ -368,6 +368,14 @@ def test_a_throttled_endpoint_is_left_alone_and_the_others_do_the_work():
     assert counts.unavailable == busy < 5
 
 
+@pytest.mark.parametrize(
+    "url", ["http://h/a b", "http://h/naïve", "http://bücher/", "http://h?q=é"]
+)
+def test_a_url_that_is_not_encoded_is_refused(url):
+    with pytest.raises(ValueError, match="url must be ASCII without spaces"):
+        Http(url.replace("//", "//üser:p w@"))
+
+
 @pytest.mark.parametrize("url", ["ftp://x", "localhost:80", "http://", "http:///path"])
 def test_a_url_that_is_none_is_refused(url):
     with pytest.raises(ValueError, match="url must begin with http://host or https://host, got"):
