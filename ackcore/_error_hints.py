@@ -18,6 +18,9 @@ _Public = TypeVar("_Public", bound=Callable[..., Any])
 #: The seconds of a unit, by the first letters of its name; 0 for months, whose length varies.
 _UNITS = {"ms": 0.001, "mil": 0.001, "s": 1, "m": 60, "mo": 0, "h": 3600, "d": 86_400, "w": 604_800}
 
+#: The number of names that an error lists.
+_MOST_NAMES = 12
+
 
 class Unquoted(str):
     """A text for KeyError, whose str() is the repr of its argument: this repr has no quotes."""
@@ -56,10 +59,10 @@ def numbered(problems: Sequence[str]) -> str:
     return "\n".join([f"{len(lines)} problems:", *lines])
 
 
-def listed(names: Sequence[str], most: int = 12) -> str:
+def listed(names: Sequence[str]) -> str:
     """Join names, in quotes, into one text; only the first ones if there are very many."""
-    shown = ", ".join(repr(name) for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+    shown = ", ".join(repr(name) for name in names[:_MOST_NAMES])
+    return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
 
 
 def as_seconds(value: Any, name: str, least: float, most: float, way_out: str = "") -> float:

@@ -87,7 +87,7 @@ class Acker:
     capacity : int, default 1024
         The number of entries to reserve room for, in all shards together.
     refresh_on_ack : bool, default False
-        See `ackcore.Ledger`.
+        Whether every message moves its entry to the newest bucket, and not only FAIL and RESET.
     wait : callable, optional
         The wait of the thread of `start`: ``wait(stopping, seconds)`` returns when the time is over
         or the event ``stopping`` is set. By default `threading.Event.wait`.

@@ -87,7 +87,8 @@ class Dispatcher:
         By name: a function (run in a thread), a coroutine function, or a `Target`, for example
         `Process` or `Http`.
     limit, chooser, max_pending, clock
-        See `FlowController`.
+        The limit of each consumer, the choice among them, the largest number of calls in flight,
+        and the clock: see `FlowController`.
     timeout_s : float, default 30.0
         The longest call, in seconds. A record that waits longer for a thread or a process goes to
         another consumer, and no attempt is counted.
