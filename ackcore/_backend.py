@@ -119,7 +119,7 @@ class AckerBackend(Protocol):
 
     @property
     def buckets(self) -> int:
-        """The number of turns after which an entry expires."""
+        """The number of calls of `rotate` after which an entry expires."""
 
     @property
     def refresh_on_ack(self) -> bool:
@@ -150,37 +150,37 @@ class AckerBackend(Protocol):
         """Read-only views of the table's memory; empty if the backend has none."""
 
     def apply(self, root_ids: Any, vals: Any, tasks: Any) -> Outcomes:
-        """Apply a mixed batch of messages, in order."""
+        """Apply a mixed batch of messages, in order; return their outcomes."""
 
     def init_many(self, root_ids: Any, init_vals: Any, tasks: Any) -> Outcomes:
-        """Apply a column of INITs."""
+        """Apply a column of INITs; return their outcomes."""
 
     def ack_many(self, root_ids: Any, ack_vals: Any) -> Outcomes:
-        """Apply a column of ACKs."""
+        """Apply a column of ACKs; return their outcomes."""
 
     def fail_many(self, root_ids: Any) -> Outcomes:
-        """Apply a column of FAILs."""
+        """Apply a column of FAILs; return their outcomes."""
 
     def reset_timeout_many(self, root_ids: Any) -> Outcomes:
-        """Apply a column of RESETs."""
+        """Apply a column of RESETs; return their outcomes."""
 
     def init(self, root_id: int, init_val: int, task: int) -> Outcome | None:
-        """Apply one INIT."""
+        """Apply one INIT; return its outcome, or None if it has none."""
 
     def ack(self, root_id: int, ack_val: int) -> Outcome | None:
-        """Apply one ACK."""
+        """Apply one ACK; return its outcome, or None if it has none."""
 
     def fail(self, root_id: int) -> Outcome | None:
-        """Apply one FAIL."""
+        """Apply one FAIL; return its outcome, or None if it has none."""
 
     def reset_timeout(self, root_id: int) -> Outcome | None:
-        """Apply one RESET."""
+        """Apply one RESET; return its outcome, or None if it has none."""
 
     def rotate(self) -> None:
-        """Make every entry one bucket older."""
+        """Make every entry one bucket older; those of the oldest bucket expire."""
 
     def expired(self, limit: int | None = None) -> Entries:
-        """Remove and return entries that expired at the last turn."""
+        """Remove and return the entries that expired in the last call of `rotate`."""
 
     def merge(self, entries: Entries) -> None:
         """Combine the entries of another ledger with the pending ones. Nothing completes."""

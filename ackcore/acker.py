@@ -456,7 +456,9 @@ class Acker:
         if len(errors) == 1:
             raise errors[0]
         if errors:
-            raise BaseExceptionGroup("on_outcomes raised for several tasks", errors)
+            raise BaseExceptionGroup(
+                "the acker's on_outcomes raised for several spout tasks", errors
+            )
 
 
 def _milliseconds(seconds: Any, name: str) -> int:

@@ -47,7 +47,7 @@ class TooManyDead(RuntimeError):
 
 
 class Excess(NamedTuple):
-    """The limit that was exceeded, and its error message."""
+    """The name of the limit that was exceeded, an argument of `DeadLimit`, and the error's text."""
 
     limit: str
     message: str

@@ -41,7 +41,7 @@ class ProcessLock:
         return b"" if self._file is None else os.pread(self._file, size, 0)
 
     def write(self, data: bytes, *, alone: bool = False) -> None:
-        """Write ``data`` over the beginning of the file, or with ``alone`` over all of it."""
+        """Write ``data`` at the beginning of the file; with ``alone``, it then has nothing else."""
         if self._file is not None:
             if alone:
                 os.ftruncate(self._file, 0)

@@ -81,7 +81,7 @@ class Chooser:
         return None if least == _CLOSED else self._consumers[scores.index(least)]
 
     def _avoided(self, avoid: tuple[FlowConsumer, ...]) -> tuple[FlowConsumer, ...]:
-        """Return these consumers, without the first ones if no other consumer is open."""
+        """Drop the earliest consumers of ``avoid`` until an open consumer is not among them."""
         opened = [c for c in self._consumers if c is not None and c.is_open]
         while avoid and all(c in avoid for c in opened):
             avoid = avoid[1:]

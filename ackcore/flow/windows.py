@@ -79,7 +79,7 @@ class Windows:
         return taken
 
     def pause(self, name: Hashable, for_ns: int, keys_wait: bool = True) -> None:
-        """Pause a consumer."""
+        """Send nothing to a consumer for ``for_ns``; see `FlowController.pause`."""
         consumer = self.named(name)
         consumer.is_open = False
         consumer.keys_wait = keys_wait
