@@ -250,7 +250,7 @@ def test_a_callback_that_raises_keeps_no_other_from_being_called(make_acker, kin
     assert len(acker) == 0
 
     broken = {0, 2}
-    with pytest.raises(BaseExceptionGroup, match="several tasks") as group:
+    with pytest.raises(BaseExceptionGroup, match="raised for several spout tasks") as group:
         acker.init_many(roots, np.zeros(6, np.int64), (roots // 2).astype(np.int32))
     assert [str(error) for error in group.value.exceptions] == ["task 0", "task 2"]
     with pytest.raises(kind, match="task 2"):
