@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -108,13 +108,12 @@ class Stats(NamedTuple):
     growths: int
 
 
-Row = TypeVar("Row")
-
-
-class _Table(Generic[Row]):
+class _Table:
     """Parallel columns of one length; a column that a ledger does not keep is None."""
 
     __slots__ = ()
+
+    root_ids: Int64s
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """Return the columns that are not None, by name and without a copy, for ``numpy.savez``."""
@@ -130,14 +129,11 @@ class _Table(Generic[Row]):
         return [[None] * len(self) if column is None else column.tolist() for column in columns]
 
     def __len__(self) -> int:
-        raise NotImplementedError
-
-    def __iter__(self) -> Iterator[Row]:
-        raise NotImplementedError
+        return len(self.root_ids)
 
 
 @dataclass(slots=True, eq=False)
-class Outcomes(_Table[Outcome]):
+class Outcomes(_Table):
     """The outcomes of one call, in the order in which they occurred.
 
     ``root_ids`` int64, ``tasks`` int32, ``kinds`` uint8 (see `Status`), and
@@ -150,16 +146,13 @@ class Outcomes(_Table[Outcome]):
     kinds: UInt8s
     elapsed_ms: Int64s | None = None
 
-    def __len__(self) -> int:
-        return len(self.root_ids)
-
     def __iter__(self) -> Iterator[Outcome]:
         for root_id, task, kind, elapsed_ms in zip(*self._lists(), strict=True):
             yield Outcome(root_id, task, _STATUSES[kind], elapsed_ms)
 
 
 @dataclass(slots=True, eq=False)
-class Entries(_Table[Entry]):
+class Entries(_Table):
     """Pending roots as columns, the form in which a ledger is saved, loaded and merged.
 
     ``root_ids`` and ``vals`` int64; ``tasks`` int32 (-1 until the init); ``inits`` uint8
@@ -178,16 +171,13 @@ class Entries(_Table[Entry]):
     first_ms: Int64s | None = None
     last_ms: Int64s | None = None
 
-    def __len__(self) -> int:
-        return len(self.root_ids)
-
     def __iter__(self) -> Iterator[Entry]:
         for row in zip(*self._lists(), strict=True):
             yield Entry(*row)
 
 
 @dataclass(slots=True, eq=False)
-class Settled(_Table[Decision]):
+class Settled(_Table):
     """The roots that one `Ledger.settle` decided. Open roots stay in the ledger.
 
     Columns as in `Entries`, with ``statuses`` uint8 (see `Status`).
@@ -202,9 +192,6 @@ class Settled(_Table[Decision]):
     flags: UInt8s
     first_ms: Int64s | None = None
     last_ms: Int64s | None = None
-
-    def __len__(self) -> int:
-        return len(self.root_ids)
 
     def __iter__(self) -> Iterator[Decision]:
         for root_id, status, *rest in zip(*self._lists(), strict=True):
