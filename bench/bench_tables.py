@@ -25,8 +25,7 @@ import pytest
 from pyspark.sql.streaming import StreamingQueryListener
 
 from ackcore.spark import start
-from ackcore.spark.checkpoint.segment_files import SegmentFiles
-from ackcore.spark.checkpoint.table_records import TableState
+from ackcore.spark.checkpoint.table_records import SegmentFiles, TableState
 from ackcore.spark.sinks.sink_batch import BatchFile
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.tables.table_fold import TableFold

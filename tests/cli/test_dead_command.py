@@ -13,8 +13,8 @@ from ackcore._arrow.shown import text_of
 from ackcore.spark.base import letter_columns as letter_files
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.dead_letters.checkpoints import store_of
+from ackcore.spark.dead_letters.letter_files import reading_letters
 from ackcore.spark.dead_letters.letter_store import files_of
-from ackcore.spark.dead_letters.letters import reading_letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, count_letters, list_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.topology.tuples import Reason

@@ -34,8 +34,8 @@ from ackcore.spark import (
 )
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.sources import kept_schemas
-from ackcore.spark.checkpoint.segment_files import SegmentFiles
 from ackcore.spark.checkpoint.state import State
+from ackcore.spark.checkpoint.table_records import SegmentFiles
 from ackcore.spark.engine import act, batch, runs, table_changes
 from ackcore.spark.engine.closed_rows import ClosedReader
 from ackcore.spark.listeners import Listeners

@@ -21,8 +21,8 @@ from ackcore.spark.base.schemas import REPLAYED, TRACKING
 from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters import replay as replays
 from ackcore.spark.dead_letters.checkpoints import letters_at
+from ackcore.spark.dead_letters.letter_files import batch_rows, read_letters, read_schema
 from ackcore.spark.dead_letters.letter_store import kinds_of
-from ackcore.spark.dead_letters.letters import batch_rows, read_letters, read_schema
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.notes import notes_of, sent_rows
 from ackcore.spark.dead_letters.replay import replay
@@ -47,7 +47,7 @@ def wrote(batches):
 
 
 def names(letters):
-    return sorted(os.listdir(letters.path / "lines"))
+    return sorted(os.listdir(Path(letters.place.url) / "lines"))
 
 
 def test_letters_of_other_columns_stay_in_files_of_their_own(letters):
@@ -55,7 +55,7 @@ def test_letters_of_other_columns_stay_in_files_of_their_own(letters):
     for n in range(8, 40):
         table = died(2 * n, 2).append_column("extra", pa.array([1, 2]))
         letters.write(n, {"lines": table})
-    assert numbers(letters.path) == wrote(40)
+    assert numbers(Path(letters.place.url)) == wrote(40)
     assert active(letters)[:8] == [f"batch-{n}.parquet" for n in range(8)]
     assert active(letters)[8] == "batches-8-23.1.parquet"
     kinds = kinds_of(letters.place, None)
@@ -94,7 +94,7 @@ def test_large_files_are_left_alone(letters, monkeypatch):
     monkeypatch.setattr(compaction, "_BYTES", 1 << 28)
     monkeypatch.setattr(letter_files, "GROUP_ROWS", 8)  # and files go by row groups
     write(letters, 20, 21)
-    assert numbers(letters.path) == wrote(21)
+    assert numbers(Path(letters.place.url)) == wrote(21)
     assert pq.ParquetFile(path_of(letters, active(letters)[0])).num_row_groups == 5
 
 
@@ -141,7 +141,7 @@ def test_a_large_file_does_not_keep_later_ones_apart(letters, monkeypatch):
         "batches-2-17.1.parquet",
         "batches-18-33.1.parquet",
     ]
-    assert len(numbers(letters.path)) == 2 + 20_000 + 38
+    assert len(numbers(Path(letters.place.url))) == 2 + 20_000 + 38
 
 
 def test_a_damaged_file_is_told_once_and_does_not_stop_the_dead(letters, checkpoint, caplog):
@@ -164,7 +164,7 @@ def test_a_damaged_file_is_told_once_and_does_not_stop_the_dead(letters, checkpo
     with OPEN(checkpoint) as state:
         letters = DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": VALUE})
     assert sum(pc.sum(some["deaths"]).as_py() for some in letters.reasons()) == 38
-    assert len(numbers(letters.path)) == 38
+    assert len(numbers(Path(letters.place.url))) == 38
     assert not path.with_name(wanted).exists()
 
 
@@ -220,7 +220,7 @@ def test_a_store_elsewhere_is_remembered(checkpoint, tmp_path):
     with OPEN(checkpoint) as state:
         key = state.deployment_key
         DeadLetters.open(checkpoint, key, tmp_path / "there").write(0, {"lines": died(0, 2)})
-        assert DeadLetters.open(checkpoint, key).path == tmp_path / "there"
+        assert DeadLetters.open(checkpoint, key).place.url == str(tmp_path / "there")
         with pytest.raises(
             CheckpointForeign, match="Move the whole old directory there first"
         ) as caught:
@@ -235,10 +235,10 @@ def test_a_store_elsewhere_is_remembered(checkpoint, tmp_path):
         assert str(tmp_path / "there") in str(caught.value)
         moved = DeadLetters.open(checkpoint, key, tmp_path / "elsewhere")
         assert numbers(moved.path) == [(0, "id-0"), (0, "id-1")]
-        assert DeadLetters.open(checkpoint, key).path == tmp_path / "elsewhere"
+        assert DeadLetters.open(checkpoint, key).place.url == str(tmp_path / "elsewhere")
         inside = checkpoint / "ackcore/dead_letters"
         moved.path.rename(inside)
-        assert DeadLetters.open(checkpoint, key, inside).path == inside
+        assert DeadLetters.open(checkpoint, key, inside).place.url == str(inside)
     checkpoint.rename(tmp_path / "moved")
     with OPEN(tmp_path / "moved") as state:
         found = DeadLetters.open(tmp_path / "moved", state.deployment_key)

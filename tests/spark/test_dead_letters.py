@@ -92,7 +92,7 @@ def test_a_store_elsewhere_is_found_by_its_checkpoint(spark, checkpoint, tmp_pat
         )
         run_one(state, 0)
         letters.write(0, {"lines": died(0, 2)})
-    assert letters.path == tmp_path / ODD
+    assert letters.place.url == str(tmp_path / ODD)
     assert dead_letters(checkpoint, spark).count() == 2
     assert dead_letters(checkpoint, spark, spout="clicks").count() == 0  # of whom nobody died
     assert replay(tmp_path / ODD, spout="clicks").records == {}

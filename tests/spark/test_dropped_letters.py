@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from decimal import Decimal
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,8 +18,8 @@ from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters import drop as dropping
 from ackcore.spark.dead_letters.checkpoints import letters_at
 from ackcore.spark.dead_letters.drop import drop
+from ackcore.spark.dead_letters.letter_files import read_letters
 from ackcore.spark.dead_letters.letter_store import Letters
-from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
@@ -108,8 +109,8 @@ def test_a_merge_empties_what_was_dropped_and_is_whole_in_its_files(
     with monkeypatch.context() as patch:
         patch.setattr(dropping, "_empty", lambda store, notes: None)  # it died before
         drop(checkpoint, named(1, 15))
-    assert listed(letters.path) == left(16, 1, 15)
-    assert on_disk(letters.path) == set(every(16).values())
+    assert listed(Path(letters.place.url)) == left(16, 1, 15)
+    assert on_disk(Path(letters.place.url)) == set(every(16).values())
     write(letters, 16, 17)
     (merged, _) = reader(letters).files("lines")
     assert merged.level == 1
@@ -117,8 +118,8 @@ def test_a_merge_empties_what_was_dropped_and_is_whole_in_its_files(
     assert [found[4], found[5], found[60], found[61]] == [None] * 4
     # The next drop empties also what the merge left behind.
     drop(checkpoint, named(1))
-    assert on_disk(letters.path) == set(left(17, 1, 15).values())
-    assert listed(letters.path) == left(17, 1, 15)
+    assert on_disk(Path(letters.place.url)) == set(left(17, 1, 15).values())
+    assert listed(Path(letters.place.url)) == left(17, 1, 15)
 
 
 def test_what_a_driver_merges_meanwhile_is_looked_at_again(letters, checkpoint, monkeypatch):
@@ -137,7 +138,7 @@ def test_what_a_driver_merges_meanwhile_is_looked_at_again(letters, checkpoint, 
     monkeypatch.setattr(Letters, "rewrite", rewritten)
     drop(checkpoint, named(0, 7))
     assert active(letters) == ["batches-0-15.1.parquet", "batch-16.parquet"]
-    assert on_disk(letters.path) == set(left(17, 0, 7).values())
+    assert on_disk(Path(letters.place.url)) == set(left(17, 0, 7).values())
 
 
 @pytest.mark.parametrize("replayed", [False, True])

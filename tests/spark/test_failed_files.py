@@ -455,7 +455,7 @@ def test_files_of_letters_are_the_stores_as_they_are(
         at_first = {
             path.stat().st_ino for path in (checkpoint / "ackcore/state").glob("0.*.dead-*")
         }
-        paths = [letters.path / each["object"] for each in files.values()]
+        paths = [Path(letters.place.url) / each["object"] for each in files.values()]
         assert [path.stat().st_ino in at_first for path in paths] == as_they_are
     assert as_they_are == [True, True, False, True, False]
     n = sum(sizes) + 7
@@ -499,7 +499,7 @@ def test_files_of_one_micro_batch_are_merged_together(anywhere, tmp_path, no_syn
         key, cache, run = state.deployment_key, state._cache, state.runs.new(0)
         letters = DeadLetters.open(anywhere, key, None, {"lines": SOURCE}, state.records)
     for number in range(10):
-        directory = cache.directory_of(number)
+        directory = cache.prefix_of(number)
         parts = [
             in_run(
                 wrote_letters(tmp_path, f"dead-{n}", records(10 * number + 3 * n, 3), number), run
@@ -525,7 +525,7 @@ def test_a_copy_of_letters_that_is_damaged_is_told(bucket, tmp_path, no_syncing,
         key, cache = state.deployment_key, state._cache
         letters = DeadLetters.open(bucket, key, None, {"lines": SOURCE}, state.records)
         path = in_run(wrote_letters(tmp_path, "dead-lines", records(0, 3)), state.runs.new(0))
-        dead = Dead({"lines": [adopted(path, cache, cache.directory_of(0))]})
+        dead = Dead({"lines": [adopted(path, cache, cache.prefix_of(0))]})
         name = f"ackcore/state/{dead.parts['lines'][0].file}"
         data = objects.get(name).data
         objects.put(name, data[:-1])

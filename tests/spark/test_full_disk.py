@@ -16,7 +16,7 @@ from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.checkpoint import waiting
 from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters.checkpoints import store_of
-from ackcore.spark.dead_letters.letters import read_letters
+from ackcore.spark.dead_letters.letter_files import read_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.engine.insist import SinkError
 from ackcore.spark.sinks.parquet import to_parquet

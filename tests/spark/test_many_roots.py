@@ -24,8 +24,8 @@ from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, nonacked
 from ackcore.spark.checkpoint.table_cache import TableCache
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.dead_letters.checkpoints import letters_at
+from ackcore.spark.dead_letters.letter_files import read_letters
 from ackcore.spark.dead_letters.letter_store import files_of
-from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.engine.causes import causes
 from ackcore.spark.engine.check import Disagreement, check_found

@@ -26,7 +26,7 @@ from ackcore.spark.base.errors import (
     StateError,
 )
 from ackcore.spark.base.schemas import SinkFile
-from ackcore.spark.checkpoint import segment_files
+from ackcore.spark.checkpoint import table_records
 from ackcore.spark.engine import act
 from ackcore.spark.engine.insist import SinkError
 from ackcore.spark.inspect import table_reading
@@ -282,7 +282,7 @@ def test_a_harmed_segment_ends_the_query_by_name(place, harm, monkeypatch):
     if harm != "remove":
         store.put(key, bytes(data if harm == "flip" else data[:-8]))
     # As in another process.
-    monkeypatch.setattr(segment_files, "_CHECKED", segment_files._Checked())
+    monkeypatch.setattr(table_records, "_CHECKED", table_records._Checked())
     told = rf"{key}.*(missing|{len(data) - 8} bytes|damaged|checksum)"
     with pytest.raises(CheckpointCorrupt, match=told):
         world.process(1, ["a2.o"])

@@ -20,9 +20,10 @@ from worlds import anywhere, fails
 from ackcore.spark.base import atomic
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointInUse, StateError
+from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters.checkpoints import store_of
-from ackcore.spark.dead_letters.letters import read_letters
+from ackcore.spark.dead_letters.letter_files import read_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.engine import runs
 from ackcore.spark.sinks import parquet as sinks
@@ -258,7 +259,7 @@ def test_cut_off_in_a_sink_it_takes_nothing_away(tmp_path, pauser, monkeypatch, 
 
 def test_a_checkpoint_is_made_once(checkpoint, monkeypatch):
     """A second key would make all that is recorded foreign."""
-    write_meta, keys = State.open.__globals__["compatibility"].write_meta, []
+    write_meta, keys = Records.write_meta, []
 
     def late(records, meta, **more):
         if not keys:
@@ -268,7 +269,7 @@ def test_a_checkpoint_is_made_once(checkpoint, monkeypatch):
                 keys.append(f"{second.deployment_key:016x}")
         write_meta(records, meta, **more)
 
-    monkeypatch.setattr("ackcore.spark.checkpoint.compatibility.write_meta", late)
+    monkeypatch.setattr(Records, "write_meta", late)
     with pytest.raises(CheckpointInUse, match="was taken over"):
         OPEN(checkpoint)
     with OPEN(checkpoint) as state:

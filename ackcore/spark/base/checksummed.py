@@ -185,16 +185,6 @@ class _Hashed:
         self._cached, self._passed_on = 0, True
 
 
-def _checksum_of(path: Path, digits: int) -> str:
-    """Return the checksum of a file, read piece by piece."""
-    checksum = _Digest() if digits == 32 else _Fingerprint()
-    piece = memoryview(bytearray(_PIECE))
-    with open(path, "rb", buffering=0) as file:
-        while n := file.readinto(piece):
-            checksum.update(piece[:n])
-    return checksum.hex()
-
-
 def write_table(directory: Path, name: str, table: pa.Table) -> str:
     """Write a table as ``<name>.<checksum>.arrow`` and return that name."""
     return write_batches(directory, name, table.schema, batches_of(table))
@@ -288,19 +278,6 @@ class NamedByChecksum:
         self._temporary.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _reading(path: Path, way_out: str) -> Iterator[None]:
-    """Convert errors of reading a table's file to errors that name the file."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise corrupt(path, "is missing, though the checkpoint refers to it", way_out) from None
-    except _DAMAGE as error:
-        raise corrupt(path, f"is damaged: {error}", way_out) from error
-    except OSError as error:
-        raise StateError(f"{path} cannot be read: {error}") from error
-
-
 def table_in(
     data: pa.Buffer, path: str | os.PathLike[str], *, check: bool = True, way_out: str = WAY_OUT
 ) -> pa.Table:
@@ -351,26 +328,19 @@ def check_size(
         raise corrupt(path, f"is damaged: it has {size} bytes instead of {nbytes}", way_out)
 
 
-def read_table(
-    path: Path, *, check: bool = True, nbytes: int | None = None, way_out: str = WAY_OUT
-) -> pa.Table:
+def read_table(path: Path, *, way_out: str = WAY_OUT) -> pa.Table:
     """Return a table whose columns are in a memory map of its file.
 
     Raises CheckpointCorrupt if the file is missing or damaged. Raises StateError if the system
     cannot read it.
 
-    ``check``: whether to check the checksum. ``nbytes``: the recorded size of the file in bytes.
     ``way_out``: the end of the message about damage: a sentence without the full stop.
     """
-    named = _NAMED.search(path.name)
-    with _reading(path, way_out):
+    try:
         with pa.memory_map(os.fspath(path)) as source:
             data = source.read_buffer()
-        check_size(path, data.size, nbytes, way_out)
-        if named is None:
-            what = "has no checksum in its name, as tables of ackcore have"
-            raise corrupt(path, what, way_out)
-        if check and _checksum_of(path, len(named[1])) != named[1]:
-            what = f"is damaged: its {data.size} bytes do not match the checksum in its name"
-            raise corrupt(path, what, way_out)
-        return _table_of(data)
+    except FileNotFoundError:
+        raise corrupt(path, "is missing, though the checkpoint refers to it", way_out) from None
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error}") from error
+    return table_in(data, path, way_out=way_out)

@@ -21,13 +21,13 @@ class Lock:
     contains a random token of its holder, for `check`.
     """
 
-    def __init__(self, path: Path, wait: bool = False):
+    def __init__(self, path: Path):
         self.path = path
         with writing(path):
             self._file = ProcessLock(path)
         try:
             with writing(path):
-                self._file.lock(fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                self._file.lock(fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._held = f"{process_name()}\n{secrets.token_hex(16)}\n".encode()
                 self._file.write(self._held, alone=True)
         except BaseException as error:

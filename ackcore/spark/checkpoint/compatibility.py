@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import ackcore
 from ackcore.spark.base.errors import CheckpointForeign, corrupt
 from ackcore.spark.base.paths import numbered
-from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.records import META, Records
+from ackcore.spark.checkpoint.requests import spout_of_request
 from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.tables.recorded_shapes import recorded
@@ -65,11 +65,6 @@ class Described(Protocol):
         """The tables by name. Each has an attribute ``shape``."""
 
 
-def write_meta(records: Records, meta: Mapping[str, Any], *, once: bool = False) -> None:
-    """Record the topology of the checkpoint."""
-    records.write_meta(meta, once=once)
-
-
 def claim(
     records: Records,
     topology: Described,
@@ -100,12 +95,12 @@ def claim(
             **about(topology),
         }
         # With a second key, all records of the first one would be foreign.
-        write_meta(records, meta, once=True)
+        records.write_meta(meta, once=True)
     begun = meta["begun"] or (log is not None and bool(numbered(log)))
     if not begun and (meta["kind"], meta["fingerprint"]) != (kind, topology.fingerprint):
         # No run yet, and Spark has read nothing: another topology may have the checkpoint.
         meta |= {"kind": kind, **about(topology, meta["spout_order"])}
-        write_meta(records, meta)
+        records.write_meta(meta)
     if meta["kind"] != kind:
         raise CheckpointForeign(
             f"{path}: the checkpoint was made by {_KINDS[meta['kind']]}, and {_KINDS[kind]} "
@@ -123,17 +118,14 @@ def about(topology: Described, known: Sequence[str] = ()) -> dict[str, Any]:
     by number, and the number of a partition is part of its records' root ids.
     """
     order = [name for name in known if name in topology.spouts]
+    shapes = {name: recorded(table.shape) for name, table in topology.tables.items()}
     return {
         "fingerprint": topology.fingerprint,
         "structure": topology.structure,
         "spout_order": order + [name for name in topology.spouts if name not in order],
-        **({"tables": _shapes(topology)} if topology.tables else {}),
+        # Other processes read the tables with their shapes.
+        **({"tables": shapes} if shapes else {}),
     }
-
-
-def _shapes(topology: Described) -> dict[str, Any]:
-    """Return the shapes of the tables, with which other processes read them."""
-    return {name: recorded(table.shape) for name, table in topology.tables.items()}
 
 
 def _refuse_other_spouts(path: str, meta: dict[str, Any], topology: Described, kind: str) -> None:
@@ -201,7 +193,7 @@ def check_waiting(
     replay dead letters.
     """
     waits = [(f"{waiting.rows(spout)} records", spout) for spout in waiting]
-    waits += [(f"the replay {name}", replays.spout_of(name)) for name in requests]
+    waits += [(f"the replay {name}", spout_of_request(name)) for name in requests]
     tracked = {name for name, spout in topology.spouts.items() if spout.tracked}
     for what, spout in waits:
         if spout not in tracked:

@@ -148,7 +148,7 @@ class BatchDecision:
             for each in some:
                 if isinstance(each, pa.Table):
                     _check_tracking(each, f"dead[{spout!r}]")
-        directory = cache.directory_of(self.number)
+        directory = cache.prefix_of(self.number)
         named = {}
         if len(self.nonacked):
             named["nonacked"] = self._write_nonacked(cache, directory)._asdict()

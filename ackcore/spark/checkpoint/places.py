@@ -30,9 +30,9 @@ from ackcore.spark.base.paths import Place
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.records import HEAD, HeadMoved, Records
 from ackcore.spark.checkpoint.requests import POINTER, Requests
-from ackcore.spark.checkpoint.segment_files import BELOW as TABLES
-from ackcore.spark.checkpoint.segment_files import SegmentFiles
 from ackcore.spark.checkpoint.table_cache import TableCache
+from ackcore.spark.checkpoint.table_records import BELOW as TABLES
+from ackcore.spark.checkpoint.table_records import SegmentFiles
 from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.opening import open_store

@@ -113,7 +113,7 @@ class Refusals:
         )
 
     def _write(self, number: int, name: str, table: pa.Table) -> TableFile:
-        directory = self._cache.directory_of(number)
+        directory = self._cache.prefix_of(number)
         return TableFile(self._cache.write_table(directory, name, table), table.num_rows)
 
 

@@ -11,16 +11,17 @@ takes over later opens the store and thereby replaces that version, so the old d
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from itertools import chain
+from pathlib import Path
 
 import pyarrow as pa
 
-from ackcore.spark.base.checksummed import digest_of, table_in
+from ackcore._arrow import rebatched
+from ackcore.spark.base.checksummed import table_in, write_batches
 from ackcore.spark.base.errors import corrupt
-from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.records import Records
+from ackcore.spark.checkpoint.schema_changes import fit_columns
 from ackcore.spark.checkpoint.shared_record import INDEX, Body, SharedRecord
 from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.opening import open_store
@@ -29,6 +30,26 @@ from ackcore.spark.stores.opening import open_store
 POINTER = "dead_letters.json"
 #: The prefix of requests' objects, and the suffix of the empty file that withdraws a request.
 REQUESTS, _WITHDRAWN = ".requests", ".withdrawn"
+#: Most rows and bytes in memory while a request is written.
+_ROWS, _BYTES = 1 << 16, 1 << 25
+
+
+def spout_of_request(name: str) -> str:
+    """Return the spout in the name of a request: ``<request>.<spout>.<checksum>.arrow``."""
+    return name.split(".", 1)[1].rsplit(".", 2)[0]
+
+
+def write_request(directory: Path, request: str, spout: str, letters: Iterable[pa.Table]) -> str:
+    """Write the records of a request to a new file ``<request>.<spout>.<checksum>.arrow``.
+
+    Returns the name of the file, which is also the name of the request in the store's index.
+    """
+    parts = iter(letters)
+    first = next(parts)
+    schema = first.schema.remove_metadata()
+    batches = (batch for part in chain([first], parts) for batch in part.to_batches())
+    whole = rebatched(batches, _ROWS, _BYTES)
+    return write_batches(directory, f"{request}.{spout}", schema, whole, synced=False)
 
 
 class Requests:
@@ -99,8 +120,9 @@ class Requests:
         data = None if entry is None else self._store.read(entry["object"])
         if data is None:
             raise corrupt(place, "is missing, though the checkpoint refers to it", way_out)
-        table = table_in(data, place, way_out=way_out)
-        return replays.fitted(table, schema, name, place, way_out)
+        table = table_in(data, place, way_out=way_out).replace_schema_metadata(None)
+        letters = f"the {table.num_rows} dead letters of spout {spout_of_request(name)!r}"
+        return fit_columns(table, schema, f"{letters} that {place} requests", way_out)
 
     def withdrawn(self, name: str) -> bool:
         """Return whether a user withdrew a request that a plan took.
@@ -133,19 +155,3 @@ class Requests:
 def _without(body: Body, names: Collection[str]) -> Body:
     requests = body.get("requests", {}).items()
     return {**body, "requests": {name: of for name, of in requests if name not in names}}
-
-
-def put_object(store: Store, below: str, data: bytes) -> dict[str, Any]:
-    """Put an object that a record will name, and return the record's entry for it."""
-    digest = digest_of(data)
-    key = f"{below}/{secrets.token_hex(4)}{digest[:16]}"
-    store.put(key, data)
-    return {"object": key, "bytes": len(data), "blake2b": digest}
-
-
-def object_of(store: Store, entry: Mapping[str, Any]) -> bytes | None:
-    """Return an object that a record names, or None if it is missing or damaged."""
-    found = store.get(entry["object"])
-    if found is None or len(found.data) != entry["bytes"]:
-        return None
-    return found.data if digest_of(found.data) == entry["blake2b"] else None

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ackcore.spark.base.checksummed import record_bytes, record_in
+from ackcore.spark.base.checksummed import digest_of, record_bytes, record_in
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.stores.interface import Store, StoreConflict
 
@@ -93,3 +93,19 @@ class SharedRecord:
 def _plain(body: Body) -> Body:
     """Return a record without its name and format fields."""
     return {name: value for name, value in body.items() if name not in ("file", "format")}
+
+
+def put_object(store: Store, below: str, data: bytes) -> dict[str, Any]:
+    """Put an object that a record will name, and return the record's entry for it."""
+    digest = digest_of(data)
+    key = f"{below}/{secrets.token_hex(4)}{digest[:16]}"
+    store.put(key, data)
+    return {"object": key, "bytes": len(data), "blake2b": digest}
+
+
+def object_of(store: Store, entry: Mapping[str, Any]) -> bytes | None:
+    """Return an object that a record names, or None if it is missing or damaged."""
+    found = store.get(entry["object"])
+    if found is None or len(found.data) != entry["bytes"]:
+        return None
+    return found.data if digest_of(found.data) == entry["blake2b"] else None

@@ -14,7 +14,7 @@ Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
     lock                      locked by the driver while it runs; on a file system only
     state/N.*.arrow           records that wait, or are dead; roots that are not ACKED
     state/N.*.parquet         dead letters that tasks wrote, which the store links
-    tables/<table>/N.*.arrow  segments of tables (`segment_files`)
+    tables/<table>/N.*.arrow  segments of tables (`table_records`)
     work/N.<token>/           files of executors in one run; the decision names the run that counts
     work/N.pinned/            the snapshot of its new rows, for careful runs
     work/N.journal/           the results of its bolts' calls, shared by all of its runs
@@ -43,15 +43,15 @@ import pyarrow as pa
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import ORDER, ORDER_BITS
-from ackcore.spark.checkpoint import compatibility, replays
+from ackcore.spark.checkpoint import compatibility
 from ackcore.spark.checkpoint.compatibility import Described
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.places import CheckpointParts, RunPlaces, opened
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.refusals import Refusals
+from ackcore.spark.checkpoint.requests import spout_of_request
 from ackcore.spark.checkpoint.schema_changes import fit_columns
-from ackcore.spark.checkpoint.segment_files import SegmentFiles
-from ackcore.spark.checkpoint.table_records import TableRecords
+from ackcore.spark.checkpoint.table_records import SegmentFiles, TableRecords
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.stores.opening import place_of
 
@@ -173,7 +173,7 @@ class State:
         """
         lost = self._accepted
         if lost is not None:
-            compatibility.write_meta(self._records, self._meta)
+            self._records.write_meta(self._meta)
             self._accepted = None
             compatibility.log_losses(self._records.place(""), lost)
 
@@ -376,7 +376,7 @@ class State:
         self._history = self._history._replace(last_plan=plan.number, taken=taken)
         if not self._meta["begun"]:
             # After the plan: if begun is set without a plan, files were removed.
-            compatibility.write_meta(self._records, self._meta | {"begun": True})
+            self._records.write_meta(self._meta | {"begun": True})
             self._meta["begun"] = True
 
     def record_interrupt(self, number: int) -> None:
@@ -415,7 +415,7 @@ class State:
         """Return the rows of a plan's requests, with new order numbers for ordered spouts."""
         found, before = [], Counter[str]()
         for name in plan.replays:
-            spout, table = replays.spout_of(name), self._request(name)
+            spout, table = spout_of_request(name), self._request(name)
             if ORDER in table.schema.names:
                 place = table.schema.get_field_index(ORDER)
                 first = (plan.number << ORDER_BITS) + before[spout]
@@ -440,7 +440,7 @@ class State:
 
     def _request(self, name: str) -> pa.Table:
         """Return the rows of a request, converted to the present columns of its source."""
-        return self._requests.read(name, self._sources[replays.spout_of(name)])
+        return self._requests.read(name, self._sources[spout_of_request(name)])
 
     # -- decisions ----------------------------------------------------------------------------
 

@@ -25,7 +25,6 @@ from ackcore.spark.base.checksummed import (
 )
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.paths import Place
-from ackcore.spark.checkpoint.unnamed_files import UnnamedFiles
 from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.run_files import Workshop, adopt_object
@@ -35,6 +34,45 @@ _BELOW = "state"
 _SMALL = 1 << 20
 #: Number of tasks' tables that are linked or copied concurrently.
 _AT_ONCE = 16
+
+
+class UnnamedFiles:
+    """The known files below a prefix, whose names begin with the number of their micro-batch.
+
+    ``below``: the prefix, without the slash.
+    """
+
+    def __init__(self, store: Store, below: str) -> None:
+        self._store = store
+        self._below = below
+        #: The known keys of existing files; None before the first list.
+        self._there: set[str] | None = None
+
+    def add(self, file: str) -> None:
+        """Add a file that this driver has written."""
+        if self._there is not None:
+            self._there.add(f"{self._below}/{file}")
+
+    def take(self, number: int, named: Collection[str]) -> set[str]:
+        """Return the keys of files before micro-batch ``number - 1`` that no record names, once.
+
+        ``number``: the last micro-batch that is done. ``named``: the files that the kept records
+        name.
+        """
+        kept = {f"{self._below}/{file}" for file in named}
+        if self._there is None:
+            # The list may lag: a later driver deletes the files that it lacks.
+            self._there = {entry.key for entry in self._store.list(self._below)}
+        self._there |= kept
+        old = {key for key in self._there - kept if _number_in(key) < number - 1}
+        self._there -= old
+        return old
+
+
+def _number_in(key: str) -> int:
+    """Return the micro-batch number in a file's key, or a huge number if there is none."""
+    number = key.rpartition("/")[2].partition(".")[0]
+    return int(number) if number.isdecimal() else 1 << 63
 
 
 class TableCache:
@@ -125,7 +163,7 @@ class TableCache:
             self.read(file)
         return self._sizes[file]
 
-    def directory_of(self, number: int) -> str:
+    def prefix_of(self, number: int) -> str:
         """Return the prefix of the names of a micro-batch's tables."""
         return f"{number}.e{self._epoch}"
 

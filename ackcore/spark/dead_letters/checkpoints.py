@@ -15,8 +15,8 @@ from ackcore.spark.base.lock import Holder, holder_of
 from ackcore.spark.checkpoint.places import WITHIN, letters_url
 from ackcore.spark.checkpoint.progress_log import read_progress
 from ackcore.spark.checkpoint.records import META, Records
-from ackcore.spark.checkpoint.segment_files import SegmentFiles
 from ackcore.spark.checkpoint.table_cache import TableCache
+from ackcore.spark.checkpoint.table_records import SegmentFiles
 from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.topic import DeadLetterTopic
 from ackcore.spark.stores.local import LocalStore

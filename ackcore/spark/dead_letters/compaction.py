@@ -14,9 +14,14 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from ackcore.spark.base.letter_columns import write_letters
-from ackcore.spark.dead_letters.letter_files import LetterFile, ObjectFile
+from ackcore.spark.dead_letters.letter_files import (
+    LetterFile,
+    ObjectFile,
+    emptied,
+    read_parts,
+    read_schema,
+)
 from ackcore.spark.dead_letters.letter_store import Letters
-from ackcore.spark.dead_letters.letters import emptied, read_parts, read_schema
 from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of
 
 #: Fewest and most files of adjacent micro-batches, merged equally often, that one merge takes:

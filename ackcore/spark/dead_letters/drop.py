@@ -20,14 +20,14 @@ from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.letter_columns import write_letters
 from ackcore.spark.dead_letters.checkpoints import check_spout, checkpoint_of, store_of
 from ackcore.spark.dead_letters.compaction import parts_left
-from ackcore.spark.dead_letters.letter_files import LetterFile
-from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
-from ackcore.spark.dead_letters.letters import (
+from ackcore.spark.dead_letters.letter_files import (
+    LetterFile,
     batch_rows,
     emptied_rows,
     read_schema,
     reading_letters,
 )
+from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
 from ackcore.spark.dead_letters.listing import LetterFilter, wanted_rows
 from ackcore.spark.dead_letters.notes import (
     Note,

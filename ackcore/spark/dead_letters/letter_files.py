@@ -1,20 +1,35 @@
-"""The files of a store of dead letters, as objects. `letter_store` names them."""
+"""The files of a store of dead letters: how they are verified, opened and read."""
 
 from __future__ import annotations
 
+import contextlib
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import BinaryIO, NamedTuple
+from decimal import Decimal
+from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from ackcore._records import Int64s
+from ackcore.spark.base import letter_columns
 from ackcore.spark.base.checksummed import checksum_of
-from ackcore.spark.base.errors import StateError
+from ackcore.spark.base.errors import StateError, corrupt
 from ackcore.spark.base.paths import Place
 from ackcore.spark.stores.interface import Store
 
+#: A column that is null only in emptied rows.
+ATTEMPTS = "attempts"
+#: The name of a file with some letters of a micro-batch, and the position of the first.
+_PART = re.compile(r"batch-\d+\.(\d+)\.e\d+\.[0-9a-f]+\.parquet")
+#: The end of the name of an empty file by which a user gives up a file of letters.
+GIVEN_UP = ".given-up"
+
+Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 #: Size of the cache in bytes. A file is opened once for each column that is read, and a driver
 #: merges files that it has put.
 _KEPT_BYTES = 1 << 25
@@ -26,9 +41,7 @@ class Objects:
     ``find``: returns the file that has replaced a missing one, or None.
     """
 
-    def __init__(
-        self, store: Store, find: Callable[[ObjectFile], ObjectFile | None] | None = None
-    ) -> None:
+    def __init__(self, store: Store, find: Callable[[ObjectFile], ObjectFile | None]) -> None:
         self.store = store
         self.find = find
         self._lock = threading.Lock()
@@ -83,7 +96,7 @@ class ObjectFile:
         try:
             data = self.objects.read(self.key, self.size, self.digest)
         except FileNotFoundError:
-            now = None if self.objects.find is None else self.objects.find(self)
+            now = self.objects.find(self)
             if now is None:
                 raise
             data = self.objects.read(now.key, now.size, now.digest)
@@ -131,3 +144,171 @@ class FileGroup(NamedTuple):
 
 class NotesChanged(StateError):
     """Another process added a note after the notes were read. Read them again and retry."""
+
+
+def read_parts(
+    path: ObjectFile,
+    wanted: Bools | None = None,
+    columns: list[str] | None = None,
+    *,
+    encoded: Sequence[str] = (),
+) -> Iterator[pa.Table]:
+    """Yield the letters of a file in tables no larger than the limits of a row group.
+
+    Raises CheckpointCorrupt if the file is damaged or missing.
+
+    ``wanted``: a mask of the rows to read; all by default. ``columns``: the columns to read, in the
+    order of the file; all by default. ``encoded``: text columns to return dictionary-encoded.
+    """
+    with (
+        _reading(path),
+        # Row groups of older files have any size: even one column may not fit into memory.
+        pq.ParquetFile(
+            path.open(),
+            page_checksum_verification=True,
+            buffer_size=1 << 20,
+            read_dictionary=list(encoded),
+        ) as file,
+    ):
+        start = 0
+        for n in range(file.num_row_groups):
+            group = file.metadata.row_group(n)
+            here = None if wanted is None else wanted[start : start + group.num_rows]
+            start += group.num_rows
+            if here is not None and not here.any():
+                continue
+            rows = group.num_rows * letter_columns.GROUP_BYTES // max(group.total_byte_size, 1)
+            at = 0
+            for batch in file.iter_batches(
+                min(max(rows, 1), letter_columns.GROUP_ROWS), row_groups=[n], columns=columns
+            ):
+                table = pa.Table.from_batches([batch])
+                if here is not None:
+                    table = table.filter(pa.array(here[at : at + len(batch)]))
+                at += len(batch)
+                if len(table):
+                    yield table
+
+
+@contextlib.contextmanager
+def reading_letters(path: ObjectFile) -> Iterator[pq.ParquetFile]:
+    """Open a file of letters for a ``with`` block. Errors of reading in the block name the file.
+
+    Raises CheckpointCorrupt if the file is damaged or missing.
+    """
+    with _reading(path), pq.ParquetFile(path.open(), page_checksum_verification=True) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _reading(path: ObjectFile) -> Iterator[None]:
+    """Turn errors of reading a file into CheckpointCorrupt, with the name of the file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        way_out = (
+            "Put the file back from a backup; or make an empty file beside it whose name ends in "
+            f"{path.name}{GIVEN_UP} and start again: only the letters of the damaged file are "
+            "lost then"
+        )
+        raise corrupt(path, f"is damaged: {error}", way_out) from error
+
+
+def emptied(letters: pa.Table, gone: Bools) -> pa.Table:
+    """Return letters with empty rows where ``gone`` is true. Empty rows keep only their
+    micro-batch.
+
+    The rows stay, because a letter's id contains its position in the micro-batch.
+    """
+    schema = letters.schema.remove_metadata()
+    empty = {field.name: _empty_of(field.type) for field in schema if field.name == "payload"}
+    whole = pa.concat_tables(
+        [letters.replace_schema_metadata(), pa.Table.from_pylist([empty], schema)]
+    )
+    rows = np.where(gone, len(letters), np.arange(len(letters)))
+    at = schema.get_field_index("batch_id")
+    return whole.take(pa.array(rows)).set_column(at, schema.field(at), letters["batch_id"])
+
+
+def _empty_of(kind: pa.DataType) -> Any:
+    """Return an empty value of a type, for columns that may not be null."""
+    if pa.types.is_struct(kind):
+        return {field.name: None if field.nullable else _empty_of(field.type) for field in kind}
+    if pa.types.is_nested(kind):
+        return []
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return ""
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return b""
+    if pa.types.is_boolean(kind):
+        return False
+    return Decimal(0) if pa.types.is_decimal(kind) else 0
+
+
+def emptied_rows(file: pq.ParquetFile) -> Bools | None:
+    """Return a mask of the rows that a drop has emptied; None if the footer shows none."""
+    at = file.schema_arrow.get_field_index(ATTEMPTS)
+    groups = (file.metadata.row_group(n) for n in range(file.num_row_groups))
+    if not any(group.column(at).statistics.null_count for group in groups):
+        return None
+    found: Bools = file.read([ATTEMPTS])[ATTEMPTS].is_null().to_numpy()
+    return found
+
+
+def read_letters(path: ObjectFile, columns: list[str] | None = None) -> pa.Table:
+    """Return the letters of a file. Raises CheckpointCorrupt if the file is damaged or missing."""
+    with _reading(path):
+        return pq.read_table(
+            path.open(), columns=columns, page_checksum_verification=True, partitioning=None
+        )
+
+
+def read_schema(path: ObjectFile) -> pa.Schema:
+    """Return the Arrow schema of a file of letters.
+
+    Raises CheckpointCorrupt if the file is damaged or missing.
+    """
+    with _reading(path):
+        return pq.read_schema(path.open())
+
+
+class BatchRows(NamedTuple):
+    """The micro-batch of each row of a file, and the row of each micro-batch's first letter.
+
+    The row of the first letter is negative if the file has only later letters of the micro-batch.
+    """
+
+    batch_ids: Int64s
+    starts: Mapping[int, int]
+
+    def __len__(self) -> int:
+        return len(self.batch_ids)
+
+    def position(self, row: int) -> int:
+        """Return the position of a row's letter in its micro-batch."""
+        return row - self.starts[int(self.batch_ids[row])]
+
+    def row(self, number: int, position: int) -> int | None:
+        """Return the row of a letter, or None if the letter is not in the file."""
+        row = self.starts.get(number, len(self)) + position
+        return row if 0 <= row < len(self) and self.batch_ids[row] == number else None
+
+
+def batch_rows(path: ObjectFile, batch_ids: Int64s | None = None) -> BatchRows:
+    """Return the micro-batches of a file's letters.
+
+    Raises CheckpointCorrupt if the file is damaged or missing.
+
+    ``batch_ids``: the file's column ``batch_id``, to avoid reading it again.
+    """
+    if batch_ids is None:
+        batch_ids = read_letters(path, ["batch_id"])["batch_id"].to_numpy()
+    numbers, starts = np.unique(batch_ids, return_index=True)
+    starts -= position_of(path)
+    return BatchRows(batch_ids, dict(zip(numbers.tolist(), starts.tolist(), strict=True)))
+
+
+def position_of(path: ObjectFile) -> int:
+    """Return the position, in its micro-batch, of the first letter of a file."""
+    part = _PART.fullmatch(path.name)
+    return 0 if part is None else int(part[1])

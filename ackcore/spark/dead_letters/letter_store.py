@@ -38,10 +38,10 @@ from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointInUse, StateError, corrupt
 from ackcore.spark.base.letter_columns import schema_of, write_letters
 from ackcore.spark.base.lock import process_name
-from ackcore.spark.checkpoint import replays
-from ackcore.spark.checkpoint.requests import REQUESTS, object_of, put_object
-from ackcore.spark.checkpoint.shared_record import INDEX, Body, SharedRecord
+from ackcore.spark.checkpoint.requests import REQUESTS, spout_of_request, write_request
+from ackcore.spark.checkpoint.shared_record import INDEX, Body, SharedRecord, object_of, put_object
 from ackcore.spark.dead_letters.letter_files import (
+    GIVEN_UP,
     FileGroup,
     Fill,
     LetterFile,
@@ -49,8 +49,8 @@ from ackcore.spark.dead_letters.letter_files import (
     NotesChanged,
     ObjectFile,
     Objects,
+    read_schema,
 )
-from ackcore.spark.dead_letters.letters import GIVEN_UP, read_schema
 from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.run_files import adopt_object, is_beside, made_for, remove_abandoned
 
@@ -451,7 +451,7 @@ class Letters:
         requests = {}
         with tempfile.TemporaryDirectory(prefix="ackcore-") as place:
             for spout, some in tables.items():
-                name = replays.write(Path(place), request, spout, some)
+                name = write_request(Path(place), request, spout, some)
                 requests[name] = self._put_request(name, Path(place, name))
         self.add_note(request, note, requests)
 
@@ -466,7 +466,7 @@ class Letters:
     def withdrawn(self) -> set[tuple[str, str]]:
         """Return the withdrawn requests, each with its spout."""
         names = self._index.read().get("withdrawn", [])
-        return {(name.partition(".")[0], replays.spout_of(name)) for name in names}
+        return {(name.partition(".")[0], spout_of_request(name)) for name in names}
 
     # -- notes --------------------------------------------------------------------------------
 

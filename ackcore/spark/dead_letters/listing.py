@@ -17,15 +17,17 @@ from ackcore._arrow.shown import json_encoder, shown_rows
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.letter_columns import LETTER, TIME
-from ackcore.spark.dead_letters.letter_files import FileGroup, LetterFile, ObjectFile
-from ackcore.spark.dead_letters.letter_store import Letters, files_of
-from ackcore.spark.dead_letters.letters import (
+from ackcore.spark.dead_letters.letter_files import (
     Bools,
+    FileGroup,
+    LetterFile,
+    ObjectFile,
     batch_rows,
     position_of,
     read_letters,
     reading_letters,
 )
+from ackcore.spark.dead_letters.letter_store import Letters, files_of
 from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of, sent_rows
 
 _ID = re.compile(r"(.+)/([0-9]{1,18})/([0-9]{1,18})", re.DOTALL)

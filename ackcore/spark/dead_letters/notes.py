@@ -10,17 +10,18 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.base.clocks import wall_clock_ms
-from ackcore.spark.dead_letters.letter_files import NotesChanged, ObjectFile
-from ackcore.spark.dead_letters.letter_store import Letters
-from ackcore.spark.dead_letters.letters import (
+from ackcore.spark.dead_letters.letter_files import (
     ATTEMPTS,
     BatchRows,
     Bools,
+    NotesChanged,
+    ObjectFile,
     batch_rows,
     emptied_rows,
     read_parts,
     reading_letters,
 )
+from ackcore.spark.dead_letters.letter_store import Letters
 
 #: Spans ``[start, end)`` of positions among a micro-batch's letters, by spout and micro-batch.
 Spans = Mapping[str, Mapping[str, list[list[int]]]]

@@ -25,9 +25,15 @@ from ackcore.spark.base.letter_columns import LETTER
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.base.versions import JOB_ERRORS, from_arrow_schema, to_arrow_schema
 from ackcore.spark.dead_letters.checkpoints import check_spout, store_of
-from ackcore.spark.dead_letters.letter_files import FileGroup, ObjectFile
+from ackcore.spark.dead_letters.letter_files import (
+    ATTEMPTS,
+    FileGroup,
+    ObjectFile,
+    batch_rows,
+    read_parts,
+    read_schema,
+)
 from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
-from ackcore.spark.dead_letters.letters import ATTEMPTS, batch_rows, read_parts, read_schema
 from ackcore.spark.dead_letters.notes import Note, dropped_rows, notes_of, sent_rows
 
 _FILE, _ROW = "_ackcore_file", "_ackcore_row"

@@ -33,15 +33,16 @@ from ackcore.spark.dead_letters.checkpoints import (
     fields_of,
     store_of,
 )
-from ackcore.spark.dead_letters.letter_files import LetterFile, ObjectFile
-from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
-from ackcore.spark.dead_letters.letters import (
+from ackcore.spark.dead_letters.letter_files import (
     Bools,
+    LetterFile,
+    ObjectFile,
     batch_rows,
     read_letters,
     read_parts,
     read_schema,
 )
+from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
 from ackcore.spark.dead_letters.listing import LetterFilter, wanted_rows
 from ackcore.spark.dead_letters.notes import (
     Note,

@@ -27,7 +27,6 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -69,11 +68,6 @@ class DeadLetters:
         self.place = place
         self._compaction = Compaction(clock)
         self._complained = False
-
-    @property
-    def path(self) -> Path:
-        """The directory of a store on a file system."""
-        return Path(self.place.url)
 
     @classmethod
     def open(

@@ -17,9 +17,8 @@ from pyspark.sql import SparkSession
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.checkpoint.decisions import BatchDecision
-from ackcore.spark.checkpoint.segment_files import SegmentFiles
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.checkpoint.table_records import TableState
+from ackcore.spark.checkpoint.table_records import SegmentFiles, TableState
 from ackcore.spark.engine.act import refuse_damaged
 from ackcore.spark.engine.insist import Pause, SinkCalls
 from ackcore.spark.sinks.rejects import SinkRejects, TooManyRefused

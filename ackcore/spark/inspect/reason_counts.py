@@ -14,9 +14,8 @@ from ackcore.spark.base.letter_columns import TIME
 from ackcore.spark.base.reasons import reason_parts
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REASON
 from ackcore.spark.checkpoint.waiting import Waiting
-from ackcore.spark.dead_letters.letter_files import LetterFile
+from ackcore.spark.dead_letters.letter_files import LetterFile, read_letters
 from ackcore.spark.dead_letters.letter_store import Letters, files_of
-from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.notes import Note, counted_all, gone_rows, notes_of, sent_rows
 
 #: The upper limits of the age classes, in milliseconds; the last class has none.

@@ -35,13 +35,15 @@ import pyarrow as pa
 
 from ackcore.spark.base.atomic import is_temporary
 from ackcore.spark.base.errors import CheckpointReadOnly, StateError
-from ackcore.spark.stores.buffers import PIECE_BYTES, aligned, mapped
 from ackcore.spark.stores.interface import (
+    PIECE_BYTES,
     StoreConflict,
     Stored,
     StoredObject,
     StoreUnavailable,
+    aligned,
     checked_key,
+    mapped,
     version_if_equal,
 )
 from ackcore.spark.stores.numbered import VERSION, NumberedVersions, version_name

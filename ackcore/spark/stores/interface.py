@@ -16,14 +16,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from ackcore.spark.base.errors import StateError
 
+#: Larger objects are read in pieces of this size into a mapped file.
+PIECE_BYTES = 32 << 20
+#: Alignment of columns in bytes.
+_ALIGNMENT = 64
 #: Names that stores on file systems reserve.
 _OWN = re.compile(r"\..+\.tmp|\d{12}\.version")
 
@@ -136,3 +141,30 @@ def checked_key(key: str) -> str:
             f"key must not have a part like '.name.tmp' or '000000000001.version', got {key!r}"
         )
     return key
+
+
+def aligned(data: Any) -> pa.Buffer:
+    """Return bytes at an aligned address for Arrow columns: an answer may start at any address."""
+    buffer = pa.py_buffer(data)
+    if buffer.address % _ALIGNMENT == 0:
+        return buffer
+    # Arrow's own allocations are aligned.
+    copy = pa.allocate_buffer(buffer.size)
+    memoryview(copy).cast("B")[:] = memoryview(buffer).cast("B")
+    return copy
+
+
+def mapped(read: Callable[[int, int], pa.Buffer | None], size: int) -> pa.Buffer | None:
+    """Return ``size`` bytes as one buffer, mapped from a file without a name.
+
+    Returns None if ``read``, which is called with start and length of each piece, returns None.
+    """
+    with tempfile.TemporaryFile() as file:
+        for start in range(0, size, PIECE_BYTES):
+            piece = read(start, PIECE_BYTES)
+            if piece is None:
+                return None
+            file.write(piece)
+        file.flush()
+        with pa.memory_map(f"/proc/self/fd/{file.fileno()}") as source:
+            return source.read_buffer()

@@ -24,13 +24,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ackcore.spark.base.errors import CheckpointReadOnly, StateError
-from ackcore.spark.stores.buffers import PIECE_BYTES, aligned, mapped
 from ackcore.spark.stores.interface import (
+    PIECE_BYTES,
     StoreConflict,
     Stored,
     StoredObject,
     StoreUnavailable,
+    aligned,
     checked_key,
+    mapped,
     version_if_equal,
 )
 

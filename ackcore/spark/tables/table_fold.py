@@ -9,8 +9,7 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt, RowFileDamaged
-from ackcore.spark.checkpoint.segment_files import SegmentFiles
-from ackcore.spark.checkpoint.table_records import TableState
+from ackcore.spark.checkpoint.table_records import SegmentFiles, TableState
 from ackcore.spark.sinks.sink_batch import BatchFile, read_all
 from ackcore.spark.tables.table_places import opened_segments
 from ackcore.tables.folding import fold_rows, merge_states

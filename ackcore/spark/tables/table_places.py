@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore.spark.base.errors import corrupt
-from ackcore.spark.checkpoint.segment_files import SegmentFiles
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.checkpoint.table_records import TableState
+from ackcore.spark.checkpoint.table_records import SegmentFiles, TableState
 from ackcore.tables.table_compaction import SegmentInfo
 from ackcore.tables.table_segments import TableReader, TableSegment
 from ackcore.tables.table_shape import TableShape

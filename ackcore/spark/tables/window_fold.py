@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from ackcore._records import Int64s
-from ackcore.spark.checkpoint.segment_files import SegmentFiles
-from ackcore.spark.checkpoint.table_records import TableState
+from ackcore.spark.checkpoint.table_records import SegmentFiles, TableState
 from ackcore.spark.sinks.sink_batch import BatchFile
 from ackcore.spark.tables.table_fold import TableFold
 from ackcore.spark.tables.table_places import opened_segments
