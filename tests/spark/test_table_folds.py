@@ -397,7 +397,8 @@ def test_values_are_added_and_removed_and_other_changes_refused(tmp_path, caplog
     assert "'most' is new" in str(caught.value)
     assert str(caught.value).endswith(
         "start with accept_changes=True: records that wait for a retry then run through the "
-        "changed one. This start changes rows: 'euros', 'lines' of table 'totals' deleted "
+        "changed one. The next micro-batch then changes stored rows: 'euros', 'lines' of "
+        "table 'totals' deleted "
         "(2 rows); 'most' of table 'totals' empty (2 rows)"
     )
     world, state, engine = opened(more)

@@ -1,12 +1,11 @@
-"""Compatibility checks: whether a topology and its sources can continue from a checkpoint.
+"""Checks that a topology can continue from a checkpoint, for `start` and `run_batch`.
 
-They apply to `start` and `run_batch`. meta.json records the topology, and Spark's own offset log is
-compared with our records. `ackcore.spark.base.lock` controls which process may open the checkpoint.
+meta.json describes the topology that used the checkpoint last. A difference raises
+CheckpointForeign, unless it is one that `accept_changes` allows.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,8 +25,6 @@ from ackcore.topology.parts import DEDUP
 from ackcore.topology.structure_changes import changes, shown_aggregate, shown_window
 from ackcore.topology.table_views import CHANGES, CLOSED, ClosedWindows
 
-_log = logging.getLogger("ackcore")
-
 _KINDS = {"stream": "start()", "batch": "run_batch()"}
 _SOURCES = {None: "a DataFrame", "kafka": "Kafka", "planned": "a PlannedSource"}
 
@@ -44,7 +41,7 @@ _OTHER_DEDUP = (
 
 
 class Described(Protocol):
-    """The facts of a topology that a checkpoint compares."""
+    """The part of a topology that a checkpoint records and compares."""
 
     @property
     def fingerprint(self) -> str:
@@ -52,9 +49,7 @@ class Described(Protocol):
 
     @property
     def structure(self) -> Mapping[str, Any]:
-        """The facts of the topology that a checkpoint depends on, as plain JSON: ``{kind: {name:
-        facts}}``.
-        """
+        """The recorded facts of the components, as JSON: ``{"spouts": {name: {...}}, ...}``."""
 
     @property
     def spouts(self) -> Mapping[str, Any]:
@@ -73,16 +68,19 @@ def claim(
     clock_ms: int | None,
     new_key: int | None = None,
 ) -> dict[str, Any]:
-    """Return the content of meta.json. A checkpoint without a run is assigned to this topology.
+    """Return the content of meta.json, and write it if no micro-batch has run on the checkpoint.
 
-    Raises CheckpointForeign if the checkpoint is of the other kind, or if a spout is new, gone or
-    replaced. `check_accepted` checks other changes. Raises CheckpointCorrupt if meta.json is
-    missing, and other files are there.
+    Raises CheckpointForeign if `start` made the checkpoint and ``kind`` is "batch", or the reverse,
+    or if a spout is new, gone, or reads another source. `check_accepted` checks other changes.
+    Raises CheckpointCorrupt if meta.json is missing, though there are other files.
+
+    ``log``: Spark's offset log; None without one. ``clock_ms``, ``new_key``: the creation time and
+    the deployment key of a new checkpoint.
     """
     path = records.place("")
     meta = records.read_meta()
     if meta is None:
-        _refuse_remains(records, log)
+        _check_empty(records, log)
         if new_key is None:
             new_key = int.from_bytes(os.urandom(8), "little") >> 1
         meta = {
@@ -114,8 +112,8 @@ def claim(
 def about(topology: Described, known: Sequence[str] = ()) -> dict[str, Any]:
     """Return the entries of meta.json that describe a topology.
 
-    Known spouts keep their order, in whatever order they are declared: Spark identifies its sources
-    by number, and the number of a partition is part of its records' root ids.
+    ``known``: the spouts of the checkpoint, which keep their order: Spark identifies its sources by
+    number, and the number of a partition is part of its records' root ids.
     """
     order = [name for name in known if name in topology.spouts]
     shapes = {name: recorded(table.shape) for name, table in topology.tables.items()}
@@ -129,9 +127,7 @@ def about(topology: Described, known: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _refuse_other_spouts(path: str, meta: dict[str, Any], topology: Described, kind: str) -> None:
-    """Refuse changes of spouts that `accept_changes` does not allow: new, removed or replaced
-    sources.
-    """
+    """Raise CheckpointForeign if a spout is new, gone, or reads another source."""
     known = meta["spout_order"]
     before, after = meta["structure"]["spouts"], topology.structure["spouts"]
     for name in known:
@@ -166,9 +162,9 @@ def _refuse_other_spouts(path: str, meta: dict[str, Any], topology: Described, k
     )
 
 
-def _refuse_remains(records: Records, log: Path | None) -> None:
-    """Refuse a checkpoint without meta.json that has other ackcore files or a Spark offset log."""
-    left = records.remains()
+def _check_empty(records: Records, log: Path | None) -> None:
+    """Raise CheckpointCorrupt if a checkpoint without meta.json has other files or offsets."""
+    left = records.first_content()
     if left is not None:
         raise corrupt(
             records.entry(META), f"is missing, though {left} exists beside it: it was removed"
@@ -184,16 +180,13 @@ def _refuse_remains(records: Records, log: Path | None) -> None:
 def check_waiting(
     root: str, topology: Described, waiting: Waiting, requests: Iterable[str]
 ) -> None:
-    """Refuse a topology that lacks a spout whose records wait for a retry.
+    """Raise CheckpointForeign if records wait whose spout the topology lacks or does not track.
 
-    Raises CheckpointForeign if the topology has no such spout, or does not track it.
-
-    ``root``: the ackcore part of the checkpoint. ``topology``: the topology that is to run on the
-    checkpoint. ``waiting``: records that wait for a retry. ``requests``: names of requests to
-    replay dead letters.
+    ``root``: the ackcore part of the checkpoint, for the message. ``waiting``: records that wait
+    for a retry. ``requests``: names of requests to replay dead letters.
     """
     waits = [(f"{waiting.rows(spout)} records", spout) for spout in waiting]
-    waits += [(f"the replay {name}", spout_of_request(name)) for name in requests]
+    waits += [(f"the dead letters of replay {name}", spout_of_request(name)) for name in requests]
     tracked = {name for name, spout in topology.spouts.items() if spout.tracked}
     for what, spout in waits:
         if spout not in tracked:
@@ -211,18 +204,20 @@ def check_tables(
     decided: int | None,
     folded: bool,
 ) -> None:
-    """Refuse changes of tables that `accept_changes` does not allow.
+    """Raise CheckpointForeign if tables changed in a way that `accept_changes` does not allow.
 
-    Values may be added, and start empty; values and tables may be removed. Raises CheckpointForeign
-    if the key, the windows, the type of a value, or the presence of a ttl has changed; if rows of
-    closed windows wait that nothing reads any more; or if a table has changed, or a sink of its
-    rows was removed, while a micro-batch is decided. Even then a table may be removed, and a value
-    too if the rows are not folded yet, because their folds may fail at each start.
+    Values and tables may be added, which start empty, and removed. The error is raised
 
-    ``root``: the ackcore part of the checkpoint. ``recorded``: the tables of the checkpoint.
-    ``structures``: the structures of the recorded topology, and of the one that is to run.
-    ``decided``: the micro-batch that is decided and not done: its rows are those of the recorded
-    topology. ``folded``: whether the tables have its rows already.
+    - for a changed key, window or type of a value, and for a ttl that was added or removed;
+    - if nothing reads the rows of closed windows any more, and some of them wait;
+    - while a micro-batch is decided and not done, for any change of a table or of the bolt that it
+      reads, and for a removed sink of its rows. Even then a table may be removed, and a value whose
+      rows are not folded yet: their folds may fail at each start.
+
+    ``root``: the ackcore part of the checkpoint, for the message. ``recorded``: the tables of the
+    checkpoint. ``structures``: the structures of the recorded topology, and of the one that is to
+    run. ``decided``: the number of the decided micro-batch, if there is one. ``folded``: whether
+    the tables have its rows already.
     """
     before, after = (structure.get("tables", {}) for structure in structures)
     for name in sorted(recorded.keys() & after.keys()):
@@ -247,8 +242,8 @@ def check_tables(
             )
         if (was["ttl_s"] is None) != (now["ttl_s"] is None):
             raise CheckpointForeign(
-                f"{subject} had ttl_s={was['ttl_s']}, and has {now['ttl_s']} now: rows without a "
-                f"time of their end cannot get one later, and the reverse. {way_out}"
+                f"{subject} had ttl_s={was['ttl_s']}, and has {now['ttl_s']} now: rows that "
+                f"were stored without ttl_s cannot get one later, and the reverse. {way_out}"
             )
         if was.get("window") != now.get("window"):
             old, new = (shown_window(each.get("window")) for each in (was, now))
@@ -308,17 +303,17 @@ def check_tables(
 
 
 def _way_out(conditions: Sequence[str], text: str) -> str:
-    """Return a way out that is open once some conditions hold, as sentences."""
+    """Return the advice ``text``, to be followed after the former topology met the conditions."""
     if not conditions:
         return text[0].upper() + text[1:]
     return f"Run the former topology until {' and '.join(conditions)}. Then {text}"
 
 
 def losses(recorded: Mapping[str, TableState], tables: Mapping[str, Any]) -> list[str]:
-    """Return what the rows of tables lose in a changed topology, as texts.
+    """Return a text for each table or value that a changed topology deletes, or starts empty.
 
-    ``recorded``: the tables of the checkpoint. ``tables``: the structures of the tables that the
-    changed topology has.
+    ``recorded``: the tables of the checkpoint. ``tables``: the structures of the changed topology's
+    tables.
     """
     found = []
     for name, table in recorded.items():
@@ -351,13 +346,15 @@ def check_accepted(
     recorded: Mapping[str, TableState],
     accept_changes: bool,
 ) -> str:
-    """Refuse changes that need `accept_changes`, or return what they delete.
+    """Raise CheckpointForeign for a changed topology if ``accept_changes`` is false.
 
-    To be called after all other checks: then the start that this error advises is not refused.
-    Raises CheckpointForeign if ``accept_changes`` is false.
+    Call this after the other checks, so that they do not refuse the start that the error advises.
 
-    ``root``: the ackcore part of the checkpoint. ``structures``: the structures of the recorded
-    topology, and of the one that is to run. ``recorded``: the tables of the checkpoint.
+    ``root``: the ackcore part of the checkpoint, for the message. ``structures``: the structures of
+    the recorded topology, and of the one that is to run. ``recorded``: the tables of the
+    checkpoint.
+
+    Returns the texts of `losses`, joined.
     """
     lost = "; ".join(losses(recorded, structures[1].get("tables", {})))
     if not accept_changes:
@@ -366,25 +363,18 @@ def check_accepted(
             f"{'; '.join(changes(*structures))}. Start that topology, or give this one another "
             "checkpoint. If you have changed the topology, start with accept_changes=True: "
             "records that wait for a retry then run through the changed one"
-            + (f". This start changes rows: {lost}" if lost else "")
+            + (f". The next micro-batch then changes stored rows: {lost}" if lost else "")
         )
     return lost
 
 
-def log_losses(root: str, lost: str) -> None:
-    """Log what an accepted change deletes, if anything."""
-    if lost:
-        _log.warning("%s: accept_changes: the next micro-batch changes rows: %s", root, lost)
-
-
 def check_offsets(log: Path, root: str, ours: int | None) -> None:
-    """Compare our last plan with Spark's log: Spark logs N before we plan N, and N + 1 after we
-    mark N.
+    """Raise CheckpointCorrupt if Spark's offset log or ackcore's records are missing or too old.
 
-    Raises CheckpointCorrupt if one of the two is older than the other, or missing.
+    Spark logs micro-batch N before ackcore plans it, and N + 1 after ackcore has marked N as done.
 
-    ``root``: the ackcore part of the checkpoint. ``ours``: the last micro-batch with a plan of
-    ours.
+    ``log``: Spark's offset log. ``root``: the ackcore part of the checkpoint, for the message.
+    ``ours``: the last micro-batch that ackcore planned; None before the first.
     """
     sparks = max(numbered(log), default=None)
     following = 0 if ours is None else ours + 1

@@ -1,7 +1,7 @@
-"""Records that died in a micro-batch: tables, and files that tasks wrote.
+"""The dead records of a micro-batch: tables in memory, and files that tasks wrote.
 
-Such a file is Parquet, in the format of the dead-letter store.  Records that died because the
-waiting store was full stay in an Arrow table.
+Tasks write dead records as Parquet, in the format of the dead-letter store, and records that wait
+as Arrow.  If more than `max_waiting` records wait, the last rows of an Arrow file are dead.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _ROWS = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class DeadFile:
-    """Dead rows in a recorded table.
+    """Dead records in a recorded Arrow file: ``rows`` of its rows, from row ``start`` on.
 
-    ``no_room`` is the value of `max_waiting` if the rows died because the waiting store was full.
+    ``no_room``: the value of `max_waiting` if they died because so many records waited.
     """
 
     cache: TableCache
@@ -40,13 +40,14 @@ class DeadFile:
         return self.rows
 
     def body(self) -> dict[str, Any]:
-        """Return the dead file as an object for JSON."""
+        """Return the JSON object that describes the records in a decision."""
         names = ("file", "rows", "start", "no_room")
         return {name: getattr(self, name) for name in names}
 
     def pieces(self, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:
-        """Yield the rows, in a memory map that the cache keeps if ``keep``; see
-        `DeadLettersFile.pieces`.
+        """Yield tables of the records: the `TRACKING` columns and, with ``payload``, the source's.
+
+        ``keep``: whether the cache keeps the memory map of the file.
         """
         table = self.cache.read(self.file, keep).slice(self.start, self.rows)
         if not payload:
@@ -64,7 +65,7 @@ class DeadFile:
 
 @dataclass(frozen=True, slots=True)
 class DeadLettersFile:
-    """All rows of a recorded Parquet file, in the format of the dead-letter store."""
+    """Dead records in a recorded Parquet file, in the format of the dead-letter store."""
 
     cache: TableCache
     file: str
@@ -75,20 +76,18 @@ class DeadLettersFile:
         return self.rows
 
     def body(self) -> dict[str, Any]:
-        """Return the dead letters file as an object for JSON."""
+        """Return the JSON object that describes the records in a decision."""
         return {"file": self.file, "rows": self.rows, "nbytes": self.nbytes}
 
     def path(self) -> Place:
-        """Return the path or URL of the file after a check of its length and checksum.
+        """Return the path or URL of the file.
 
-        Raises CheckpointCorrupt if the check fails.
+        Raises CheckpointCorrupt if its length or checksum is wrong.
         """
         return self.cache.checked(self.file, self.nbytes)
 
     def pieces(self, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:
-        """Yield the rows in pieces: the `TRACKING` columns and, with ``payload``, those of the
-        source.
-        """
+        """Yield tables of the records, as `DeadFile.pieces` does; the cache keeps no memory map."""
         with pq.ParquetFile(self.cache.opened(self.file, self.nbytes)) as file:
             names = [name for name in file.schema_arrow.names if payload or name != "payload"]
             for n in range(file.num_row_groups):
@@ -106,10 +105,9 @@ DeadPart: TypeAlias = DeadFile | DeadLettersFile | FailedFile | pa.Table
 
 
 class Dead(Mapping[str, pa.Table]):
-    """Records that died, by spout. As a mapping it returns all dead records of a spout in one
-    table.
+    """The dead records of a micro-batch: a mapping of spouts to tables of their dead records.
 
-    ``parts``: the parts by spout; parts without rows are left out.
+    ``parts``: the tables and files by spout; those without rows are left out.
     """
 
     def __init__(self, parts: Mapping[str, Sequence[DeadPart]]):
@@ -118,18 +116,13 @@ class Dead(Mapping[str, pa.Table]):
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> Dead:
-        """Rebuild the value from the JSON that `write` returned."""
+        """Return the dead records that the JSON of `write` describes."""
         return cls(
             {spout: [_on_record(cache, each) for each in found] for spout, found in body.items()}
         )
 
-    @classmethod
-    def of_tables(cls, tables: Mapping[str, pa.Table]) -> Dead:
-        """Return the dead records of tables by spout."""
-        return cls({spout: [table] for spout, table in tables.items()})
-
     def plus(self, tables: Mapping[str, pa.Table]) -> Dead:
-        """Return a copy with more records, which follow the other records of their spouts."""
+        """Return a copy with more records, placed after the present ones of their spouts."""
         spouts = dict.fromkeys([*self.parts, *tables])
         return Dead(
             {
@@ -138,20 +131,23 @@ class Dead(Mapping[str, pa.Table]):
             }
         )
 
-    def write(self, cache: TableCache, directory: str) -> dict[str, Any]:
-        """Write the parts that are not recorded yet, and return all parts as an object for JSON."""
+    def write(self, cache: TableCache, prefix: str) -> dict[str, Any]:
+        """Write the parts that have no recorded file yet, and return the JSON of all parts.
+
+        ``prefix``: the prefix of new files' names.
+        """
         found: dict[str, Any] = {}
         every = (part for some in self.parts.values() for part in some)
         written = (part for part in every if isinstance(part, FailedFile))
-        cache.adopt_soon({part.path: part.nbytes for part in written}, directory)
+        cache.adopt_all({part.path: part.nbytes for part in written}, prefix)
         for spout, some in self.parts.items():
             for part in some:
                 kept: DeadFile | DeadLettersFile
                 if isinstance(part, pa.Table):
-                    file = cache.write_table(directory, f"dead-{spout}", part)
+                    file = cache.write_table(prefix, f"dead-{spout}", part)
                     kept = DeadFile(cache, file, len(part))
                 elif isinstance(part, FailedFile):
-                    kept = adopted(part, cache, directory)
+                    kept = adopted(part, cache, prefix)
                 else:
                     kept = part
                 found.setdefault(spout, []).append(kept.body())
@@ -159,7 +155,7 @@ class Dead(Mapping[str, pa.Table]):
 
     @property
     def files(self) -> set[str]:
-        """The recorded files."""
+        """The names of the recorded files."""
         return {part.file for part in self._on_record()}
 
     def check(self) -> None:
@@ -174,10 +170,10 @@ class Dead(Mapping[str, pa.Table]):
                     yield part
 
     def pieces(self, spout: str, *, payload: bool = True) -> Iterator[pa.Table]:
-        """Yield the dead records of a spout in pieces. Earlier pieces need not stay in memory.
+        """Yield the dead records of a spout in several tables, which need not all be in memory.
 
-        ``spout``: the name of the spout. ``payload``: whether to include the source's columns with
-        those of `TRACKING`. If False, they may still be present.
+        ``payload``: whether the tables need the source's columns, beside those of `TRACKING`. If
+        False, they may still be present.
         """
         for part in self.parts[spout]:
             yield from pieces_of(part, payload=payload)
@@ -198,7 +194,7 @@ class Dead(Mapping[str, pa.Table]):
 
 
 def pieces_of(part: DeadPart, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:
-    """Yield the records of a part like `Dead.pieces`; the cache keeps memory maps if ``keep``."""
+    """Yield tables of the records of one part, as `DeadFile.pieces` does."""
     if isinstance(part, pa.Table):
         yield part
     else:
@@ -206,9 +202,9 @@ def pieces_of(part: DeadPart, *, payload: bool = True, keep: bool = False) -> It
         yield from part.pieces(payload=payload, keep=keep)
 
 
-def adopted(part: FailedFile, cache: TableCache, directory: str) -> DeadFile | DeadLettersFile:
-    """Move a task's file into the checkpoint."""
-    file = cache.adopt(part.path, directory, part.nbytes)
+def adopted(part: FailedFile, cache: TableCache, prefix: str) -> DeadFile | DeadLettersFile:
+    """Link or copy a task's file into the checkpoint, and return the recorded part."""
+    file = cache.adopt(part.path, prefix, part.nbytes)
     if part.dead:
         assert part.nbytes is not None
         return DeadLettersFile(cache, file, part.rows, part.nbytes)
@@ -216,8 +212,10 @@ def adopted(part: FailedFile, cache: TableCache, directory: str) -> DeadFile | D
 
 
 def dead_of(dead: Mapping[str, pa.Table]) -> Dead:
-    """Return the dead records of a micro-batch as `Dead`; ``dead`` may be tables by spout."""
-    return dead if isinstance(dead, Dead) else Dead.of_tables(dead)
+    """Return dead records as a `Dead`; ``dead`` may be a mapping of spouts to tables."""
+    if isinstance(dead, Dead):
+        return dead
+    return Dead({spout: [table] for spout, table in dead.items()})
 
 
 def _on_record(cache: TableCache, body: Mapping[str, Any]) -> DeadFile | DeadLettersFile:

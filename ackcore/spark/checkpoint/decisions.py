@@ -47,12 +47,12 @@ class Plan:
     ordered_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
-        """Return the plan as an object for JSON."""
+        """Return the plan as a JSON object."""
         return {**asdict(replace(self, offsets={})), "offsets": self.offsets}
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Plan:
-        """Rebuild a plan from the JSON of `body`."""
+        """Return the plan that the JSON of `body` describes."""
         known = {name: body[name] for name in cls.__dataclass_fields__}
         for name in ("replays", "suspects", "rejected"):
             known[name] = tuple(known[name])
@@ -60,15 +60,16 @@ class Plan:
         return cls(**known)
 
     def without_suspects(self) -> Plan:
-        """Return the plan without conclusions from crashes: its root ids belong to other records
-        now.
+        """Return the plan without suspected, rejected and timed-out root ids.
+
+        To be used if the rows of the plan change: the root ids then belong to other records.
         """
         return replace(self, suspects=(), rejected=(), time_outs={})
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDecision:
-    """The decision of a micro-batch, recorded before its effects outside the checkpoint."""
+    """The result of a micro-batch, recorded before anything outside the checkpoint is written."""
 
     number: int
     #: All rows that wait: `Retries.rest`, and the new ones.
@@ -101,14 +102,17 @@ class BatchDecision:
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> BatchDecision:
-        """Rebuild a decision from the JSON of `write`. Its tables are read at the first access."""
+        """Return the decision that the JSON of `write` describes.
+
+        Tables of waiting and dead records are read at the first access.
+        """
         cache.expect(body["table_bytes"])
-        roots = Tables.of(cache, body["nonacked"])
+        roots = body["nonacked"]
         return cls(
             number=body["number"],
             waiting=Waiting.of(cache, body["waiting"]),
             dead=Dead.of(cache, body["dead"]),
-            nonacked=roots["nonacked"] if roots else ROOT_IDS.empty_table(),
+            nonacked=ROOT_IDS.empty_table() if roots is None else cache.read(roots),
             files=tuple(map(SinkFile._make, body["files"])),
             work=body["work"],
             counts=body["counts"],
@@ -121,7 +125,7 @@ class BatchDecision:
 
     @property
     def all_dead(self) -> Dead:
-        """All rows that became dead, by spout: because of failures in the run, and of sinks."""
+        """All dead records, by spout: failed in the run, or refused by a sink."""
         return dead_of(self.dead).plus(self.refused)
 
     @property
@@ -134,10 +138,11 @@ class BatchDecision:
         return waiting | self.dead.files | {file.file for file in refused.values()}
 
     def write(self, cache: TableCache, now_ms: int) -> dict[str, Any]:
-        """Write its tables to the directory of its number, and return the decision as an object for
-        JSON.
+        """Write the tables of the decision, and return the decision as a JSON object.
 
         Raises ValueError if the columns of a table are wrong.
+
+        ``now_ms``: the time of the plan.
         """
         dead = dead_of(self.dead)
         for spout, parts in self.waiting.parts.items():
@@ -148,17 +153,17 @@ class BatchDecision:
             for each in some:
                 if isinstance(each, pa.Table):
                     _check_tracking(each, f"dead[{spout!r}]")
-        directory = cache.prefix_of(self.number)
-        named = {}
-        if len(self.nonacked):
-            named["nonacked"] = self._write_nonacked(cache, directory)._asdict()
+        prefix = cache.prefix_of(self.number)
+        roots = self._write_nonacked(cache, prefix) if len(self.nonacked) else None
         body: dict[str, Any] = {
-            "dead": dead.write(cache, directory),
-            "nonacked": named,
-            "waiting": self.waiting.write(cache, directory).body(),
+            "dead": dead.write(cache, prefix),
+            "nonacked": roots,
+            "waiting": self.waiting.write(cache, prefix).body(),
         }
-        lists = (*body["dead"].values(), *body["waiting"].values(), named.values())
+        lists = (*body["dead"].values(), *body["waiting"].values())
         files = {each["file"] for some in lists for each in some if "nbytes" not in each}
+        if roots is not None:
+            files.add(roots)
         cache.sync()
         return {
             **body,
@@ -174,26 +179,17 @@ class BatchDecision:
             **({"behind": dict(self.behind)} if self.behind else {}),
         }
 
-    def _write_nonacked(self, cache: TableCache, directory: str) -> TableFile:
+    def _write_nonacked(self, cache: TableCache, prefix: str) -> str:
         if isinstance(self.nonacked, RootColumns):
             ordered = self.nonacked.ordered()
             batches = in_few(pa.record_batch([pa.array(ids)], schema=ROOT_IDS) for ids in ordered)
         else:
             batches = batches_of(self.nonacked.select(ROOT_IDS.names).cast(ROOT_IDS))
-        rows = 0
-
-        def counted() -> Iterator[pa.RecordBatch]:
-            nonlocal rows
-            for batch in batches:
-                rows += len(batch)
-                yield batch
-
-        file = cache.write(directory, "nonacked", ROOT_IDS, counted())
-        return TableFile(file, rows)
+        return cache.write(prefix, "nonacked", ROOT_IDS, batches)
 
 
 def nonacked_of(columns: Sequence[Int64s]) -> pa.Table | RootColumns:
-    """Return root ids, with possible duplicates, in the form of `BatchDecision.nonacked`."""
+    """Return columns of root ids, which may repeat, as the value of `BatchDecision.nonacked`."""
     roots = RootColumns(columns)
     if roots.are_many:
         return roots
@@ -201,8 +197,9 @@ def nonacked_of(columns: Sequence[Int64s]) -> pa.Table | RootColumns:
 
 
 class Retries(NamedTuple):
-    """The waiting rows of a plan's parent and the rows of its requests, split into due and other
-    rows.
+    """The records that a planned micro-batch may retry, split into due and other ones.
+
+    They waited after the micro-batch before, or belong to replay requests of the plan.
     """
 
     due: dict[str, pa.Table]  # by spout; no empty tables
@@ -220,8 +217,7 @@ class TableFile(NamedTuple):
 class Tables(Mapping[str, pa.Table]):
     """Tables by name, each read at the first access.
 
-    ``cache``: the tables of the directory that contains the files. ``files``: the file of each
-    table.
+    ``cache``: reads the files. ``files``: the file of each table.
     """
 
     def __init__(self, cache: TableCache, files: Mapping[str, TableFile]):
@@ -230,7 +226,7 @@ class Tables(Mapping[str, pa.Table]):
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Mapping[str, Any]]) -> Tables:
-        """Rebuild the tables from the JSON of a record."""
+        """Return the tables that the JSON of a record describes."""
         return cls(cache, {name: TableFile(**file) for name, file in body.items()})
 
     def __getitem__(self, name: str) -> pa.Table:
@@ -248,18 +244,12 @@ class Tables(Mapping[str, pa.Table]):
 
 
 def _check_tracking(table: pa.Table, what: str) -> None:
-    """Refuse a table unless it begins with the `TRACKING` columns, without nulls.
-
-    Raises ValueError if a `TRACKING` column is missing, misplaced, or contains nulls.
-    """
-    for field_, column in zip(TRACKING, table.schema, strict=False):
-        if field_.name != column.name or field_.type != column.type:
-            raise ValueError(
-                f"{what}: column {column.name} ({column.type}) is in the place of {field_.name} "
-                f"({field_.type}); the TRACKING columns come first, then the source's"
-            )
-    if table.num_columns < len(TRACKING):
-        raise ValueError(f"{what} has {table.column_names} and lacks columns of TRACKING")
+    """Raise ValueError unless a table begins with the `TRACKING` columns, without nulls."""
+    wanted = [(field.name, field.type) for field in TRACKING]
+    found = [(field.name, field.type) for field in table.schema][: len(wanted)]
+    if found != wanted:
+        shown = (", ".join(f"{name} {kind}" for name, kind in each) for each in (wanted, found))
+        raise ValueError("{}: the first columns must be {}, and they are {}".format(what, *shown))
     for name in TRACKING.names:
-        if table[name].null_count:
-            raise ValueError(f"{what}: column {name} must not have nulls")
+        if nulls := table[name].null_count:
+            raise ValueError(f"{what}: column {name} must have no nulls, and has {nulls}")

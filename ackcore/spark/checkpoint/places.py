@@ -1,14 +1,12 @@
-"""The parts of a checkpoint on a file system or in a bucket, and the places of runs.
+"""Opening of a checkpoint, and the directories in which executors write during a run.
 
-Executors write into a place of their run: a directory, or a prefix in a bucket.  All paths of a run
-contain its token, so no driver reads the files of tasks that outlive their run.  A decision has no
-separate fence, since it is a put of the head.  A driver that runs a micro-batch again first checks
-that it still owns the checkpoint: if another driver finished the micro-batch and removed the files,
-they would look damaged.
+The directory of a run is a prefix of keys in a bucket.  Its name contains the run's token, so no
+driver reads the files of tasks that outlive their run.  A driver that runs a micro-batch again
+first checks that it still owns the checkpoint: if another driver finished the micro-batch and
+deleted the files, they would look damaged.
 
-Files of a run are not read any more once its micro-batch is done, whichever driver owns the
-checkpoint.  On a file system they are deleted then.  In a bucket a deletion takes two requests, so
-it is done every few micro-batches, and when the checkpoint is closed.
+The files of a run are deleted once its micro-batch is done.  In a bucket a deletion takes two
+requests, so it is done every few micro-batches, and when the checkpoint is closed.
 """
 
 from __future__ import annotations
@@ -47,10 +45,10 @@ _EVERY = 8
 
 
 class RunPlaces:
-    """The places of runs, ``work/<number>.<token>``: paths of directories, or URLs.
+    """The directories of runs, ``work/<number>.<token>``, as paths or as URLs of a bucket.
 
     ``store``: the file system or the bucket, rooted at ``<checkpoint>/ackcore``. ``check_owner``:
-    Raises if another driver has taken over.
+    raises CheckpointInUse if another driver has taken over.
     """
 
     def __init__(self, store: Store, check_owner: Callable[[], object]) -> None:
@@ -62,7 +60,7 @@ class RunPlaces:
         self._made: Path | None = None
 
     def new(self, number: int) -> Place:
-        """Return the place of a new run of a micro-batch.
+        """Return the path or URL for a new run of a micro-batch; a directory is created.
 
         In a bucket only the second and later runs of a micro-batch check the ownership, since this
         takes a request. Raises CheckpointInUse if that check finds that another driver has taken
@@ -81,15 +79,15 @@ class RunPlaces:
         return place
 
     def of(self, decision: BatchDecision) -> Place:
-        """Return the place of the run that a decision accepted."""
+        """Return the path or URL of the run whose results a decision has."""
         return self._place(decision.work)
 
     def snapshot(self, number: int) -> Place:
-        """Return the place of the snapshot of a micro-batch's new rows."""
+        """Return the path or URL of the snapshot of a micro-batch's new rows."""
         return self._place(f"{number}.pinned")
 
     def journal(self, number: int) -> Place:
-        """Return the place of the journal that all runs of a micro-batch share, across drivers."""
+        """Return the path or URL of the journal of calls that all runs of a micro-batch share."""
         return self._place(f"{number}.journal")
 
     def _place(self, name: str) -> Place:
@@ -98,10 +96,10 @@ class RunPlaces:
         return f"{self._store.url}/{_BELOW}/{name}"
 
     def remove_former(self, number: int, kept: str) -> None:
-        """Remove the runs of a micro-batch that earlier drivers left on a file system, except one.
+        """Delete the runs of a micro-batch on a file system, except the run ``kept``.
 
-        Otherwise drivers that repeatedly die in one micro-batch would fill the disk. Raises
-        CheckpointInUse if another driver has taken over.
+        Earlier drivers left them. Otherwise drivers that repeatedly die in one micro-batch would
+        fill the disk. Raises CheckpointInUse if another driver has taken over.
         """
         runs = self._directories()
         if runs:
@@ -123,9 +121,7 @@ class RunPlaces:
             self._sweep(number)
 
     def close(self, number: int | None) -> None:
-        """Delete the files of runs up to micro-batch ``number``. If this fails, the next driver
-        does it.
-        """
+        """Delete what `remove_done` has left. If this fails, the next driver does it."""
         try:
             if number is not None and self._waited:
                 self._sweep(number)
@@ -180,9 +176,10 @@ class CheckpointParts(NamedTuple):
 
 
 def opened(url: str, use: Callable[[CheckpointParts], Opened]) -> Opened:
-    """Call ``use`` for a checkpoint, then take it over, and return the result of ``use``.
+    """Open a checkpoint to write it: call ``use``, which checks it, then become its owner.
 
-    On a file system the checkpoint is locked first.
+    On a file system the checkpoint is locked first. If another driver writes to it meanwhile,
+    ``use`` is called again. Returns the result of ``use``.
     """
     store = open_store(f"{url}/ackcore", "checkpoint")
     lock = Lock(make_directory(store.root) / "lock") if isinstance(store, LocalStore) else None
@@ -207,17 +204,17 @@ def opened(url: str, use: Callable[[CheckpointParts], Opened]) -> Opened:
             # Records that are read while the other driver writes may be inconsistent.
             moved = isinstance(error, HeadMoved) or (records is not None and records.has_moved())
             if not moved or tried == _TAKE_OVERS - 1:
-                _given_up(records, lock)
+                _close(records, lock)
                 raise
         except BaseException:
-            _given_up(records, lock)
+            _close(records, lock)
             raise
         else:
             return found
     raise AssertionError("unreachable")
 
 
-def _given_up(records: Records | None, lock: Lock | None) -> None:
+def _close(records: Records | None, lock: Lock | None) -> None:
     if records is not None:
         records.close()
     elif lock is not None:
@@ -230,6 +227,6 @@ def letters_url(records: Records, url: str) -> str:
 
 
 def remembered_letters(records: Records) -> str | None:
-    """Return the recorded place of the dead letters, or None if they are in the checkpoint."""
+    """Return the recorded path or URL of the dead letters; None if they are in the checkpoint."""
     pointer = records.read(POINTER)
     return None if pointer is None else pointer["path"]

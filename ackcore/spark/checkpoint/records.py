@@ -61,8 +61,8 @@ class HeadMoved(StateError):
 class Records:
     """The records of a checkpoint.
 
-    They are only read at first, and owned from the first write or `take_over` on.  So a driver that
-    is refused because its topology differs has fenced no other driver.
+    To make the object only reads them.  The first write or `take_over` makes this driver the owner
+    and fences the former one.  So a driver whose topology is refused fences nobody.
 
     ``store``: the file system or the bucket, rooted at ``<checkpoint>/ackcore``. ``lock``: the lock
     of a checkpoint on a file system; `close` releases it.
@@ -116,7 +116,7 @@ class Records:
 
     @property
     def found(self) -> Mapping[str, Any]:
-        """The head before this driver owned it: epoch, holder, and whether it is open."""
+        """The head as this driver first read it: epoch, holder, whether it is open, and records."""
         return self._before
 
     @property
@@ -125,7 +125,7 @@ class Records:
         return self._owned
 
     def take_over(self) -> None:
-        """Take over the checkpoint with the records that were read. Repeated calls do nothing.
+        """Make this driver the owner of the checkpoint. Repeated calls do nothing.
 
         Raises HeadMoved if the head has changed since it was read.
         """
@@ -192,7 +192,7 @@ class Records:
         self._named = named
 
     def _has_put(self, records: Bodies) -> None:
-        """Note that this driver's put of these records succeeded and no later put has."""
+        """Set the records that the head has now, and the objects that may be deleted since."""
         self._recorded(records)
         self._next = {}
         self._deletable |= self._dropped - self._named
@@ -277,22 +277,18 @@ class Records:
         self._write(META, {**meta, "epoch": self.epoch}, once)
         self._deployment = meta["deployment_key"]
 
-    def remains(self) -> str | None:
-        """Return the name of anything other than `META`, the head and the lock, or None.
-
-        With `META`, only records count: the files are those of a checkpoint that exists.
-        """
-        found = next((name for name in sorted(self._records) if name != META), None)
-        if found is None and META not in self._records:
-            keys = (entry.key for entry in self._store.list())
-            found = next((key for key in keys if key not in (HEAD, "lock")), None)
-        return found
+    def first_content(self) -> str | None:
+        """Return the name of a record or a file, except the head and the lock; None if empty."""
+        if self._records:
+            return min(self._records)
+        keys = (entry.key for entry in self._store.list())
+        return next((key for key in keys if key not in (HEAD, "lock")), None)
 
     def read(self, name: str) -> dict[str, Any] | None:
         """Return a record, or None if it does not exist.
 
-        Raises CheckpointCorrupt, CheckpointNewer or StateError in the cases of `record_in`. Raises
-        CheckpointForeign if the record belongs to another deployment.
+        Raises CheckpointCorrupt or StateError if the record cannot be read, and CheckpointForeign
+        if it belongs to another deployment.
         """
         with self._lock:
             if self._owned and self._version is None:
@@ -317,11 +313,13 @@ class Records:
     def write(
         self, name: str, body: Mapping[str, Any], *, once: bool = False, with_next: bool = False
     ) -> None:
-        """Write a record. With ``once`` it must not exist yet.
+        """Write a record.
 
-        With ``with_next`` it is written together with the next record or at `close`, in one put, so
-        that it costs none. Until then only this driver reads it. Raises CheckpointInUse if another
-        driver has taken over, or has written a record with ``once``.
+        Raises CheckpointInUse if another driver has taken over, or has written the record though
+        ``once`` is true.
+
+        ``once``: whether the record must not exist yet. ``with_next``: whether to write it in the
+        same put as the next record, or at `close`. Until then only this driver reads it.
         """
         body = {"deployment_key": self._deployment, "epoch": self.epoch, **body}
         self._write(name, body, once, with_next=with_next)
@@ -359,7 +357,7 @@ class Records:
             self._progress = [*self._progress, json.loads(text)][-_PROGRESS_LINES:]
 
     def numbers(self, directory: str, ending: str = "") -> list[int]:
-        """Return the numbers of ``<directory>/<number><ending>``, sorted."""
+        """Return the numbers in the names ``<directory>/<number><ending>`` of records, sorted."""
         found = set()
         for name in self._records:
             above, _, rest = name.partition("/")
@@ -424,10 +422,7 @@ def _epoch_in(key: str) -> int:
 def of_deployment(
     body: dict[str, Any] | None, deployment: str, place: str, meta: str
 ) -> dict[str, Any] | None:
-    """Return a record of this deployment unchanged, and refuse other records.
-
-    Raises CheckpointForeign if the record belongs to another deployment.
-    """
+    """Return ``body``. Raises CheckpointForeign if it is a record of another deployment."""
     if body is not None and body["deployment_key"] != deployment:
         raise CheckpointForeign(
             f"{place} was written for deployment {body['deployment_key']}, and {meta} is of "

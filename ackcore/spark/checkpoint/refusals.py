@@ -1,9 +1,9 @@
 """The rows of a micro-batch that sinks refused, recorded between its decision and its mark.
 
-Each answer of a sink that names rows is recorded as ``batches/N.refused-K``, with K from 0 on, and
-a table.  After all sinks have answered, ``batches/N.refused`` records the result: the records that
-are dead now, and the counts.  After that no sink is called again.  Each record is written once.
-If two drivers write one, the second finds the record of the first and is refused.
+Each time that a sink refuses rows, ``batches/N.refused-K`` records them, with K from 0 on.  When
+all sinks have returned, ``batches/N.refused`` records the result: the records that are dead now,
+and the counts.  From then on no sink is called again.  Each record is written once: if two drivers
+write one, the second finds the record of the first and must end.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ REFUSED = pa.schema(
 
 
 class Refusal(NamedTuple):
-    """An answer of a sink: the refused ``rows`` (`REFUSED`), and whether all others are
-    ``written``.
+    """Rows that a sink refused in one call, in the columns of `REFUSED`.
+
+    ``written``: whether the sink has written all other rows.
     """
 
     sink: str
@@ -41,14 +42,14 @@ class Refusal(NamedTuple):
 
 
 class Refusals:
-    """The refusals of a checkpoint, by micro-batch."""
+    """The rows that sinks refused, as recorded in a checkpoint."""
 
     def __init__(self, records: Records, cache: TableCache) -> None:
         self._records = records
         self._cache = cache
 
     def of(self, number: int) -> list[Refusal]:
-        """Return the recorded answers for a micro-batch, in order."""
+        """Return the recorded refusals of a micro-batch, in their order."""
         found: list[Refusal] = []
         while (body := self._records.read(_name(number, len(found)))) is not None:
             self._cache.expect(body["table_bytes"])
@@ -57,9 +58,11 @@ class Refusals:
         return found
 
     def add(self, number: int, place: int, refusal: Refusal) -> None:
-        """Record an answer as number ``place``: the number of answers that are recorded already.
+        """Record rows that a sink refused.
 
         Raises CheckpointInUse if another driver has taken over, or has recorded this number.
+
+        ``place``: the number of refusals of the micro-batch that are recorded already.
         """
         file = self._write(number, f"refused-{place}", refusal.rows.cast(REFUSED))
         self._cache.sync()
@@ -78,11 +81,11 @@ class Refusals:
         counts: Mapping[str, Any],
         totals: Mapping[str, Any],
     ) -> None:
-        """Record the result of all answers for a micro-batch.
+        """Record that all sinks of a micro-batch have returned, and the result.
 
         Raises CheckpointInUse if another driver has taken over, or has recorded the result.
 
-        ``dead``: the records that are dead because of the answers, by spout, like
+        ``dead``: the records that are dead because sinks refused their rows, by spout, like
         ``BatchDecision.dead``. ``counts``, ``totals``: the new values of ``BatchDecision.counts``
         and ``totals``.
         """
@@ -99,7 +102,7 @@ class Refusals:
         self._records.write(_closed(number), body, once=True)
 
     def amended(self, decision: BatchDecision) -> BatchDecision:
-        """Return a decision with the recorded result of the refusals, if there is one."""
+        """Return a decision with the recorded result of the sinks' refusals, if there is one."""
         body = self._records.read(_closed(decision.number))
         if body is None:
             return decision
@@ -113,8 +116,8 @@ class Refusals:
         )
 
     def _write(self, number: int, name: str, table: pa.Table) -> TableFile:
-        directory = self._cache.prefix_of(number)
-        return TableFile(self._cache.write_table(directory, name, table), table.num_rows)
+        prefix = self._cache.prefix_of(number)
+        return TableFile(self._cache.write_table(prefix, name, table), table.num_rows)
 
 
 def _name(number: int, place: int) -> str:

@@ -1,7 +1,7 @@
-"""Requests to replay dead letters, as the query that takes them reads them.
+"""Requests to replay dead letters, read by the query that retries the records.
 
 The index of the dead-letter store lists the requests.  One put adds a request to the index together
-with the note that makes it count.
+with the note of the letters that it sends.
 
 Any process may add a request while a query runs.  Only the driver that owns the checkpoint removes
 one: after a finished micro-batch took it, or after it was withdrawn and no plan has taken it.  The
@@ -53,10 +53,10 @@ def write_request(directory: Path, request: str, spout: str, letters: Iterable[p
 
 
 class Requests:
-    """Requests in the index of a store of dead letters.
+    """The requests in the index of a store of dead letters.
 
-    ``where``: returns the URL of the store; called after the checkpoint was read. ``owner``: the
-    records of the checkpoint.
+    ``where``: returns the URL of the store, once the checkpoint was read. ``owner``: the records of
+    the checkpoint.
     """
 
     def __init__(self, where: Callable[[], str], owner: Records) -> None:
@@ -125,14 +125,11 @@ class Requests:
         return fit_columns(table, schema, f"{letters} that {place} requests", way_out)
 
     def withdrawn(self, name: str) -> bool:
-        """Return whether a user withdrew a request that a plan took.
-
-        The withdrawal is recorded once no plan names the request any more.
-        """
+        """Return whether a user has withdrawn a request that a plan took."""
         return name in self._index.load().get("withdrawn", []) or self._marked(name)
 
     def forget(self, names: Collection[str]) -> None:
-        """Remove requests that finished micro-batches took."""
+        """Delete the requests that finished micro-batches took."""
         gone: list[str] = []
 
         def change(body: Body) -> Body | None:

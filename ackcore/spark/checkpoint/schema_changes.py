@@ -1,4 +1,4 @@
-"""Conversion of kept records from an earlier schema of their source to its present schema.
+"""Conversion of waiting and dead records to the present schema of their source.
 
 A source's columns may change while its records wait for a retry or are dead letters.  Such records
 run together with new ones, in the same bolts, so they must have the present columns of the source.
@@ -26,11 +26,11 @@ from ackcore.spark.base.schemas import NUMBERS, TRACKING
 
 
 class ColumnsChanged(CheckpointForeign):
-    """The columns of kept records do not fit the present columns of their source."""
+    """The columns of waiting or dead records do not fit the present columns of their source."""
 
 
 def fit_columns(table: pa.Table, schema: pa.Schema, what: str, way_out: str) -> pa.Table:
-    """Return kept records, converted to the present columns of their source.
+    """Return waiting or dead records, converted to the present columns of their source.
 
     Raises ColumnsChanged if a column does not fit. The message names each such column, with its old
     and new types.

@@ -1,4 +1,4 @@
-"""Files of waiting rows, sorted by due time: reading and writing."""
+"""Files of waiting records, sorted by due time: reading and writing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WINDOW_ROWS, _WINDOW_BYTES = 1 << 16, 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A file of waiting rows; rows before ``start`` no longer wait."""
+    """A file of waiting records; rows before ``start`` no longer wait."""
 
     cache: TableCache
     file: str  # relative to <checkpoint>/ackcore/state
@@ -31,9 +31,9 @@ class Segment:
     untried: int = 0  # waiting rows that were replayed and not tried yet
 
     @classmethod
-    def adopted(cls, part: FailedFile, cache: TableCache, directory: str) -> Segment:
-        """Move a task's file into the checkpoint."""
-        file = cache.adopt(part.path, directory, part.nbytes)
+    def adopted(cls, part: FailedFile, cache: TableCache, prefix: str) -> Segment:
+        """Link or copy a task's file into the checkpoint, and return its segment."""
+        file = cache.adopt(part.path, prefix, part.nbytes)
         return cls(cache, file, part.rows, part.next_due_ms, part.oldest_ms)
 
     def __len__(self) -> int:
@@ -46,18 +46,16 @@ class Segment:
         return self.cache.size(self.file)
 
     def body(self) -> dict[str, Any]:
-        """Return the segment as an object for JSON."""
+        """Return the JSON object that describes the segment in a decision."""
         names = ("file", "rows", "next_due_ms", "oldest_ms", "start", "untried")
         return {name: getattr(self, name) for name in names}
 
     def table(self) -> pa.Table:
         """Return the waiting rows, in a memory map, with all columns of the source nullable.
 
-        Tasks write required columns as required, and the driver does not; the segments are
-        concatenated.
+        Files of tasks and of the driver may differ in that, and are concatenated.
         """
-        rows = self.cache.read(self.file).slice(self.start, len(self))
-        return all_nullable(rows)
+        return all_nullable(self.cache.read(self.file).slice(self.start, len(self)))
 
     def after(self, taken: int, waiting: pa.Table) -> Segment:
         """Return the segment without its first ``taken`` waiting rows.
@@ -75,18 +73,16 @@ class Segment:
 
 
 def write_segment(
-    cache: TableCache, directory: str, spout: str, parts: Sequence[Segment | pa.Table]
+    cache: TableCache, prefix: str, spout: str, parts: Sequence[Segment | pa.Table]
 ) -> Segment:
-    """Write several parts as one segment, sorted by due time."""
+    """Write the waiting rows of several parts to one new segment, sorted by due time."""
     runs: list[pa.Table] = []
     for part in parts:
         if isinstance(part, Segment):
             runs.append(part.table())
         else:
             runs += [_sorted(piece) for piece in _cut(all_nullable(part))]
-    name = f"waiting-{spout}"
-    batches = _merged(runs)
-    path = cache.write(directory, name, runs[0].schema, batches)
+    path = cache.write(prefix, f"waiting-{spout}", runs[0].schema, _merged(runs))
     return Segment(
         cache,
         path,
@@ -98,7 +94,7 @@ def write_segment(
 
 
 def _cut(table: pa.Table) -> Iterator[pa.Table]:
-    """Cut a table into pieces small enough to sort: a text column must have less than 2 GiB."""
+    """Yield a table in pieces small enough to sort: a text column must have less than 2 GiB."""
     if len(table) < 2 or table.nbytes <= _WINDOW_BYTES:
         yield table
     else:
@@ -114,7 +110,7 @@ def _sorted(table: pa.Table) -> pa.Table:
 
 
 def _merged(runs: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Merge sorted tables, one window at a time."""
+    """Yield the rows of sorted tables by due time, `_WINDOW_ROWS` at a time."""
     due = np.concatenate([due_of(run) for run in runs])
     owner = np.repeat(np.arange(len(runs)), [len(run) for run in runs])
     owner = owner[np.argsort(due, kind="stable")]

@@ -60,8 +60,7 @@ class SharedRecord:
             return self._body
 
     def replace(self, change: Callable[[Body], Body | None]) -> None:
-        """Replace the record by the result of ``change``, and retry each time that another process
-        was faster.
+        """Replace the record by the result of ``change``; try again if another process was faster.
 
         Raises StateError if the record cannot be written, or other processes are faster every time.
 
@@ -96,7 +95,7 @@ def _plain(body: Body) -> Body:
 
 
 def put_object(store: Store, below: str, data: bytes) -> dict[str, Any]:
-    """Put an object that a record will name, and return the record's entry for it."""
+    """Write an object, and return the entry by which a record names it."""
     digest = digest_of(data)
     key = f"{below}/{secrets.token_hex(4)}{digest[:16]}"
     store.put(key, data)
@@ -104,7 +103,7 @@ def put_object(store: Store, below: str, data: bytes) -> dict[str, Any]:
 
 
 def object_of(store: Store, entry: Mapping[str, Any]) -> bytes | None:
-    """Return an object that a record names, or None if it is missing or damaged."""
+    """Return the bytes of an object that a record names; None if it is missing or damaged."""
     found = store.get(entry["object"])
     if found is None or len(found.data) != entry["bytes"]:
         return None

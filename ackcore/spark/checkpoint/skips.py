@@ -37,7 +37,7 @@ class Skip:
     files : tuple of str
         The files, for a `FileSpout` or a `DeltaSpout`. Bytes that are not UTF-8 are escaped.
     plans : int
-        The number of plans that lost rows.
+        The number of the spout's plans, within this micro-batch, that lost rows.
     at_ms : int
         The time of the call in milliseconds since 1970.
     """
@@ -130,10 +130,10 @@ def skips_in(records: Records) -> tuple[Skip, ...]:
 
 
 def skip_command(url: str, spout: str, kind: str, plans: Sequence[Any], said: str) -> str:
-    """Return the command that leaves out planned rows.
+    """Return the ``ackcore skip`` command that leaves out rows which could not be read.
 
-    ``kind`` and ``plans`` are of the spout. ``said`` is the error of reading them: the planned
-    files that it names are in the command.
+    ``kind``: the kind of the spout's source. ``plans``: its planned rows. ``said``: the text of the
+    error: the command names the planned files that are in it.
     """
     words = ["ackcore", "skip", url, spout]
     names = [name for plan in plans for name in _files(kind, plan) if shown(name) in said]

@@ -29,6 +29,7 @@ last two micro-batches are kept; files of waiting records and tables, until no r
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -54,6 +55,8 @@ from ackcore.spark.checkpoint.schema_changes import fit_columns
 from ackcore.spark.checkpoint.table_records import SegmentFiles, TableRecords
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.stores.opening import place_of
+
+_log = logging.getLogger("ackcore")
 
 
 class _History(NamedTuple):
@@ -83,7 +86,7 @@ class State:
         self.refusals = Refusals(self._records, self._cache)
         self.tables = TableRecords(self._records)
         self._decisions: dict[int, BatchDecision] = {}
-        #: The losses by an accepted change, as text, until it is recorded; None without a change.
+        #: The `losses` by an accepted change, until it is recorded; None without a change.
         self._accepted: str | None = None
         # Its set is replaced as a whole: the heartbeat's thread reads it.
         self._history = self._read_history()
@@ -169,13 +172,15 @@ class State:
     def record_topology(self) -> None:
         """Record the changed topology that `open` accepted. Repeated calls do nothing.
 
-        To be called when nothing can refuse the start any more, and before the first micro-batch.
+        Call it after all checks of a start, and before the first micro-batch.
         """
         lost = self._accepted
         if lost is not None:
             self._records.write_meta(self._meta)
             self._accepted = None
-            compatibility.log_losses(self._records.place(""), lost)
+            if lost:
+                root = self._records.place("")
+                _log.warning("%s: the next micro-batch changes stored rows: %s", root, lost)
 
     def _read_history(self) -> _History:
         """Return the progress of the checkpoint. Raises CheckpointCorrupt if a file is missing."""
@@ -204,8 +209,7 @@ class State:
         return _History(last, last if last in dones else plan.parent, frozenset(taken))
 
     def _check_tables(self) -> BatchDecision | None:
-        """Read all tables that will be needed, before the first retry, and return the last
-        decision.
+        """Return the last decision, after a check of all tables that the next runs need.
 
         Raises CheckpointCorrupt if a table is missing or damaged.
         """
@@ -223,9 +227,7 @@ class State:
         return last
 
     def _check_waiting(self, topology: Described, decision: BatchDecision | None) -> None:
-        """Refuse records that wait for a removed spout, or do not fit the present columns of their
-        source.
-        """
+        """Raise CheckpointForeign if waiting records do not fit the topology and its sources."""
         waiting = Waiting({}) if decision is None else decision.waiting
         plan = self._open_plan()
         requested = [*(() if plan is None else plan.replays), *self.pending_replays()]
@@ -237,8 +239,9 @@ class State:
             self._request(name)
 
     def _open_plan(self) -> Plan | None:
-        """Return the plan that has no decision, or None; leave out requests that were withdrawn
-        after it.
+        """Return the plan that has no decision, or None.
+
+        If a user has withdrawn requests of the plan, it is recorded without them first.
         """
         number = self.last_plan
         plan = None if number is None else self.plan(number)
@@ -266,9 +269,7 @@ class State:
         return self._records
 
     def check_owner(self) -> None:
-        """Check that no other driver has taken over. Raises CheckpointInUse if another driver has
-        taken over. This driver must then write nothing more.
-        """
+        """Raise CheckpointInUse if another driver has taken over: then this one must not write."""
         self._records.check_owner()
 
     def __enter__(self) -> Self:
@@ -291,17 +292,17 @@ class State:
 
     @property
     def spout_order(self) -> tuple[str, ...]:
-        """The names of the spouts, in the order of their sources' numbers."""
+        """The names of the spouts, in the order in which Spark numbers their sources."""
         return tuple(self._meta["spout_order"])
 
     @property
     def last_done(self) -> int | None:
-        """The newest micro-batch that is done, or None."""
+        """The number of the last micro-batch that is done, or None."""
         return self._history.last_done
 
     @property
     def last_plan(self) -> int | None:
-        """The newest micro-batch with a plan: `last_done` or the next one, or None."""
+        """The number of the last planned micro-batch: `last_done` or the next one, or None."""
         return self._history.last_plan
 
     def is_done(self, number: int) -> bool:
@@ -323,7 +324,7 @@ class State:
 
     @property
     def runs(self) -> RunPlaces:
-        """The places where executors write."""
+        """The directories in which executors write."""
         return self._runs
 
     @property
@@ -352,7 +353,7 @@ class State:
         taken.
         """
         if self.is_done(number):
-            raise ValueError(f"micro-batch {number} is done already; call is_done first")
+            raise ValueError(f"micro-batch {number} cannot be planned: it is done already")
         parent = self.last_done
         now_ms = clock_ms
         if parent is not None:
@@ -369,7 +370,9 @@ class State:
         Raises ValueError if the micro-batch has a decision.
         """
         if self.is_done(plan.number) or self.decision(plan.number) is not None:
-            raise ValueError(f"micro-batch {plan.number} has a decision, so its plan cannot change")
+            raise ValueError(
+                f"the plan of micro-batch {plan.number} cannot change: it has a decision"
+            )
         first = plan.number != self.last_plan
         self._records.write(f"batches/{plan.number}.plan", plan.body(), once=first)
         taken = self._history.taken | frozenset(plan.replays)
@@ -380,8 +383,7 @@ class State:
             self._meta["begun"] = True
 
     def record_interrupt(self, number: int) -> None:
-        """Record that the driver was interrupted, and did not crash because of the planned
-        micro-batch.
+        """Record in a plan that the driver was interrupted, so that it does not count as a crash.
 
         An interrupt may come at any point, also within `write_plan`: only the recorded plan counts.
         """
@@ -390,8 +392,7 @@ class State:
             self._records.write(f"batches/{number}.plan", replace(plan, interrupted=True).body())
 
     def split_due(self, plan: Plan) -> Retries:
-        """Split the parent's waiting rows into due and other rows, and add the requests of the
-        plan.
+        """Return the records that a plan may retry, split into due and other ones.
 
         Raises CheckpointCorrupt if the number of due rows differs from the plan, or a request is
         missing. Raises ColumnsChanged if the rows do not fit the present columns of their source.
@@ -458,7 +459,7 @@ class State:
         return self._decisions[number]
 
     def _decided(self, number: int) -> BatchDecision:
-        """Return a decision that later records depend on; raise if it is missing."""
+        """Return a decision that must exist. Raises CheckpointCorrupt if it is missing."""
         decision = self.decision(number)
         if decision is None:
             manifest = self._records.entry(f"batches/{number}.decision")
@@ -466,19 +467,18 @@ class State:
         return decision
 
     def write_decision(self, decision: BatchDecision, *, with_mark: bool = False) -> BatchDecision:
-        """Record the decision of a micro-batch; ``with_mark`` by the same put as its mark.
+        """Record the decision of a micro-batch, and return it with the fields that the state sets.
 
-        Raises ValueError if there is no plan, or a decision already, or a table has wrong columns.
-        Raises StateError if the decision cannot be written.
+        Raises ValueError if the micro-batch has no plan, or a decision already, or a table has
+        wrong columns. Raises StateError if the decision cannot be written.
 
-        ``decision``: the decision of a micro-batch that has a plan and no decision.
-
-        Returns the decision as `decision` reads it, with the fields that the state sets.
+        ``with_mark``: whether to write it in the same put as the mark that follows.
         """
         number = decision.number
-        plan = None if self.is_done(number) else self.plan(number)
-        if plan is None or self.decision(number) is not None:
-            raise ValueError(f"micro-batch {number} is decided already, or has no plan yet")
+        done, plan = self.is_done(number), self.plan(number)
+        if plan is None or done or self.decision(number) is not None:
+            what = "it has no plan" if plan is None else "it has one"
+            raise ValueError(f"the decision of micro-batch {number} cannot be written: {what}")
         # There may be tables of a driver that died before it wrote the decision, or of a driver
         # that has just taken over. So none is removed here.
         body = decision.write(self._cache, plan.now_ms)
@@ -517,7 +517,7 @@ class State:
         if self.is_done(number):
             return
         if self.decision(number) is None:
-            raise ValueError(f"micro-batch {number} is not decided, so it cannot be done")
+            raise ValueError(f"micro-batch {number} cannot be marked as done: it has no decision")
         self._records.write(f"batches/{number}.done", {"number": number})
         self._history = self._history._replace(last_done=number)
 
@@ -535,7 +535,10 @@ class State:
         call completes it. Raises ValueError if ``number`` is not the last micro-batch that is done.
         """
         if number != self.last_done:
-            raise ValueError(f"micro-batch {number} must be the last one done, {self.last_done}")
+            raise ValueError(
+                f"no files can be removed after micro-batch {number}: the last finished one is "
+                f"{self.last_done}"
+            )
         if self.last_plan == number:
             # Before the plans that name the taken requests are removed.
             self._requests.forget(self._history.taken)

@@ -37,9 +37,9 @@ _AT_ONCE = 16
 
 
 class UnnamedFiles:
-    """The known files below a prefix, whose names begin with the number of their micro-batch.
+    """The files below a prefix of a store; their names begin with the number of a micro-batch.
 
-    ``below``: the prefix, without the slash.
+    They are listed once.  ``below``: the prefix, without the slash.
     """
 
     def __init__(self, store: Store, below: str) -> None:
@@ -54,10 +54,11 @@ class UnnamedFiles:
             self._there.add(f"{self._below}/{file}")
 
     def take(self, number: int, named: Collection[str]) -> set[str]:
-        """Return the keys of files before micro-batch ``number - 1`` that no record names, once.
+        """Return the keys of files before micro-batch ``number - 1`` that no record names.
 
-        ``number``: the last micro-batch that is done. ``named``: the files that the kept records
-        name.
+        Each key is returned once: the caller deletes the file.
+
+        ``number``: the last micro-batch that is done. ``named``: the files that records name.
         """
         kept = {f"{self._below}/{file}" for file in named}
         if self._there is None:
@@ -98,9 +99,7 @@ class TableCache:
         self._unnamed = UnnamedFiles(store, _BELOW)
 
     def expect(self, sizes: Mapping[str, int]) -> None:
-        """Set the recorded lengths of files, in bytes. A file of another length is refused when it
-        is read.
-        """
+        """Set the lengths of files in bytes. Reading a file of another length is an error."""
         self._sizes.update(sizes)
 
     def sizes(self, files: Iterable[str]) -> dict[str, int]:
@@ -134,8 +133,7 @@ class TableCache:
         return self._check and not (self._is_local and file in self._verified)
 
     def checked(self, file: str, nbytes: int) -> str:
-        """Return the path or URL of a file that is no Arrow table, after a check of length and
-        checksum.
+        """Return the path or URL of a file that is no Arrow table, and check the file.
 
         A file that this driver has written is not read for the check. Raises CheckpointCorrupt or
         StateError if the file is missing, damaged or unreadable.
@@ -164,11 +162,11 @@ class TableCache:
         return self._sizes[file]
 
     def prefix_of(self, number: int) -> str:
-        """Return the prefix of the names of a micro-batch's tables."""
+        """Return the prefix of the names of a micro-batch's files."""
         return f"{number}.e{self._epoch}"
 
     def write(
-        self, directory: str, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+        self, prefix: str, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
     ) -> str:
         """Write a table, and return its file name. The name is durable after the next `sync`."""
         shop = Workshop(f"{self._store.url}/{_BELOW}")
@@ -176,7 +174,7 @@ class TableCache:
             check_fence()
         try:
             made = shop.path
-            file = write_batches(made, f"{directory}.{name}", schema, batches, named=False)
+            file = write_batches(made, f"{prefix}.{name}", schema, batches, named=False)
             nbytes = (made / file).stat().st_size
             if nbytes <= _SMALL and not self._is_local:
                 # It is read right away: this saves a request.
@@ -192,26 +190,26 @@ class TableCache:
         self._unnamed.add(file)
         self.wrote(file, nbytes)
 
-    def write_table(self, directory: str, name: str, table: pa.Table) -> str:
-        """Write a table that is in memory."""
-        return self.write(directory, name, table.schema, batches_of(table))
+    def write_table(self, prefix: str, name: str, table: pa.Table) -> str:
+        """Write a table that is in memory, and return its file name."""
+        return self.write(prefix, name, table.schema, batches_of(table))
 
-    def adopt_soon(self, files: Mapping[Place, int | None], directory: str) -> None:
-        """Call `adopt` for several files concurrently."""
+    def adopt_all(self, files: Mapping[Place, int | None], prefix: str) -> None:
+        """Adopt several files concurrently; later calls of `adopt` only return their names."""
         if len(files) > 1:
             with ThreadPoolExecutor(_AT_ONCE) as beside:
-                list(beside.map(lambda path: self.adopt(path, directory, files[path]), files))
+                list(beside.map(lambda path: self.adopt(path, prefix, files[path]), files))
 
-    def adopt(self, path: Place, directory: str, nbytes: int | None) -> str:
+    def adopt(self, path: Place, prefix: str, nbytes: int | None) -> str:
         """Link or copy a file that tasks wrote, unless this was done before; return its new name.
 
         The original is removed with its run. Raises CheckpointCorrupt if the file has another
         length. Raises StateError if the file is missing, or cannot be linked or copied.
 
-        ``path``: the path or URL of the file. ``directory``: the prefix of its new name.
-        ``nbytes``: its length in bytes, as its task reported it.
+        ``path``: the path or URL of the file. ``prefix``: the prefix of its new name. ``nbytes``:
+        its length in bytes, as its task reported it.
         """
-        file = f"{directory}.{os.path.basename(path)}"
+        file = f"{prefix}.{os.path.basename(path)}"
         if file in self._sizes:
             return file  # by this driver, and its name holds its checksum
         size = adopt_object(path, self._store, f"{_BELOW}/{file}", named=False)
@@ -220,25 +218,21 @@ class TableCache:
         return file
 
     def sync(self) -> None:
-        """Make the names of written files durable. In a bucket an object is durable when its put
-        returns.
-        """
+        """Make the names of written files durable; in a bucket they are durable already."""
         if isinstance(self._store, LocalStore):
             self._store.sync(_BELOW)
 
     def wrote(self, file: str, nbytes: int) -> None:
-        """Record the length of a file that was just written or checked, and skip later checks of
-        its content.
-        """
+        """Set the length of a file that was just written or checked, and skip later checks."""
         self._verified.add(file)
         self._sizes[file] = nbytes
 
     def unnamed(self, number: int, named: Collection[str]) -> Collection[str]:
-        """Return what `UnnamedFiles.take` returns."""
+        """Return the keys of old files that no record names, as `UnnamedFiles.take` does."""
         return self._unnamed.take(number, named)
 
     def keep(self, files: Collection[str]) -> None:
-        """Remove all but the given files from the cache."""
+        """Drop all but the given files from the cache; no file is deleted."""
         self._verified.intersection_update(files)
         self._sizes = {file: nbytes for file, nbytes in self._sizes.items() if file in files}
         self._mapped = {file: table for file, table in self._mapped.items() if file in files}

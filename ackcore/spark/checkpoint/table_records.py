@@ -37,7 +37,7 @@ _KNOWN = 1 << 14
 
 
 class TableState(NamedTuple):
-    """A table after a micro-batch."""
+    """The recorded state of a table after a micro-batch."""
 
     structure: Mapping[str, Any]  # `TableShape.structure` of the table
     #: The time of the plan in milliseconds since 1970: rows that expire until then do not exist.
@@ -57,7 +57,7 @@ class TableState(NamedTuple):
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> TableState:
-        """Rebuild the entry from the JSON of a record."""
+        """Return the state that the JSON of a record describes."""
         state = cls(**body)
         return state._replace(
             segments=tuple(map(SegmentInfo.of, state.segments)),
@@ -113,7 +113,7 @@ def _record_of(number: int) -> str:
 
 
 class _Checked:
-    """The segments that this process has checked; of a bucket, also their bytes."""
+    """The segments whose checksum this process has checked; of a bucket, also their bytes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -162,15 +162,19 @@ class SegmentFiles:
         return f"{self._store.url}/{BELOW}/{file}"
 
     def put(self, table: str, number: int, data: bytes, rows: int, lo: int, hi: int) -> SegmentInfo:
-        """Write a segment of micro-batch ``number``, durably, and return its entry for a record."""
+        """Write a segment of a table, durably, and return its entry for a record.
+
+        ``number``: the micro-batch. ``lo``, ``hi``: the range of hashes, as in `SegmentInfo`.
+        """
         file = f"{table}/{number}.e{self._epoch}.{checksum_of(data, 16)}.arrow"
         self._store.put(f"{BELOW}/{file}", data)
         self._unnamed.add(file)
         return SegmentInfo(file, rows, len(data), lo, hi)
 
     def read(self, segment: SegmentInfo) -> pa.Buffer:
-        """Return the bytes of a segment, memory-mapped where possible. Raises CheckpointCorrupt if
-        the file is missing or damaged. Raises StateError if it cannot be read.
+        """Return the bytes of a segment, memory-mapped where possible.
+
+        Raises CheckpointCorrupt if the file is missing or damaged, StateError if it is unreadable.
         """
         place = self.place(segment.file)
         is_local = isinstance(self._store, LocalStore)
@@ -199,5 +203,5 @@ class SegmentFiles:
         return corrupt(self.place(segment.file), "is missing, though the checkpoint refers to it")
 
     def unnamed(self, number: int, named: Collection[str]) -> set[str]:
-        """Return what `UnnamedFiles.take` returns."""
+        """Return the keys of old files that no record names, as `UnnamedFiles.take` does."""
         return self._unnamed.take(number, named)

@@ -48,7 +48,7 @@ Part: TypeAlias = Segment | FailedFile | pa.Table
 
 
 class Waiting(Mapping[str, pa.Table]):
-    """Rows that wait, by spout: recorded segments, and parts that are not recorded yet.
+    """The waiting records, by spout: recorded segments, and parts that are not recorded yet.
 
     As a mapping it returns all rows of a spout in one concatenated table, for inspection only.
 
@@ -61,13 +61,13 @@ class Waiting(Mapping[str, pa.Table]):
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> Waiting:
-        """Rebuild the value from the JSON of `body`."""
+        """Return the waiting records that the JSON of `body` describes."""
         return cls(
             {spout: [Segment(cache, **each) for each in found] for spout, found in body.items()}
         )
 
     def body(self) -> dict[str, Any]:
-        """Return the waiting records as an object for JSON. All parts must be on disk."""
+        """Return the waiting records as a JSON object. All parts must be recorded segments."""
         return {spout: [each.body() for each in some] for spout, some in self.segments().items()}
 
     def segments(self) -> dict[str, list[Segment]]:
@@ -123,7 +123,7 @@ class Waiting(Mapping[str, pa.Table]):
         return min(found, default=None)
 
     def due(self, now_ms: int) -> int:
-        """Return the number of due rows."""
+        """Return the number of rows that are due at a time."""
         return sum(len(each.due_ms) for each in self._due_rows(now_ms))
 
     def _due_rows(self, now_ms: int) -> Iterator[_DueRows]:
@@ -179,24 +179,22 @@ class Waiting(Mapping[str, pa.Table]):
 
     # -- writing ------------------------------------------------------------------------------
 
-    def write(self, cache: TableCache, directory: str) -> Waiting:
-        """Write the parts that are not recorded yet, merge segments if needed, and return only
-        segments.
+    def write(self, cache: TableCache, prefix: str) -> Waiting:
+        """Write the parts that are not recorded yet, merge segments, and return all as segments.
 
-        ``cache``: the cache of the files. ``directory``: the prefix of new files' names, below the
-        cache's root.
+        ``prefix``: the prefix of new files' names.
         """
         parts: dict[str, list[Part]] = {}
         every = (part for some in self.parts.values() for part in some)
         written = (part for part in every if isinstance(part, FailedFile))
-        cache.adopt_soon({part.path: part.nbytes for part in written}, directory)
+        cache.adopt_all({part.path: part.nbytes for part in written}, prefix)
         for spout, some in self.parts.items():
             known = [
-                Segment.adopted(part, cache, directory) if isinstance(part, FailedFile) else part
+                Segment.adopted(part, cache, prefix) if isinstance(part, FailedFile) else part
                 for part in some
             ]
             parts[spout] = [
-                group[0] if _stays(group) else write_segment(cache, directory, spout, group)
+                group[0] if _is_kept(group) else write_segment(cache, prefix, spout, group)
                 for group in _grouped(known)
             ]
         return Waiting(parts)
@@ -246,7 +244,7 @@ def _size(rows: int) -> int:
 
 
 def _grouped(parts: Sequence[Part]) -> list[list[Part]]:
-    """Return the parts in groups; each group becomes one segment."""
+    """Return the parts in lists; the parts of each list are to become one segment."""
     new = [part for part in parts if not isinstance(part, Segment)]
     groups: list[list[Part]] = [[part] for part in parts if isinstance(part, Segment)]
     groups += [new] if new else []
@@ -286,7 +284,8 @@ def _of_one_schema(groups: Sequence[list[Part]]) -> list[list[Part]]:
     return max((some for _, some in found), key=len)
 
 
-def _stays(group: Sequence[Part]) -> bool:
+def _is_kept(group: Sequence[Part]) -> bool:
+    """Return whether a group is one segment, and few of its rows no longer wait."""
     part = group[0]
     if len(group) > 1 or not isinstance(part, Segment):
         return False
