@@ -15,7 +15,7 @@ import pytest
 from checkpoints import OPEN, VALUE, died, ids
 from letter_homes import active, path_of, reader, write
 
-from ackcore.spark.base import letter_columns as letter_files
+from ackcore.spark.base import letter_columns
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, StateError
 from ackcore.spark.base.schemas import REPLAYED, TRACKING
 from ackcore.spark.dead_letters import compaction
@@ -67,6 +67,7 @@ def test_how_often_letters_came_back_outlasts_merges_and_a_letter_that_is_read_i
     letters, checkpoint, monkeypatch
 ):
     place = TRACKING.get_field_index(REPLAYED)
+    monkeypatch.setattr(letter_columns, "GROUP_ROWS", 3)
     for n in range(40):
         table = died(2 * n, 2).set_column(
             place, TRACKING.field(place), pa.array([n, 7], pa.int32())
@@ -76,7 +77,6 @@ def test_how_often_letters_came_back_outlasts_merges_and_a_letter_that_is_read_i
     told = {n: [n, 7] for n in range(40)}
     found = {each.id: each.replays for each in list_letters(letters.place, LetterFilter())}
     assert found == {LetterId("lines", n, at): told[n][at] for n in told for at in (0, 1)}
-    monkeypatch.setattr(letter_files, "GROUP_ROWS", 3)
     sent = replay(checkpoint, max_replays=30, request="r")
     assert (sent.records, sent.left_out) == ({"lines": 70}, {"lines": 10})
     assert replay(checkpoint, request="r") == sent
@@ -92,7 +92,7 @@ def test_large_files_are_left_alone(letters, monkeypatch):
     write(letters, 0, 20)
     assert len(active(letters)) == 20
     monkeypatch.setattr(compaction, "_BYTES", 1 << 28)
-    monkeypatch.setattr(letter_files, "GROUP_ROWS", 8)  # and files go by row groups
+    monkeypatch.setattr(letter_columns, "GROUP_ROWS", 8)  # and files go by row groups
     write(letters, 20, 21)
     assert numbers(Path(letters.place.url)) == wrote(21)
     assert pq.ParquetFile(path_of(letters, active(letters)[0])).num_row_groups == 5

@@ -12,7 +12,7 @@ import pytest
 from checkpoints import OPEN, died, ids, run_one
 from letter_homes import active, reader
 
-from ackcore.spark.base import letter_columns as letter_files
+from ackcore.spark.base import letter_columns
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters import drop as dropping
@@ -75,7 +75,7 @@ def test_reasons_are_counted_without_what_was_sent_or_dropped(
     letters, checkpoint, monkeypatch, rows
 ):
     """Wherever parts of a file begin, in merged files and single ones, some of them rewritten."""
-    monkeypatch.setattr(letter_files, "GROUP_ROWS", rows)
+    monkeypatch.setattr(letter_columns, "GROUP_ROWS", rows)
     for n in range(20):
         of_each = [Reason("split", "ValueError", f"{n} {row}") for row in range(4)]
         letters.write(n, {"lines": died(4 * n, 4, of_each)})

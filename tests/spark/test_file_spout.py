@@ -527,7 +527,7 @@ def test_files_are_dealt_out_whole_in_order_and_about_evenly(sizes, tasks):
         (("/in", "csv", pa.schema({"f": pa.float16()})), ValueError, "types that Spark and csv"),
         (("/in", "json", "id bigint"), TypeError, "must be a .*Schema, got str 'id bigint'; "),
         (("ftp://in", "text"), ValueError, "path must be a path"),
-        (("hdfs://namenode:8020", "text"), ValueError, "path must name a place in the NameNode"),
+        (("hdfs://namenode:8020", "text"), ValueError, "path must name a path in the NameNode"),
     ],
 )
 def test_arguments_are_refused(arguments, error, words):

@@ -191,7 +191,7 @@ def test_a_name_node_that_does_not_answer_is_named():
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("hdfs:///a", "ame a NameNode or nameservice, and a place in it, as hdfs://namenode"),
+        ("hdfs:///a", "ame a NameNode or nameservice and a path in it, as hdfs://namenode"),
         ("hdfs://host:8020", "ame a place in the NameNode or nameservice, as hdfs://host:80"),
         ("hdfs://user:word@host/a", "without user, password"),
         ("hdfs://host:port/a", "without user, password"),

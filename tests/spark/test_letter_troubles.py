@@ -302,7 +302,7 @@ def test_damage_is_told_and_nothing_is_sent(place):
     (file, _) = letters.place.files("lines")
     data = store.get(file.path.key).data
     store.put(file.path.key, data[:99] + bytes([data[99] ^ 1]) + data[100:])
-    with pytest.raises(CheckpointCorrupt, match=r"batch-0\.e1\..*differs from the recorded one"):
+    with pytest.raises(CheckpointCorrupt, match=r"batch-0\.e1\..*differs from that in the index"):
         replay(place)
     store.delete([file.path.key])
     with pytest.raises(CheckpointCorrupt, match=r"/lines/batch-0\.e1\..*missing, though"):

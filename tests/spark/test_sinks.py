@@ -314,7 +314,7 @@ def test_a_directory_of_somebody_else_is_not_written_to(spark, files, tmp_path, 
 def test_what_is_no_directory_is_refused():
     with pytest.raises(ValueError, match="mounted directory; a sink that is a function"):
         to_parquet("viewfs://host/counts")
-    with pytest.raises(ValueError, match="path must name a place in the bucket"):
+    with pytest.raises(ValueError, match="path must name a path in the bucket"):
         to_parquet("s3://bucket")
     with pytest.raises(TypeError, match="path must be a str"):
         to_parquet(b"counts")

@@ -457,7 +457,9 @@ def test_who_may_not_write_is_told_so_without_a_secret(objects, proxy):
 
 def test_a_bucket_that_is_not_there_is_said_to_be_missing(proxy):
     store = ObjectStore("s3://no-such-bucket/x", SOON)
-    with pytest.raises(StateError, match="no-such-bucket/x/a cannot be written: no such bucket"):
+    with pytest.raises(
+        StateError, match="no-such-bucket/x/a cannot be written: there is no such bucket"
+    ):
         store.put("a", b"")
 
 
@@ -643,13 +645,13 @@ def test_what_is_nearly_a_url_is_no_directory(url, taken):
     [("s3://", "s3://bucket/path"), ("abfss:///a", "abfss://container@account.dfs.core.")],
 )
 def test_a_url_without_a_bucket_is_told_that(url, form):
-    with pytest.raises(ValueError, match=f"must name a bucket, and a place in it, as {form}"):
+    with pytest.raises(ValueError, match=f"must name a bucket and a path in it, as {form}"):
         store_url(url, "checkpoint")
 
 
 @pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/", "s3://bucket/../a"])
 def test_a_url_names_a_place_in_the_bucket(url):
-    with pytest.raises(ValueError, match="must name a place in the bucket"):
+    with pytest.raises(ValueError, match="must name a path in the bucket"):
         store_url(url, "checkpoint")
 
 

@@ -30,7 +30,7 @@ _DENIED = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise an `OSError` as a `StateError` that names the file."""
+    """Convert an OSError in the block to a StateError that names the file ``path``."""
     try:
         yield
     except OSError as error:
@@ -67,7 +67,7 @@ _fence: ContextVar[Callable[[], object] | None] = ContextVar("fence", default=No
 
 @contextlib.contextmanager
 def fenced(check: Callable[[], object]) -> Iterator[None]:
-    """Call ``check``, which may raise, before each file written in this context gets its name."""
+    """Call ``check`` before each file that the block writes gets its name; it may raise."""
     token = _fence.set(check)
     try:
         yield
@@ -76,7 +76,7 @@ def fenced(check: Callable[[], object]) -> Iterator[None]:
 
 
 def check_fence() -> None:
-    """Raise `CheckpointInUse` within `fenced` if another driver owns the checkpoint."""
+    """Call the check of the surrounding `fenced`, which raises CheckpointInUse after a takeover."""
     check = _fence.get()
     if check is not None:
         check()
@@ -153,7 +153,7 @@ def is_temporary(name: str) -> bool:
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Remove the temporary files of writers that died; no writer of this driver may be active."""
+    """Delete temporary files, which dead writers left: this driver must be writing none."""
     left = list(directory.iterdir()) if directory.is_dir() else []
     # Listed before the check, so that no file of a driver that takes over is removed.
     check_fence()

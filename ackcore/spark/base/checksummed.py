@@ -81,8 +81,10 @@ def record_bytes(name: str, body: Mapping[str, Any]) -> bytes:
 
 
 def record_in(data: bytes, path: str | os.PathLike[str], name: str) -> dict[str, Any]:
-    """Return the record in the bytes of an object. Raises CheckpointCorrupt if the object is
-    damaged, or is another record. Raises CheckpointNewer if a later version of ackcore wrote it.
+    """Return the record ``name`` from the bytes of an object.
+
+    Raises CheckpointCorrupt if they are damaged or another record, CheckpointNewer if a later
+    version of ackcore wrote them. ``path``: the path or URL of the object, for messages.
     """
     line, _, rest = data.partition(b"\n")
     if rest != b"blake2b %s\n" % digest_of(line).encode():
@@ -253,7 +255,7 @@ class NamedByChecksum:
         self.sink = pa.PythonFile(self._hashed, "w")
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
-        """Raise errors of the enclosed code as errors that name the file."""
+        """Convert OSErrors in a block to StateErrors that name the file."""
         return writing(self._directory / self._name)
 
     def finish(self, *, named: bool = True) -> str:

@@ -18,7 +18,7 @@ class CheckpointCorrupt(StateError):
 
 
 class RowFileDamaged(CheckpointCorrupt):
-    """A file of a run is damaged or missing; before the decision ackcore repeats the run."""
+    """A file that a task wrote is damaged or missing. An undecided run is repeated."""
 
 
 class CheckpointForeign(StateError):
@@ -42,7 +42,7 @@ WAY_OUT = (
 
 
 def corrupt(path: str | os.PathLike[str], what: str, way_out: str = WAY_OUT) -> CheckpointCorrupt:
-    """Return the error for a damaged file."""
+    """Return the error "<path> <what>. <way_out>." for a damaged or missing file."""
     return CheckpointCorrupt(f"{os.fspath(path)} {what}. {way_out}.")
 
 

@@ -183,7 +183,7 @@ def raised_by(call: Callable[[], object]) -> BaseException | None:
 
 
 def cancel_until(tag: JobTag, ended: threading.Event) -> None:
-    """Cancel the jobs with a tag again and again, for a few seconds at most, until the event."""
+    """Cancel the jobs with a tag repeatedly until ``ended`` is set, for a few seconds at most."""
     for _ in range(int(_PATIENCE_S / _AGAIN_S)):
         try:
             tag.cancel()

@@ -43,9 +43,11 @@ LETTER = pa.schema(
     ]
 )
 #: By column of `LETTER`, the column of `TRACKING` or the field of the reason that has its value.
-#: Places of a new column: `LETTER` and this table; `Letter` in ``dead_letters/listing.py``; and, if
-#: its value is kept while a record waits, `TRACKING` in ``schemas.py``, `judge` in
-#: ``tasks/failed_rows.py``, and `FORMAT` in ``checksummed.py``.
+#: Places of a new column: `LETTER` and this table; `Letter` in ``dead_letters/listing.py``; its
+#: type in `_SPARK` of ``dead_letters/reading.py``, if no other column has this type.  If its value
+#: is kept while a record waits: `TRACKING` in ``schemas.py``, `judge` in ``tasks/failed_rows.py``,
+#: and `FailedWriter.write` and `add` in ``tasks/failed_writer.py``, which call it.  Raise `FORMAT`
+#: in ``checksummed.py``: letters without the column cannot be read.
 _TRACKED = {
     "message_id": MESSAGE_ID,
     "attempts": ATTEMPT,
@@ -65,7 +67,7 @@ GROUP_ROWS, GROUP_BYTES = 1 << 16, 1 << 23
 
 
 def as_letters(dead: pa.Table, number: int) -> pa.Table:
-    """Return dead records of a micro-batch, in `TRACKING` and the source's columns, as letters."""
+    """Convert dead records of micro-batch ``number`` to dead letters."""
     payload = dead.select(dead.column_names[len(TRACKING) :])
     values = {name: pc.struct_field(dead[REASON], field) for name, field in _OF_REASON.items()}
     values |= {name: dead[tracked] for name, tracked in _TRACKED.items()}
@@ -82,10 +84,10 @@ def schema_of(source: pa.Schema) -> pa.Schema:
 def as_tracked(
     letters: pa.Table, attempts: pa.Array, replayed: pa.Array, *, payload: bool = True
 ) -> pa.Table:
-    """Return dead letters in `TRACKING` and the source's columns, due at once.
+    """Convert dead letters to records with the `TRACKING` columns, which are due at once.
 
-    ``attempts``, ``replayed``: the values of these two columns. ``payload``: whether to include the
-    source's columns.
+    ``attempts``, ``replayed``: the values of `ATTEMPT` and `REPLAYED`. ``payload``: whether to add
+    the source's columns.
     """
     values = {
         tracked: letters[name].cast(LETTER.field(name).type) for name, tracked in _TRACKED.items()
@@ -116,9 +118,10 @@ def letters_writer(
 
 
 def worth_compressing(letters: pa.Table) -> bool:
-    """Return whether compression makes a sample of the payloads enough smaller; deterministic.
+    """Return whether compression shrinks a sample of the payloads to at most `_WORTH_IT`.
 
-    Payloads that are compressed, encrypted or random already are not worth compressing.
+    It does not if the payloads are compressed, encrypted or random. The sample depends only on the
+    letters.
     """
     payload = letters.select(["payload"])
     share = min(1.0, _SAMPLE_BYTES / max(1, payload.nbytes))

@@ -73,7 +73,7 @@ class Holder(NamedTuple):
 
 
 def holder_of(path: Path) -> Holder | None:
-    """Return the holder of a lock without locking; None if the file does not exist.
+    """Return the current or last holder of a lock; None if the file does not exist.
 
     Raises StateError if the file cannot be read.
     """

@@ -1,7 +1,8 @@
-"""Headers that identify a Kafka message, sent by a sink or as a dead letter.
+"""Names of headers of the Kafka messages that ackcore sends: rows of sinks, and dead letters.
 
-``ackcore-batch`` is ``deployment/sink or spout/number of the micro-batch``, ``ackcore-row`` the
-position in it.  Both are the same when a message is sent again.
+Of ``ackcore-batch`` the value is ``deployment/sink or spout/number of the micro-batch``, of
+``ackcore-row`` the position in it: the same if a message is sent again.  ``ackcore-message-id`` has
+the message id of a dead letter's record, or of a sink's row.
 """
 
 from __future__ import annotations

@@ -113,7 +113,10 @@ def first_reasons(tables: list[pa.Table]) -> pa.Table:
 
 
 def with_several(tables: list[pa.Table], firsts: pa.Table) -> Int64s:
-    """Return the roots with several texts, given all reasons and the result of `first_reasons`."""
+    """Return the roots whose reasons have more than one text.
+
+    ``tables``: all reasons. ``firsts``: the result of `first_reasons`.
+    """
     if sum(map(len, tables)) == len(firsts):
         return np.empty(0, np.int64)
     reasons = pa.concat_tables(tables)
@@ -257,7 +260,7 @@ def reason_parts(column: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, ...]:
 
 
 def refused(rows: pa.Table, most: int) -> pa.Table:
-    """Return records refused by the full waiting store as dead records."""
+    """Return records as dead ones that could not wait, because ``most`` records wait already."""
     component, kind, message = map(one_array, reason_parts(rows[REASON]))
     said = f"{most} records wait already (max_waiting); it failed with "
     message = pc.binary_join_element_wise(said, kind, ": ", message, "")

@@ -71,7 +71,7 @@ CORRUPT_RECORD, CORRUPT_REASON = "_corrupt_record", "_corrupt_reason"
 
 
 def with_corrupt(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a file of lines, nullable, with the two columns of corrupt lines."""
+    """Return the columns of a file of lines as nullable, with two more for corrupt lines."""
     own = [one.with_nullable(True) for one in schema]
     return pa.schema([*own, (CORRUPT_RECORD, pa.string()), (CORRUPT_REASON, pa.string())])
 

@@ -274,7 +274,7 @@ class JobTag:
 
 
 def use_own_group(spark: Any, name: str, description: str) -> None:
-    """Put the jobs of this thread into a group of their own; a cancellation interrupts its tasks.
+    """Set a job group for the jobs of this thread; its cancellation interrupts running tasks.
 
     Spark Connect has no groups.
     """

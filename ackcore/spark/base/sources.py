@@ -31,9 +31,10 @@ def emitted_schema(spout: Spout) -> pa.Schema:
 
 
 def _kept(spout: Spout, schema: pa.Schema) -> pa.Schema:
-    """Return a schema with nullable columns: a source may declare none, and return nulls.
+    """Return the schema of a source with all columns nullable, except for Kafka's.
 
-    A dead letter with such a null could never be written. Kafka's columns are ackcore's own.
+    A source may return nulls in a column that it declares as NOT NULL, and a dead letter with such
+    a null could never be written.
     """
     if spout.kind == "kafka":
         return schema
@@ -43,7 +44,7 @@ def _kept(spout: Spout, schema: pa.Schema) -> pa.Schema:
 
 
 def kept_schemas(schemas: Mapping[str, pa.Schema], topology: Any) -> dict[str, pa.Schema]:
-    """Return the schemas of waiting records: the source's, with the numbers that its spout needs.
+    """Return the schemas of waiting records: those of the sources, with the column of `number_of`.
 
     ``schemas``: the sources' schemas by spout. ``topology``: the topology with the spouts.
     """
@@ -57,7 +58,7 @@ def kept_schemas(schemas: Mapping[str, pa.Schema], topology: Any) -> dict[str, p
 
 
 def number_of(spout: Spout) -> str | None:
-    """Return the column that a spout's waiting records have beside those of its source, or None."""
+    """Return the extra column of the waiting records of a spout with an order or dedup, or None."""
     if spout.dedup is not None:
         return DEDUP_KEY
     return ORDER if spout.ordered_by else None

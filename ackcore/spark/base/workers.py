@@ -101,7 +101,7 @@ def check_workers(spark: SparkSession) -> None:
 
 
 def _answers(spark: SparkSession, python: str) -> set[WorkerReport] | None:
-    """Return the workers' reports; None if the job fails twice for a reason other than Python."""
+    """Return the workers' reports; None if the job failed for another reason than their Python."""
     for may_pass in (True, False):
         try:
             return interruptible(spark, lambda: ask(spark))
@@ -249,7 +249,7 @@ def refuse_unpicklable(subject: str, value: object, where: str) -> None:
 
 
 def _of_class(kind: type, seen: set[int]) -> Iterator[tuple[str, object]]:
-    """Yield the unpicklable parts of a class: attributes, and values that its methods refer to."""
+    """Yield attributes of a class, and values that its methods use, that cannot be pickled."""
     for base in kind.__mro__:
         # A class of a module that workers import is pickled by name.
         if _refusal(base) is None:

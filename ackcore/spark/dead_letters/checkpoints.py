@@ -1,6 +1,6 @@
-"""Views of checkpoints and stores of dead letters, for other processes than the driver.
+"""Reading of checkpoints and stores of dead letters by processes other than the driver.
 
-A view takes no lock and does not disturb a running query.
+It takes no lock and does not disturb a running query.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ackcore.spark.stores.opening import is_bucket, open_store, place_of
 
 
 class CheckpointView:
-    """A read-only view of a checkpoint, in the state that its head had at the first method call."""
+    """A read-only view of a checkpoint, which reads the checkpoint's head at the first call."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -56,17 +56,17 @@ class CheckpointView:
         return self._records.read_meta()
 
     def tables(self, check: bool) -> TableCache:
-        """Return the checkpoint's tables. ``check=False`` permits skipping checksums of files."""
+        """Return the reader of the checkpoint's tables. ``check``: as in `TableCache`."""
         return TableCache(self._store, self.epoch(), check=check)
 
     def segments(self) -> SegmentFiles:
-        """Return the files of the checkpoint's tables."""
+        """Return the reader of the files of the topology's tables."""
         return SegmentFiles(self._store, self.epoch())
 
     def progress(self, most: int) -> list[dict[str, Any]]:
         """Return the progress of the last ``most`` micro-batches.
 
-        In a bucket the driver writes the progress of a step with the next step.
+        In a bucket the last one may be missing: the driver writes it together with the next record.
         """
         if isinstance(self._store, LocalStore):
             return read_progress(self._store.root, most)
@@ -104,7 +104,7 @@ def checkpoint_at(url: str) -> CheckpointView | None:
 
 
 def what_is_at(given: Path) -> str:
-    """Return a message that a path is no checkpoint, with any checkpoint nearby."""
+    """Return the end of an error: why a path is no checkpoint, and any checkpoints nearby."""
     if not given.exists():
         return f"{given} does not exist"
     lacks = f"{given} has no ackcore/head.json in it"
@@ -158,8 +158,9 @@ def store_of(path: str | os.PathLike[str]) -> Letters:
 
 
 def checkpoint_of(store: Letters) -> CheckpointView:
-    """Return the checkpoint of a store. Raises FileNotFoundError if the checkpoint was deleted.
-    Raises CheckpointForeign if another checkpoint is in its place.
+    """Return the checkpoint whose dead letters a store has.
+
+    Raises FileNotFoundError if it was deleted, CheckpointForeign if another is in its place.
     """
     owner = store.owner()
     # A store in its checkpoint moves with the checkpoint: its recorded path may be old.

@@ -34,7 +34,7 @@ KEPT_MS = 3_600_000
 
 
 class Compaction:
-    """The compaction of a store's files.
+    """The driver's merging of the files of a store, each time it has written letters.
 
     ``clock``: returns milliseconds since 1970.
     """
@@ -98,7 +98,7 @@ class Compaction:
 
 
 def _copy(run: list[LetterFile], notes: Sequence[Note], file: BinaryIO) -> None:
-    """Write the letters of several files into one. The rows of dropped letters are empty."""
+    """Write the letters of several files to one. The rows of dropped letters are empty."""
     parts = (part for each in run for part in parts_left(each.path, notes))
     write_letters(file, read_schema(run[0].path), parts)
 

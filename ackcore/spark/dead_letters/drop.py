@@ -76,7 +76,7 @@ def drop(path: str | os.PathLike[str], where: LetterFilter, *, dry_run: bool = F
 
 
 def _note(store: Letters, where: LetterFilter, request: str, dry_run: bool) -> Spans:
-    """Add a note of the letters to drop, unless ``dry_run``, and return their positions."""
+    """Return the positions of the letters to drop; unless ``dry_run``, add a note of them."""
     notes = notes_of(store)
     kinds = kinds_of(store, where.spout)
     chosen = wanted_rows(kinds, notes, where)
@@ -105,7 +105,7 @@ def _empty(store: Letters, notes: Sequence[Note]) -> None:
 
 
 def _empty_file(store: Letters, spout: str, file: LetterFile, notes: Sequence[Note]) -> bool:
-    """Rewrite a file without its dropped letters. Return False if the file needed no change."""
+    """Rewrite a file with empty rows for dropped letters; return False if it has them already."""
     path = file.path
     try:
         _, gone = gone_rows(path, spout, notes)

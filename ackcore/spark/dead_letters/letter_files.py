@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ackcore._records import Int64s
-from ackcore.spark.base import letter_columns
 from ackcore.spark.base.checksummed import checksum_of
 from ackcore.spark.base.errors import StateError, corrupt
 from ackcore.spark.base.paths import Place
@@ -48,8 +47,9 @@ class Objects:
         self._kept: OrderedDict[str, pa.Buffer] = OrderedDict()
 
     def read(self, key: str, size: int, digest: str) -> pa.Buffer:
-        """Return the bytes of an object. Raises FileNotFoundError if the object is missing. Raises
-        pyarrow.ArrowInvalid if its length or checksum differs from the recorded one.
+        """Return the bytes of an object, of ``size`` bytes with the checksum ``digest``.
+
+        Raises FileNotFoundError if it is missing, pyarrow.ArrowInvalid if they differ.
         """
         with self._lock:
             if key in self._kept:
@@ -57,16 +57,16 @@ class Objects:
                 return self._kept[key]
         data = self.store.read(key)
         if data is None:
-            raise FileNotFoundError("it is missing, though it was recorded")
+            raise FileNotFoundError(f"{key} is missing, though the index names it")
         if data.size != size or checksum_of(data, len(digest)) != digest:
             raise pa.ArrowInvalid(
-                f"the length or checksum of its {data.size} bytes differs from the recorded one"
+                f"the length or checksum of its {data.size} bytes differs from that in the index"
             )
         self.keep(key, data)
         return data
 
     def keep(self, key: str, data: pa.Buffer) -> None:
-        """Cache the bytes of a verified object."""
+        """Keep the bytes of a verified object in the cache."""
         with self._lock:
             self._kept[key] = data
             while len(self._kept) > 1 and sum(it.size for it in self._kept.values()) > _KEPT_BYTES:
@@ -108,30 +108,24 @@ Fill = Callable[[BinaryIO], object]
 
 
 class LetterFile(NamedTuple):
-    """A file of letters, with its first and last micro-batch and the number of merges that led to
-    it.
-
-    The unmerged letters of one micro-batch may be in several files: see `position_of`.
-    """
+    """A file of letters. The letters of a micro-batch may be in several files (`position_of`)."""
 
     path: ObjectFile
-    first: int
-    last: int
-    level: int
+    first: int  # the first micro-batch
+    last: int  # the last micro-batch
+    level: int  # the number of times that its letters were merged into a larger file
 
 
 class NewFile(NamedTuple):
-    """A file of letters to write: the position of its first letter, and the function that writes
-    it.
+    """A file of letters to write, by the driver or as a link to a file of a task.
 
-    ``source`` is the path or URL of an existing file with the same content, of ``nbytes`` bytes.
-    Its name contains its checksum, and it is never rewritten.
+    ``source``: the file of the task, if there is one. Its name contains its checksum.
     """
 
-    position: int
-    fill: Fill
+    position: int  # of its first letter among the micro-batch's letters
+    fill: Fill  # writes the file
     source: Place | None = None
-    nbytes: int = 0
+    nbytes: int = 0  # the length of ``source``
 
 
 class FileGroup(NamedTuple):
@@ -143,7 +137,7 @@ class FileGroup(NamedTuple):
 
 
 class NotesChanged(StateError):
-    """Another process added a note after the notes were read. Read them again and retry."""
+    """Another process added a note to a store after this one had read the notes."""
 
 
 def read_parts(
@@ -153,7 +147,7 @@ def read_parts(
     *,
     encoded: Sequence[str] = (),
 ) -> Iterator[pa.Table]:
-    """Yield the letters of a file in tables no larger than the limits of a row group.
+    """Yield the letters of a file, one table for each row group.
 
     Raises CheckpointCorrupt if the file is damaged or missing.
 
@@ -162,7 +156,6 @@ def read_parts(
     """
     with (
         _reading(path),
-        # Row groups of older files have any size: even one column may not fit into memory.
         pq.ParquetFile(
             path.open(),
             page_checksum_verification=True,
@@ -172,22 +165,13 @@ def read_parts(
     ):
         start = 0
         for n in range(file.num_row_groups):
-            group = file.metadata.row_group(n)
-            here = None if wanted is None else wanted[start : start + group.num_rows]
-            start += group.num_rows
-            if here is not None and not here.any():
-                continue
-            rows = group.num_rows * letter_columns.GROUP_BYTES // max(group.total_byte_size, 1)
-            at = 0
-            for batch in file.iter_batches(
-                min(max(rows, 1), letter_columns.GROUP_ROWS), row_groups=[n], columns=columns
-            ):
-                table = pa.Table.from_batches([batch])
-                if here is not None:
-                    table = table.filter(pa.array(here[at : at + len(batch)]))
-                at += len(batch)
-                if len(table):
-                    yield table
+            rows = file.metadata.row_group(n).num_rows
+            here = None if wanted is None else wanted[start : start + rows]
+            start += rows
+            if here is None:
+                yield file.read_row_group(n, columns)
+            elif here.any():
+                yield file.read_row_group(n, columns).filter(pa.array(here))
 
 
 @contextlib.contextmanager

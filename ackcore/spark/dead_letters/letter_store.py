@@ -102,17 +102,14 @@ class Letters:
     # -- owner --------------------------------------------------------------------------------
 
     def owner(self) -> dict[str, Any] | None:
-        """Return the description of the checkpoint that owns the store, or None if it has no owner
-        yet.
-        """
+        """Return the description of the store's checkpoint, or None if it has none yet."""
         return self._index.read().get("owner")
 
     def own(self, about: Mapping[str, str], check_owner: Callable[[], object]) -> None:
-        """Make a checkpoint the owner of the store. Writes of any earlier driver are refused from
-        now on.
+        """Let this driver write to the store; writes of earlier drivers raise from now on.
 
-        ``about``: the description that `owner` returns from now on. ``check_owner``: Raises if
-        another driver has taken over the checkpoint.
+        ``about``: the description of its checkpoint, which `owner` returns. ``check_owner``: raises
+        if another driver has taken over the checkpoint.
         """
         token = secrets.token_hex(16)
 
@@ -130,8 +127,8 @@ class Letters:
         self._token = token
         self._sweep()
 
-    def has_remains(self) -> bool:
-        """Return whether files of letters exist, for a store without an index."""
+    def has_letter_files(self) -> bool:
+        """Return whether the store has files of letters, also if it has no index."""
         return any(
             "/batch" in entry.key and _epoch_in(entry.key) > 0 for entry in self.store.list()
         )
@@ -146,9 +143,7 @@ class Letters:
             )
 
     def _sweep(self) -> None:
-        """Delete objects that dead drivers and commands left. A listing that lags may miss some of
-        them.
-        """
+        """Delete objects that no index names, left by processes that died."""
         remove_abandoned(self.store)
         keys = [entry.key for entry in self.store.list()]
         self._give_up({key.removesuffix(GIVEN_UP) for key in keys if key.endswith(GIVEN_UP)})
@@ -161,7 +156,7 @@ class Letters:
         )
 
     def _give_up(self, keys: Collection[str]) -> None:
-        """Remove from the index the unreadable files that the user has given up."""
+        """Remove unreadable files from the index: those beside which a user has put a marker."""
 
         def change(body: Body) -> Body:
             for spout in body["spouts"]:
@@ -200,7 +195,7 @@ class Letters:
         return ObjectFile(self.objects, entry["object"], entry["bytes"], entry["blake2b"])
 
     def _now(self, file: ObjectFile) -> ObjectFile | None:
-        """Return the file by which `rewrite` or `publish` has replaced a file, or None."""
+        """Return the file that has replaced a missing one, with the same letters, or None."""
         spout = file.key.partition("/")[0]
         # A new record: the index read before stays unchanged, so that it is of one moment.
         index = SharedRecord(self.store, INDEX).load()
@@ -215,9 +210,7 @@ class Letters:
         return None if found is None else self._path(found)
 
     def remember_columns(self, sources: Mapping[str, pa.Schema]) -> None:
-        """Record the columns of each source, so that readers have them before the first record
-        dies.
-        """
+        """Record the columns of each source: readers need them before the first record dies."""
         written: dict[str, Any] = {}
         for spout, schema in sources.items():
             letters, path = schema_of(schema), self.columns(spout)
@@ -245,9 +238,9 @@ class Letters:
     def _put(
         self, spout: str, name: str, fill: Fill, there: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Put a file of letters that is not valid yet, and return its index entry.
+        """Write a file of letters, and return the entry for it that the index is to get.
 
-        If ``there`` is the entry of a file with the same bytes, return it and put nothing.
+        ``there``: an entry of the index: if its file has the same bytes, nothing is written.
         """
         epoch = self._index.read()["epoch"]
         with made_for(self.store) as path:
@@ -396,7 +389,7 @@ class Letters:
         return [file for file in files if any(file.first <= n <= file.last for n in numbers)]
 
     def rewrite(self, spout: str, file: LetterFile, fill: Fill) -> None:
-        """Write a file again under a new key, if the index still names the old one."""
+        """Replace a file by one with the same rows and a new key, if the index still names it."""
         key, done = file.path.key, False
         name = _name(key)
         new: dict[str, Any] = {}
@@ -425,7 +418,7 @@ class Letters:
                 break
 
     def has(self, spout: str, file: LetterFile) -> bool:
-        """Return whether the index still names a file."""
+        """Return whether the index, which is read again, still names a file."""
         self.refresh()
         return file.path.key in {each.path.key for each in self.files(spout)}
 
@@ -456,7 +449,7 @@ class Letters:
         self.add_note(request, note, requests)
 
     def _put_request(self, name: str, path: Path) -> dict[str, Any]:
-        """Move the file of a request into the store, and return its index entry for `add_note`."""
+        """Move a request's file into the store, and return its entry for `add_note`."""
         epoch = self._index.read()["epoch"]
         size, digest = _measured(path)
         key = f"{REQUESTS}/e{epoch}.{secrets.token_hex(4)}/{name}"
@@ -491,7 +484,7 @@ class Letters:
         body: Mapping[str, Any],
         requests: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Add the note of a request and its request files, by name, which makes the request valid.
+        """Add a note to the index, together with the entries of its replay requests.
 
         Raises NotesChanged if there are notes that `notes` did not yield before.
         """
@@ -530,7 +523,7 @@ def _part(number: int, new: NewFile) -> str:
 
 
 def _name(key: str) -> str:
-    """Return the part of a key that gives the micro-batches and the first letter's position."""
+    """Return the part of a key that tells the micro-batches and the first letter's position."""
     return key.rpartition("/")[2].partition(".e")[0]
 
 

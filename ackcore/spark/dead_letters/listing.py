@@ -183,9 +183,7 @@ def _newest(of_spout: tuple[str, LetterFile]) -> tuple[int, int]:
 def count_letters(
     store: Letters, wanted: LetterFilter, damaged: list[CheckpointCorrupt] | None = None
 ) -> int:
-    """Return the number of matching letters. ``damaged`` and the errors are those of
-    `list_letters`.
-    """
+    """Return the number of letters that `list_letters` yields, with the same errors."""
     notes = notes_of(store)
     many = 0
     for spout, files in files_of(store).items():
@@ -237,7 +235,7 @@ def _letters(
 
 
 def _values(path: ObjectFile, rows: Int64s, payload: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number and values of given rows of a file. ``rows`` is in descending order."""
+    """Yield each row's number and its values by column. ``rows`` is in descending order."""
     columns = [*LETTER.names, "payload"] if payload else LETTER.names
     with reading_letters(path) as file:
         end = file.metadata.num_rows
@@ -263,7 +261,7 @@ def _told(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def encoder_of(kind: pa.DataType) -> Callable[[Any], str]:
-    """Return a function that returns the JSON of a value; Python's text where JSON has no form."""
+    """Return a function from values of a type to JSON, or to text if JSON cannot express it."""
     try:
         return json_encoder(kind)
     except TypeError:

@@ -1,4 +1,4 @@
-"""The notes of a store about letters that were sent again or dropped."""
+"""The notes of a store: which of its letters were sent again, or dropped."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ def notes_of(store: Letters) -> list[Note]:
 
 
 def again_if_noted(store: Letters, ask: Callable[[], T]) -> T:
-    """Call ``ask`` and return its result; repeat the call if another process added a note
-    meanwhile.
-    """
+    """Return the result of ``ask``; call it again if another process added a note meanwhile."""
     for _ in range(_TRIES):
         try:
             return ask()
@@ -87,9 +85,7 @@ def sent_rows(rows: BatchRows, spout: str, notes: Iterable[Note]) -> tuple[Int64
 
 
 def dropped_rows(rows: BatchRows, spout: str, notes: Iterable[Note]) -> Bools:
-    """Return for each row of a file whether a note drops it. The parameters are those of
-    `sent_rows`.
-    """
+    """Return for each row of a file whether one of the notes drops its letter."""
     dropped = np.zeros(len(rows), np.bool_)
     for note in notes:
         for some in _named(note, spout, rows) if note.dropped else ():
@@ -143,7 +139,7 @@ def _named(note: Note, spout: str, rows: BatchRows) -> Iterator[slice]:
 
 
 def note_of(notes: Iterable[Note], request: str) -> Note | None:
-    """Return the note of a request, or None for a new one. Raise ValueError for a drop's note."""
+    """Return the note of a replay, or None. Raises ValueError if a drop has the id ``request``."""
     for note in notes:
         if note.request == request:
             if note.dropped:

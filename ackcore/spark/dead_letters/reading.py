@@ -182,7 +182,7 @@ def letters_of(
 
 
 def _rows(file: ObjectFile, spout: str, notes: Sequence[Note]) -> Iterator[pa.RecordBatch]:
-    """Yield the letters of a file that were not dropped, with their marks and places."""
+    """Yield the letters of a file, except dropped ones, with replays, file name and row number."""
     letters = batch_rows(file)
     times, newest = sent_rows(letters, spout, notes)
     dropped = dropped_rows(letters, spout, notes)
@@ -280,7 +280,7 @@ def _told(kind: FileGroup) -> str:
 
 
 def conformed(frame: DataFrame, payload: T.StructType) -> DataFrame:
-    """Return letters with their payload converted to other columns, of types at least as wide."""
+    """Return letters with their payload converted to columns of types at least as wide."""
     was = payload_of(frame)
     return frame.withColumn("payload", _conformed(F.col("payload"), was, payload))
 

@@ -219,15 +219,12 @@ def _replay(
 
 
 class _Chosen(NamedTuple):
-    """The letters of a file that are to be sent.
-
-    ``times`` has for each letter the number of replays of its record, including this one.
-    """
+    """The letters of a file that are to be sent."""
 
     file: LetterFile
-    mask: Bools
-    times: Int64s
-    places: dict[str, list[list[int]]]
+    mask: Bools  # by row of the file, whether the letter is to be sent
+    times: Int64s  # by letter, the number of replays of its record, including this one
+    places: dict[str, list[list[int]]]  # the positions of the letters, for the note
 
 
 def _bound(most: int | None) -> int:
@@ -308,7 +305,7 @@ def _fitting(
 
 
 def _records(letters: pa.Table, times: Int64s) -> pa.Table:
-    """Return letters as tracked records with no attempts."""
+    """Return letters as records that were not tried yet. ``times``: their numbers of replays."""
     attempts = pa.array(np.zeros(len(letters), np.int32))
     records = as_tracked(letters, attempts, pa.array(times.astype(np.int32)))
     # Nullability is dropped: it may have changed between two letters.

@@ -112,7 +112,7 @@ class DeadLetters:
                 f"{INDEX}: is its file system mounted? If the letters are lost, set "
                 "dead_letters= to a directory for new ones"
             )
-        if owner is None and store.has_remains():
+        if owner is None and store.has_letter_files():
             raise corrupt(
                 os.path.join(url, INDEX),
                 "is missing, though the directory has files of letters: it was removed",
@@ -171,11 +171,10 @@ class DeadLetters:
             self.place.refresh()
 
     def reasons(self) -> Iterator[pa.Table]:
-        """Yield counts of the errors of letters neither sent again nor dropped, with schema
-        `DEATHS`.
+        """Yield tables that count letters by component and error, with the columns of `DEATHS`.
 
-        Each table covers a part of a file, so an error may be in several tables. Raises
-        CheckpointCorrupt if a file is damaged.
+        Letters that were sent again or dropped do not count. An error may be in several tables.
+        Raises CheckpointCorrupt if a file is damaged.
         """
         columns = DEATHS.names[:-1]
         self.place.refresh()  # other processes may have sent or dropped letters meanwhile
@@ -189,10 +188,7 @@ class DeadLetters:
 
 
 def check_letters_url(url: str, checkpoint: str) -> None:
-    """Raise if readers of a checkpoint might not reach the place of its dead letters.
-
-    Raises ValueError if the checkpoint is a URL, and the store is not.
-    """
+    """Raise ValueError if a checkpoint is at a URL, and its dead letters are not."""
     if is_bucket(checkpoint) and not is_bucket(url):
         raise ValueError(
             f"dead_letters must be a URL if the checkpoint is one ({checkpoint}), got {url!r}: "
@@ -214,7 +210,7 @@ def _files(parts: Sequence[DeadPart]) -> list[list[DeadPart]]:
 
 
 def _new_file(position: int, parts: Sequence[DeadPart], number: int) -> NewFile:
-    """Return the file to write for some parts. A single file of a task is used unchanged."""
+    """Return the file to write for the records of some parts, which begin at ``position``."""
 
     def fill(file: BinaryIO) -> None:
         whole = (piece for part in parts for piece in pieces_of(part) if len(piece))

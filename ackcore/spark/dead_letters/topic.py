@@ -107,7 +107,7 @@ Place = str | os.PathLike[str] | DeadLetterTopic | None
 
 
 class TopicWriter:
-    """The producer of a query's dead letters.
+    """The producer of a query's dead letters for a `DeadLetterTopic`.
 
     ``sources``: the columns of each tracked spout. Raises TypeError if a column cannot be written
     as JSON, and DeliveryError if librdkafka rejects the settings.
@@ -205,7 +205,7 @@ def _places(places: pa.Table) -> list[dict[str, Any]]:
 
 
 def message_columns(schema: pa.Schema) -> MessageColumns:
-    """Return the columns of key, value and headers. Without a Kafka record the value is JSON."""
+    """Return the columns for a message's key, value and headers; without any, all are JSON."""
     from ackcore.kafka.messages import MessageColumns, is_text_or_bytes  # noqa: PLC0415
 
     names = set(schema.names)

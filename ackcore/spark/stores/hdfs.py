@@ -135,7 +135,7 @@ class HdfsStore(NumberedVersions):
     # -- reading ------------------------------------------------------------------------------
 
     def get(self, key: str) -> Stored | None:
-        """See `Store.get`."""
+        """Return an object, or None if it does not exist."""
         path = self._path(key)
 
         def read() -> Stored | None:
@@ -163,7 +163,7 @@ class HdfsStore(NumberedVersions):
             return reader.read_range(0, len(reader))
 
     def read(self, key: str) -> pa.Buffer | None:
-        """See `Store.read`. Objects of more than 32 MiB are mapped from an unnamed file."""
+        """Return an object of any size, memory-mapped where possible; None if it does not exist."""
         path = self._path(key)
 
         def read() -> tuple[int, bytes]:
@@ -179,7 +179,7 @@ class HdfsStore(NumberedVersions):
         return aligned(data) if size <= PIECE_BYTES else mapped(partial(self.read_range, key), size)
 
     def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
-        """See `Store.read_range`."""
+        """Return ``length`` bytes of an object from offset ``start``; None if it does not exist."""
         path = self._path(key)
 
         def read() -> bytes:
@@ -221,15 +221,15 @@ class HdfsStore(NumberedVersions):
                     return []
                 if tried == _LISTS - 1:
                     raise StoreUnavailable(
-                        f"{self.place(prefix)} could not be listed: directories in it are deleted "
-                        "all the time"
+                        f"{self.place(prefix)} could not be listed in {_LISTS} attempts, because "
+                        "directories in it were deleted meanwhile. Try again"
                     ) from None
         raise AssertionError("unreachable")
 
     # -- writing ------------------------------------------------------------------------------
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
-        """See `Store.put`."""
+        """Write an object, and return its version; with ``if_absent`` only if there is none yet."""
         try:
             self._write(key, self._path(key), lambda: [data], not if_absent)
         except FileExistsError:
@@ -237,7 +237,7 @@ class HdfsStore(NumberedVersions):
         return _version(data)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """See `Store.put_file`. The condition holds for a file of any size."""
+        """Move a local file to an object; with ``if_absent`` only if there is none yet."""
 
         def pieces() -> Iterator[bytes]:
             with open(path, "rb") as file:
@@ -272,8 +272,10 @@ class HdfsStore(NumberedVersions):
     def _write(
         self, key: str, path: str, pieces: Callable[[], Iterable[Any]], overwrite: bool
     ) -> None:
-        """Write a file, and rename it to ``path``. Raises FileExistsError if there is another file,
-        or perhaps this one, by an earlier rename without an answer.
+        """Write a file under another name, and rename it to ``path``.
+
+        Raises FileExistsError if ``path`` exists. It may be this file, if the answer to the rename
+        was lost.
         """
         from hdfs_native import WriteOptions  # noqa: PLC0415 - an extra
 
@@ -341,7 +343,7 @@ class HdfsStore(NumberedVersions):
             self._ask(key, "deleted", delete)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """See `Store.delete`. Directories that become empty are deleted too."""
+        """Delete objects, and directories that become empty. Missing objects are ignored."""
         paths = {key: self._path(key) for key in keys}
         with ThreadPoolExecutor(_AT_ONCE) as beside:
             list(beside.map(self._delete_object, paths, paths.values()))
@@ -375,7 +377,7 @@ class HdfsStore(NumberedVersions):
                 self._delete(key, f"{self._root}/{key}")
 
     def list(self, prefix: str = "") -> list[StoredObject]:
-        """See `Store.list`."""
+        """Return the objects with keys below ``prefix/``, sorted."""
         found: dict[str, int] = {}
         for path, size, _ in self._files(prefix):
             key = dirname(path) if VERSION.fullmatch(basename(path)) else path
@@ -393,7 +395,8 @@ class HdfsStore(NumberedVersions):
     def _ask(self, key: str, how: str, request: Callable[[], Answer]) -> Answer:
         """Return the answer to a request, which is repeated while a repetition may help.
 
-        FileNotFoundError, FileExistsError and IsADirectoryError pass through.
+        FileNotFoundError, FileExistsError and IsADirectoryError pass through. ``how``: the verb of
+        the message, such as "read" or "written".
         """
         until, pause_s = time.monotonic() + self._retry_s, _PAUSES_S[0]
         while True:
@@ -410,7 +413,7 @@ class HdfsStore(NumberedVersions):
             pause_s = min(2 * pause_s, _PAUSES_S[1])
 
     def _fail(self, key: str, how: str, error: Exception) -> NoReturn:
-        """Raise an error that names the object, and the first line of the answer."""
+        """Raise the error for a failed request: object, first line of the answer, and advice."""
         text, what = str(error), f"{self.place(key)} could not be {how}: {told(error)}"
         if _DENIED.search(text):
             kind = CheckpointReadOnly if how in ("written", "deleted") else StateError
@@ -442,7 +445,7 @@ def _version_path(path: str, number: int) -> str:
 
 @contextlib.contextmanager
 def _as_python() -> Iterator[None]:
-    """Raise errors about files and directories as Python does."""
+    """Raise the client's errors about files and directories as Python's errors."""
     try:
         yield
     except (RuntimeError, OSError) as error:

@@ -86,10 +86,8 @@ class Store(Protocol):
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
         """Write an object, and return its version.
 
-        Raises StoreConflict if the condition does not hold, and the stored object differs from
-        ``data``.
-
-        ``if_absent``: write only if no object has this key.
+        ``if_absent``: whether to write only if no object has this key. Raises StoreConflict if
+        another one has, and its bytes differ from ``data``.
         """
 
     def replace(self, key: str, data: bytes, version: str | None) -> str:
@@ -104,11 +102,9 @@ class Store(Protocol):
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
         """Write an object of any size from a local file, and remove the file.
 
-        Raises StoreConflict if there is such an object, and it differs from the file or the file is
-        larger than 64 MiB.
-
-        ``if_absent``: write only if no object has this key, like `put`. For a file of more than 64
-        MiB a bucket is checked before the object gets its name, not at that moment.
+        ``if_absent``: whether to write only if no object has this key. Raises StoreConflict if one
+        has, and it differs from the file or the file is larger than 64 MiB. For such a file a
+        bucket is checked before the object gets its name, not at that moment.
         """
 
     def list(self, prefix: str = "") -> list[StoredObject]:
@@ -119,9 +115,10 @@ class Store(Protocol):
 
 
 def version_if_equal(place: str | os.PathLike[str], found: Stored | None, data: bytes) -> str:
-    """Return the version of the stored object if it equals the bytes of a refused put.
+    """Return the version of the object ``found`` if it has the bytes of a put that was refused.
 
-    Raises StoreConflict if the object differs, or does not exist.
+    Then an earlier attempt of the put has written it. Raises StoreConflict if it differs, or was
+    deleted. ``place``: the path or URL of the object, for the message.
     """
     if found is not None and found.data == data:
         return found.version
@@ -144,7 +141,7 @@ def checked_key(key: str) -> str:
 
 
 def aligned(data: Any) -> pa.Buffer:
-    """Return bytes at an aligned address for Arrow columns: an answer may start at any address."""
+    """Return bytes at an address where Arrow columns may start; they are copied if necessary."""
     buffer = pa.py_buffer(data)
     if buffer.address % _ALIGNMENT == 0:
         return buffer
@@ -155,9 +152,10 @@ def aligned(data: Any) -> pa.Buffer:
 
 
 def mapped(read: Callable[[int, int], pa.Buffer | None], size: int) -> pa.Buffer | None:
-    """Return ``size`` bytes as one buffer, mapped from a file without a name.
+    """Return an object of ``size`` bytes as one buffer, mapped from a file without a name.
 
-    Returns None if ``read``, which is called with start and length of each piece, returns None.
+    ``read``: returns a piece of the object, given its start and its length; None if the object is
+    gone, and then this returns None, too.
     """
     with tempfile.TemporaryFile() as file:
         for start in range(0, size, PIECE_BYTES):

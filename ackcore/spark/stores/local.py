@@ -67,7 +67,7 @@ class LocalStore(NumberedVersions):
         return str(self.path(key))
 
     def get(self, key: str) -> Stored | None:
-        """See `Store.get`."""
+        """Return an object, or None if it does not exist."""
         path = self.path(key)
         with _reading(path):
             while True:
@@ -88,7 +88,7 @@ class LocalStore(NumberedVersions):
                     return Stored(data, _version(data))
 
     def read(self, key: str) -> pa.Buffer | None:
-        """See `Store.read`."""
+        """Return an object of any size, memory-mapped where possible; None if it does not exist."""
         path = self.path(key)
         with _reading(path):
             try:
@@ -103,7 +103,7 @@ class LocalStore(NumberedVersions):
                 return None
 
     def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
-        """See `Store.read_range`."""
+        """Return ``length`` bytes of an object from offset ``start``; None if it does not exist."""
         path = self.path(key)
         with _reading(path):
             try:
@@ -113,7 +113,7 @@ class LocalStore(NumberedVersions):
                 return None
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
-        """See `Store.put`."""
+        """Write an object, and return its version; with ``if_absent`` only if there is none yet."""
         return self._put(self.path(key), data, if_absent)
 
     def _numbers(self, key: str) -> list[int]:
@@ -143,7 +143,7 @@ class LocalStore(NumberedVersions):
         return _version(data)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """See `Store.put_file`."""
+        """Move a local file to an object; with ``if_absent`` only if there is none yet."""
         if if_absent:
             self.put(key, path.read_bytes(), if_absent=True)
             path.unlink()
@@ -189,7 +189,7 @@ class LocalStore(NumberedVersions):
                         path.unlink()
 
     def list(self, prefix: str = "") -> list[StoredObject]:
-        """See `Store.list`."""
+        """Return the objects with keys below ``prefix/``, sorted."""
         below = self.path(prefix) if prefix else self.root
         found: dict[str, int] = {}
         for directory, _, names in os.walk(below, onerror=_raise_unless_absent):
@@ -202,7 +202,7 @@ class LocalStore(NumberedVersions):
         return [StoredObject(key, found[key]) for key in sorted(found)]
 
     def delete(self, keys: Iterable[str]) -> None:
-        """See `Store.delete`. Directories that become empty are deleted too."""
+        """Delete objects, and directories that become empty. Missing objects are ignored."""
         for path in [self.path(key) for key in keys]:
             with writing(path):
                 for each in [_version_file(path, number) for number in _versions(path)] or [path]:

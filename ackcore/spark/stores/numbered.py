@@ -25,14 +25,14 @@ def version_name(number: int) -> str:
 
 
 class NumberedVersions:
-    """The method ``replace`` of a store, by four operations on files."""
+    """The method `replace` of a store on a file system, by other methods of the store."""
 
     def get(self, key: str) -> Stored | None:
-        """See `Store.get`."""
+        """Return an object, or None if it does not exist."""
         raise NotImplementedError
 
     def place(self, key: str) -> str:
-        """Return the full path or URL of an object."""
+        """Return the path or URL of an object, for messages."""
         raise NotImplementedError
 
     def _numbers(self, key: str) -> list[int]:
@@ -48,7 +48,7 @@ class NumberedVersions:
         raise NotImplementedError
 
     def replace(self, key: str, data: bytes, version: str | None) -> str:
-        """See `Store.replace`."""
+        """Replace ``version`` of an object. Raises StoreConflict if the store has another one."""
         place, newest = self.place(key), self._numbers(key)[-1:]
         if [str(number) for number in newest] != ([] if version is None else [version]):
             return version_if_equal(place, self.get(key), data)

@@ -117,7 +117,7 @@ class ObjectJournal:
                 _log.debug("%s could not be written: %s", self._below, error)
 
     def sync(self) -> None:
-        """Put the appended answers, and agree with all other processes on the answers that count.
+        """Put the appended answers, so that all processes use the same answer to each key.
 
         Raises StateError if the answers cannot be put.
         """
@@ -183,7 +183,7 @@ class ObjectJournal:
         return None if found is None else found.data
 
     def _look(self) -> None:
-        """Read the segments that were added since the last look."""
+        """Read the segments that other processes have added since the last call."""
         with self._moving:
             self._looked_s = time.monotonic()
             found = self._get(self._next)
@@ -199,7 +199,7 @@ class ObjectJournal:
                         self._take(number, data)
 
     def _take(self, number: int, data: bytes | None) -> None:
-        """Add the answers of the next segment."""
+        """Use the answers of the next segment, which another process has put."""
         form = _format(data, self._context)
         with self._lock:
             self._next = number + 1

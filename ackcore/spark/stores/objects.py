@@ -111,7 +111,7 @@ class ObjectStore:
         return self._client[1]
 
     def get(self, key: str) -> Stored | None:
-        """See `Store.get`."""
+        """Return an object, or None if it does not exist."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
@@ -123,7 +123,7 @@ class ObjectStore:
             return None
 
     def read(self, key: str) -> pa.Buffer | None:
-        """See `Store.read`. Objects of more than 32 MiB are mapped from an unnamed file."""
+        """Return an object of any size, memory-mapped where possible; None if it does not exist."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
@@ -138,7 +138,7 @@ class ObjectStore:
         return mapped(partial(self.read_range, key), size)
 
     def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
-        """See `Store.read_range`."""
+        """Return ``length`` bytes of an object from offset ``start``; None if it does not exist."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
@@ -149,11 +149,11 @@ class ObjectStore:
             return None
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
-        """See `Store.put`."""
+        """Write an object, and return its version; with ``if_absent`` only if there is none yet."""
         return self._put(key, data, "create" if if_absent else "overwrite", None)
 
     def replace(self, key: str, data: bytes, version: str | None) -> str:
-        """See `Store.replace`."""
+        """Replace ``version`` of an object. Raises StoreConflict if the store has another one."""
         return self._put(key, data, "create" if version is None else _condition(version), version)
 
     def _put(self, key: str, data: bytes, mode: Any, version: str | None) -> str:
@@ -167,7 +167,9 @@ class ObjectStore:
                     put = obstore.put(self._store, key, data, mode=mode, use_multipart=False)
                     return _version(put)
             except FileNotFoundError:
-                raise StateError(f"{self._named(key)} cannot be written: no such bucket") from None
+                raise StateError(
+                    f"{self._named(key)} cannot be written: there is no such bucket. Create it"
+                ) from None
             except (AlreadyExistsError, PreconditionError):
                 return self._unless_ours(key, data)
             except StoreUnavailable as lost:
@@ -187,7 +189,7 @@ class ObjectStore:
         return version_if_equal(self._named(key), found or self.get(key), data)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """See `Store.put_file`."""
+        """Move a local file to an object; with ``if_absent`` only if there is none yet."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
@@ -208,8 +210,8 @@ class ObjectStore:
             # Servers answer this also for a completed upload whose answer was lost.
             if size <= part or self._size(key) != size:
                 raise StateError(
-                    f"{self._named(key)} cannot be written: no such bucket, or the service "
-                    "aborted the upload. Create the bucket, or start again"
+                    f"{self._named(key)} cannot be written: there is no such bucket, or the "
+                    "service aborted the upload. Create the bucket, or start again"
                 ) from None
         path.unlink()
 
@@ -244,7 +246,7 @@ class ObjectStore:
         return size
 
     def list(self, prefix: str = "") -> list[StoredObject]:
-        """See `Store.list`."""
+        """Return the objects with keys below ``prefix/``, sorted."""
         import obstore  # noqa: PLC0415 - an extra
 
         found: list[StoredObject] = []
@@ -268,7 +270,7 @@ class ObjectStore:
                     yield each["path"], each["size"], _version(each), time_us * 1000
 
     def delete(self, keys: Iterable[str]) -> None:
-        """See `Store.delete`."""
+        """Delete objects. Missing objects are ignored."""
         import obstore  # noqa: PLC0415 - an extra
 
         every = [checked_key(key) for key in keys]
@@ -291,6 +293,7 @@ class ObjectStore:
         """Convert obstore's errors to errors that name the object and contain no secret.
 
         FileNotFoundError for a missing object, and errors for failed conditions, pass through.
+        ``how``: the verb of the message, such as "read" or "written".
         """
         try:
             import obstore.exceptions as errors  # noqa: PLC0415 - an extra

@@ -41,8 +41,10 @@ def is_bucket(path: str | os.PathLike[str]) -> bool:
 
 
 def store_url(url: str, argument: str) -> str:
-    """Return a bucket's URL in its normal form, which records and messages use. Raises ValueError
-    if ``url`` is not the URL of a bucket, names no place in a bucket, or holds a possible secret.
+    """Return a bucket's URL in its normal form, which records and messages use.
+
+    Raises ValueError if ``url`` is not the URL of a bucket, names no path in it, or may hold a
+    secret. ``argument``: the name of the user's argument, for the message.
     """
     found = _URL.match(url)
     if found is None or found[1].lower() not in _BUCKETS:
@@ -58,7 +60,7 @@ def store_url(url: str, argument: str) -> str:
     }.get(scheme, ("bucket", "bucket"))
     form = f"{scheme}://{example}"
     if not host:
-        raise ValueError(f"{argument} must name a {what}, and a place in it, as {form}/path")
+        raise ValueError(f"{argument} must name a {what} and a path in it, as {form}/path")
     if "?" in url or "#" in url or pattern.fullmatch(host) is None:
         raise ValueError(
             f"{argument} must be {form}/path without user, password, '?' or '#': credentials are "
@@ -67,8 +69,8 @@ def store_url(url: str, argument: str) -> str:
     parts = [part for part in path.split("/") if part]
     if not parts or any(part in (".", "..") or "\0" in part for part in parts):
         raise ValueError(
-            f"{argument} must name a place in the {what}, as {scheme}://{host}/path, and without "
-            f"'.' and '..', got {url!r}"
+            f"{argument} must name a path in the {what}, as {scheme}://{host}/path, without '.' "
+            f"and '..', got {url!r}"
         )
     return f"{scheme}://{host}/{'/'.join(parts)}"
 

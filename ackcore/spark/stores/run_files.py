@@ -63,8 +63,9 @@ def local_directory() -> str:
 
 
 def made_in(directory: Place) -> str:
-    """Return an existing directory in which to make a file that `publish` then moves to
-    ``directory``.
+    """Return the directory in which to make a file for `publish`.
+
+    It is ``directory`` itself, which is created, or a local directory if that is in a bucket.
     """
     if is_bucket(directory):
         return local_directory()
@@ -73,8 +74,7 @@ def made_in(directory: Place) -> str:
 
 
 def publish(made: str, directory: Place, name: str, *, synced: bool = True) -> None:
-    """Move a finished file to its name in a directory. The file ``made`` no longer exists
-    afterwards.
+    """Rename a finished file to its name in a directory, or move it into a bucket.
 
     ``made``: the file, in `made_in(directory)`. ``name``: the file's name in the target directory.
     ``synced``: whether to sync the directory, so that the name survives a crash of the machine. A
@@ -91,10 +91,9 @@ def publish(made: str, directory: Place, name: str, *, synced: bool = True) -> N
 
 
 class Workshop:
-    """A working directory for new files, which get their final names once they are whole.
+    """A directory in which to make files for ``directory``.
 
-    For a file system it is the target directory itself.  For a bucket it is a local directory that
-    no other process writes to.
+    It is ``directory`` itself, or a new local directory if that is in a bucket.
     """
 
     def __init__(self, directory: Place) -> None:
@@ -111,7 +110,7 @@ class Workshop:
         return Path(self._local.name)
 
     def publish(self, name: str) -> None:
-        """Move a whole file, which has its final name, to the target directory."""
+        """Move a finished file, which has its final name, to the bucket."""
         if is_bucket(self._directory):
             publish(str(self.path / name), self._directory, name)
 
@@ -124,7 +123,7 @@ class Workshop:
 
 @contextlib.contextmanager
 def making_in(directory: Place) -> Iterator[Path]:
-    """Yield a working directory. After the block its files are in ``directory``."""
+    """Yield a directory in which to make files. After the block they are in ``directory``."""
     place = Workshop(directory)
     try:
         yield place.path
@@ -136,8 +135,9 @@ def making_in(directory: Place) -> Iterator[Path]:
 
 
 def read_file(path: Place) -> pa.Buffer:
-    """Return the bytes of a file, memory-mapped where possible. Raises FileNotFoundError if the
-    file does not exist. Raises OSError or StateError if the file cannot be read.
+    """Return the bytes of a file, memory-mapped where possible.
+
+    Raises FileNotFoundError if it does not exist, OSError or StateError if it cannot be read.
     """
     if not is_bucket(path):
         with pa.memory_map(os.fspath(path)) as source:
@@ -150,7 +150,7 @@ def read_file(path: Place) -> pa.Buffer:
 
 
 def is_missing(path: Place) -> bool:
-    """Return whether a published file is missing. For a bucket return False without a request."""
+    """Return whether a file is missing; False for a bucket, where this sends no request."""
     return not is_bucket(path) and not os.path.exists(path)
 
 
@@ -166,8 +166,10 @@ def read_table_at(path: Place, *, way_out: str = WAY_OUT) -> pa.Table:
 
 
 def read_run_table(path: Place) -> pa.Table:
-    """Read a table that a task wrote in a run without a decision. Raises RowFileDamaged if the file
-    is damaged or missing: the run must be repeated. Raises StateError if the file cannot be read.
+    """Read a table that a task wrote in a run that has no decision yet.
+
+    Raises RowFileDamaged if it is damaged or missing, so that the run is repeated. Raises
+    StateError if it cannot be read.
     """
     try:
         return read_table_at(path, way_out=RUN_AGAIN)
@@ -210,19 +212,20 @@ class RecordFile:
 
 
 def is_beside(place: Place, store: Store) -> bool:
-    """Return whether `adopt_object` can make an object of a store from a file."""
+    """Return whether a file is on the storage of a store, so that `adopt_object` can link it."""
     if isinstance(store, LocalStore) or not is_bucket(place):
         return isinstance(store, LocalStore) and not is_bucket(place)
     return object_at(place)[0] is object_at(store.url)[0]
 
 
 def adopt_object(place: Place, store: Store, key: str, *, named: bool = True) -> int:
-    """Make an object from a task's file in the same file system or bucket; return its size in
-    bytes.
+    """Link or copy a task's file to an object of a store; return its size in bytes.
 
-    On a file system this is a link. In a bucket the server copies the object itself, in HDFS this
-    process does. With ``named=False`` the name on a file system is durable only once its directory
-    is synced. Raises StateError if the file no longer exists.
+    On a file system it is linked. In a bucket the server copies it, in HDFS this process does.
+    Raises StateError if the file no longer exists.
+
+    ``named``: whether the name is durable at once on a file system, and not only when its directory
+    is synced.
     """
     if isinstance(store, LocalStore):
         return store.link(Path(place), key, named=named)
@@ -240,7 +243,7 @@ def adopt_object(place: Place, store: Store, key: str, *, named: bool = True) ->
 
 @contextlib.contextmanager
 def made_for(store: Store) -> Iterator[Path]:
-    """Yield a path for a file to give to `Store.put_file`. Remove the file after the block."""
+    """Yield a path at which to make a file for `Store.put_file`; remove it after the block."""
     local = make_directory(store.root) if isinstance(store, LocalStore) else None
     directory = local or Path(local_directory())
     path = directory / f".{secrets.token_hex(8)}.tmp"

@@ -1,6 +1,4 @@
-"""Checks that a bucket keeps the promises of `Store`, with two test objects that are deleted at
-the end.
-"""
+"""Checks that a bucket keeps the promises of `Store`, by means of two temporary objects."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ _AT_ONCE = 8
 
 
 def tried(url: str) -> Iterator[tuple[str, bool, str]]:
-    """Yield the name of each check, whether it passed, and its finding as text.
+    """Yield for each check its name, whether the bucket passed it, and a text about the result.
 
     Raises ValueError if ``url`` is not the URL of a bucket. Raises StateError if the bucket cannot
     be read or written at all.
