@@ -1,7 +1,7 @@
 """Dead letters as a DataFrame: the records that died, with the reasons.
 
 A source's columns may change over time. Files with the same columns are read together. Their rows
-are then converted to the columns of all files, each in the widest of its types.
+then get the columns of all files, with nulls in those that they lack.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def dead_letters(
         The spout of the letters; all by default.
     payload : {"columns", "json"}, default "columns"
         The form of ``payload``: a struct of the source's columns, or a JSON text of them. The text
-        is available for all letters, also where a column's types cannot be combined.
+        is available for all letters, also if a column has several types.
 
     Returns
     -------
@@ -70,8 +70,7 @@ def dead_letters(
         ``replays`` is the number of replays of the record before it died. ``replayed`` is the
         number of times that the letter was sent again, without withdrawn requests, and
         ``replay_request`` the last request that sent it, or null. If spouts differ in columns, or a
-        source has changed, the payload has all columns, each in the widest of its types. Columns
-        that a letter does not have are null.
+        source has changed, the payload has all columns, and those that a letter lacks are null.
 
         The frame reads the files that exist at the call. Call again for later letters, and do not
         keep it for more than an hour. Letters that are dropped meanwhile disappear when their file
@@ -82,8 +81,8 @@ def dead_letters(
     FileNotFoundError
         If the path is neither a checkpoint nor a store.
     ValueError
-        If no type holds all values of a column: read one spout, or as JSON. If the topology has
-        no ``spout`` of that name, or ``payload`` is neither of the two.
+        If a column has two types: read one spout, or the payload as JSON. If the topology has no
+        ``spout`` of that name, or ``payload`` is neither of the two.
     CheckpointCorrupt
         If a file is damaged.
     """
@@ -99,7 +98,7 @@ def dead_letters(
         text = F.to_json("payload", {"ignoreNullFields": "false"})
         frames = [frame.withColumn("payload", text) for frame in frames]
         return _united(session, frames, T.StringType())
-    whole = _widest(kinds, frames)
+    whole = _payload_columns(kinds, frames)
     for name in store.spouts() if spout is None else [spout]:
         columns = store.columns(name)
         if columns is not None:
@@ -251,26 +250,23 @@ def payload_of(frame: DataFrame) -> T.StructType:
     return kind
 
 
-def _widest(kinds: Sequence[FileGroup], frames: Sequence[DataFrame]) -> dict[str, T.DataType]:
-    """Return the columns of all payloads, each with a type that holds all its values.
-
-    Raises ValueError if no type holds all values of a column.
-    """
+def _payload_columns(
+    kinds: Sequence[FileGroup], frames: Sequence[DataFrame]
+) -> dict[str, T.DataType]:
+    """Return the columns of all payloads. Raises ValueError if a column has two types."""
     whole: dict[str, T.DataType] = {}
     whose: dict[str, FileGroup] = {}
     for kind, frame in zip(kinds, frames, strict=True):
         for field in payload_of(frame):
             before = whole.setdefault(field.name, field.dataType)
-            both = wider(before, field.dataType)
-            if both is None:
+            first = whose.setdefault(field.name, kind)
+            if before != field.dataType:
                 raise ValueError(
                     f"the payload column {field.name!r} is {field.dataType.simpleString()} in "
-                    f"{_told(kind)} and {before.simpleString()} in {_told(whose[field.name])}, and "
-                    "no one type holds both. Read a single spout with dead_letters(path, "
-                    "spout=...), or the payload as text with dead_letters(path, payload='json')"
+                    f"{_told(kind)} and {before.simpleString()} in {_told(first)}. Read a single "
+                    "spout with dead_letters(path, spout=...), or the payload as text with "
+                    "dead_letters(path, payload='json')"
                 )
-            whole[field.name] = both
-            whose.setdefault(field.name, kind)
     return whole
 
 
@@ -280,82 +276,13 @@ def _told(kind: FileGroup) -> str:
 
 
 def conformed(frame: DataFrame, payload: T.StructType) -> DataFrame:
-    """Return letters with their payload converted to columns of types at least as wide."""
-    was = payload_of(frame)
-    return frame.withColumn("payload", _conformed(F.col("payload"), was, payload))
-
-
-#: Decimal digits of whole numbers; and of decimals, at most.
-_WHOLE: dict[type[T.DataType], int] = {
-    T.ByteType: 3,
-    T.ShortType: 5,
-    T.IntegerType: 10,
-    T.LongType: 19,
-}
-_MOST_DIGITS = 38
-
-
-def wider(a: T.DataType, b: T.DataType) -> T.DataType | None:
-    """Return a type that holds every value of two types unchanged, or None."""
-    if isinstance(a, T.StructType) and isinstance(b, T.StructType):
-        fields = {field.name: field.dataType for field in a}
-        for field in b:
-            both = wider(fields.get(field.name, field.dataType), field.dataType)
-            if both is None:
-                return None
-            fields[field.name] = both
-        return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
-    if isinstance(a, T.ArrayType) and isinstance(b, T.ArrayType):
-        items = wider(a.elementType, b.elementType)
-        return None if items is None else T.ArrayType(items)
-    if isinstance(a, T.MapType) and isinstance(b, T.MapType):
-        values = wider(a.valueType, b.valueType)
-        return None if values is None or a.keyType != b.keyType else T.MapType(a.keyType, values)
-    return a if a == b else _wider_number(a, b)
-
-
-def _wider_number(a: T.DataType, b: T.DataType) -> T.DataType | None:
-    digits = [_digits(kind) for kind in (a, b)]
-    if None not in digits:
-        wholes, scales = zip(*filter(None, digits), strict=True)
-        if not any(isinstance(kind, T.DecimalType) for kind in (a, b)):
-            return a if wholes[0] >= wholes[1] else b
-        if max(wholes) + max(scales) <= _MOST_DIGITS:
-            return T.DecimalType(max(wholes) + max(scales), max(scales))
-        return None
-    # A double holds whole numbers of 53 bits, and every float.
-    small = (T.ByteType, T.ShortType, T.IntegerType, T.FloatType, T.DoubleType)
-    return T.DoubleType() if isinstance(a, small) and isinstance(b, small) else None
-
-
-def _digits(kind: T.DataType) -> tuple[int, int] | None:
-    """Return the decimal digits of a type before and after the point, or None for non-decimal
-    types.
-    """
-    if isinstance(kind, T.DecimalType):
-        return kind.precision - kind.scale, kind.scale
-    whole = _WHOLE.get(type(kind))
-    return None if whole is None else (whole, 0)
-
-
-def _conformed(column: Column, was: T.DataType, now: T.DataType) -> Column:
-    if was == now:
-        return column
-    if isinstance(was, T.StructType) and isinstance(now, T.StructType):
-        had = {field.name: field.dataType for field in was}
-        fields = [
-            (
-                _conformed(column.getField(field.name), had[field.name], field.dataType)
-                if field.name in had
-                else F.lit(None).cast(field.dataType)
-            ).alias(field.name)
-            for field in now
-        ]
-        return F.when(column.isNotNull(), F.struct(*fields))
-    if isinstance(was, T.ArrayType) and isinstance(now, T.ArrayType):
-        items = was.elementType, now.elementType
-        return F.transform(column, lambda item: _conformed(item, *items))
-    if isinstance(was, T.MapType) and isinstance(now, T.MapType):
-        values = was.valueType, now.valueType
-        return F.transform_values(column, lambda _, value: _conformed(value, *values))
-    return column.cast(now)
+    """Return letters whose payload has the given columns; those that it lacks are null."""
+    was, column = payload_of(frame), F.col("payload")
+    if was == payload:
+        return frame
+    fields = (
+        column.getField(field.name) if field.name in was.names else F.lit(None).cast(field.dataType)
+        for field in payload
+    )
+    named = [one.alias(name) for one, name in zip(fields, payload.names, strict=True)]
+    return frame.withColumn("payload", F.when(column.isNotNull(), F.struct(*named)))
