@@ -269,21 +269,6 @@ def test_of_a_long_log_only_its_end_is_read(tmp_path, monkeypatch):
     assert next(line["batch_id"] for line in read_progress(tmp_path, 1500)) == 1500
 
 
-@pytest.mark.parametrize("block", [1, 2, 7, 19, 64, 1 << 16])
-def test_a_log_is_read_alike_wherever_its_blocks_end(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(progress_log, "_FULL_BYTES", 300)
-    log = ProgressLog(tmp_path)
-    for number in range(20):
-        log.append({"batch_id": number, "n": number % 3 * "é"})
-    with open(tmp_path / "progress.jsonl", "ab") as file:
-        file.write(b'{"batch_id": 20, "n"')
-    whole = read_progress(tmp_path, 100)
-    assert len(whole) > 10
-    monkeypatch.setattr(progress_log, "_BLOCK_BYTES", block)
-    for most in (1, 2, 5, len(whole), 100):
-        assert read_progress(tmp_path, most) == whole[-most:]
-
-
 def test_a_log_that_cannot_be_written_costs_one_warning(tmp_path, caplog):
     log = ProgressLog(tmp_path / "absent")
     log.append({"batch_id": 1})

@@ -75,7 +75,8 @@ def checksum_in(name: str | os.PathLike[str]) -> str | None:
 
 def record_bytes(name: str, body: Mapping[str, Any]) -> bytes:
     """Return the bytes of a record that contains the name ``name``."""
-    whole = {"file": name, "format": FORMAT, **body}
+    head = {"file": name, "format": FORMAT}
+    whole = {**head, **body, **head}
     line = json.dumps(whole, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
     return b"%s\nblake2b %s\n" % (line, digest_of(line).encode())
 

@@ -119,8 +119,8 @@ class BatchDecision:
             totals=body["totals"],
             now_ms=body["now_ms"],
             reread=body["reread"],
-            times=body.get("times", {}),  # older decisions have none
-            behind=body.get("behind", {}),
+            times=body["times"],
+            behind=body["behind"],
         )
 
     @property
@@ -175,8 +175,8 @@ class BatchDecision:
             "counts": dict(self.counts),
             "totals": dict(self.totals),
             "reread": dict(self.reread),
-            **({"times": dict(self.times)} if self.times else {}),
-            **({"behind": dict(self.behind)} if self.behind else {}),
+            "times": dict(self.times),
+            "behind": dict(self.behind),
         }
 
     def _write_nonacked(self, cache: TableCache, prefix: str) -> str:

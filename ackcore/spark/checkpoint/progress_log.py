@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ _log = logging.getLogger("ackcore")
 _NAME, _OLDER = "progress.jsonl", "progress.1.jsonl"
 #: A line has some 600 bytes.
 _FULL_BYTES = 1 << 20
-#: Bytes that are read at a time: about a hundred lines.
-_BLOCK_BYTES = 1 << 16
+#: Lines that are read beside the requested ones: after a restored backup numbers begin again.
+_MORE = 100
 
 
 class ProgressLog:
@@ -54,40 +54,20 @@ class ProgressLog:
 
 
 def read_progress(root: Path, most: int) -> list[dict[str, Any]]:
-    """Return the lines of the last micro-batches, the newest one last.
-
-    It reads no more of the files than it needs, however long they are: a progress display calls it
-    twice a second.
-
-    ``most``: the largest number of lines to return.
-    """
+    """Return the lines of the last ``most`` micro-batches, the newest one last."""
     found: dict[int, dict[str, Any]] = {}
     # The newer file first: if it is renamed in between, its lines are found in the older one.
     for path in (root / _NAME, root / _OLDER):
-        for lines in _blocks_of_lines(path):
-            if len(found) >= most:
-                break
-            for line in reversed(lines):
-                try:
-                    one = json.loads(line)
-                    found.setdefault(int(one["batch_id"]), one)
-                except (ValueError, TypeError, KeyError):
-                    continue
+        if len(found) >= most:
+            break
+        try:
+            lines = [line for line in path.read_bytes().split(b"\n") if line]
+        except OSError:
+            continue
+        for line in reversed(lines[-(most + _MORE) :]):
+            try:
+                one = json.loads(line)
+                found.setdefault(int(one["batch_id"]), one)
+            except (ValueError, TypeError, KeyError):
+                continue  # a crash cut it short
     return [found[number] for number in sorted(found)[-most:]] if most > 0 else []
-
-
-def _blocks_of_lines(path: Path) -> Iterator[list[bytes]]:
-    """Yield the lines of a file in blocks, from its end to its beginning."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            at, cut = file.seek(0, os.SEEK_END), b""
-            while at > 0:
-                begin = max(0, at - _BLOCK_BYTES)
-                file.seek(begin)
-                # If this block begins within a line, the next block has the line's beginning.
-                cut, *lines = (file.read(at - begin) + cut).split(b"\n")
-                at = begin
-                yield lines
-            yield [cut]
-    except OSError:
-        return

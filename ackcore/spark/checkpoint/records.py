@@ -28,10 +28,9 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Collection, Mapping
-from hashlib import blake2b
 from typing import Any
 
-from ackcore.spark.base.checksummed import record_bytes, record_in
+from ackcore.spark.base.checksummed import digest_of, record_bytes, record_in
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError, corrupt
 from ackcore.spark.base.lock import Lock, process_name
 from ackcore.spark.checkpoint.progress_log import ProgressLog
@@ -305,7 +304,7 @@ class Records:
             found = self._store.get(key)
             if found is None:
                 raise corrupt(self.place(key), "is missing, though the head names it")
-            if len(found.data) != body["bytes"] or _digest(found.data) != body["blake2b"]:
+            if len(found.data) != body["bytes"] or digest_of(found.data) != body["blake2b"]:
                 raise corrupt(self.place(key), "differs from its length or checksum in the head")
             self._large[key] = json.loads(found.data)
         return self._large[key]
@@ -332,7 +331,7 @@ class Records:
         data = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
         kept: dict[str, Any] = json.loads(data)
         if len(data) > _LARGE:
-            digest = _digest(data)
+            digest = digest_of(data)
             key = f"{_BELOW}/{name}.e{self.epoch}.{digest}"
             self._store.put(key, data)
             self._large[key] = kept
@@ -407,10 +406,6 @@ class Records:
 def _objects_of(records: Bodies) -> set[str]:
     """Return the keys of the objects that records name."""
     return {body["object"] for body in records.values() if "object" in body}
-
-
-def _digest(data: bytes) -> str:
-    return blake2b(data, digest_size=16).hexdigest()
 
 
 def _epoch_in(key: str) -> int:

@@ -74,7 +74,7 @@ class SharedRecord:
                     return
                 # No two puts have the same bytes, so a process can recognize its own.
                 new = {**new, "write": secrets.token_hex(16)}
-                data = record_bytes(self._key, _plain(new))
+                data = record_bytes(self._key, new)
                 # Unknown until there is an answer: an interrupt may come anywhere.
                 version, self._known = self._version, False
                 try:
@@ -87,11 +87,6 @@ class SharedRecord:
             f"{self.place} could not be replaced in {_TRIES} attempts, because other processes "
             "replaced it first each time. Try again"
         )
-
-
-def _plain(body: Body) -> Body:
-    """Return a record without its name and format fields."""
-    return {name: value for name, value in body.items() if name not in ("file", "format")}
 
 
 def put_object(store: Store, below: str, data: bytes) -> dict[str, Any]:

@@ -90,11 +90,6 @@ class Letters:
     def __repr__(self) -> str:
         return f"Letters({self.url!r})"
 
-    @property
-    def index(self) -> SharedRecord:
-        """The index record of the store."""
-        return self._index
-
     def refresh(self) -> None:
         """Read the index again."""
         self._index.load()

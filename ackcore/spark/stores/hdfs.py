@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from posixpath import basename, dirname
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -34,6 +33,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import pyarrow as pa
 
 from ackcore.spark.base.atomic import is_temporary
+from ackcore.spark.base.checksummed import digest_of
 from ackcore.spark.base.errors import CheckpointReadOnly, StateError
 from ackcore.spark.stores.interface import (
     PIECE_BYTES,
@@ -147,7 +147,7 @@ class HdfsStore(NumberedVersions):
                     return None
                 data = self._bytes(_version_path(path, numbers[-1]))
                 return Stored(data, str(numbers[-1]))
-            return Stored(data, _version(data))
+            return Stored(data, digest_of(data))
 
         while True:
             try:
@@ -234,7 +234,7 @@ class HdfsStore(NumberedVersions):
             self._write(key, self._path(key), lambda: [data], not if_absent)
         except FileExistsError:
             return version_if_equal(self.place(key), self.get(key), data)
-        return _version(data)
+        return digest_of(data)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
         """Move a local file to an object; with ``if_absent`` only if there is none yet."""
@@ -433,10 +433,6 @@ class HdfsStore(NumberedVersions):
             f"{what}. All that was recorded before is kept. Check that the NameNode at {host} is "
             "up and not in safe mode, and that its DataNodes have space; then start again"
         ) from None
-
-
-def _version(data: bytes) -> str:
-    return blake2b(data, digest_size=16).hexdigest()
 
 
 def _version_path(path: str, number: int) -> str:

@@ -16,7 +16,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,6 +30,7 @@ from ackcore.spark.base.atomic import (
     write_file,
     writing,
 )
+from ackcore.spark.base.checksummed import digest_of
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.stores.interface import Stored, StoredObject, checked_key, version_if_equal
 from ackcore.spark.stores.numbered import VERSION, NumberedVersions, version_name
@@ -85,7 +85,7 @@ class LocalStore(NumberedVersions):
                 except _ABSENT:
                     return None
                 else:
-                    return Stored(data, _version(data))
+                    return Stored(data, digest_of(data))
 
     def read(self, key: str) -> pa.Buffer | None:
         """Return an object of any size, memory-mapped where possible; None if it does not exist."""
@@ -139,8 +139,8 @@ class LocalStore(NumberedVersions):
         except FileExistsError:
             with _reading(path):
                 there = path.read_bytes()
-            return version_if_equal(path, Stored(there, _version(there)), data)
-        return _version(data)
+            return version_if_equal(path, Stored(there, digest_of(there)), data)
+        return digest_of(data)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
         """Move a local file to an object; with ``if_absent`` only if there is none yet."""
@@ -217,10 +217,6 @@ class LocalStore(NumberedVersions):
                         continue
                     except OSError:
                         break  # the directory is not empty
-
-
-def _version(data: bytes) -> str:
-    return blake2b(data, digest_size=16).hexdigest()
 
 
 def _version_file(path: Path, number: int) -> Path:
