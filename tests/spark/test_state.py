@@ -288,15 +288,15 @@ def test_a_micro_batch_out_of_turn_is_refused(checkpoint, number):
     [
         (
             pa.table({"value": ["a"]}),
-            "the first columns must be _ackcore_message_id string, .*, and they are value string",
+            "begin with the columns _ackcore_message_id string, .*, and begin with value string",
         ),
         (
             records(0, 1).select(TRACKING.names[:3]),
-            "they are _ackcore_message_id string, _ackcore_attempt int32, _ackcore_due_ms int64$",
+            "begin with _ackcore_message_id string, _ackcore_attempt int32, _ackcore_due_ms int64$",
         ),
         (
             records(0, 1).set_column(2, "_ackcore_due_ms", pa.array([None], pa.int64())),
-            "_ackcore_due_ms must have no nulls, and has 1",
+            "must have no nulls in column _ackcore_due_ms, and have 1",
         ),
     ],
 )

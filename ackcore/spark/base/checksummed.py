@@ -117,7 +117,7 @@ class _Digest:
 
 
 class _Fingerprint:
-    """The `fingerprint` of the bytes added so far; it does not depend on how they were divided."""
+    """The `fingerprint` of the bytes added so far, in whatever pieces they were added."""
 
     def __init__(self) -> None:
         self._so_far = 0
@@ -284,9 +284,10 @@ class NamedByChecksum:
 def table_in(
     data: pa.Buffer, path: str | os.PathLike[str], *, check: bool = True, way_out: str = WAY_OUT
 ) -> pa.Table:
-    """Return the table in the bytes of an object, checked against the object's name.
+    """Return the table in the bytes of an object. Raises CheckpointCorrupt if they are damaged.
 
-    Raises CheckpointCorrupt if the bytes are damaged.
+    ``path``: the path or URL of the object. ``check``: whether to compare the bytes with the
+    checksum in its name.
     """
     check_data(data, path, content=check, way_out=way_out)
     try:
@@ -310,9 +311,9 @@ def _table_of(data: pa.Buffer) -> pa.Table:
 def check_data(
     data: pa.Buffer, path: str | os.PathLike[str], *, content: bool = True, way_out: str = WAY_OUT
 ) -> None:
-    """Check the bytes of an object against the checksum in its name.
+    """Raise CheckpointCorrupt if the bytes of an object do not match the checksum in its name.
 
-    Raises CheckpointCorrupt if they differ.
+    ``content``: whether to read the bytes; if False, the name must have a checksum.
     """
     named = checksum_in(path)
     if named is None:

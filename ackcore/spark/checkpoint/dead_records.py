@@ -121,15 +121,10 @@ class Dead(Mapping[str, pa.Table]):
             {spout: [_on_record(cache, each) for each in found] for spout, found in body.items()}
         )
 
-    def plus(self, tables: Mapping[str, pa.Table]) -> Dead:
-        """Return a copy with more records, placed after the present ones of their spouts."""
-        spouts = dict.fromkeys([*self.parts, *tables])
-        return Dead(
-            {
-                spout: [*self.parts.get(spout, ()), *([tables[spout]] if spout in tables else [])]
-                for spout in spouts
-            }
-        )
+    def plus(self, other: Dead) -> Dead:
+        """Return these records, each spout's followed by those of ``other``."""
+        mine, more = self.parts, other.parts
+        return Dead({one: (*mine.get(one, ()), *more.get(one, ())) for one in {**mine, **more}})
 
     def write(self, cache: TableCache, prefix: str) -> dict[str, Any]:
         """Write the parts that have no recorded file yet, and return the JSON of all parts.

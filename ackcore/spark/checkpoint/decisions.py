@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -126,16 +126,14 @@ class BatchDecision:
     @property
     def all_dead(self) -> Dead:
         """All dead records, by spout: failed in the run, or refused by a sink."""
-        return dead_of(self.dead).plus(self.refused)
+        return dead_of(self.dead).plus(dead_of(self.refused))
 
     @property
     def table_files(self) -> set[str]:
         """The files that must be kept with the decision, relative to the cache's root."""
-        assert isinstance(self.dead, Dead)
-        refused = self.refused.files if isinstance(self.refused, Tables) else {}
         segments = self.waiting.segments().values()
         waiting = {segment.file for some in segments for segment in some}
-        return waiting | self.dead.files | {file.file for file in refused.values()}
+        return waiting | self.all_dead.files
 
     def write(self, cache: TableCache, now_ms: int) -> dict[str, Any]:
         """Write the tables of the decision, and return the decision as a JSON object.
@@ -148,11 +146,11 @@ class BatchDecision:
         for spout, parts in self.waiting.parts.items():
             for part in parts:
                 if isinstance(part, pa.Table):
-                    _check_tracking(part, f"waiting[{spout!r}]")
+                    _check_tracking(part, f"the waiting records of spout {spout!r}")
         for spout, some in dead.parts.items():
             for each in some:
                 if isinstance(each, pa.Table):
-                    _check_tracking(each, f"dead[{spout!r}]")
+                    _check_tracking(each, f"the dead records of spout {spout!r}")
         prefix = cache.prefix_of(self.number)
         roots = self._write_nonacked(cache, prefix) if len(self.nonacked) else None
         body: dict[str, Any] = {
@@ -207,49 +205,15 @@ class Retries(NamedTuple):
     requested: dict[str, int]  # rows of the requests, by spout, in ``due`` or in ``rest``
 
 
-class TableFile(NamedTuple):
-    """A table's file, relative to ``<checkpoint>/ackcore/state``."""
-
-    file: str
-    rows: int
-
-
-class Tables(Mapping[str, pa.Table]):
-    """Tables by name, each read at the first access.
-
-    ``cache``: reads the files. ``files``: the file of each table.
-    """
-
-    def __init__(self, cache: TableCache, files: Mapping[str, TableFile]):
-        self.files = dict(files)
-        self._cache = cache
-
-    @classmethod
-    def of(cls, cache: TableCache, body: Mapping[str, Mapping[str, Any]]) -> Tables:
-        """Return the tables that the JSON of a record describes."""
-        return cls(cache, {name: TableFile(**file) for name, file in body.items()})
-
-    def __getitem__(self, name: str) -> pa.Table:
-        return self._cache.read(self.files[name].file)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.files)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __repr__(self) -> str:
-        rows = (f"{name}: {file.rows} rows" for name, file in self.files.items())
-        return f"Tables({', '.join(rows)})"
-
-
 def _check_tracking(table: pa.Table, what: str) -> None:
     """Raise ValueError unless a table begins with the `TRACKING` columns, without nulls."""
     wanted = [(field.name, field.type) for field in TRACKING]
     found = [(field.name, field.type) for field in table.schema][: len(wanted)]
     if found != wanted:
         shown = (", ".join(f"{name} {kind}" for name, kind in each) for each in (wanted, found))
-        raise ValueError("{}: the first columns must be {}, and they are {}".format(what, *shown))
+        raise ValueError(
+            "{} must begin with the columns {}, and begin with {}".format(what, *shown)
+        )
     for name in TRACKING.names:
         if nulls := table[name].null_count:
-            raise ValueError(f"{what}: column {name} must have no nulls, and has {nulls}")
+            raise ValueError(f"{what} must have no nulls in column {name}, and have {nulls}")

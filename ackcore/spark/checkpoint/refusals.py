@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ackcore.spark.checkpoint.decisions import BatchDecision, TableFile, Tables
+from ackcore.spark.checkpoint.dead_records import Dead, dead_of
+from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.table_cache import TableCache
 
@@ -53,7 +54,7 @@ class Refusals:
         found: list[Refusal] = []
         while (body := self._records.read(_name(number, len(found)))) is not None:
             self._cache.expect(body["table_bytes"])
-            rows = self._cache.read(body["rows"]["file"])
+            rows = self._cache.read(body["rows"])
             found.append(Refusal(body["sink"], body["written"], rows))
         return found
 
@@ -64,13 +65,14 @@ class Refusals:
 
         ``place``: the number of refusals of the micro-batch that are recorded already.
         """
-        file = self._write(number, f"refused-{place}", refusal.rows.cast(REFUSED))
+        prefix, rows = self._cache.prefix_of(number), refusal.rows.cast(REFUSED)
+        file = self._cache.write_table(prefix, f"refused-{place}", rows)
         self._cache.sync()
         body = {
             "sink": refusal.sink,
             "written": refusal.written,
-            "rows": file._asdict(),
-            "table_bytes": self._cache.sizes([file.file]),
+            "rows": file,
+            "table_bytes": self._cache.sizes([file]),
         }
         self._records.write(_name(number, place), body, once=True)
 
@@ -89,13 +91,13 @@ class Refusals:
         ``BatchDecision.dead``. ``counts``, ``totals``: the new values of ``BatchDecision.counts``
         and ``totals``.
         """
-        files = {
-            spout: self._write(number, f"refused-{spout}", some) for spout, some in dead.items()
-        }
+        parts = dead_of(dead).write(self._cache, self._cache.prefix_of(number))
         self._cache.sync()
         body = {
-            "dead": {spout: file._asdict() for spout, file in files.items()},
-            "table_bytes": self._cache.sizes(file.file for file in files.values()),
+            "dead": parts,
+            "table_bytes": self._cache.sizes(
+                one["file"] for some in parts.values() for one in some
+            ),
             "counts": dict(counts),
             "totals": dict(totals),
         }
@@ -109,15 +111,11 @@ class Refusals:
         self._cache.expect(body["table_bytes"])
         return replace(
             decision,
-            refused=Tables.of(self._cache, body["dead"]),
+            refused=Dead.of(self._cache, body["dead"]),
             counts=body["counts"],
             totals=body["totals"],
             sinks_done=True,
         )
-
-    def _write(self, number: int, name: str, table: pa.Table) -> TableFile:
-        prefix = self._cache.prefix_of(number)
-        return TableFile(self._cache.write_table(prefix, name, table), table.num_rows)
 
 
 def _name(number: int, place: int) -> str:

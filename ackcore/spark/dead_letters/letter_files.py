@@ -57,7 +57,7 @@ class Objects:
                 return self._kept[key]
         data = self.store.read(key)
         if data is None:
-            raise FileNotFoundError(f"{key} is missing, though the index names it")
+            raise FileNotFoundError(key)
         if data.size != size or checksum_of(data, len(digest)) != digest:
             raise pa.ArrowInvalid(
                 f"the length or checksum of its {data.size} bytes differs from that in the index"
@@ -186,7 +186,7 @@ def reading_letters(path: ObjectFile) -> Iterator[pq.ParquetFile]:
 
 @contextlib.contextmanager
 def _reading(path: ObjectFile) -> Iterator[None]:
-    """Turn errors of reading a file into CheckpointCorrupt, with the name of the file."""
+    """Convert errors of reading a file in the block to CheckpointCorrupt."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -195,12 +195,13 @@ def _reading(path: ObjectFile) -> Iterator[None]:
             f"{path.name}{GIVEN_UP} and start again: only the letters of the damaged file are "
             "lost then"
         )
-        raise corrupt(path, f"is damaged: {error}", way_out) from error
+        missing = isinstance(error, FileNotFoundError)
+        what = "is missing, though the index names it" if missing else f"is damaged: {error}"
+        raise corrupt(path, what, way_out) from error
 
 
 def emptied(letters: pa.Table, gone: Bools) -> pa.Table:
-    """Return letters with empty rows where ``gone`` is true. Empty rows keep only their
-    micro-batch.
+    """Return letters without values but the micro-batch where ``gone`` is true.
 
     The rows stay, because a letter's id contains its position in the micro-batch.
     """
