@@ -259,7 +259,7 @@ def reason_parts(column: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, ...]:
     return tuple(pc.struct_field(column, name) for name in _TEXTS)
 
 
-def refused(rows: pa.Table, most: int) -> pa.Table:
+def without_room(rows: pa.Table, most: int) -> pa.Table:
     """Return records as dead ones that could not wait, because ``most`` records wait already."""
     component, kind, message = map(one_array, reason_parts(rows[REASON]))
     said = f"{most} records wait already (max_waiting); it failed with "

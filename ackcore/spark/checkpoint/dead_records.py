@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from ackcore.spark.base.letter_columns import as_tracked
 from ackcore.spark.base.paths import Place
-from ackcore.spark.base.reasons import refused
+from ackcore.spark.base.reasons import without_room
 from ackcore.spark.base.schemas import TRACKING, FailedFile
 from ackcore.spark.checkpoint.table_cache import TableCache
 
@@ -56,7 +56,7 @@ class DeadFile:
             yield table
             return
         for start in range(0, len(table), _ROWS):
-            yield refused(table.slice(start, _ROWS), self.no_room)
+            yield without_room(table.slice(start, _ROWS), self.no_room)
 
     def check(self) -> None:
         """Raise `CheckpointCorrupt` if the file is missing or damaged."""

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.retry import Policy
-from ackcore.spark.base.reasons import ENGINE, FAILED, Reasons, refused
+from ackcore.spark.base.reasons import ENGINE, FAILED, Reasons, without_room
 from ackcore.spark.base.root_ids import distinct, ids_in
 from ackcore.spark.base.schemas import FIRST_MS, REPLAYED, FailedFile, SinkFile
 from ackcore.spark.base.traces import RecordTrace
@@ -246,7 +246,7 @@ def _cut(
     if isinstance(part, FailedFile):
         rest = replace(part, rows=len(part) - kept, start=kept, no_room=most)
         return replace(part, rows=kept), rest
-    return part.slice(0, kept), refused(part.slice(kept), most)
+    return part.slice(0, kept), without_room(part.slice(kept), most)
 
 
 def rules_of(plan: Plan, settings: Settings, ended_ms: int) -> Rules:
