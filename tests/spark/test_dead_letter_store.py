@@ -234,15 +234,15 @@ def test_a_store_elsewhere_is_remembered(checkpoint, tmp_path):
             DeadLetters.open(checkpoint, key)
         assert str(tmp_path / "there") in str(caught.value)
         moved = DeadLetters.open(checkpoint, key, tmp_path / "elsewhere")
-        assert numbers(moved.path) == [(0, "id-0"), (0, "id-1")]
+        assert numbers(Path(moved.place.url)) == [(0, "id-0"), (0, "id-1")]
         assert DeadLetters.open(checkpoint, key).place.url == str(tmp_path / "elsewhere")
         inside = checkpoint / "ackcore/dead_letters"
-        moved.path.rename(inside)
+        Path(moved.place.url).rename(inside)
         assert DeadLetters.open(checkpoint, key, inside).place.url == str(inside)
     checkpoint.rename(tmp_path / "moved")
     with OPEN(tmp_path / "moved") as state:
         found = DeadLetters.open(tmp_path / "moved", state.deployment_key)
-        assert numbers(found.path) == [(0, "id-0"), (0, "id-1")]
+        assert numbers(Path(found.place.url)) == [(0, "id-0"), (0, "id-1")]
 
 
 # -- columns --------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def test_a_forked_process_has_a_client_of_its_own(store):
 
 
 def test_a_large_object_is_read_in_pieces(store, tmp_path, monkeypatch):
-    for each in ("hdfs", "buffers"):
+    for each in ("hdfs", "interface"):
         monkeypatch.setattr(f"ackcore.spark.stores.{each}.PIECE_BYTES", 1 << 20)
     content = os.urandom(5 << 19)
     (tmp_path / "file").write_bytes(content)

@@ -251,7 +251,7 @@ def test_waiting_rows_are_read_by_memory_map(checkpoint):
 
 def test_the_order_of_the_protocol_is_insisted_on(checkpoint):
     with OPEN(checkpoint) as state:
-        with pytest.raises(ValueError, match="micro-batch 0 is not decided"):
+        with pytest.raises(ValueError, match="micro-batch 0 cannot be marked as done"):
             state.write_done(0)
         with pytest.raises(
             ValueError, match="decision of micro-batch 0 cannot be written: it has one"

@@ -464,7 +464,7 @@ def test_a_bucket_that_is_not_there_is_said_to_be_missing(proxy):
 
 
 def test_large_objects_go_and_come_in_parts(objects, proxy, tmp_path, monkeypatch):
-    for module in ("objects", "buffers"):
+    for module in ("objects", "interface"):
         monkeypatch.setattr(f"ackcore.spark.stores.{module}.PIECE_BYTES", 5 << 20)
     content = b"0123456789abcdef" * (20 << 16)
     path = tmp_path / "large"
