@@ -129,7 +129,7 @@ def test_many_that_fail_are_written_by_their_tasks(spark, places, monkeypatch):
     letters = open_store(f"{checkpoint}/ackcore/dead_letters", "path")
     index = json.loads(letters.get("index.json").data.partition(b"\n")[0])
     # Copied, with the fingerprint that its task gave it, and not with a digest of the driver's.
-    assert {len(each["blake2b"]) for each in index["spouts"]["lines"]["files"]} == {16}
+    assert {len(each["checksum"]) for each in index["spouts"]["lines"]["files"]} == {16}
     assert sum(counts_in(tallies).values()) == 600
     assert left_in(checkpoint) == []
 

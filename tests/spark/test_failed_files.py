@@ -450,7 +450,7 @@ def test_files_of_letters_are_the_stores_as_they_are(
     names = ["batch-0", *(f"batch-0.{n}" for n in (200, 500, 509, 759))]
     files = parts_in(letters.place.url)
     assert list(files) == names
-    as_they_are = [len(each["blake2b"]) == 16 for each in files.values()]
+    as_they_are = [len(each["checksum"]) == 16 for each in files.values()]
     if not in_bucket:
         at_first = {
             path.stat().st_ino for path in (checkpoint / "ackcore/state").glob("0.*.dead-*")

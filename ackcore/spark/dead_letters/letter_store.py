@@ -187,7 +187,7 @@ class Letters:
         return LetterFile(self._path(entry), entry["first"], entry["last"], entry["level"])
 
     def _path(self, entry: Mapping[str, Any]) -> ObjectFile:
-        return ObjectFile(self.objects, entry["object"], entry["bytes"], entry["blake2b"])
+        return ObjectFile(self.objects, entry["object"], entry["bytes"], entry["checksum"])
 
     def _now(self, file: ObjectFile) -> ObjectFile | None:
         """Return the file that has replaced a missing one, with the same letters, or None."""
@@ -241,15 +241,16 @@ class Letters:
         with made_for(self.store) as path:
             with open(path, "wb") as file:
                 fill(file)
-            size, digest = _measured(path)
-            if there is not None and there["blake2b"] == digest:
+            with pa.memory_map(str(path)) as source:
+                size, digest = source.size(), digest_of(source.read_buffer())
+            if there is not None and there["checksum"] == digest:
                 return dict(there)
             small = path.read_bytes() if size <= _SMALL else None
             key = f"{spout}/{name}.e{epoch}.{secrets.token_hex(4)}{digest[:16]}.parquet"
             self.store.put_file(key, path)
         if small is not None:
             self.objects.keep(key, pa.py_buffer(small))
-        return {"object": key, "bytes": size, "blake2b": digest}
+        return {"object": key, "bytes": size, "checksum": digest}
 
     def publish(self, spout: str, number: int, new: Sequence[NewFile]) -> None:
         """Write the letters of a micro-batch, and replace any earlier ones of that micro-batch.
@@ -303,13 +304,13 @@ class Letters:
         assert new.source is not None
         digest = checksum_in(new.source)
         assert digest is not None, f"{os.fspath(new.source)} has no checksum in its name"
-        if there is not None and (there["blake2b"], there["bytes"]) == (digest, new.nbytes):
+        if there is not None and (there["checksum"], there["bytes"]) == (digest, new.nbytes):
             return dict(there)
         epoch = self._index.read()["epoch"]
         key = f"{spout}/{name}.e{epoch}.{secrets.token_hex(4)}{digest[:16]}.parquet"
         size = adopt_object(new.source, self.store, key)
         check_size(new.source, size, new.nbytes)
-        return {"object": key, "bytes": size, "blake2b": digest}
+        return {"object": key, "bytes": size, "checksum": digest}
 
     def merge(self, spout: str, run: list[LetterFile], fill: Fill) -> LetterFile | None:
         """Merge adjacent files into one and return it, or None if one of them is no longer valid.
@@ -446,10 +447,9 @@ class Letters:
     def _put_request(self, name: str, path: Path) -> dict[str, Any]:
         """Move a request's file into the store, and return its entry for `add_note`."""
         epoch = self._index.read()["epoch"]
-        size, digest = _measured(path)
         key = f"{REQUESTS}/e{epoch}.{secrets.token_hex(4)}/{name}"
         self.store.put_file(key, path)
-        return {"object": key, "bytes": size, "blake2b": digest}
+        return {"object": key}  # its name contains its checksum
 
     def withdrawn(self) -> set[tuple[str, str]]:
         """Return the withdrawn requests, each with its spout."""
@@ -504,12 +504,6 @@ class Letters:
             return {**index, "notes": {**index["notes"], request: note}, "requests": whole}
 
         self._change(change)
-
-
-def _measured(path: Path) -> tuple[int, str]:
-    """Return the length and the checksum of a non-empty file."""
-    with pa.memory_map(str(path)) as source:
-        return path.stat().st_size, digest_of(source.read_buffer())
 
 
 def _part(number: int, new: NewFile) -> str:

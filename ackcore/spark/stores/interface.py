@@ -42,9 +42,7 @@ class StoreUnavailable(StateError):
 
 
 class Stored(NamedTuple):
-    """An object's bytes and version. The version is opaque and never reused; a put can depend on
-    it.
-    """
+    """An object's bytes, and its version, on which a put can depend. No version is reused."""
 
     data: bytes
     version: str
