@@ -27,7 +27,7 @@ from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.paths import Place
 from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.local import LocalStore
-from ackcore.spark.stores.run_files import Workshop, adopt_object
+from ackcore.spark.stores.run_files import StagingDirectory, adopt_object
 
 _BELOW = "state"
 #: Largest table in bytes that stays in memory after it was written to a bucket.
@@ -169,7 +169,7 @@ class TableCache:
         self, prefix: str, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
     ) -> str:
         """Write a table, and return its file name. The name is durable after the next `sync`."""
-        shop = Workshop(f"{self._store.url}/{_BELOW}")
+        shop = StagingDirectory(f"{self._store.url}/{_BELOW}")
         if self._is_local:
             check_fence()
         try:

@@ -90,7 +90,7 @@ def publish(made: str, directory: Place, name: str, *, synced: bool = True) -> N
         sync_directory(Path(directory))
 
 
-class Workshop:
+class StagingDirectory:
     """A directory in which to make files for ``directory``.
 
     It is ``directory`` itself, or a new local directory if that is in a bucket.
@@ -124,7 +124,7 @@ class Workshop:
 @contextlib.contextmanager
 def making_in(directory: Place) -> Iterator[Path]:
     """Yield a directory in which to make files. After the block they are in ``directory``."""
-    place = Workshop(directory)
+    place = StagingDirectory(directory)
     try:
         yield place.path
         if is_bucket(directory):

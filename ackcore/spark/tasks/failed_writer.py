@@ -34,7 +34,7 @@ from ackcore.spark.base.letter_columns import (
 )
 from ackcore.spark.base.reasons import Reasons, first_reasons
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, FailedFile
-from ackcore.spark.stores.run_files import Workshop
+from ackcore.spark.stores.run_files import StagingDirectory
 from ackcore.spark.tasks.failed_rows import Rules, judge
 from ackcore.spark.tasks.record_ids import positions_of
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
@@ -67,7 +67,7 @@ class _Kept:
 class _Letters:
     """A file of dead letters, created when the first row group is full."""
 
-    def __init__(self, spout: str, place: Workshop, name: str, number: int) -> None:
+    def __init__(self, spout: str, place: StagingDirectory, name: str, number: int) -> None:
         self._spout = spout
         self._place = place
         self._name = name
@@ -141,7 +141,7 @@ class FailedWriter:
         self._number = number
         self._suffix = suffix
         self._nbytes = 0
-        self._place = Workshop(directory)
+        self._place = StagingDirectory(directory)
         self._waiting: dict[str, _Kept] = {}
         self._dead: dict[str, _Letters] = {}
         self._files: list[FailedFile] = []
