@@ -79,15 +79,7 @@ def test_options_of_other_types_are_refused(spark, tmp_path, numbers, stream, gi
     assert not (tmp_path / "cp").exists()
 
 
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("/proc/cp", "holds files, got '/proc/cp', which is on the kernel's proc; give a dir"),
-        ("file:///proc/self/cp", "which is on the kernel's proc"),
-        ("/sys/kernel/cp", "which is on the kernel's sysfs"),
-        ("a\0b", r"checkpoint must be a path, got 'a\\x00b'"),
-    ],
-)
+@pytest.mark.parametrize(("path", "words"), [("a\0b", r"checkpoint must be a path, got 'a\\x00b'")])
 def test_places_that_hold_no_files_are_refused(spark, numbers, stream, path, words):
     for entry_point, runs in ((run_batch, numbers), (start, stream)):
         with pytest.raises(ValueError, match=words):

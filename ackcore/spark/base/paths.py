@@ -14,8 +14,8 @@ Place: TypeAlias = str | os.PathLike[str]
 def local_path(path: str | os.PathLike[str], argument: str) -> Path:
     """Return an absolute path on a local or shared file system.
 
-    Raises ValueError if it is a URI with a scheme other than ``file:``, empty, or on a kernel file
-    system. Raises TypeError if it is not a path.
+    Raises ValueError if it is empty, or a URI with a scheme other than ``file:``. Raises TypeError
+    if it is not a path.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"{argument} must be a str or a path, got {type(path).__name__}")
@@ -35,20 +35,7 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
         if rest.startswith("//") and not rest.startswith("///"):
             raise ValueError(f"{argument} must name no host; write file:///path")
         text = rest[2:] if rest.startswith("//") else rest
-    kind = file_system(os.path.realpath(text))
-    if kind in _KERNELS:
-        raise ValueError(
-            f"{argument} must be a path on a file system that holds files, got {text!r}, which is "
-            f"on the kernel's {kind}; give a directory on a disk or a shared file system"
-        )
     return Path(os.path.abspath(text))
-
-
-#: File systems that represent the kernel's state; in some of them mkdir has side effects.
-_KERNELS = frozenset(
-    {"binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "efivarfs"}
-    | {"mqueue", "proc", "pstore", "securityfs", "sysfs", "tracefs"}
-)
 
 
 def file_system(path: str) -> str:
