@@ -123,7 +123,7 @@ def test_tables_that_tasks_wrote_are_copied_within_the_bucket(work, bucket, s3):
     assert read_table_at(f"{work}/failed/{name}") == table
     tables = TableCache(open_store(bucket, "path"), 4)
     s3.requests.clear()
-    file = tables.adopt(f"{work}/failed/{name}", tables.directory_of(7), None)
+    file = tables.adopt(f"{work}/failed/{name}", tables.prefix_of(7), None)
     assert file == f"7.e4.{name}"
     assert [each.method for each in s3.requests] == ["HEAD", "PUT"]
     assert tables.size(file) == len(read_file(f"{bucket}/state/{file}"))
@@ -140,7 +140,7 @@ def test_who_wrote_a_table_checks_it_when_it_is_fetched(work, bucket, monkeypatc
     monkeypatch.setattr(table_cache, "_SMALL", 0)
     store, table = open_store(bucket, "path"), pa.table({"n": [7] * 1000})
     tables = TableCache(store, 4)
-    directory = tables.directory_of(7)
+    directory = tables.prefix_of(7)
     with making_in(f"{work}/failed") as place:
         name = write_table(place, "dead-lines", table)
     files = {
@@ -180,10 +180,10 @@ def test_what_is_adopted_is_copied_beside_each_other(work, bucket, s3):
     tables = TableCache(open_store(bucket, "path"), 4)
     paths = [f"{work}/failed/{name}" for name in names]
     meeting(s3, "HEAD", 2)
-    tables.adopt_soon(dict.fromkeys(paths), tables.directory_of(7))
+    tables.adopt_all(dict.fromkeys(paths), tables.prefix_of(7))
     s3.before = None
     s3.requests.clear()
-    found = [tables.adopt(path, tables.directory_of(7), None) for path in paths]
+    found = [tables.adopt(path, tables.prefix_of(7), None) for path in paths]
     assert found == [f"7.e4.{name}" for name in names]
     assert s3.requests == []
     assert [tables.read(file)["n"].to_pylist() for file in found] == [[0], [1]]

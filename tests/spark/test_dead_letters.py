@@ -6,6 +6,7 @@ import datetime
 import decimal
 import os
 import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -174,11 +175,11 @@ def test_a_payload_keeps_its_types_there_and_back(spark, checkpoint):
 
 def test_a_store_whose_index_was_removed_is_nobodys_to_write_to(store, tmp_path):
     with OPEN(tmp_path / "other") as state:
-        remove_all(store.path / "index.json")
+        remove_all(Path(store.place.url) / "index.json")
         with pytest.raises(
             CheckpointCorrupt, match=r"index\.json is missing, though the directory"
         ):
-            DeadLetters.open(tmp_path / "other", state.deployment_key, store.path)
+            DeadLetters.open(tmp_path / "other", state.deployment_key, Path(store.place.url))
 
 
 def test_a_store_that_is_a_uri_is_refused(checkpoint):
@@ -195,8 +196,8 @@ def test_a_store_that_is_down_is_told_and_leaves_nothing_half(store, monkeypatch
     with pytest.raises(CheckpointReadOnly, match=r"lines/batch-7\..*\.parquet cannot be written"):
         store.write(7, {"lines": died(0, 1)})
     monkeypatch.undo()
-    assert not list(store.path.glob("**/batch-7.*"))
-    assert not list(store.path.glob("**/*.tmp"))
+    assert not list(Path(store.place.url).glob("**/batch-7.*"))
+    assert not list(Path(store.place.url).glob("**/*.tmp"))
 
 
 # -- sending again ----------------------------------------------------------------------------

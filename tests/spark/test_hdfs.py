@@ -192,7 +192,7 @@ def test_a_name_node_that_does_not_answer_is_named():
     ("url", "words"),
     [
         ("hdfs:///a", "ame a NameNode or nameservice and a path in it, as hdfs://namenode"),
-        ("hdfs://host:8020", "ame a place in the NameNode or nameservice, as hdfs://host:80"),
+        ("hdfs://host:8020", "ame a path in the NameNode or nameservice, as hdfs://host:80"),
         ("hdfs://user:word@host/a", "without user, password"),
         ("hdfs://host:port/a", "without user, password"),
         ("hdfs://host/a/../b", "without '.' and '..'"),

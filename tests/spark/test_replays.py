@@ -207,7 +207,8 @@ def test_a_request_for_a_spout_that_is_no_more_is_refused(checkpoint):
     OPEN(checkpoint).close()
     ask(checkpoint)
     with pytest.raises(
-        CheckpointForeign, match=r"the replay r1\.lines.* has no tracked spout 'lines'"
+        CheckpointForeign,
+        match=r"dead letters \(request r1\) of spout .* has no tracked spout 'lines'",
     ):
         OPEN(checkpoint, topology=Topology(clicks=("value",)), accept_changes=True)
 

@@ -254,7 +254,7 @@ def test_the_order_of_the_protocol_is_insisted_on(checkpoint):
         with pytest.raises(ValueError, match="micro-batch 0 cannot be marked as done"):
             state.write_done(0)
         with pytest.raises(
-            ValueError, match="decision of micro-batch 0 cannot be written: it has one"
+            ValueError, match="decision of micro-batch 0 cannot be written: it has no plan"
         ):
             state.write_decision(decision(0))
         run_one(state, 0)
@@ -262,7 +262,7 @@ def test_the_order_of_the_protocol_is_insisted_on(checkpoint):
             ValueError, match="plan of micro-batch 0 cannot change: it has a decision"
         ):
             state.write_plan(replace(state.plan(0), crashes=1))
-        with pytest.raises(ValueError, match="micro-batch 0 is decided already"):
+        with pytest.raises(ValueError, match="micro-batch 0 cannot be written: it has one"):
             state.write_decision(decision(0))
         with pytest.raises(ValueError, match="micro-batch 0 cannot be planned: it is done already"):
             state.make_plan(0, 1)

@@ -186,7 +186,10 @@ def check_waiting(
     for a retry. ``requests``: names of requests to replay dead letters.
     """
     waits = [(f"{waiting.rows(spout)} records", spout) for spout in waiting]
-    waits += [(f"the dead letters of replay {name}", spout_of_request(name)) for name in requests]
+    waits += [
+        (f"the replayed dead letters (request {name.partition('.')[0]})", spout_of_request(name))
+        for name in requests
+    ]
     tracked = {name for name, spout in topology.spouts.items() if spout.tracked}
     for what, spout in waits:
         if spout not in tracked:
