@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from ackcore import _arrow as arrow
 from ackcore._arrow import bytes_before, end_within, rebatched
-from ackcore.spark.base.checksummed import read_table, write_table
+from ackcore.spark.base.checksummed import write_table
 from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.stores.run_files import read_table_at
 from ackcore.spark.tasks import spout_stage
 from ackcore.spark.tasks.record_ids import SpoutSpec
 from ackcore.spark.tasks.spout_stage import chunked, due_records, joined
@@ -155,6 +156,6 @@ def test_retries_that_cannot_be_combined_all_run(huge):
 def test_a_table_of_the_checkpoint_is_written_in_few_batches(tmp_path):
     parts = [pa.record_batch({"a": ["x" * n]}) for n in range(9)]
     table = pa.Table.from_batches(parts)
-    again = read_table(tmp_path / write_table(tmp_path, "waiting", table))
+    again = read_table_at(tmp_path / write_table(tmp_path, "waiting", table))
     assert again == table
     assert again["a"].num_chunks == 1

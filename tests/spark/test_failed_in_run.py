@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from test_stages import Hold, Simulation, roots
 
 from ackcore.retry import Policy
-from ackcore.spark.base.checksummed import read_table
 from ackcore.spark.base.errors import RowFileDamaged
 from ackcore.spark.base.letter_columns import as_letters, as_tracked
 from ackcore.spark.base.reasons import Reasons
@@ -28,6 +27,7 @@ from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, TRACKING
 from ackcore.spark.engine import reread
 from ackcore.spark.engine.decide import propagate_failures
+from ackcore.spark.stores.run_files import read_table_at
 from ackcore.spark.tasks import failed_writer, settle_stage
 from ackcore.spark.tasks.exchange_format import LEDGER, RESULT, TUPLES
 from ackcore.spark.tasks.failed_rows import Rules, judge
@@ -208,7 +208,7 @@ def written(done):
             found[dead].extend((as_letters(table, 0) if dead else table).to_pylist())
     for file in done.judged.files:
         path = Path(file.path)
-        table = pq.read_table(path) if file.dead else read_table(path)
+        table = pq.read_table(path) if file.dead else read_table_at(path)
         assert (len(table), path.stat().st_size) == (file.rows, file.nbytes)
         if not file.dead:
             assert table[FIRST_MS].to_pylist()[0] == file.oldest_ms
@@ -446,7 +446,7 @@ def test_what_was_due_keeps_what_is_known_of_it(simulate, tmp_path):
             letters = pq.read_table(path)
             part = as_tracked(letters, letters["attempts"], letters["replays"])
         else:
-            part = read_table(path)
+            part = read_table_at(path)
         assert one.dead == bool(part["_ackcore_attempt"].to_pylist()[0] == 2)
         rows += part.select(["record", FIRST_MS, REPLAYED]).to_pylist()
     assert sorted(tuple(row.values()) for row in rows) == [(i, 500 + i, i % 3) for i in range(n)]

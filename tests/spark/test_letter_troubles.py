@@ -305,7 +305,9 @@ def test_damage_is_told_and_nothing_is_sent(place):
     with pytest.raises(CheckpointCorrupt, match=r"batch-0\.e1\..*differs from that in the index"):
         replay(place)
     store.delete([file.path.key])
-    with pytest.raises(CheckpointCorrupt, match=r"/lines/batch-0\.e1\..*parquet is missing, though the"):
+    with pytest.raises(
+        CheckpointCorrupt, match=r"/lines/batch-0\.e1\..*parquet is missing, though the"
+    ):
         listed(home)
     assert asked(home) == []
     index = store.get("index.json")

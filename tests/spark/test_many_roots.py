@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ackcore.spark.base import checksummed, root_ids
 from ackcore.spark.base import letter_columns as letter_files
-from ackcore.spark.base.checksummed import read_table, write_table
+from ackcore.spark.base.checksummed import write_table
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.root_ids import distinct, in_order, in_ranges
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, REASON, REASON_TYPE, REPLAYED, TRACKING
@@ -31,6 +31,7 @@ from ackcore.spark.engine.causes import causes
 from ackcore.spark.engine.check import Disagreement, check_found
 from ackcore.spark.engine.decide import failed_roots
 from ackcore.spark.stores.local import LocalStore
+from ackcore.spark.stores.run_files import read_table_at
 from ackcore.spark.tasks import row_files
 from ackcore.spark.tasks.failed_rows import FailedRows
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
@@ -183,7 +184,7 @@ def test_a_table_is_written_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(checksummed, "_TABLE_ROWS", 3)
     reasons = pa.chunked_array([["a", "b"], ["b"] * 5, ["c"]]).dictionary_encode()
     table = pa.table({"root_id": range(8), "reason": reasons}).unify_dictionaries()
-    found = read_table(tmp_path / write_table(tmp_path, "roots", table))
+    found = read_table_at(tmp_path / write_table(tmp_path, "roots", table))
     assert found.equals(table)
     assert [len(batch) for batch in found.to_batches()] == [3, 3, 2]
 

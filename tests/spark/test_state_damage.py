@@ -20,7 +20,7 @@ from ackcore.spark.base.errors import (
     StateError,
 )
 from ackcore.spark.checkpoint.records import HEAD
-from ackcore.spark.stores.run_files import RecordFile
+from ackcore.spark.stores.run_files import RecordFile, read_table_at
 
 
 def made(checkpoint):
@@ -45,7 +45,7 @@ def found(root, name):
 
 def read(path, name):
     if name != HEAD:
-        return checksummed.read_table(path)
+        return read_table_at(path)
     return checksummed.record_in(path.read_bytes(), path, HEAD)
 
 

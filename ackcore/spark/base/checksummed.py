@@ -29,7 +29,7 @@ from ackcore._arrow import rebatched
 from ackcore._backend import fingerprint
 from ackcore._files import sync_directory
 from ackcore.spark.base.atomic import writing
-from ackcore.spark.base.errors import WAY_OUT, CheckpointNewer, StateError, corrupt
+from ackcore.spark.base.errors import WAY_OUT, CheckpointNewer, corrupt
 
 #: The format of a checkpoint's files.
 FORMAT = 1
@@ -330,21 +330,3 @@ def check_size(
     """Raise `CheckpointCorrupt` if a file's size differs from the recorded size, if any."""
     if nbytes is not None and size != nbytes:
         raise corrupt(path, f"is damaged: it has {size} bytes instead of {nbytes}", way_out)
-
-
-def read_table(path: Path, *, way_out: str = WAY_OUT) -> pa.Table:
-    """Return a table whose columns are in a memory map of its file.
-
-    Raises CheckpointCorrupt if the file is missing or damaged. Raises StateError if the system
-    cannot read it.
-
-    ``way_out``: the end of the message about damage: a sentence without the full stop.
-    """
-    try:
-        with pa.memory_map(os.fspath(path)) as source:
-            data = source.read_buffer()
-    except FileNotFoundError:
-        raise corrupt(path, "is missing, though the checkpoint refers to it", way_out) from None
-    except OSError as error:
-        raise StateError(f"{path} cannot be read: {error}") from error
-    return table_in(data, path, way_out=way_out)

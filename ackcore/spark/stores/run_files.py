@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from ackcore._files import sync_directory
 from ackcore.spark.base.atomic import check_fence, make_directory, remove
-from ackcore.spark.base.checksummed import RUN_AGAIN, read_table, record_bytes, record_in, table_in
+from ackcore.spark.base.checksummed import RUN_AGAIN, record_bytes, record_in, table_in
 from ackcore.spark.base.errors import (
     WAY_OUT,
     CheckpointCorrupt,
@@ -155,13 +155,18 @@ def is_missing(path: Place) -> bool:
 
 
 def read_table_at(path: Place, *, way_out: str = WAY_OUT) -> pa.Table:
-    """Read a table that has its checksum in its name. Raises the errors of `read_table`."""
-    if not is_bucket(path):
-        return read_table(Path(path), way_out=way_out)
+    """Return a table that has its checksum in its name, memory-mapped where possible.
+
+    Raises CheckpointCorrupt if the file is missing or damaged, StateError if it cannot be read.
+
+    ``way_out``: the end of the message about damage: a sentence without the full stop.
+    """
     try:
         data = read_file(path)
     except FileNotFoundError:
         raise corrupt(path, "is missing, though the checkpoint refers to it", way_out) from None
+    except OSError as error:
+        raise StateError(f"{os.fspath(path)} cannot be read: {error}") from error
     return table_in(data, path, way_out=way_out)
 
 
