@@ -1,7 +1,7 @@
-"""The collector of bolts that receive an Arrow batch at a time.
+"""The object through which a `BatchBolt` emits and fails rows, and the conversion of its columns.
 
-Columns may be Arrow, numpy, pandas or Python objects. The collector converts them to the schema of
-the stream, and parents to the anchors of rows.
+Emitted columns may be Arrow, numpy, pandas or Python objects; they are converted to the schema of
+the stream.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Piece: TypeAlias = tuple[str, pa.RecordBatch, Anchors]
 
 
 class BatchCollector:
-    """The `BatchOutput` of one call.
+    """The `BatchOutput` of one call of ``process`` or ``flush``.
 
-    ``reasons``: the reasons of the component. ``schemas``: the schema of each stream that the bolt
-    emits. ``first_row``, ``rows``: the call may refer to rows 0 up to ``rows``; row 0 has the
-    handle ``first_row``. ``component``, ``stream``: the source of the batch. ``identity``: the
-    records of the batch's rows.
+    ``reasons``: converts the exceptions that the bolt passes to `fail`. ``schemas``: the schema of
+    each stream that the bolt emits. ``first_row``: the handle of row 0. ``rows``: the number of
+    rows that `emit` and `fail` may refer to. ``component``, ``stream``: the source of the batch.
+    ``identity``: the records of the batch's rows.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class BatchCollector:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "out cannot be pickled: it can be used only in the call that received it; emit there"
+            "the `out` of a BatchBolt cannot be pickled, because it works only in the call that "
+            "received it; call out.emit() and out.fail() in that call"
         )
 
     if not TYPE_CHECKING:  # with it, mypy would accept any attribute
@@ -70,7 +71,7 @@ class BatchCollector:
     def emit(
         self, columns: Any, *, parents: Any = _NOT_GIVEN, stream: str = DEFAULT_STREAM
     ) -> None:
-        """See `BatchOutput.emit`."""
+        """Add tuples to the emissions of this call; arguments as for `BatchOutput.emit`."""
         schema = self._schemas.get(stream)
         if schema is None:
             raise no_stream(self._reasons.component, stream, self._schemas)
@@ -90,7 +91,7 @@ class BatchCollector:
                 self._emitted.append((stream, batch, anchors))
 
     def fail(self, rows: Any, reasons: BaseException | Reason | str | Iterable[Any] | None) -> None:
-        """See `BatchOutput.fail`."""
+        """Add failures of rows to those of this call; arguments as for `BatchOutput.fail`."""
         handles = (_row_numbers(rows, "rows", self._rows) + self.first_row).tolist()
         why: list[Reason]
         if reasons is None or isinstance(reasons, BaseException | Reason | str):
@@ -102,8 +103,8 @@ class BatchCollector:
             why = [self._reasons.of(reason) for reason in each]
             if len(why) != len(handles):
                 raise ValueError(
-                    f"reasons must be one for all rows or one per row, got {len(why)} for "
-                    f"{len(handles)} rows"
+                    "reasons must be one reason for all rows, or a list with one for each, got "
+                    f"{len(why)} reasons for {len(handles)} rows"
                 )
         with self._lock:
             self._refuse_closed()
@@ -111,7 +112,7 @@ class BatchCollector:
                 self._failures.setdefault(handle, reason)
 
     def _close(self) -> tuple[list[Piece], dict[int, Reason]]:
-        """Refuse further calls, and return the emissions and failures."""
+        """Return the emissions and failures of this call. Later calls of methods raise."""
         with self._lock:
             self._closed = True
             return self._emitted, self._failures
@@ -119,13 +120,13 @@ class BatchCollector:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise RuntimeError(
-                f"out of {self._reasons.component} is closed: the call that received it has "
-                "returned, and its rows are acked or failed; wait for your threads before "
-                "the call returns"
+                f"the `out` of bolt {self._reasons.component!r} cannot emit or fail any more: the "
+                "call that received it has returned, and its rows are acked or failed; join your "
+                "threads before the call returns"
             )
 
     def _anchors(self, parents: Any, rows: int) -> Anchors:
-        """Convert parents to anchors."""
+        """Convert the argument ``parents`` of `emit` to anchors; ``rows`` rows are emitted."""
         if parents is None:
             return Anchors(np.empty(0, np.int64), np.zeros(rows + 1, np.int64))
         if isinstance(parents, pa.ChunkedArray):
@@ -156,8 +157,9 @@ class BatchCollector:
             given = len(flat)
         if given != rows:
             raise ValueError(
-                f"parents must be one per emitted row, got {given} for {rows} rows; pass a list "
-                "per row for several parents, None for none"
+                f"parents must have one item for each emitted row, got {given} items for {rows} "
+                "rows; an item is a row number, or a list of them for several parents; pass "
+                "parents=None to emit untracked rows"
             )
         return Anchors(flat + self.first_row, offsets)
 
@@ -171,15 +173,17 @@ def _is_lists(parents: Any) -> bool:
     lists = sum(isinstance(one, list | tuple | np.ndarray) for one in parents)
     if 0 < lists < len(parents):
         raise TypeError(
-            f"parents must be a row number per row or a list per row, got {lists} lists among "
-            f"{len(parents)}"
+            f"parents must be all row numbers or all lists of row numbers, got {lists} lists among "
+            f"{len(parents)} items; write a single row number n as [n]"
         )
     return lists > 0
 
 
 def _row_numbers(column: Any, name: str, rows: int) -> Int64s:
-    """Return row numbers as a column. Raises TypeError if they are not a column of integers. Raises
-    ValueError if the column has a null, or a number that is not the number of a row.
+    """Convert the argument ``name``, some of the row numbers 0 to ``rows - 1``, to a column.
+
+    Raises TypeError if it is not a column of integers. Raises ValueError if it has a null or
+    another number.
     """
     if isinstance(column, pa.Array | pa.ChunkedArray):
         if column.null_count:
@@ -193,14 +197,14 @@ def _row_numbers(column: Any, name: str, rows: int) -> Int64s:
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
         hint = "; take np.flatnonzero() of a mask" if numbers.dtype.kind == "b" else ""
         raise TypeError(
-            f"{name} must be a column of row numbers, got {numbers.ndim} dimensions of "
-            f"{numbers.dtype}{hint}"
+            f"{name} must be a column of row numbers, which are integers, got {numbers.ndim} "
+            f"dimensions of {numbers.dtype}{hint}"
         )
     low, high = int(numbers.min()), int(numbers.max())
     if low < 0 or high >= rows:
         raise ValueError(
-            f"{name} must be row numbers from 0 to {rows - 1}, of the {rows} rows received, got "
-            f"{low if low < 0 else high}"
+            f"{name} must be numbers of the {rows} rows that the bolt received, from 0 to "
+            f"{rows - 1}, got {low if low < 0 else high}"
         )
     return numbers.astype(np.int64, copy=False)
 
@@ -212,7 +216,8 @@ def _as_numpy(column: pa.Array) -> Any:
 def conform(columns: Any, schema: pa.Schema, title: str) -> pa.RecordBatch:
     """Convert columns to a batch with exactly the given schema.
 
-    Raises TypeError or ValueError if the columns do not fit the schema.
+    Raises TypeError or ValueError if the columns do not fit the schema; errors name the schema by
+    ``title``.
     """
     found = columns_in(columns, schema, title)
     arrays = [_column(column, field, title) for column, field in zip(found, schema, strict=True)]
@@ -221,7 +226,7 @@ def conform(columns: Any, schema: pa.Schema, title: str) -> pa.RecordBatch:
         pairs = ", ".join(
             f"{name}: {len(array)}" for name, array in zip(schema.names, arrays, strict=True)
         )
-        raise ValueError(f"columns of {title} must be of one length, got {pairs}")
+        raise ValueError(f"the columns of {title} must have the same length, got {pairs}")
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -241,8 +246,8 @@ def columns_in(columns: Any, schema: pa.Schema, title: str) -> list[Any]:
     if isinstance(columns, list | tuple):
         if len(columns) != len(names):
             raise ValueError(
-                f"columns must be {len(names)} for {title} ({', '.join(names)}), got "
-                f"{len(columns)}; a list holds columns, not rows"
+                f"columns must be a list of {len(names)} for {title} ({', '.join(names)}), got a "
+                f"list of {len(columns)}; its items are columns, not rows"
             )
         return list(columns)
     raise TypeError(

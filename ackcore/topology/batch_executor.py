@@ -1,8 +1,7 @@
 """The executor of bolts that receive an Arrow batch at a time.
 
-A batch that raises is bisected to the failing rows: k of n cost some 2 k log2(n / k) calls. The
-emissions and failures of a raising call are dropped, so the emissions of every other row come from
-one call.
+If a call raises, the emissions and failures of this call are dropped, and each half of its rows is
+processed by another call, down to single rows. k failing rows of n cost some 2 k log2(n / k) calls.
 """
 
 from __future__ import annotations
@@ -136,10 +135,8 @@ class BatchExecutor:
         self._prepared = False
 
     def _without_gone(self, piece: Piece, failures: dict[int, Reason]) -> Piece:
-        """Drop emitted rows with an anchor that failed in an earlier call, and fail their other
-        anchors.
-
-        The engine has dropped that anchor, and no sink would receive the emitted rows.
+        """Drop rows emitted by ``flush`` with an anchor that failed before, and fail their other
+        anchors. The engine no longer has the failed anchor, and no sink would receive the rows.
         """
         stream, batch, (handles, offsets) = piece
         gone = np.isin(handles, np.array(sorted(self._failed), np.int64))
@@ -170,7 +167,10 @@ class BatchExecutor:
     def _call(
         self, call: Callable[[], object], out: BatchCollector, columns: Sequence[str] = ()
     ) -> Reason | None:
-        """Call the bolt; return the reason if it raises. The contents of ``out`` are then void."""
+        """Call the bolt. Return the reason if it raises; the contents of ``out`` are then dropped.
+
+        ``columns``: the columns of the batch, which the reason of a missing column names.
+        """
         try:
             refuse_returned(call(), "out.emit(...)")
         except KeyboardInterrupt:

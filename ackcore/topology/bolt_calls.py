@@ -1,7 +1,4 @@
-"""The common parts of the executors: call settings, returned values, joined emissions, failures.
-
-Small emissions are joined into few large ones, because later steps work by the batch.
-"""
+"""Functions that several executors use: call settings, checks of bolts, joined emissions."""
 
 from __future__ import annotations
 
@@ -29,7 +26,10 @@ JOIN_BYTES = 1 << 30
 
 
 def joined(stream: str, pieces: Sequence[tuple[pa.RecordBatch, Anchors]]) -> list[Emission]:
-    """Join the emissions to one stream, in order, into as few as possible."""
+    """Join the batches that were emitted to one stream, in order, into as few as possible.
+
+    Later steps work by the batch, so few large batches cost less than many small ones.
+    """
     emissions: list[Emission] = []
     starts, room = [0], JOIN_BYTES
     for index, (batch, _) in enumerate(pieces):
@@ -51,7 +51,7 @@ def joined(stream: str, pieces: Sequence[tuple[pa.RecordBatch, Anchors]]) -> lis
 
 
 def join_anchors(parts: Sequence[Anchors]) -> Anchors:
-    """Join the anchors of several emissions into those of one."""
+    """Return the anchors of several emissions, in order, as those of one emission."""
     handles = np.concatenate([part.handles for part in parts])
     if all(part.offsets is None for part in parts):
         return Anchors(handles, None)
@@ -75,7 +75,7 @@ def no_stream(component: str, stream: object, declared: Collection[str]) -> Valu
     )
 
 
-#: By method: the bolts whose collector has it, and the way out for all others.
+#: By method of collectors: the bolts whose collector has it, and the advice for other bolts.
 _METHODS = {
     "used": (
         "an AsyncBolt",
@@ -99,7 +99,7 @@ def refuse_attribute(collector: object, name: str) -> NoReturn:
         raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=collector)
     owners, way_out = _METHODS[name]
     raise AttributeError(
-        f"{name} is a method of the collector of {owners}, got the {kind} of another bolt; "
+        f"this bolt's collector has no method {name}, which only the collector of {owners} has; "
         f"{way_out}",
         name=name,
         obj=collector,
@@ -125,10 +125,10 @@ def call_settings(
 ) -> CallSettings | None:
     """Return the settings of a bolt's calls in one task; None for a bolt with one call at a time.
 
-    Raises TypeError or ValueError if an option has another type or is out of range.
+    Raises TypeError or ValueError if a setting has another type or is out of range.
 
-    ``tasks``: the number of tasks that share the bolt's rate. ``reject``: the exceptions that are
-    final, in addition to the bolt's own `reject`.
+    ``tasks``: the number of tasks that share the rate of ``bolt.limit``. ``reject``: the exceptions
+    that are not retried, in addition to ``bolt.reject``.
     """
     if isinstance(bolt, Bolt | BasicBolt):
         threads = as_count(bolt.threads, "threads", 1, MAX_THREADS)
@@ -150,10 +150,10 @@ def call_settings(
 
 
 def keep_settings(component: Component) -> None:
-    """Copy numbers and limits among the settings of a bolt's class to the bolt.
+    """Copy the numbers and rate limits that a bolt has from its class to the bolt itself.
 
-    Tasks import the class again if its module can be imported. A setting that the driver assigned
-    to the class would be missing there, such as a budget from its command line.
+    The bolt is pickled, but tasks import its class again. A value that the driver assigned to the
+    class, such as a budget from its command line, would be missing there.
     """
     classes = type(component).__mro__
     ours = [one for one in classes if one.__module__ == Component.__module__]
@@ -167,7 +167,7 @@ def keep_settings(component: Component) -> None:
 
 
 def _plain(bolt: AsyncBolt, name: str) -> Any:
-    """Return an attribute of a bolt; return a function without parameters unbound."""
+    """Return a setting of a bolt. A function without parameters in its class is not bound to it."""
     value = getattr(bolt, name)
     if inspect.ismethod(value) and not inspect.signature(value.__func__).parameters:
         return value.__func__
@@ -176,21 +176,19 @@ def _plain(bolt: AsyncBolt, name: str) -> Any:
 
 log = logging.getLogger("ackcore")
 
-#: Types of returned objects that have not run yet.
+#: Types of objects that a call of a generator function or a coroutine function returns.
 NOT_RUN = (GeneratorType, CoroutineType, AsyncGeneratorType)
 
 
 def refuse_returned(result: object, emit: str) -> None:
-    """Raise `TypeError` if a method returned a value, which would be lost while its inputs are
-    acked.
+    """Raise `TypeError` if a bolt's method returned a value, which nobody would read.
 
-    A returned generator or coroutine has not even run. ``emit`` is the call that the error
-    suggests.
+    ``emit``: the call that the error suggests.
     """
     if isinstance(result, NOT_RUN):
         raise TypeError(
-            f"a bolt's methods must do their work and return None, got {type(result).__name__}, "
-            "which has not run; emit what it yields"
+            f"a bolt's methods must return None, got {type(result).__name__}, which has not run; "
+            "emit what it yields"
         )
     if result is not None:
         raise TypeError(
@@ -199,13 +197,12 @@ def refuse_returned(result: object, emit: str) -> None:
 
 
 def failures_of(failures: Mapping[int, Reason]) -> list[FailedInputs]:
-    """Convert failures by handle to columns."""
+    """Convert reasons by handle to the ``failures`` of `Results`."""
     if not failures:
         return []
     reasons = list(failures.values())
     if all(reason is reasons[0] for reason in reasons):
-        # Rows that fail in columns share one reason, which is then encoded once.
-        reasons = reasons[:1]
+        reasons = reasons[:1]  # encoded once
     return [FailedInputs(np.array(list(failures), np.int64), reasons)]
 
 
@@ -215,9 +212,9 @@ def overrides_flush(component: object, base: type) -> bool:
 
 
 def journaled(component: Component) -> BasicBolt | AsyncBolt:
-    """Return a bolt that has ``journal = True``, if a journal is possible for its methods.
+    """Check that a bolt with ``journal = True`` can have a journal, and return it.
 
-    Raises TypeError if no journal is possible, or ``journal`` is not a bool.
+    Raises TypeError if it cannot, or ``journal`` is not a bool.
     """
     made = type(component).__name__
     if not isinstance(component.journal, bool):

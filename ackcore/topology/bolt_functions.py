@@ -1,8 +1,8 @@
-"""Functions that take the place of a bolt: their arguments, and the conversion of their answers.
+"""Checks of functions that `attempt` and `guard` call, and the conversion of their answers.
 
 A function of a row receives a `Tuple`, as a bolt's ``execute`` does. A function of batches receives
-a `pyarrow.RecordBatch`, as ``process`` does. Both return the values that a bolt would emit. You can
-therefore use a function in a bolt unchanged: ``collector.emit((*tuple, fn(tuple)))``.
+a `pyarrow.RecordBatch`, as ``process`` does. Both return their *answer*: the values that a bolt
+would emit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ackcore.topology.validation import refused_call
 #: Names of types that hold many rows, but are not the type that functions of batches receive.
 _OTHER_BATCHES = frozenset({"Table", "DataFrame", "Series", "Array", "ChunkedArray", "ndarray"})
 _BATCH = "RecordBatch"
-#: The name of the outputs of a function in messages.
+#: The name of a function's answers in errors, which is the argument that declares their schema.
 TITLE = "outputs"
 
 
@@ -40,14 +40,13 @@ class Kind(enum.Enum):
 
 
 def kind_of(function: Any, name: str = "fn") -> Kind:
-    """Return the kind of a function.
+    """Return the kind of a function, or raise TypeError if ackcore cannot call it.
 
     It is a function of batches if its first parameter is annotated as a `pyarrow.RecordBatch`, and
-    otherwise a function of rows. Raises TypeError if it cannot be called with one argument, if a
-    call would not run it, or if it is annotated to take tables of another kind.
+    otherwise a function of a row.
 
     ``function``: a function, a `functools.partial` or an object with a ``__call__``. ``name``: the
-    name of the function in messages.
+    name of the argument in errors.
     """
     if isinstance(function, type):
         raise TypeError(
@@ -62,8 +61,8 @@ def kind_of(function: Any, name: str = "fn") -> Kind:
     called = _called(function)
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         raise TypeError(
-            f"{name} must return one answer, got a function with 'yield', which answers several "
-            "times; return what it yields, or write a bolt, which may emit any number of tuples"
+            f"{name} must return one answer, got a function with 'yield'; return the values, or "
+            "write a bolt, which may emit any number of tuples"
         )
     takes = refused_call(function, ("row",))
     if takes is not None:
@@ -74,8 +73,8 @@ def kind_of(function: Any, name: str = "fn") -> Kind:
     annotated = _annotation(function)
     if annotated in _OTHER_BATCHES:
         raise TypeError(
-            f"{name} must take a row, or many as a pyarrow.RecordBatch, got a function of a "
-            f"{annotated}; annotate the argument as pyarrow.RecordBatch, and convert it in the "
+            f"{name} must take a row or a pyarrow.RecordBatch, got a function whose argument is "
+            f"annotated as {annotated}; annotate it as pyarrow.RecordBatch, and convert it in the "
             "function"
         )
     if annotated != _BATCH:
@@ -89,7 +88,7 @@ def kind_of(function: Any, name: str = "fn") -> Kind:
 
 
 def _called(function: Any) -> Any:
-    """Return the function beneath partials and callable objects."""
+    """Return the function that a partial or a callable object calls."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isroutine(function):
@@ -148,7 +147,10 @@ class AnswerRows:
         return self._rows.row(answer)
 
     def _lacks_tuple(self, answer: Any) -> bool:
-        """Return whether an answer is a bare list or dict for the only field, not in a tuple."""
+        """Return whether an answer is a list or dict that must be in a tuple.
+
+        A list could be the answer's values or the value of its only field; likewise a dict.
+        """
         (field,) = self._rows.schema
         if isinstance(answer, Mapping):
             nested = pa.types.is_struct(field.type) or pa.types.is_map(field.type)
@@ -165,7 +167,7 @@ class AnswerRows:
         return named is None or set(named) != set(self._rows.names)
 
     def batches(self, rows: list[Row]) -> tuple[list[tuple[int, pa.RecordBatch]], list[Misfit]]:
-        """See `RowSchema.batches`."""
+        """Convert rows to batches, each with the number of its first row, and failing rows."""
         return self._rows.batches(rows)
 
 
@@ -192,12 +194,10 @@ def columns_of(answer: Any, schema: pa.Schema, rows: int) -> pa.RecordBatch:
 def answer_parts(
     answer: Any, schema: pa.Schema, rows: int
 ) -> tuple[list[tuple[int, pa.RecordBatch]], list[Misfit]]:
-    """Convert the answer of a function of batches, except the rows whose values do not fit.
+    """Convert the answer of a function of batches; arguments as for `columns_of`.
 
-    ``answer``, ``schema``, ``rows``: see `columns_of`.
-
-    Returns batches, each with the number of its first row; and the rows that do not fit. These are
-    all rows if the answer has other columns, or another number of rows.
+    Returns batches, each with the number of its first row, and the rows whose values do not fit the
+    schema. If the answer has other columns or another number of rows, no row fits.
     """
     batches: list[tuple[int, pa.RecordBatch]] = []
     misfits: list[Misfit] = []
@@ -225,7 +225,7 @@ def answer_parts(
 
 
 def _as_columns(answer: Any, schema: pa.Schema) -> Any:
-    """Return an answer as columns: if it is a single column, in a list."""
+    """Return an answer as columns; a bare column becomes a list of one."""
     is_table = isinstance(answer, pa.RecordBatch | pa.Table | Mapping | list | tuple)
     return answer if is_table or len(schema) > 1 else [answer]
 
