@@ -1,4 +1,4 @@
-"""The declaration of a topology: components and their inputs, then one check of the whole."""
+"""The declaration of a topology: `TopologyBuilder` collects its parts and checks them together."""
 
 from __future__ import annotations
 
@@ -97,9 +97,7 @@ class Topology(Parts):
         return f"<Topology {self.fingerprint[:12]} of {', '.join([*self.spouts, *self.bolts])}>"
 
     def in_order(self, spouts: Sequence[str]) -> Topology:
-        """Return the same topology with its spouts in the given order, which must name each of
-        them.
-        """
+        """Return the same topology with its spouts in the order of ``spouts``, which names all."""
         return replace(self, spouts={name: self.spouts[name] for name in spouts})
 
     def explain(self) -> str:
@@ -109,10 +107,10 @@ class Topology(Parts):
 
 @naming_arguments
 class BoltDeclarer:
-    """The inputs of a bolt. Every method returns the declarer, so that you can chain calls.
+    """The inputs of a bolt. Every method adds one, and returns the declarer for the next call.
 
-    ``component`` is a spout, a bolt, or ``"<table>.closed"``, whose tuples are the rows of windows
-    that the micro-batch before has closed.
+    ``component`` is the name of a spout or a bolt, or ``"<table>.closed"``, whose tuples are the
+    rows of windows that the micro-batch before has closed. ``stream`` is one of its streams.
     """
 
     def __init__(
@@ -143,15 +141,15 @@ class BoltDeclarer:
         return self._read(component, stream, PartialKey(_names_of(fields, "partial_key")))
 
     def all(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Read a stream in every task; each gets a copy."""
+        """Read a stream so that every task of the bolt receives a copy of each tuple."""
         return self._read(component, stream, All())
 
     def global_(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Read a stream in one task."""
+        """Read a stream so that all tuples reach the same task."""
         return self._read(component, stream, Global())
 
     def local_or_shuffle(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Read a stream without moving tuples between tasks."""
+        """Read a stream so that each tuple is processed in the task that emitted it."""
         return self._read(component, stream, LocalOrShuffle())
 
     def _read(self, component: str, stream: str, grouping: Grouping) -> BoltDeclarer:
@@ -163,10 +161,9 @@ class BoltDeclarer:
 
 @naming_arguments
 class TopologyBuilder:
-    """The collection of a topology's declarations, in any order.
+    """The declarations of a topology, in any order, from which `build` makes a `Topology`.
 
-    `build` checks them and returns a `Topology`. An argument of a wrong type raises at once; all
-    other mistakes raise in `build`.
+    An argument of a wrong type raises at once; all other mistakes raise in `build`.
     """
 
     def __init__(self) -> None:
@@ -198,7 +195,8 @@ class TopologyBuilder:
         name : str
             The name of the component. Its only stream is ``"default"``.
         source : DataFrame, ackcore.kafka.KafkaSpout or ackcore.spark.PlannedSource
-            A streaming or bounded frame; the other sources can be used as either.
+            The records. A stream reads a streaming DataFrame, `run_batch` a bounded one; both can
+            read any other source.
         message_id : str or sequence of str, optional
             The columns that identify a record. By default ids are made from positions. For a
             `KafkaSpout`, and for the columns of Spark's Kafka source, the default is ``("topic",
@@ -206,10 +204,11 @@ class TopologyBuilder:
         tracked : bool, default True
             Whether its records are tracked and retried.
         unique : bool, default False
-            Whether `message_id` is known to be unique, so that it is not checked.
+            Whether you guarantee that `message_id` is unique. Otherwise each micro-batch is checked
+            for duplicates, which are an error.
         ordered_by : str or sequence of str, optional
             The columns of a key. While a record waits for a retry, later records with the same key
-            wait with it, and their attempts do not count. A record whose key has a null waits for
+            wait too, and this counts no attempt of theirs. A record whose key has a null waits for
             no other.
         dedup : str or sequence of str, optional
             The columns of a key, as the spout emits them. A record whose key was ACKED within the
@@ -335,7 +334,7 @@ class TopologyBuilder:
         isolate: bool | Sequence[type[Exception] | str] = False,
         max_refused: int = MAX_REFUSED,
     ) -> None:
-        """Declare a writer for the rows of a stream.
+        """Declare a sink, which writes the rows of a stream.
 
         Parameters
         ----------
@@ -351,13 +350,13 @@ class TopologyBuilder:
         name : str, optional
             The name of the sink; by default ``component`` or ``component.stream``.
         isolate : bool or list of exception class or str, default False
-            For a writer that only raises when it cannot take a row. After its second failure the
-            batch is bisected, and rows that fail when written alone are refused: their records
-            become dead letters. The writer is called with parts of a batch, all under its id, and
-            finally with all rows but the refused ones. It must replace or upsert the rows of an id,
-            not skip a known id. A list names the errors that a row causes. True means any error,
-            provided that a part of the batch could be written meanwhile; otherwise the sink counts
-            as unavailable.
+            Whether rows that the writer cannot write become dead letters. After the second error of
+            the writer the batch is bisected: the writer is called with parts of it, all under its
+            id, and rows that fail when written alone are refused. At last it is called with all
+            other rows. So it must replace or upsert the rows of an id, and not skip a known id.
+            A list names the errors that a row can cause. True means any error, but rows are refused
+            only if another part of the batch could be written; otherwise the sink counts as
+            unavailable.
         max_refused : int, default 10_000
             The number of rows of a micro-batch that `isolate` may refuse; each costs some calls of
             the writer. More end the query (`TooManyRefused`).
@@ -391,8 +390,8 @@ class TopologyBuilder:
         check_max_refused(max_refused, f"max_refused of sink {name!r}")
         if max_refused != MAX_REFUSED and not errors:
             raise ValueError(
-                f"max_refused of sink {name!r} limits the rows that isolate finds, and isolate is "
-                "not set; set isolate, or pass max_refused to to_postgres() or to_jdbc()"
+                f"max_refused of sink {name!r} has no effect without isolate; set isolate, or pass "
+                "max_refused to to_postgres() or to_jdbc()"
             )
         self._sinks.append(SinkSpec(name, component, stream, writer, errors, alone, max_refused))
 
@@ -407,10 +406,10 @@ class TopologyBuilder:
         ttl_s: float | None = None,
         window: Window | None = None,
     ) -> None:
-        """Declare a table of the checkpoint: aggregates by key of the rows of ACKED records.
+        """Declare a table, which is kept in the checkpoint: aggregates by key of a stream's rows.
 
-        Each row of the stream counts once, when all sinks have answered. The rows of a record that
-        is not ACKED do not count.
+        Each row counts once, after all sinks have written the micro-batch. Only rows of ACKED
+        records count.
 
         Parameters
         ----------
@@ -468,7 +467,7 @@ class TopologyBuilder:
     def build(self, settings: Settings | None = None, **keywords: Any) -> Topology:
         """Check all declarations, and return the topology.
 
-        The settings of a bolt's class, such as ``limit``, count as they are now.
+        Later changes of a bolt's class, such as another ``limit``, have no effect.
 
         Parameters
         ----------
@@ -611,10 +610,7 @@ def _refuse_foreign(source: Any, name: str) -> None:
 
 
 def _isolated(isolate: Any, sink: str) -> tuple[tuple[type[BaseException], ...], bool]:
-    """Return the classes of errors over which to bisect, and whether one such error suffices.
-
-    True for `isolate` means all errors, and needs proof that another part could be written.
-    """
+    """Return `SinkSpec.isolate` and `SinkSpec.isolate_alone` for the argument ``isolate``."""
     if isinstance(isolate, bool):
         errors: tuple[type[BaseException], ...] = (BaseException,) if isolate else ()
     else:

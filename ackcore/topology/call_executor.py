@@ -1,7 +1,7 @@
-"""The executor of bolts with many inputs in flight, in an event loop or in threads.
+"""The executor of bolts that process several inputs at once, in an event loop or in threads.
 
-All inputs of a batch are done when `process` returns. The results therefore depend on the rows and
-on the bolt, and not on which call ended first.
+All inputs of a batch are done when `process` returns. Emissions are in the order of the inputs, so
+the results do not depend on which call ended first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ackcore.topology.tuples import Emission, Origin, Reason, Results, Tuple
 
 
 class CallInput:
-    """An input in flight, and the rows that its execute emitted."""
+    """An input whose call has begun, and the rows that the call emitted for it."""
 
     __slots__ = ("done", "emitted", "error", "misfit", "stopped", "tuple")
 
@@ -39,8 +39,9 @@ class CallInput:
         self.done = False  # whether its call has ended
         self.error: BaseException | None = None
         self.emitted: Emitted = {}
-        self.misfit: BaseException | None = None  # the error of an emission among several inputs
-        # StopIteration of an execute in a thread: a coroutine cannot raise it.
+        #: The error of an emission that did not fit, in a call of several inputs.
+        self.misfit: BaseException | None = None
+        #: StopIteration of an execute in a thread, which a coroutine cannot raise.
         self.stopped: StopIteration | None = None
 
 
@@ -54,9 +55,8 @@ class CallExecutor(RowExecutor):
 
     See `ackcore.topology.executors.Executor`.
 
-    ``component``, ``context``, ``reasons``: the same as for a `RowExecutor`. ``settings``: the
-    settings of the bolt's calls. ``progressed``: called after each call, in the order of the
-    inputs.
+    ``component``, ``context``, ``reasons``: as for a `RowExecutor`. ``settings``: the settings of
+    the bolt's calls. ``progressed``: called after each call, in the order of the inputs.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class CallExecutor(RowExecutor):
         #: Makes the object that runs the calls.
         self.make_calls: Callable[..., Calls[Group, None]] = Calls
         self._calls: Calls[Group, None] | None = None
-        #: See `Calls`.
+        #: The argument ``refusal`` of `Calls`.
         self._refusal: Callable[[], Unavailable | None] | None = None
-        self._trips = 0  # trips of its breakers that were reported
+        self._trips = 0  # the number of times that a breaker has opened, as last reported
         if isinstance(component, Bolt):
             self.collector._keep_apart()
 
@@ -131,7 +131,7 @@ class CallExecutor(RowExecutor):
         if not batch.num_rows:
             return
         assert self._calls is not None
-        out: deque[CallInput] = deque()  # pulled, and not ended
+        out: deque[CallInput] = deque()  # inputs whose call has begun and not ended, in order
         called: deque[Group] = deque()
         not_made: list[BaseException] = []
 
@@ -191,11 +191,11 @@ class CallExecutor(RowExecutor):
         self.collector._convert()
 
     def _is_of_input(self, error: BaseException) -> bool:
-        """Return whether an error of several inputs of a call may concern some of them alone."""
+        """Return whether an error of a call of several inputs may concern only some of them."""
         return not (self._settings.is_of_call(error) or is_marked_final(error))
 
     def _grouped(self, inputs: Iterator[CallInput]) -> Iterator[Group]:
-        """Yield the inputs of each call: up to ``max_batch``, of one key."""
+        """Yield the inputs of each call: up to ``max_batch``, with the same key of the limit."""
         most = self._max_batch
         if most == 1:
             for input in inputs:
@@ -218,7 +218,7 @@ class CallExecutor(RowExecutor):
         yield from begun.values()
 
     def _end(self, input: CallInput, error: BaseException | None) -> None:
-        """Take the emissions of an ended execute; all earlier inputs have ended."""
+        """Emit the rows of an input whose call and all earlier ones have ended, or fail it."""
         collector = self.collector
         if isinstance(self.component, Bolt):
             collector._take_in(input.emitted)
@@ -233,7 +233,7 @@ class CallExecutor(RowExecutor):
     def _fail_rest(
         self, out: deque[CallInput], pulled: Iterator[CallInput], error: BaseException
     ) -> None:
-        """Fail the inputs in flight and those not yet called."""
+        """Fail the inputs ``out``, whose calls have begun, and ``pulled``, which are left."""
         for input in out:
             self.collector._raised(input.tuple, input.error or error)
         out.clear()

@@ -1,12 +1,10 @@
-"""The base classes that users extend: bolts in four shapes, and the objects an engine passes to
-them.
+"""The base classes of bolts, which users extend, and the interfaces that bolts emit through.
 
 A `Bolt` receives a tuple at a time and acks it at any time. A `BasicBolt` anchors and acks
 automatically. An `AsyncBolt` does the same for many tuples at once, in an event loop. A `BatchBolt`
 receives an Arrow batch at a time, which is the fastest. An exception in any of them fails the input
 with the exception as the reason, and processing continues: a bolt can neither lose a record nor
-count it twice. Methods emit through a collector; returning anything but None is an error that fails
-the input.
+count it twice. Methods emit through a collector; a returned value other than None fails the input.
 
 A bolt is created on the driver, pickled, and prepared in each task: open connections and clients in
 ``prepare``, not in ``__init__``. A task without rows does not prepare its bolt. A bolt keeps no
@@ -81,15 +79,15 @@ class Collector(Protocol):
     def ack(self, tuple: Tuple) -> None:
         """Ack an input.
 
-        A second ack, or an ack after a fail, is only counted. If ``execute`` raises, its input
-        fails although it was acked.
+        A second ack, or an ack after a fail, has no effect; the number of such calls is logged. If
+        ``execute`` raises, its input fails although it was acked.
         """
 
     def fail(self, tuple: Tuple, reason: BaseException | Reason | str | None = None) -> None:
         """Fail an input, so that its record is retried.
 
-        The first of several reasons is kept. An input that was acked in the same batch fails. One
-        that was acked in an earlier batch stays acked, and the call is counted.
+        The first of several reasons is kept. An input that was acked in the same batch fails. For
+        one that was acked in an earlier batch, the call has no effect.
         """
 
 
@@ -97,7 +95,7 @@ class BasicCollector(Protocol):
     """The interface through which a `BasicBolt` emits while it executes one input."""
 
     def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
-        """Emit a tuple anchored to the input; see `Collector.emit`.
+        """Emit a tuple anchored to the input; ``values`` and ``stream`` as for `Collector.emit`.
 
         Any thread may call it until ``execute`` has returned. Later calls raise `ValueError`.
         """
@@ -123,12 +121,12 @@ class AsyncCollector(BasicCollector, Protocol):
 
 
 class BatchOutput(Protocol):
-    """The interface through which a `BatchBolt` emits and fails while it processes one batch.
+    """The interface through which a `BatchBolt` emits tuples and fails rows in one call.
 
     Attributes
     ----------
     component, stream : str
-        The source of the batch; empty in ``flush``.
+        The component and stream that emitted the batch; empty in ``flush``.
     first_row : int
         The number of rows that the task received before this batch. 0 in ``flush``, where row
         numbers count all rows of the task.
@@ -153,8 +151,9 @@ class BatchOutput(Protocol):
             if casting back gives equal values; otherwise it is refused. Numbers are not cast to
             times, dates not to timestamps, and times without a zone not to times with one.
         parents : array-like of int, list of lists, or None
-            The rows of the input batch that the tuples are anchored to: one row number per tuple,
-            a list per tuple (an Arrow list array, or lists), or None to leave them untracked.
+            The rows of the input batch that the tuples are anchored to: a row number for each
+            tuple, or a list of them for each (an Arrow list array, or lists). None leaves all
+            tuples untracked.
         stream : str, default "default"
             One of the streams in ``outputs``.
 
@@ -171,10 +170,10 @@ class BatchOutput(Protocol):
         rows: Any,
         reasons: BaseException | Reason | str | Sequence[BaseException | Reason | str] | None,
     ) -> None:
-        """Fail rows of the input batch, with one reason per row or one for all.
+        """Fail rows of the input batch, with a reason for each row or one for all.
 
-        Tuples anchored to them are emitted nevertheless. The first of several reasons for a row is
-        kept.
+        ``rows``: an array of row numbers. The first of several reasons for a row is kept. Tuples
+        anchored to these rows are emitted, but no sink receives them.
         """
 
 
@@ -204,7 +203,7 @@ class UsedTables(dict[str, Any]):
     """The tables in ``uses`` of a bolt, by name."""
 
     def __missing__(self, name: str) -> Any:
-        """Raise KeyError with the way out."""
+        """Raise KeyError for a table that is not in ``uses``, with advice."""
         near = nearest(str(name), list(self))
         hint = f"did you mean {near!r}?" if near else f"write uses = [{name!r}] in its class"
         raise KeyError(Unquoted(f"table {name!r} is not in uses of the bolt; {hint}"))
@@ -213,8 +212,8 @@ class UsedTables(dict[str, Any]):
 class Component:
     """The base class of every bolt.
 
-    Set each on the class or on the instance. A name is a builtin's, ``"TimeoutError"``, or
-    ``"package.module.Class"``.
+    Set each attribute on the class or on the instance. An exception is a class or its name:
+    ``"TimeoutError"`` for a builtin, otherwise ``"package.module.Class"``.
     """
 
     #: The schema of each emitted stream; a bare schema is the stream ``"default"``. A column may be
@@ -232,10 +231,9 @@ class Component:
     #: Whether the result of each call is kept until the micro-batch is done, so that no finished
     #: call is made again after a crash. For an `AsyncBolt`, or a `BasicBolt` without ``flush``.
     journal: bool = False
-    uses: Sequence[str] = ()  # the tables of the topology that the bolt looks up
-    #: Each is a `TableView`, whose module needs this one.
-    #: The tables in ``uses``, as they were after the last finished micro-batch. Set before
-    #: ``prepare`` is called.
+    uses: Sequence[str] = ()  # the names of the topology's tables that the bolt looks up
+    #: The `TableView` of each table in ``uses``, as it was after the last finished micro-batch. Set
+    #: before ``prepare`` is called.
     tables: Mapping[str, Any] = UsedTables()
     needs_identity: ClassVar[bool] = False  # whether the bolt receives the record of each row
 
@@ -281,7 +279,7 @@ class Bolt(Component):
         raise NotImplementedError(f"{type(self).__name__} must define execute(self, tuple)")
 
     def flush(self) -> None:
-        """Finish, after a task's last tuple.
+        """Emit and ack what is left, after a task's last tuple.
 
         Tuples that are neither acked nor failed when this returns fail with "not acked by" and the
         bolt's name; if it raises, they fail with the exception.
@@ -300,7 +298,7 @@ class BasicBolt(Component):
     inputs : pyarrow.Schema, optional
         The fields that inputs must have; they may have more.
     threads : int, default 1
-        See `Bolt`.
+        The number of threads that call ``execute``, as in `Bolt`.
     """
 
     needs_identity = True
@@ -313,7 +311,7 @@ class BasicBolt(Component):
         )
 
     def flush(self) -> None:
-        """Finish, after a task's last tuple.
+        """Do what is left, after a task's last tuple; there is no collector to emit through.
 
         If a bolt defines this, its inputs are acked when it returns, and failed if it raises.
         """
@@ -346,14 +344,14 @@ class AsyncBolt(Component):
         most as many as Spark has cores. A task that receives all tuples of its keys, grouped by the
         limit's column, has the whole rate of each key.
     endpoints : iterable of hashable, optional
-        The endpoints of the calls, each with a window of its own; see ``collector.endpoint``.
+        The endpoints of the calls, each with a ``max_concurrency`` of its own. ``execute`` calls
+        the one in ``collector.endpoint``.
     chooser : callable, default `Idlest`
-        A callable that returns the `Chooser` of an endpoint.
+        A callable that returns the `Chooser`, which chooses the endpoint of each call.
     wait_in_task_s : float, default 5.0
-        Seconds that an input may wait in its task, without occupying a place in the window, after
-        `Retry` or while no endpoint answers. An input that would wait longer fails and is retried
-        later. A single refusal also pauses its endpoint for the time of one call, which delays
-        inputs that were not called yet.
+        Seconds that an input may wait in its task after `Retry`, or while no endpoint answers. It
+        does not count in ``max_concurrency`` meanwhile. An input that would wait longer fails and
+        is retried later. `Retry` also pauses its endpoint for the time of one call.
     breaker_failures : int, optional, default 10
         The number of failures in a row (exceptions in ``retry_on``, time-outs, connection errors)
         after which an endpoint is not called. Inputs then fail with `Unavailable`, which counts
@@ -363,8 +361,7 @@ class AsyncBolt(Component):
     max_batch : int, default 1
         The largest number of inputs of one call. Above 1, ``execute_many`` is called instead of
         ``execute``, with inputs of one batch (`Settings.chunk_rows`) and one key of ``limit``. No
-        call waits for inputs, since those of a batch are there when it begins. A call counts once
-        in the rate and the window.
+        call waits for more inputs. It counts once in ``limit`` and in ``max_concurrency``.
     """
 
     needs_identity = True
@@ -398,12 +395,11 @@ class AsyncBolt(Component):
     ) -> None:
         """Process several tuples by one call; ``collectors[i]`` emits for ``tuples[i]``.
 
-        An emission that does not fit fails its tuple, and does not raise.
-        If ``execute_many`` raises, the tuples it emitted are dropped. `Retry`, a time-out, a failed
-        connection or an exception in ``retry_on`` concerns the call: it is repeated, or all its
-        inputs fail.
-        After any other exception the inputs are bisected, by calls with fewer inputs, until the
-        failing ones are found; only these fail. So an input may be processed several times.
+        An emission that does not fit its schema does not raise, but fails its tuple.
+        If ``execute_many`` raises, the tuples it emitted are dropped. After `Retry`, a time-out, a
+        failed connection or an exception in ``retry_on`` the call is repeated, or all its inputs
+        fail. After any other exception the inputs are bisected, by calls with fewer inputs, until
+        the failing ones are found; only these fail. So an input may be processed several times.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define async execute_many(self, tuples, collectors)"
@@ -440,16 +436,16 @@ class BatchBolt(Component):
         raise NotImplementedError(f"{type(self).__name__} must define process(self, batch, out)")
 
     def flush(self, out: BatchOutput) -> None:
-        """Finish, after a task's last batch.
+        """Emit and fail what is left, after a task's last batch.
 
-        Here ``parents`` and ``rows`` are row numbers of the task (`BatchOutput.first_row`). If a
-        bolt defines this, its rows are acked when it returns, and failed if it raises. A tuple
+        Here ``parents`` and ``rows`` count all rows of the task from 0 (`BatchOutput.first_row`).
+        If a bolt defines this, its rows are acked when it returns, and failed if it raises. A tuple
         anchored to a row that failed before is dropped, and its other parents fail.
         """
 
 
 def output_streams(component: Component) -> dict[str, pa.Schema]:
-    """Return the streams of a component as a mapping of name to schema, all nested nullable.
+    """Return the schemas of a bolt's streams by name; all nested fields are made nullable.
 
     Parquet raises for a null in a nested field that is declared NOT NULL. Raises TypeError if
     ``outputs`` is neither a schema nor a mapping of str to schema. Raises ValueError if a stream
@@ -482,9 +478,8 @@ def output_streams(component: Component) -> dict[str, pa.Schema]:
 
 
 def refuse_unrunnable(component: Component) -> None:
-    """Raise `TypeError` for a bolt whose methods would do nothing when called.
-
-    A method with ``yield`` or ``async`` returns at once, so its inputs would be acked unprocessed.
+    """Raise `TypeError` for a bolt with a method that must not have ``yield`` or ``async``, or must
+    be async. A call of such a method would return at once, and its input be acked unprocessed.
     """
     if not isinstance(component, Bolt | BasicBolt | BatchBolt | AsyncBolt):
         raise TypeError(

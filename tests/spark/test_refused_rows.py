@@ -540,7 +540,7 @@ def test_only_a_sink_that_replaces_is_isolated():
         (
             {"max_refused": 5},
             ValueError,
-            "limits the rows that isolate finds, and isolate is not set",
+            "has no effect without isolate; set isolate",
         ),
     ):
         with pytest.raises(error, match=says):
