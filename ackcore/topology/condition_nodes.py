@@ -27,9 +27,9 @@ _NEGATED = {"<>": "equal", ">": "less_equal", ">=": "less"}
 
 @dataclass(frozen=True)
 class Node:
-    """A part of a condition, with the type of its values; None for an unsupported type."""
+    """A part of a condition."""
 
-    type: pa.DataType | None
+    type: pa.DataType | None  # the type of its values; None if conditions cannot compare it
 
     def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
         """Return the values for a batch.
@@ -77,7 +77,10 @@ class LiteralNode(Node):
 
 @dataclass(frozen=True)
 class CallNode(Node):
-    """A call of an Arrow function; ``options`` is the name of its options' class, and a value."""
+    """A call of an Arrow function.
+
+    ``options``: the name of a class in `pyarrow.compute`, and the argument that makes its object.
+    """
 
     function: str
     arguments: tuple[Node, ...]
@@ -106,8 +109,8 @@ class CastNode(Node):
 class ArithmeticNode(CallNode):
     """An arithmetic operation on two numbers.
 
-    As in Spark, a division evaluates the divisor first, and a NULL operand that is evaluated first
-    makes the other one needless.
+    As in Spark, a division evaluates the divisor first, and the second operand is not evaluated if
+    the first is NULL.
     """
 
     def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
@@ -180,10 +183,10 @@ class InNode(Node):
 class LazyNode(CallNode):
     """An AND, an OR or a coalesce.
 
-    Of a row alone, the arguments after the one that decides the result are not evaluated. ``ends``
-    has the values that decide it, such as (False,) for AND; () stands for all but NULL.
+    In a batch of one row, the arguments after the one that decides the result are not evaluated.
     """
 
+    #: The values that decide the result, such as (False,) for AND; () for any value but NULL.
     ends: tuple[Any, ...] = ()
 
     def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:

@@ -1,4 +1,4 @@
-"""Deduplication of the records of a spout: its arguments, and the bolt and table that carry it out.
+"""Deduplication of the records of a spout: its arguments, and the bolt and table that implement it.
 
 `TopologyBuilder.build` puts the bolt ``<spout>.dedup`` between a spout with ``dedup`` and all its
 readers. A fields grouping by the key brings all copies of a micro-batch into one task, which lets
@@ -34,9 +34,9 @@ _NO_KEYS = (
 
 
 class DedupBolt(Component):
-    """The bolt that lets one record of each key pass.
+    """The bolt that emits one record of each key; ``spout`` is the name of its spout.
 
-    ``spout``: the name of the spout.
+    It has no ``execute``: the engine runs it with an executor of its own.
     """
 
     def __init__(self, spout: str, dedup: Dedup) -> None:
@@ -51,9 +51,10 @@ class DedupBolt(Component):
 def dedup_of(
     spout: str, columns: tuple[str, ...] | None, within_s: Any, within_keys: Any, event_time: Any
 ) -> Dedup | None:
-    """Return the checked arguments of a spout; None without ``dedup``.
+    """Check the arguments of a spout for ``dedup``, and return them; None without ``dedup``.
 
-    Raises TypeError or ValueError if an argument is wrong, or is given without ``dedup``.
+    ``columns``: the argument ``dedup``. Raises TypeError or ValueError if an argument is wrong, or
+    is given without ``dedup``.
     """
     of = f"of spout {spout!r}"
     given = {"within_s": within_s, "within_keys": within_keys, "event_time": event_time}
@@ -61,8 +62,8 @@ def dedup_of(
         for name, value in given.items():
             if value is not None:
                 raise ValueError(
-                    f"{name} {of} limits dedup, which is not set, got {value!r}; name the columns "
-                    f"of the key in dedup, or remove {name}"
+                    f"{name} {of} has no effect without dedup, got {value!r}; name the columns of "
+                    f"the key in dedup, or remove {name}"
                 )
         return None
     if within_s is None and within_keys is None:
@@ -81,7 +82,9 @@ def dedup_of(
             f"{within_keys!r}"
         )
     if within_keys is not None and within_keys < 1:
-        raise ValueError(f"within_keys {of} must be at least 1, got {within_keys}; omit dedup")
+        raise ValueError(
+            f"within_keys {of} must be at least 1, got {within_keys}; remove dedup if you want none"
+        )
     if event_time is not None and not isinstance(event_time, str):
         raise TypeError(
             f"event_time {of} must be the name of a column or None, got "
@@ -89,14 +92,17 @@ def dedup_of(
         )
     if event_time is not None and within_s is None:
         raise ValueError(
-            f"event_time {of} is the time that within_s counts from, and within_s is not set; "
-            "pass within_s, or remove event_time"
+            f"event_time {of} has no effect without within_s, which counts from this time; pass "
+            "within_s, or remove event_time"
         )
     return Dedup(columns, within_s, within_keys, event_time)
 
 
 def problems(spout: Spout, names: Iterable[str]) -> Iterator[str]:
-    """Yield the problems of a spout's ``dedup``; ``names`` has all other declared names."""
+    """Yield the problems of a spout's ``dedup`` as texts.
+
+    ``names``: the names of all other components and tables.
+    """
     dedup, subject = spout.dedup, f"spout {spout.name!r}"
     if dedup is None:
         return
@@ -135,13 +141,13 @@ def problems(spout: Spout, names: Iterable[str]) -> Iterator[str]:
         )
     if f"{spout.name}{DEDUP}" in names:
         yield (
-            f"the name {f'{spout.name}{DEDUP}'!r} is that of the bolt and the table for dedup of "
-            f"{subject}; rename the other component or table"
+            f"a bolt or table must not be named {f'{spout.name}{DEDUP}'!r}, because ackcore makes "
+            f"a bolt and a table of this name for dedup of {subject}; rename it"
         )
 
 
 def _types_of(spout: Spout) -> dict[str, str]:
-    """Return the types of the columns of a spout as text, as far as they are declared."""
+    """Return the types of a spout's columns as text; without those that are not declared."""
     source: Any = spout.source
     # A DataFrame may have a column "emits", and one of Spark Connect has columns of any name.
     schema = source.schema if spout.kind is None else source.emits
@@ -157,10 +163,10 @@ def with_dedup(
     sinks: Sequence[SinkSpec],
     tables: Sequence[TableSpec],
 ) -> tuple[list[BoltSpec], list[SinkSpec], list[TableSpec]]:
-    """Return the bolts, sinks and tables of a topology with those for duplicates.
+    """Return the bolts, sinks and tables of a topology, with a bolt and a table for each ``dedup``.
 
-    The readers of a spout with ``dedup`` read its bolt instead. Raises ValueError if a column of a
-    key has a reserved name.
+    The readers of a spout with ``dedup`` are changed to read its bolt. Raises ValueError if a
+    column of a key has a reserved name.
     """
     instead = {spout.name: spout.emitter for spout in spouts}
 

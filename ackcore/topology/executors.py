@@ -1,7 +1,7 @@
-"""Executors, which run one task of a bolt of any shape, and which the engine calls.
+"""The interface of executors, through which the engine runs a task of a bolt, and their choice.
 
 When ``flush()`` has returned, every row that was passed to its executor is acked or failed,
-whatever the bolt does. An acked row is in no failure, a failed row in exactly one.
+whatever the bolt does. The results name each failed row once, and no acked row.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from ackcore.topology.tuples import Identity, Results
 class Executor(Protocol):
     """One task of a bolt.
 
-    Rows get consecutive handles, from 0, in the order in which they are passed in. Results are
-    deterministic given the rows and the bolt's behaviour, as long as the bolt starts no threads.
+    Rows are numbered from 0, in the order in which they are passed in; these numbers are their
+    handles. The same rows give the same results, unless the bolt itself does not.
 
     These methods raise only `KeyboardInterrupt`; any other exception of a bolt fails rows.
     """
@@ -52,8 +52,8 @@ class Executor(Protocol):
 
         Raises RuntimeError if the executor was flushed.
 
-        ``source``, ``stream``: the component and its stream that the batch comes from.
-        ``identity``: the records of the rows, if the bolt has ``needs_identity``.
+        ``source``, ``stream``: the component and stream that emitted the batch. ``identity``: the
+        records of the rows, if the bolt has ``needs_identity``.
         """
 
     def flush(self) -> Results:
@@ -78,10 +78,10 @@ def executor_for(
     progressed: Callable[[], None] = lambda: None,
     tables: Mapping[str, TableView] = MappingProxyType({}),
 ) -> Executor:
-    """Make the executor of one task of a bolt.
+    """Make the executor of one task of a bolt; it prepares the bolt before the first row.
 
-    The bolt is prepared with its first row, so that a task without rows costs nothing. Raises
-    TypeError or ValueError if the component is not a bolt, or its methods or outputs cannot be run.
+    Raises TypeError or ValueError if the component is not a bolt, or its methods or outputs are
+    wrong.
 
     ``name``: the bolt's name in its topology. ``component``: the bolt; this task must have an
     instance of its own. ``task``: the number of the task. ``batch_id``: the number of the
@@ -89,8 +89,8 @@ def executor_for(
     once, in addition to `Reject` and the bolt's own. ``answers``: the journaled answers to the
     calls of a bolt with ``journal = True``. Without it, the bolt makes every call. ``tasks``: the
     number of the bolt's tasks that may run at once and share an `AsyncBolt`'s rate. ``progressed``:
-    called after each input, within a call of the executor, if the bolt has several inputs in
-    flight. ``tables``: the tables that the bolt uses.
+    if the bolt processes several inputs at once, called after each of them, in order. ``tables``:
+    the tables that the bolt uses, by name.
     """
     refuse_unrunnable(component)
     assert isinstance(component, Bolt | BasicBolt | AsyncBolt | BatchBolt)

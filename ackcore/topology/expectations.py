@@ -1,4 +1,4 @@
-"""Expectations: conditions on the tuples of a stream, and the consequence of an unmet one.
+"""Expectations: conditions that tuples of a stream must meet, and the consequence if one does not.
 
 `expect` declares them, `checks_of` compiles them for a stream in ``build``, and tasks call
 `StreamCheck.failed` for each batch.
@@ -42,13 +42,13 @@ class Expectations:
 def expect(
     *conditions: str | BatchCondition, on_fail: OnFail = "dead_letter", stream: str = DEFAULT_STREAM
 ) -> Expectations:
-    """Return the argument ``expect`` of ``builder.spout`` and ``builder.bolt``.
+    """Declare conditions that the tuples of a spout or bolt must meet.
 
-    It declares conditions that the tuples of the spout or bolt must meet.
+    Pass the result as the argument ``expect`` of ``builder.spout`` or ``builder.bolt``.
 
     A tuple meets a condition that is true or NULL, as with CHECK of SQL tables: add ``col IS NOT
-    NULL`` where NULL is wrong. A condition that raises (overflow, division by zero) is not met, and
-    its tuple is never dropped: ``"drop"`` then has the consequence of ``"dead_letter"``.
+    NULL`` where NULL is wrong. A condition that raises (overflow, division by zero) is not met; its
+    tuple becomes a dead letter even with ``"drop"``.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def expect(
     Returns
     -------
     Expectations
-        The argument. A list of them is allowed, too.
+        The conditions. The argument ``expect`` also takes a list of several.
 
     Raises
     ------
@@ -80,14 +80,18 @@ def expect(
     for one in conditions:
         if not isinstance(one, str) and not callable(one):
             raise TypeError(
-                "conditions must be SQL texts or functions of a pyarrow.RecordBatch, got "
-                f"{type(one).__name__} {one!r}; write each as an argument of its own, such as "
-                'expect("amount > 0", "id IS NOT NULL")'
+                "conditions of expect() must be SQL texts or functions of a pyarrow.RecordBatch, "
+                f"got {type(one).__name__} {one!r}; pass each condition as an argument of its own, "
+                'such as expect("amount > 0", "id IS NOT NULL")'
             )
     if on_fail not in get_args(OnFail):
-        raise ValueError(f"on_fail must be 'dead_letter', 'drop' or 'fail', got {on_fail!r}")
+        raise ValueError(
+            f"on_fail of expect() must be 'dead_letter', 'drop' or 'fail', got {on_fail!r}"
+        )
     if not isinstance(stream, str):
-        raise TypeError(f"stream must be the name of a stream, got {type(stream).__name__}")
+        raise TypeError(
+            f"stream of expect() must be the name of a stream, got {type(stream).__name__}"
+        )
     return Expectations(conditions, on_fail, stream)
 
 
@@ -116,7 +120,7 @@ class StreamCheck:
     columns: tuple[str, ...]  # the columns whose values a reason shows
 
     def failed(self, batch: pa.RecordBatch) -> tuple[Int64s, dict[int, str]]:
-        """Return the places of tuples that do not meet the condition, and the errors by place.
+        """Return the row numbers of tuples that do not meet the condition, and errors by number.
 
         A batch that raises is bisected, so an error concerns only the tuples that cause it. Raises
         WrongResult if a function does not return a boolean for each tuple.
@@ -128,7 +132,7 @@ class StreamCheck:
             start, stop = spans.pop()
             part = batch if stop - start == len(batch) else batch.slice(start, stop - start)
             try:
-                places = self._unmet(part)
+                rows = self._unmet(part)
             except (KeyboardInterrupt, WrongResult):
                 raise
             except BaseException as error:
@@ -137,14 +141,14 @@ class StreamCheck:
                     middle = (start + stop) // 2
                     spans += [(middle, stop), (start, middle)]
                     continue
-                places = np.zeros(1, np.int64)
+                rows = np.zeros(1, np.int64)
                 errors[start] = f"{type(error).__name__}: {error}"
-            if len(places):
-                found.append(places + start)
+            if len(rows):
+                found.append(rows + start)
         return (np.concatenate(found) if found else np.empty(0, np.int64)), errors
 
     def _unmet(self, batch: pa.RecordBatch) -> Int64s:
-        """Return the places of tuples that do not meet the condition, or raise its error."""
+        """Return the row numbers of tuples that do not meet the condition, or raise its error."""
         if isinstance(self.condition, Node):
             met = self.condition.evaluate(batch, len(batch) == 1)
             met = pa.array([met.as_py()], pa.bool_()) if isinstance(met, pa.Scalar) else met
@@ -171,20 +175,20 @@ class StreamCheck:
         return met
 
     def reasons(
-        self, batch: pa.RecordBatch, places: Int64s, errors: Mapping[int, str]
+        self, batch: pa.RecordBatch, rows: Int64s, errors: Mapping[int, str]
     ) -> list[str]:
         """Return the reason for each tuple that does not meet the condition.
 
-        ``places`` and ``errors`` are parts of the result of `failed`.
+        ``rows`` and ``errors`` are parts of the result of `failed`.
         """
-        at = pa.array(places)
+        at = pa.array(rows)
         columns = [shown_values(batch.column(name).take(at)) for name in self.columns]
         texts = []
-        for place, row in zip(places.tolist(), zip(*columns, strict=True), strict=True):
+        for row, shown in zip(rows.tolist(), zip(*columns, strict=True), strict=True):
             values = ", ".join(
-                f"{name}={_short(value)}" for name, value in zip(self.columns, row, strict=True)
+                f"{name}={_short(value)}" for name, value in zip(self.columns, shown, strict=True)
             )
-            error = f"; it raised {errors[place]}" if place in errors else ""
+            error = f"; it raised {errors[row]}" if row in errors else ""
             texts.append(f"expectation {self.name} is not met: {values}{error}")
         return texts
 
@@ -197,9 +201,9 @@ def _short(value: Any) -> str:
 def checks_of(
     expected: Sequence[Expectations], types: Mapping[str, pa.DataType | None]
 ) -> Iterator[StreamCheck | str]:
-    """Yield a check for each condition of a stream, or the text of the condition's problem.
+    """Yield a check for each condition of a stream, or a text if the condition has a problem.
 
-    ``types`` has the types of the stream's columns; None for a type that conditions cannot compare.
+    ``types``: the types of the stream's columns; None for a type that conditions cannot compare.
     """
     names = set()
     for one in expected:

@@ -69,12 +69,10 @@ class _Box(NamedTuple):
 def draw(
     structure: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]] | None = None
 ) -> str:
-    """Return an SVG of a topology.
+    """Return a drawing of a topology as one ``svg`` element with its own style.
 
     ``structure``: `Topology.structure`, possibly read from JSON. ``counts``: the number of emitted
     tuples, by component and stream, shown on the edges.
-
-    It is one ``svg`` element with its own style, for a page or a file.
     """
     edges = list(_edges(structure))
     columns = _columns(structure, edges)
@@ -120,7 +118,7 @@ def _edges(structure: Mapping[str, Any]) -> list[_Edge]:
 
 
 def _columns(structure: Mapping[str, Any], edges: list[_Edge]) -> dict[str, int]:
-    """Return the column of each component, which is to the right of all components it reads."""
+    """Return the column of each component in the SVG: to the right of all components it reads."""
     column = dict.fromkeys([*structure["spouts"], *structure["bolts"]], 0)
     column |= {edge.target: 0 for edge in edges}
     for _ in range(len(column)):  # a topology has no cycle
@@ -167,7 +165,7 @@ def _node(box: _Box) -> str:
 def _arrow(
     edge: _Edge, boxes: Mapping[str, _Box], counts: Mapping[str, Mapping[str, int]]
 ) -> tuple[str, str]:
-    """Return the line of an edge, and its label."""
+    """Return the SVG elements of an edge: its line, and its label, which may be empty."""
     start, end = boxes[edge.source], boxes[edge.target]
     x1, y1 = start.x + start.width, start.y + _HIGH / 2
     x2, y2 = end.x - 2, end.y + _HIGH / 2
@@ -177,7 +175,7 @@ def _arrow(
     if edge.stream != DEFAULT_STREAM:
         label = f"{edge.stream}: {label}" if label else edge.stream
     many = counts.get(edge.source, {}).get(edge.stream)
-    # On the curve: in its middle, or, where it passes other columns, before them.
+    # The label is on the curve: in its middle, or before other columns that the curve passes.
     t = 0.5 if x2 - x1 <= _GAP_X else 0.25
     near, far = (1 - t) ** 3 + 3 * (1 - t) ** 2 * t, t**3 + 3 * (1 - t) * t**2
     x = near * x1 + far * x2 + 3 * (1 - t) * t * bend * (1 - 2 * t)
@@ -217,11 +215,9 @@ _ALWAYS = ("max_attempts", "backoff_s", "max_backoff_s")
 
 
 def explain(parts: Parts, fingerprint: str, settings: Settings) -> str:
-    """Return the drawing of a topology.
+    """Return a drawing of a topology as text, in lines of at most 100 characters (see `_WIDTH`).
 
-    ``fingerprint``: the topology's fingerprint. The drawing shows its first 12 characters.
-
-    Its lines have at most 100 characters, unless a name is longer. No newline ends the last one.
+    ``fingerprint``: `Parts.fingerprint`, of which the drawing shows 12 characters.
     """
     return "\n".join(_lines(parts, Layout.of(parts), fingerprint, settings))
 
@@ -315,7 +311,7 @@ def _bolt(bolt: BoltSpec, parts: Parts, layout: Layout) -> list[str]:
 
 
 def _is_dedup(bolt: BoltSpec) -> bool:
-    """Return whether a bolt was not declared, but made for the argument ``dedup`` of a spout."""
+    """Return whether a bolt was made by ackcore, for the argument ``dedup`` of a spout."""
     return isinstance(bolt.component, DedupBolt)
 
 
@@ -356,7 +352,7 @@ def _wrapped(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _calls(component: Component) -> str:
-    """Return the settings of a bolt's calls that differ from their defaults."""
+    """Return the settings of a bolt's calls that differ from their defaults, as text."""
     base: type[Component] = BasicBolt
     names: Sequence[str] = ("threads", "journal")
     if isinstance(component, AsyncBolt):
@@ -409,13 +405,13 @@ def _readers(component: str, stream: str, parts: Parts, layout: Layout) -> list[
 def _reader(sub: Subscription) -> str:
     if not sub.moves:
         return f"──▶ {sub.target}: {sub.grouping}, in the same task"
-    return f"══▶ {sub.target}: {sub.grouping}, to stage {sub.level_to}{_stays(sub)}"
+    return f"══▶ {sub.target}: {sub.grouping}, to stage {sub.level_to}{_same_task(sub)}"
 
 
-def _stays(sub: Subscription) -> str:
-    """Return the note for a stream that passes an exchange but stays in its partition.
+def _same_task(sub: Subscription) -> str:
+    """Return the note for a stream to a later stage whose grouping does not move tuples.
 
-    Its bolt is in a later stage, where each tuple goes to the task with the same number as before.
+    Each tuple goes to the task of the later stage with the number of the task that emitted it.
     """
     return "" if sub.spreads else ", partition by partition"
 
@@ -433,8 +429,8 @@ def _sink(sink: SinkSpec) -> str:
 
 
 def _writer(writer: Any) -> str:
-    """Return a function's name or an object's repr; the class name if the repr is long or an
-    address.
+    """Return the name of a function, or the repr of an object: its class if the repr is long or
+    has an address.
     """
     if hasattr(writer, "__name__"):
         return str(writer.__name__)
@@ -453,7 +449,7 @@ def _exchange(layout: Layout, level: int) -> Iterator[str]:
     names = [_source(sub) for sub in subscriptions]
     width = max(len(name) for name in names)
     for name, sub in zip(names, subscriptions, strict=True):
-        note = _stays(sub)
+        note = _same_task(sub)
         if sub.level_to > level + 1:
             note += f", undecoded until stage {sub.level_to}"
         elif sub.level_from < level:
@@ -482,7 +478,7 @@ def _rule(word: str) -> str:
 
 
 def _fields(fields: Sequence[str]) -> str:
-    """Return ``(word, n)``, with as many fields as fit in a line."""
+    """Return the names of fields as text, ``(word, n)``; only as many as fit in a line."""
     room = _WIDTH - 24
     shown = list(fields)
     while len(shown) > 1 and len(", ".join(shown)) > room:

@@ -1,7 +1,4 @@
-"""Conversion of a bolt's exceptions and messages into reasons of failures.
-
-`exception_classes` reads the lists of exceptions that make a record a dead letter.
-"""
+"""Conversion of a bolt's exceptions and messages into reasons of failures: retried, or final."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ def exception_classes(given: Any, title: str) -> tuple[type[Exception], ...]:
     Raises TypeError if it is not such a list. Raises ValueError if a name cannot be found, or an
     item is not a class derived from Exception.
 
-    ``given``: a name is a builtin's, ``"ValueError"``, or ``"package.module.Class"``. ``title``:
-    the name of the argument in errors.
+    ``given``: the list. A name is ``"ValueError"`` for a builtin, otherwise
+    ``"package.module.Class"``. ``title``: the name of the argument in errors.
     """
     if isinstance(given, (str, type)) or not isinstance(given, Iterable):
         raise TypeError(
@@ -39,10 +36,9 @@ def exception_classes(given: Any, title: str) -> tuple[type[Exception], ...]:
 def contradictions(
     bolt: str, reject: Iterable[type[Exception]], retry_on: Iterable[type[Exception]]
 ) -> Iterator[str]:
-    """Yield an error for each exception in a bolt's `retry_on` that is rejected anyway.
+    """Yield a text for each exception in a bolt's `retry_on` that is never retried.
 
-    ``reject``, ``retry_on``: the exceptions rejected by the bolt or by the topology's settings, and
-    those retried.
+    ``reject``: the exceptions in ``reject`` of the bolt and of the topology's settings.
     """
     first: tuple[type[Exception], ...] = (Reject, *reject)
     for kind in retry_on:
@@ -58,12 +54,10 @@ def contradictions(
 
 
 class FinalErrors:
-    """The final exceptions, after which a record is not retried; test one with ``in``.
+    """The set of final exceptions, after which a record is not retried.
 
-    Those that `as_final` has marked are final, too.
-
-    ``reject``: the final exceptions besides `Reject`; their subclasses are final too. ``retry_on``:
-    if given, all other exceptions are final, except `Retry`.
+    It contains those that `as_final` has marked, `Reject`, and the classes in ``reject``; with
+    ``retry_on``, also all exceptions but `Retry` and the classes in ``retry_on``.
     """
 
     def __init__(
@@ -110,11 +104,10 @@ MAX_AFTER_MS = int(MAX_AFTER_S * 1000)
 class ReasonMaker:
     """The conversion of exceptions and texts to the reasons of one component.
 
-    ``component``: the name of the component, which its reasons carry. ``reject``: the exceptions
-    that make a record a dead letter at once, besides `Reject`; their subclasses too. ``retry_on``:
-    if given, all other exceptions make it a dead letter too, except `Retry`.
+    ``component``: the name of the component, which is a part of its reasons. ``reject``,
+    ``retry_on``: the exceptions that are final or retried, as in `FinalErrors`, or their names.
 
-    Raises TypeError or ValueError if `exception_classes` refuses a list.
+    Raises TypeError or ValueError if a list has another item.
     """
 
     def __init__(
@@ -168,15 +161,13 @@ class ReasonMaker:
 
 
 def missing_column(error: BaseException, columns: Sequence[str], batch: str) -> str | None:
-    """Return a hint for the error of a bolt that read a column its batch does not have.
+    """Return a hint with the columns of a batch, if a bolt raised because it read another one.
 
-    Arrow's message has only the column's name. A row that became a dict raises only the key, which
-    is taken for a column if it is similar to one.
+    Arrow's error names only the missing column. Python's KeyError names only a key, which is taken
+    for a column if it is similar to one. Returns None for any other error.
 
     ``error``: the exception that the bolt raised. ``columns``: the columns of the batch; empty if
     the bolt was not called with one. ``batch``: the name of the batch in the hint.
-
-    The hint names the columns, and suggests one. Returns None for any other error.
     """
     said = error.args[0] if isinstance(error, KeyError) and len(error.args) == 1 else None
     if not isinstance(said, str) or not columns:

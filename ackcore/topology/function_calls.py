@@ -1,7 +1,4 @@
-"""Calls of functions: `RowCalls` for `attempt`, and bolts that call a function for `guard`.
-
-The bolts emit the function's answers after the columns of their inputs.
-"""
+"""Calls of a user's function: `RowCalls` for `attempt`, and bolts that call one for `guard`."""
 
 from __future__ import annotations
 
@@ -38,10 +35,10 @@ from ackcore.topology.tuples import Origin, Tuple
 class _Calling(Component):
     """The common part of `RowFunction` and `BatchFunction`.
 
-    ``function``: see `ackcore.topology.bolt_functions.kind_of`. ``answers``: the schema of the
-    function's answers. ``kept``: the columns of the inputs that are emitted in front of the
+    ``function``: a function that `ackcore.topology.bolt_functions.kind_of` accepts. ``answers``:
+    the schema of its answers. ``kept``: the columns of the inputs that are emitted in front of the
     answers; may be empty. ``settings``: the settings of the calls. ``journal``, ``retry_on``,
-    ``reject``: see `Component`.
+    ``reject``: the attributes of a `Component`.
     """
 
     def __init__(
@@ -67,9 +64,9 @@ class _Calling(Component):
 
 
 class RowFunction(_Calling, AsyncBolt):
-    """A bolt that calls a function, plain or async, with each row; parameters as of `_Calling`.
+    """A bolt that calls a function, plain or async, with each row; parameters as for `_Calling`.
 
-    The settings are limits for all tasks together. A plain function runs in threads, one for each
+    A rate limit is for all tasks together. A plain function runs in threads, one for each
     concurrent call.
     """
 
@@ -121,16 +118,15 @@ class RowFunction(_Calling, AsyncBolt):
 
 
 class BatchFunction(_Calling, BatchBolt):
-    """A bolt that calls a function with each batch; parameters as of `_Calling`, without a journal.
+    """A bolt that calls a function with each batch; parameters as for `_Calling`.
 
-    `Retry`, a time-out, a failed connection or an exception in ``settings.retry_on`` is a failure
-    of the call, and fails all rows of the batch. Any other exception is a failure of a row, and the
-    batch is bisected to the rows that raise when called alone. An answer that does not fit fails
-    its rows without another call.
+    `Retry`, a time-out, a failed connection or an exception in ``settings.retry_on`` fails all rows
+    of the batch. After any other exception the batch is bisected to the rows that raise when called
+    alone. An answer whose values do not fit the schema fails its rows without another call.
     """
 
-    #: If set, maps the task's number of each failed row to the number of calls that were made the
-    #: last time the function was called with it.
+    #: If set, filled with the number of calls that were made the last time the function was called
+    #: with a failed row, by the row's number in the task.
     attempts: dict[int, int] | None = None
     _calls: Calls[pa.RecordBatch, Any] | None = None
 
@@ -186,7 +182,7 @@ class RowOutcomes(NamedTuple):
     failed: dict[int, FailedRow]  # all other rows, by number
 
 
-#: The parts of limits without an effect that this process has warned of.
+#: The parts of limits that had no effect and that this process has warned of.
 _warned: set[str] = set()
 
 
@@ -195,8 +191,7 @@ class RowCalls:
 
     ``function``: a function of a row, plain or async. ``answers``: the schema of its answers.
     ``settings``: the settings of the calls. ``source``: the name of the rows' source in messages.
-    ``as_seen``: converts a batch to the one whose rows the function receives; by default they are
-    the same.
+    ``as_seen``: converts a batch to the one whose rows the function receives; by default the same.
     """
 
     def __init__(
@@ -214,11 +209,9 @@ class RowCalls:
         self._as_seen = as_seen
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[RowOutcomes]:
-        """Call the function with each row of the batches; yield all outcomes in slices, in order.
+        """Call the function with each row of the batches; yield the outcomes of slices, in order.
 
-        It reads ahead no more rows than one slice and those that are in a call or buffered.
-
-        Raises an exception of the batches after the outcomes of all earlier rows.
+        An exception of the iterable ``batches`` is raised after the outcomes of all earlier rows.
         """
         pending: deque[_Slice] = deque()
         for outcome in self._calls.run(self._tuples(batches, pending)):
@@ -229,7 +222,7 @@ class RowCalls:
             yield each.answered(self._answers)
 
     def prepare(self) -> None:
-        """Enter the function, if it is a context manager, and raise its exceptions."""
+        """Enter the function if it is a context manager."""
         for _ in self._calls.run(()):
             pass
 
@@ -261,7 +254,10 @@ class RowCalls:
 
 
 class _Slice:
-    """Rows that the function is called with, and their outcomes so far."""
+    """Some rows of a batch, and the outcomes of their calls so far.
+
+    ``called``: the rows that the function is called with. ``failed``: the other rows.
+    """
 
     def __init__(
         self, batch: pa.RecordBatch, called: list[int], failed: dict[int, FailedRow]
@@ -276,11 +272,11 @@ class _Slice:
 
     @property
     def is_open(self) -> bool:
-        """Whether a call has no outcome yet."""
+        """Whether a row has no outcome yet."""
         return self._taken < len(self._called)
 
     def take(self, outcome: CallOutcome[Any], answers: AnswerRows) -> None:
-        """Store the outcome of the next call."""
+        """Store an outcome, which is that of the first row in ``called`` that has none yet."""
         row, error = self._called[self._taken], outcome.error
         self._taken += 1
         if error is None:

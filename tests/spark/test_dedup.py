@@ -425,7 +425,7 @@ def test_a_bound_by_number_keeps_so_many_keys(batches, most, spans):
         ({"dedup": "key", "within_s": 1, "ordered_by": "key"}, "dedup and ordered_by"),
         ({"dedup": ["key", "key"], "within_s": 1}, "must name a column once"),
         ({"dedup": "key"}, "dedup of spout 'orders' needs a bound"),
-        ({"within_s": 1}, "within_s of spout 'orders' limits dedup, which is not set, got 1"),
+        ({"within_s": 1}, "within_s of spout 'orders' has no effect without dedup, got 1"),
         ({"dedup": "key", "within_s": 0}, "within_s of spout 'orders' must be from"),
         ({"dedup": "key", "within_keys": 0}, "within_keys of spout 'orders' must be at least 1"),
         ({"dedup": "key", "within_keys": 1, "event_time": "at"}, "event_time.*is not set"),
