@@ -78,7 +78,7 @@ class CallExecutor(RowExecutor):
         self._refusal: Callable[[], Unavailable | None] | None = None
         self._trips = 0  # the number of times that a breaker has opened, as last reported
         if isinstance(component, Bolt):
-            self.collector._keep_apart()
+            self.collector._separate_calls()
 
     def cleanup(self) -> None:
         """Call the bolt's ``cleanup``, and end its event loop or threads."""
@@ -221,7 +221,7 @@ class CallExecutor(RowExecutor):
         """Emit the rows of an input whose call and all earlier ones have ended, or fail it."""
         collector = self.collector
         if isinstance(self.component, Bolt):
-            collector._take_in(input.emitted)
+            collector._add_emitted(input.emitted)
             if error is not None:
                 collector._raised(input.tuple, error)
             collector._hold([input.tuple])

@@ -1,9 +1,8 @@
-"""Executors of bolts whose calls are made once, and the answers to these calls.
+"""Executors of bolts with ``journal = True``, which make each call once, and their answers.
 
-A bolt with ``journal = True`` calls an outside service once per input. The result of a call is the
-rows emitted for the input, or the reason of its failure. It is written to a journal when the call
-returns. If the same input comes again, because Spark runs a task twice or repeats a run, its answer
-is read from the journal and no call is made.
+The *answer* to an input is the rows emitted for it, or the reason of its failure. It is written to
+a journal when the call returns. If the same input comes again, because Spark runs a task twice or
+repeats a run, its answer is read from the journal and no call is made.
 
 An input is identified by its stable id, attempt, component, stream and values. If a source delivers
 other rows in a later run, these are other inputs, and never get the answer of an earlier one.
@@ -60,7 +59,7 @@ _STREAM = struct.Struct("<II")  # the stream's index, the number of bytes of its
 
 
 class Cost(NamedTuple):
-    """The cost of the calls of an input, and the input's key of the limit, as a text."""
+    """The cost of the calls of an input, and its key of the bolt's ``limit``, as a text."""
 
     cost: float
     key: str
@@ -70,7 +69,7 @@ NO_COST = Cost(0.0, "")
 
 
 class Answer(NamedTuple):
-    """The result of a call: a batch for each stream that the call emitted to, or a reason."""
+    """The answer to an input: a batch for each stream that the call emitted to, or a reason."""
 
     batches: Mapping[str, pa.RecordBatch]
     reason: Reason | None
@@ -107,9 +106,9 @@ class _Seen:
 
 
 class Answers:
-    """The answers of one bolt in one task, for all instances of the bolt that make calls.
+    """The answers to the inputs of one bolt in one task.
 
-    Several threads may share one, except for `key_of` and `settled`.
+    Several threads may use it at once, except for `key_of` and `settled`.
 
     ``component``: the bolt's name. ``schemas``: the schema of each stream that the bolt emits.
     ``journal``: the journal in a directory of the bolt's own, with the context that `context_of`
@@ -136,13 +135,13 @@ class Answers:
         if budget is not None:
             for key in journal.known_keys():
                 self._count(key, journal.get(key))
-        # Equal inputs are numbered; it does not matter which has which number.  The first eight
-        # bytes of a key suffice to see that most inputs are not repeated.
+        # The keys of equal inputs differ by a number, in any order.  The first eight bytes of a key
+        # suffice to see that an input is not repeated, as most are not.
         self._seen = _Seen()
         self._repeats = Counter[bytes]()
 
     def key_of(self, one: Tuple) -> bytes:
-        """Return the key of an input. Call it once per input: a second call returns another key."""
+        """Return the key of an input. Call it once per input: equal inputs have different keys."""
         origin = (one.component, one.stream, one.stable_id, one.attempt)
         text = f"{origin!r}{one.values!r}".encode("utf-8", "surrogatepass")
         key = _digest(text)
@@ -170,11 +169,11 @@ class Answers:
         reasons: ReasonMaker,
         cost: Cost = NO_COST,
     ) -> None:
-        """Write the rows that a call emitted; if they do not fit their schema, write a failure.
+        """Write the rows that a call emitted as the answer; a failure if they do not fit a schema.
 
         ``key``: the key of the input. ``rows``: the rows of each stream, as `RowSchema.row` returns
-        them. ``reasons``: the reasons of the component. ``cost``: the cost of the call, which the
-        caller has added to the budget.
+        them. ``reasons``: makes the reason of the failure. ``cost``: the cost of the call, which
+        the caller has added to the budget.
         """
         parts = []
         try:
@@ -199,20 +198,23 @@ class Answers:
         self._journal.append(key, answer)
 
     def failed(self, key: bytes, reason: Reason, cost: Cost = NO_COST) -> None:
-        """Write the reason of a failure; ``cost`` as for `emitted`."""
+        """Write the reason of a failure as the answer; ``key`` and ``cost`` as for `emitted`."""
         head = self._head(key, _FAILED, 0, cost)
         self._journal.append(key, head + reason.encode().encode())
 
     def paid(self, cost: Cost) -> None:
-        """Write the cost of a failed call at once, since its input may be called again or wait for
-        its end. The caller has added it to the budget.
+        """Write the cost of a failed call at once: its input may be called again before it has an
+        answer. The caller has added the cost to the budget.
         """
         key = secrets.token_bytes(KEY_BYTES)  # that of no input
         self._paid.append(key)
         self._journal.append(key, self._head(key, _FAILED, 0, cost))
 
     def _head(self, key: bytes, kind: int, streams: int, cost: Cost) -> bytes:
-        """Return the head of an answer of this task, and record that its cost has been added."""
+        """Return the first bytes of an answer; remember that its cost is in the budget.
+
+        ``kind``: `_EMITTED` or `_FAILED`. ``streams``: the number of streams in the answer.
+        """
         if not cost.cost:
             return _HEAD.pack(kind, streams)
         self._counted.add(key)
@@ -222,7 +224,7 @@ class Answers:
     def settled(
         self, inputs: Sequence[tuple[bytes, int]]
     ) -> tuple[list[Emission], dict[int, Reason]]:
-        """Agree with all other tasks on the answers to some inputs, and return them.
+        """Return the answers to some inputs, the same in all tasks; the journal is synced before.
 
         Raises RuntimeError if an answer is missing or damaged. Raises OSError if the journal cannot
         be written.
@@ -239,8 +241,9 @@ class Answers:
             data = self._journal.get(key)
             if data is None:
                 raise RuntimeError(
-                    f"the journal of {self._component} no longer has a readable answer to an "
-                    "input that was answered; run the task again"
+                    f"the journal of bolt {self._component!r} no longer has a readable answer to "
+                    "an input, although its call has returned: a file is damaged or was removed; "
+                    "Spark runs the task again, which repeats the call"
                 )
             self._count(key, data)  # another attempt of this task may have written it
             answer = self._read(data)
@@ -272,7 +275,7 @@ class Answers:
 
 
 def _cost_in(data: bytes) -> Cost:
-    """Return the cost in an answer."""
+    """Return the cost in the bytes of an answer."""
     if not _HEAD.unpack_from(data)[0] & _PAID:
         return NO_COST
     cost, size = _COST.unpack_from(data, _HEAD.size)
@@ -281,9 +284,9 @@ def _cost_in(data: bytes) -> Cost:
 
 
 def context_of(key: int, component: str, schemas: Mapping[str, pa.Schema]) -> bytes:
-    """Return a digest of a micro-batch, a bolt and its schemas.
+    """Return the context of a journal: a digest of a micro-batch, a bolt and its schemas.
 
-    Answers that were written with one digest are never returned for another.
+    Answers that were written with one context are never returned for another.
 
     ``key``: the key of the micro-batch, of 64 bits. ``schemas``: the schema of each stream that the
     bolt emits.
@@ -301,10 +304,9 @@ def _digest(data: bytes) -> bytes:
 class _Journaled(RowExecutor):
     """The common part of `JournaledExecutor` and `JournaledCallExecutor`.
 
-    It executes only inputs without an answer, and emits all answers in the same way.
-
-    The bolt is prepared before its first call, and not at all if all answers are in the journal. An
-    exception of ``prepare`` is no answer: all inputs without an answer fail with it.
+    It executes only inputs without an answer, and returns all answers as results. The bolt is
+    prepared before its first call, and not at all if all answers are in the journal. An exception
+    of ``prepare`` is not written: all inputs without an answer fail with it.
     """
 
     _answers: Answers
@@ -349,13 +351,13 @@ class _Journaled(RowExecutor):
         return self._results(emissions, dict(sorted({**failed, **failures}.items())), 0)
 
     def _slices(self, origin: Origin, batch: pa.RecordBatch, first: int) -> Iterator[list[Tuple]]:
-        """Return the inputs of this batch that are to be executed."""
+        """Return the inputs of this batch without an answer, which `_run_all` executes."""
         return self._asked
 
     def _unanswered(
         self, slices: Iterator[list[Tuple]], inputs: list[tuple[bytes, int]]
     ) -> Iterator[list[Tuple]]:
-        """Yield the inputs without an answer; add the others to ``inputs``."""
+        """Yield the inputs without an answer; add key and handle of all others to ``inputs``."""
         for tuples in slices:
             some = []
             for one in tuples:
@@ -391,7 +393,7 @@ class JournaledExecutor(_Journaled):
         for one in tuples:
             super()._execute_basic(bolt, [one])
             with self.collector._lock:
-                rows, reason = self.collector._take(one)
+                rows, reason = self.collector._pop_result(one)
             if reason is not None:
                 self._answers.failed(self._keys[one._handle], reason)
             else:

@@ -1,6 +1,4 @@
-"""The parts of a topology: spouts, bolts, sinks, tables, and the streams and groupings between.
-
-The builder checks all arguments before it makes a part.
+"""The parts of a topology: spouts, bolts, sinks, tables, and the groupings of streams.
 
 The groupings are Storm's, with one difference. Spark cuts the source into partitions before a
 topology reads it, so tuples are already spread over tasks, and a tuple that stays in its task costs
@@ -52,7 +50,10 @@ class Grouping:
         return ()
 
     def moves(self, parallelism: int | None) -> bool:
-        """Return whether tuples may leave their task, if the bolt has the given parallelism."""
+        """Return whether tuples may be sent to another task than the one that emitted them.
+
+        ``parallelism``: the number of tasks that the bolt asks for, or None.
+        """
         return True
 
 
@@ -122,7 +123,8 @@ class Fields(_Keyed):
 class PartialKey(_Keyed):
     """The grouping that sends tuples with equal values of some fields to one of two tasks.
 
-    It halves a hot key. The reader of the bolt must add up two partial results for each key.
+    A key with many tuples is thus divided between two tasks. A bolt that reads the results must
+    combine two of them for each key.
     """
 
     name = "partial_key"
@@ -133,9 +135,9 @@ MAX_REFUSED = 10_000
 
 
 def check_max_refused(limit: int, title: str = "max_refused") -> int:
-    """Return the argument ``max_refused`` of a sink, or raise TypeError or ValueError."""
+    """Check the argument ``max_refused`` of a sink, and return it."""
     if not isinstance(limit, int) or isinstance(limit, bool):
-        raise TypeError(f"{title} must be an int, got {type(limit).__name__} {limit!r}")
+        raise TypeError(f"{title} must be an integer, got {type(limit).__name__} {limit!r}")
     if limit < 0:
         raise ValueError(f"{title} must be at least 0, got {limit}")
     return limit
@@ -151,7 +153,7 @@ class Input:
 
 
 class Dedup(NamedTuple):
-    """The arguments of a spout that concern duplicates; see `TopologyBuilder.spout`."""
+    """The key of a spout's records, and how long it is kept, to recognise duplicates."""
 
     columns: tuple[str, ...]  # the columns of the key
     within_s: float | None  # the seconds for which the key of an ACKED record is kept
@@ -180,12 +182,12 @@ class Spout:
 
     @property
     def checks_ids(self) -> bool:
-        """Whether message ids are checked for duplicates, which ``dedup`` expects."""
+        """Whether a duplicate message id is an error. With ``dedup``, duplicates are expected."""
         return self.tracked and bool(self.message_id) and not self.unique and self.dedup is None
 
     @property
     def emitter(self) -> str:
-        """The component whose stream its readers read: the spout, or its bolt for duplicates."""
+        """The component that the spout's readers read: the spout, or its bolt for ``dedup``."""
         return self.name if self.dedup is None else f"{self.name}{DEDUP}"
 
     @property
@@ -215,24 +217,21 @@ class BoltSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SinkSpec:
-    """A writer, and the stream that it writes.
-
-    ``isolate`` has the classes of errors over which a batch is bisected. ``isolate_alone`` is
-    whether a row is refused even if no other part of the batch could be written. ``max_refused`` is
-    the limit on refused rows of a micro-batch.
-    """
+    """A sink: its writer, and the component and stream that it writes."""
 
     name: str
     component: str
     stream: str
     writer: Any
+    #: The classes of the writer's errors after which a batch is bisected to the refused rows.
     isolate: tuple[type[BaseException], ...] = ()
+    #: Whether rows are refused even if no other part of the batch could be written.
     isolate_alone: bool = False
-    max_refused: int = MAX_REFUSED
+    max_refused: int = MAX_REFUSED  # the largest number of refused rows of a micro-batch
 
 
 class DeclaredTable(NamedTuple):
-    """A declared table, before its key and its values are checked against the stream."""
+    """The arguments of a table, before its key and values are checked against its stream."""
 
     name: str
     component: str
@@ -243,7 +242,7 @@ class DeclaredTable(NamedTuple):
     window: Window | None = None
 
     def spec(self, schema: pa.Schema) -> TableSpec:
-        """Return the table of a stream with this schema.
+        """Return the table, if its stream has this schema.
 
         Raises TypeError or ValueError if the key or a value does not fit the schema.
         """
@@ -265,7 +264,7 @@ class TableSpec:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The components of a topology, its sinks and its tables, by name, as declared."""
+    """The spouts, bolts, sinks and tables of a topology, by name."""
 
     spouts: Mapping[str, Spout]
     bolts: Mapping[str, BoltSpec]
@@ -295,7 +294,7 @@ class Parts:
         return spout if spout is not None and component in (spout.name, spout.emitter) else None
 
     def spouts_of(self, component: str) -> tuple[str, ...]:
-        """Return the spouts whose tuples reach a component, in the order of the topology."""
+        """Return the spouts whose records reach a component, in the order of the topology."""
         reached, left = set[str](), [component]
         while left:
             name = left.pop()
@@ -339,9 +338,8 @@ class Parts:
 
     @property
     def written(self) -> frozenset[tuple[str, str]]:
-        """The component and stream of each stream with a sink or a table."""
-        # The rows of sinks that read tables are not among the rows of a run.
-        sinks = {
+        """The component and name of each stream that a sink or a table reads."""
+        sinks = {  # without those of sinks that read tables, which are no streams of a run
             (sink.component, sink.stream)
             for sink in self.sinks.values()
             if self.table_read(sink) is None
@@ -352,11 +350,10 @@ class Parts:
 
     @cached_property
     def structure(self) -> dict[str, Any]:
-        """The parts that a checkpoint depends on, as plain JSON: names, fields, types and
-        groupings.
+        """The part of the topology that a checkpoint depends on, as plain JSON.
 
-        It contains no code, sources, writers, parallelism or settings, because these may change
-        between two starts. The order of declarations does not matter either.
+        It has names, fields, types and groupings, but no code, sources, writers, parallelism or
+        settings. It does not depend on the order of declarations.
         """
         return {
             "spouts": {

@@ -1,4 +1,4 @@
-"""The collector of bolts that receive a tuple at a time.
+"""The collectors of bolts that receive a tuple at a time.
 
 A tuple has a state, which changes only under the collector's lock.
 
@@ -7,14 +7,13 @@ A tuple has a state, which changes only under the collector's lock.
     OPEN ──its batch ends──► HELD ──ack, fail──► ...
 
 A *window* is the time that one `Results` covers: from the end of one ``process()`` to the end of
-the next. Until its window ends, an ack has not been returned and can be revoked. A row that Arrow
-cannot convert is found when the window ends, and then fails its anchors although they were acked.
-An emitted row belongs to the window of its emit, so none of its anchors was acked in an earlier
-one. A tuple that failed in an earlier window is in no later result, because the engine has dropped
-it.
+the next. Until its window ends, an ack is not in any result and can be revoked. When it ends, a row
+that Arrow cannot convert fails its anchors, even those that were acked. An emitted row belongs to
+the window of its emit, so none of its anchors was acked in an earlier one. A tuple that failed in
+an earlier window is in no later result, because the engine has dropped it.
 
-Emissions are stored as pairs of (values, anchors). One append stores a pair, so neither another
-thread nor a signal handler (an alarm that raises `TimeoutError`) can find it half done.
+Emissions are stored as pairs of (values, anchors). One append stores a pair, so another thread or a
+signal handler (an alarm that raises `TimeoutError`) never sees values without their anchors.
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ Emitted = dict[_Stream, list[tuple[Row, Tuple | tuple[Tuple, ...]]]]
 
 
 class RowCollector:
-    """The `Collector` of one task, and the methods with which its executor takes the results.
+    """The `Collector` of one task, with further methods for its executor.
 
-    ``reasons``: the reasons of the component. ``schemas``: the schema of each stream that the bolt
-    emits. ``basic``: whether the emissions of a tuple are dropped when the tuple fails.
-    ``final``: whether an emission that does not fit fails its tuple without a retry.
+    ``reasons``: converts exceptions and texts to reasons. ``schemas``: the schema of each stream
+    that the bolt emits. ``basic``: whether the emissions of a tuple are dropped when it fails.
+    ``final``: whether a tuple fails without a retry if an emission does not fit its schema.
     """
 
     def __init__(
@@ -91,13 +90,13 @@ class RowCollector:
         anchors: Tuple | Iterable[Tuple] | None = None,
         stream: str = DEFAULT_STREAM,
     ) -> None:
-        """See `Collector.emit`."""
+        """Emit a tuple; arguments and errors as for `Collector.emit`."""
         out, row = self._fitting(values, stream)
         if type(anchors) is Tuple:
             with self._lock:
                 if (
                     anchors._state >= ACKED or self._closed or anchors._origin.owner is not self
-                ) and self._is_gone(anchors):
+                ) and self._failed_before(anchors):
                     self.ignored += 1
                     return
                 if self._of_thread is None:
@@ -105,12 +104,14 @@ class RowCollector:
                 else:
                     self._rows_of_thread(out).append((row, anchors))
         else:
-            self._emit_hanging_from(out, row, anchors)
+            self._emit_with_anchors(out, row, anchors)
 
     def _fitting(
         self, values: Sequence[Any] | Mapping[str, Any], stream: str
     ) -> tuple[_Stream, Row]:
-        """Return the stream with a name, and the values as a row of it."""
+        """Return the stream, and the values as a row of it; raise if there is none or they do not
+        fit.
+        """
         try:
             out = self._streams.get(stream)
             if out is None:
@@ -129,11 +130,11 @@ class RowCollector:
         return out, row
 
     def _misfit(self, error: BaseException) -> BaseException:
-        """Return the error of an emission that does not fit, marked if it is final."""
+        """Mark the error of an emission as final if the tuple must not be retried; return it."""
         return as_final(error) if self._final else error
 
     def ack(self, tuple: Tuple) -> None:
-        """See `Collector.ack`."""
+        """Ack an input, as described in `Collector.ack`."""
         if type(tuple) is not Tuple:
             raise _not_a_tuple("tuple", tuple)
         with self._lock:
@@ -149,7 +150,7 @@ class RowCollector:
                 self.ignored += 1
 
     def fail(self, tuple: Tuple, reason: BaseException | Reason | str | None = None) -> None:
-        """See `Collector.fail`."""
+        """Fail an input, as described in `Collector.fail`."""
         if type(tuple) is not Tuple:
             raise _not_a_tuple("tuple", tuple)
         why = self._reasons.of(reason)
@@ -159,8 +160,8 @@ class RowCollector:
             if not self._set_failed(tuple, why):
                 self.ignored += 1
 
-    def _emit_hanging_from(self, out: _Stream, row: Row, anchors: Any) -> None:
-        """Emit a row without anchors, or with an iterable of them."""
+    def _emit_with_anchors(self, out: _Stream, row: Row, anchors: Any) -> None:
+        """Emit a row; ``anchors`` is None or an iterable of tuples."""
         if anchors is None:
             chain: tuple[Tuple, ...] = ()
         else:
@@ -177,11 +178,11 @@ class RowCollector:
         with self._lock:
             if self._closed:
                 raise self._too_late()
-            gone = [anchor for anchor in chain if self._is_gone(anchor)]
-            if gone:
+            failed = [anchor for anchor in chain if self._failed_before(anchor)]
+            if failed:
                 # No sink will receive this row, since a record of it failed.  Its other anchors
                 # must fail too, or their records would complete without the row.
-                why = self._reasons.of(f"emitted together with {gone[0]!r}, which failed before")
+                why = self._reasons.of(f"emitted together with {failed[0]!r}, which failed before")
                 for anchor in chain:
                     self._set_failed(anchor, why)
                 self.ignored += 1
@@ -189,10 +190,10 @@ class RowCollector:
             rows = out.rows if self._of_thread is None else self._rows_of_thread(out)
             rows.append((row, chain[0] if len(chain) == 1 else chain))
 
-    def _is_gone(self, anchor: Tuple) -> bool:
+    def _failed_before(self, anchor: Tuple) -> bool:
         """Return whether an anchor failed in an earlier window. Call it under the lock.
 
-        Raises if no row may be emitted with this anchor.
+        Raises ValueError or RuntimeError if no row may be emitted with this anchor.
         """
         if self._closed or anchor._origin.owner is not self:
             self._refuse(anchor)
@@ -211,7 +212,8 @@ class RowCollector:
             raise error
         if anchor._state == FAILED and self._basic:
             raise ValueError(
-                f"cannot emit for {anchor!r}: it failed, and its emitted tuples were dropped"
+                f"emit() for {anchor!r} is refused, because this input has failed, and tuples "
+                "emitted for it are dropped"
             )
         return (
             anchor._state == FAILED
@@ -223,14 +225,14 @@ class RowCollector:
         if self._closed:
             raise self._too_late()
         raise ValueError(
-            f"tuple must be an input of this task of {self._reasons.component}, got "
+            f"tuple must be an input of this task of bolt {self._reasons.component!r}, got "
             f"{tuple!r}, an input of another task or component"
         )
 
     def _too_late(self) -> RuntimeError:
         return RuntimeError(
-            f"the collector of {self._reasons.component} is closed: its flush() has "
-            "returned, and all open tuples have failed; wait for your threads in flush()"
+            f"the collector of bolt {self._reasons.component!r} is closed: flush() has returned, "
+            "and all tuples that were not acked have failed; join your threads in flush()"
         )
 
     # -- called by the executor ---------------------------------------------------------------
@@ -258,9 +260,9 @@ class RowCollector:
                     while out.rows and out.rows[-1][1] is tuple:
                         out.rows.pop()
 
-    def _take(self, tuple: Tuple) -> tuple[dict[str, list[Row]], Reason | None]:
-        """Remove the last emissions of a tuple and its failure, and return them. Call it under the
-        lock.
+    def _pop_result(self, tuple: Tuple) -> tuple[dict[str, list[Row]], Reason | None]:
+        """Remove and return the rows emitted last, for this tuple, and its reason if it failed.
+        Call it under the lock.
         """
         rows: dict[str, list[Row]] = {}
         for name, out in self._streams.items():
@@ -271,12 +273,12 @@ class RowCollector:
             del out.rows[start:]
         return rows, self._failures.pop(tuple._handle, None)
 
-    def _keep_apart(self) -> None:
-        """From now on, store emissions within `_begin_call` separately for each call."""
+    def _separate_calls(self) -> None:
+        """From now on, store the emissions of each call separately, as `_begin_call` asks."""
         self._of_thread = threading.local()
 
     def _begin_call(self, emitted: Emitted) -> None:
-        """Append this thread's emissions to ``emitted`` until `_end_call`."""
+        """Store the emissions of this thread in ``emitted``, until it calls `_end_call`."""
         assert self._of_thread is not None
         self._of_thread.emitted = emitted
 
@@ -293,8 +295,8 @@ class RowCollector:
         emitted: Emitted | None = getattr(self._of_thread, "emitted", None)
         return out.rows if emitted is None else emitted.setdefault(out, [])
 
-    def _take_in(self, emitted: Emitted) -> None:
-        """Emit the rows of a call, in the order of the inputs."""
+    def _add_emitted(self, emitted: Emitted) -> None:
+        """Add the rows of a call to the emissions. Call it in the order of the inputs."""
         with self._lock:
             for out, rows in emitted.items():
                 out.rows += rows
@@ -303,22 +305,22 @@ class RowCollector:
         """Ack the input of a call that returned, and emit its rows, unless the input has failed."""
         with self._lock:
             if tuple._state == OPEN:
-                self._take_in(emitted)
+                self._add_emitted(emitted)
                 tuple._state = ACKED
 
     def _refuse_late(self, tuple: Tuple) -> NoReturn:
         """Raise for an emit after the execute of its input has ended, and fail the input."""
         with self._lock:
-            self._is_gone(tuple)
+            self._failed_before(tuple)
             error = ValueError(
-                f"cannot emit for {tuple!r}: its execute has ended; await, or join, all that "
-                "execute starts before it returns"
+                f"emit() for {tuple!r} is refused, because its execute has returned; await or "
+                "join all that execute starts before it returns"
             )
             self._set_failed(tuple, self._reasons.of(self._misfit(error)))
             raise error
 
     def _hold(self, tuples: Iterable[Tuple]) -> None:
-        """Keep the tuples that are still open."""
+        """Change the state of tuples from OPEN to HELD when their batch ends."""
         with self._lock:
             for one in tuples:
                 if one._state == OPEN:
@@ -344,9 +346,8 @@ class RowCollector:
                         self._set_failed(anchor, reason)
 
     def _end_window(self, seen: int) -> tuple[list[Emission], dict[int, Reason], int]:
-        """Return the emissions and failures of this window, and the number of open tuples.
-
-        Inputs from handle ``seen`` on belong to the next window.
+        """Begin the next window; return the emissions and failures of the one that ended, and the
+        number of tuples that are neither acked nor failed. ``seen``: the handle of the next input.
         """
         self._convert()
         with self._lock:
@@ -365,7 +366,7 @@ class RowCollector:
         return emissions, failures, still_open
 
     def _close(self, reason: Reason) -> None:
-        """Refuse further calls, and fail all open tuples."""
+        """Fail all open tuples. Later calls of the bolt raise."""
         with self._lock:
             self._closed = True
             # Convert first: the reason of a failed conversion is more useful than "not acked".
@@ -404,7 +405,7 @@ class InputCollector:
         self._input = input
 
     def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
-        """See `BasicCollector.emit`."""
+        """Emit a tuple, as described in `BasicCollector.emit`."""
         self._collector.emit(values, self._input, stream)
 
     if not TYPE_CHECKING:  # with it, mypy would accept any attribute
@@ -425,7 +426,7 @@ class CallCollector:
         self._emitted: Emitted | None = {}
 
     def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
-        """See `BasicCollector.emit`."""
+        """Emit a tuple, as described in `BasicCollector.emit`."""
         out, row = self._collector._fitting(values, stream)
         # A thread that execute started may be here when execute returns.
         with self._collector._lock:
@@ -435,7 +436,7 @@ class CallCollector:
             emitted.setdefault(out, []).append((row, self._input))
 
     def close(self) -> Emitted:
-        """Refuse further emissions, and return those so far."""
+        """Return the emissions so far. Later ones raise."""
         with self._collector._lock:
             emitted, self._emitted = self._emitted, None
         return emitted or {}
@@ -445,7 +446,7 @@ class CallCollector:
 
 
 class AsyncCallCollector(CallCollector):
-    """The `AsyncCollector` of one input; made in the context of its call."""
+    """The `AsyncCollector` of one input. Create it in the coroutine that makes the call."""
 
     __slots__ = ("_usage", "endpoint")
 
@@ -457,7 +458,7 @@ class AsyncCallCollector(CallCollector):
     @marked_final()
     @naming_arguments
     def used(self, *, tokens: float | None = None, cost: float | None = None) -> None:
-        """See `AsyncCollector.used`."""
+        """Report the usage of the call, as described in `AsyncCollector.used`."""
         report(self._usage, tokens, cost)
 
     if not TYPE_CHECKING:
@@ -468,9 +469,9 @@ class AsyncCallCollector(CallCollector):
 
 
 class GroupCollector(AsyncCallCollector):
-    """The collector of one of several inputs of a call; see `AsyncBolt.execute_many`.
+    """The collector of one input in a call of `AsyncBolt.execute_many`.
 
-    ``error``: the error of its first emission that does not fit, which concerns this input alone.
+    ``error``: the error of the first emission that did not fit, which fails this input alone.
     """
 
     __slots__ = ("error",)
@@ -480,7 +481,7 @@ class GroupCollector(AsyncCallCollector):
         self.error: BaseException | None = None
 
     def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
-        """See `BasicCollector.emit`; an emission that does not fit does not raise."""
+        """Emit a tuple. If it does not fit, keep the error, and do not raise."""
         try:
             super().emit(values, stream)
         except KeyboardInterrupt:

@@ -54,7 +54,7 @@ BARE = 'CREATE TABLE words (word VARCHAR(5), "n" BIGINT)'
         ({"table": "a; DROP"}, ValueError, "table must be the name of a table, got 'a; DROP'"),
         ({"marker": ""}, ValueError, "marker must be the name of a table, got ''"),
         ({"keys": []}, ValueError, "keys must name at least one column; omit it"),
-        ({"max_refused": 1.5}, TypeError, "max_refused must be an int, got float"),
+        ({"max_refused": 1.5}, TypeError, "max_refused must be an integer, got float"),
         ({"max_refused": -1}, ValueError, "max_refused must be at least 0, got -1"),
         (
             {"properties": {"fetchsize": 3}},

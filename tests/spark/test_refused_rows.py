@@ -534,7 +534,7 @@ def test_only_a_sink_that_replaces_is_isolated():
         (
             {"isolate": True, "max_refused": 1.5},
             TypeError,
-            "max_refused of sink .* must be an int, got float",
+            "max_refused of sink .* must be an integer, got float",
         ),
         ({"isolate": True, "max_refused": -1}, ValueError, "must be at least 0, got -1"),
         (

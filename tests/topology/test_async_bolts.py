@@ -379,7 +379,7 @@ def test_a_bolt_in_threads_anchors_and_acks_by_itself():
     assert emitted(results) == [(n, [n - 1]) for n in range(1, 7)]
     assert emitted(results, "side") == [(n * 10, [n - 1]) for n in range(1, 7)]
     assert list(failed(results)) == [1]
-    with pytest.raises(RuntimeError, match="is closed: its flush"):
+    with pytest.raises(RuntimeError, match="is closed: flush"):
         bolt.collector.ack(bolt.seen[0])
 
 

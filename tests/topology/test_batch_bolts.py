@@ -551,9 +551,9 @@ def test_out_ends_with_its_call():
 
     def process(batch, out):
         for old in kept:
-            with pytest.raises(RuntimeError, match="out of b is closed"):
+            with pytest.raises(RuntimeError, match="cannot emit or fail any more"):
                 old.emit([[1]], parents=[0])
-            with pytest.raises(RuntimeError, match="out of b is closed"):
+            with pytest.raises(RuntimeError, match="cannot emit or fail any more"):
                 old.fail([0], "late")
         kept.append(out)
         everything(batch, out)

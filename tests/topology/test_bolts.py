@@ -173,7 +173,7 @@ def test_a_bolt_that_did_not_get_ready_has_no_collector():
 
     results = run(executor_for("b", Leaky()), [1], [2])
     assert emitted(results) == []
-    with pytest.raises(RuntimeError, match="the collector of b is closed"):
+    with pytest.raises(RuntimeError, match="the collector of bolt 'b' is closed"):
         kept[0].emit((1,))
 
 
