@@ -1,7 +1,6 @@
 """Conversion of Arrow columns to rows of Python values, and back.
 
-A value that does not convert fails its own row only: the batch is bisected to the failing rows, and
-all others are converted.
+If a value cannot be converted, only its own row fails: the batch is bisected to the failing rows.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _IMMUTABLE = frozenset(
 
 
 class Misfit(NamedTuple):
-    """A row that does not convert, and the error."""
+    """The number of a row that cannot be converted, and the error."""
 
     row: int
     error: BaseException
@@ -70,7 +69,7 @@ def column_values(column: pa.Array) -> list[Any]:
 
 
 def rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Misfit]]:
-    """Return the rows of a batch, and those that have no Python value (their values are empty).
+    """Return the rows of a batch, and those that cannot be converted, which are () among the rows.
 
     Arrow has values that Python does not: a time with nanoseconds, a time zone that this machine
     lacks, text that is not UTF-8.
@@ -102,7 +101,10 @@ def rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Misfit]]:
 def by_halves(
     convert: Callable[[int, int], None], start: int, stop: int, misfits: list[Misfit]
 ) -> None:
-    """Convert rows; if that raises, convert each half separately, down to the failing rows."""
+    """Call ``convert(start, stop)``; if it raises, call it for each half, down to single rows.
+
+    Adds the rows that fail alone to ``misfits``.
+    """
     if start == stop:
         return
     try:
@@ -121,7 +123,7 @@ def by_halves(
 class RowSchema:
     """The schema of a stream, with the check and conversion of its rows.
 
-    ``component``, ``stream``: the names that messages use.
+    ``component``, ``stream``: the names of the stream in errors.
     """
 
     def __init__(self, component: str, stream: str, schema: pa.Schema) -> None:
@@ -131,7 +133,7 @@ class RowSchema:
         self.width = len(self.names)
         #: Whether a struct may have more names or fewer than its fields: see `array_of`.
         self.projects = False
-        # If its bolt appends to an emitted list later, the emission must not change.
+        #: Whether values may be mutable; they are copied, so that later changes have no effect.
         self.may_change = not all(_is_plain(field.type) for field in schema)
 
     def row(self, values: Any) -> Row:
@@ -176,8 +178,8 @@ class RowSchema:
         return tuple([values[name] for name in self.names])
 
     def batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
-        """Convert rows to a batch. Raises Arrow's exception if a value does not fit, or
-        `ValueError` if the conversion would change it.
+        """Convert rows to a batch. Raises if a value does not fit its type, or the conversion would
+        change it.
         """
         columns = []
         for field, values in zip(self.schema, _transposed(rows, self.width), strict=True):
@@ -198,9 +200,7 @@ class RowSchema:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def batches(self, rows: Sequence[Row]) -> tuple[list[tuple[int, pa.RecordBatch]], list[Misfit]]:
-        """Convert rows to batches, each with the number of its first row; return the failing rows
-        too.
-        """
+        """Return the rows as batches, each with the number of its first row, and failing rows."""
         batches: list[tuple[int, pa.RecordBatch]] = []
         misfits: list[Misfit] = []
 
@@ -243,7 +243,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def _frozen(value: Any) -> Any:
-    """Return a copy of a mutable value, which later changes of the value do not affect."""
+    """Return a copy of a value, or the value itself if it is immutable."""
     kind = type(value)
     if kind in _IMMUTABLE:
         return value

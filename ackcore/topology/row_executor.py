@@ -35,9 +35,9 @@ SLICE_ROWS = 512
 
 
 class RowExecutor:
-    """The executor of one task of a `Bolt` or `BasicBolt`.
+    """The executor (`ackcore.topology.executors.Executor`) of a task of a `Bolt` or `BasicBolt`.
 
-    See `ackcore.topology.executors.Executor`.
+    ``context``: the argument of ``prepare``. ``reasons``: converts the bolt's exceptions.
     """
 
     def __init__(
@@ -46,7 +46,8 @@ class RowExecutor:
         self.component = component
         self.reasons = reasons
         basic = not isinstance(component, Bolt)
-        # Errors after a call that may have cost money: another call would raise them again.
+        # Whether calls may cost money. Then an emission that does not fit, which another call would
+        # only repeat, fails its input without a retry.
         self._is_paid = isinstance(component, AsyncBolt) or component.journal
         self.collector = RowCollector(reasons, output_streams(component), basic, self._is_paid)
         self.context = Context(
@@ -57,7 +58,7 @@ class RowExecutor:
         self._prepared = False
         self._broken: Reason | None = None
         self._flushed = False
-        # A BasicBolt with a flush may have kept data of each input, so none is done before it.
+        # A BasicBolt with a flush may keep data of its inputs until then, so it acks none before.
         self._until_flush = isinstance(component, BasicBolt) and overrides_flush(
             component, BasicBolt
         )

@@ -1,12 +1,9 @@
-"""The settings of a topology: retries, sinks and sizes, in one typed object.
+"""The settings of a topology: retries, sinks and sizes.
 
 They come from the code that builds the topology, or from a TOML file and the environment:
 
     Settings(max_attempts=3)
     Settings.load("topology.toml")      # the table [ackcore], then ACKCORE_MAX_ATTEMPTS and so on
-
-An unknown setting is an error with a suggestion. An ignored one would be noticed only when records
-are lost.
 """
 
 from __future__ import annotations
@@ -91,59 +88,59 @@ class Settings:
         actual delay is drawn for each message and attempt, from 1 ms up (full jitter). Times are
         in seconds, with a resolution of 1 ms.
     max_backoff_s : float, default 300.0
-        The upper limit of that doubling.
+        The longest delay that this doubling leads to.
     unavailable_timeout_s : float, default 604800.0
-        The age of a record, since its first intake, from which failures with `Unavailable` count
-        as attempts. Until then they do not, so that an outage kills no record; afterwards they do,
-        so that a service that never returns ends in dead letters. The default is a week, as long
-        as Kafka keeps records by default. 0 counts all failures.
+        The age of a record, since it was first read, from which failures with `Unavailable` count
+        as attempts. Until then they do not, so that no record dies of an outage. The default is a
+        week, as long as Kafka keeps records by default. With 0, all failures count.
     max_waiting : int, default 1000000
-        The number of records that may wait for a retry. Further records that fail become dead
-        letters. Replayed records count once they have failed. A stream takes no more new
-        records from a `KafkaSpout` than could wait if all of them failed, and none while the limit
-        is reached. With 0, no record waits and intake is unlimited.
+        The largest number of records that wait for a retry. Further records that fail become dead
+        letters. Replayed records count once they have failed. A stream reads no more new records
+        from a `KafkaSpout` than could wait if all of them failed, and none while the limit is
+        reached. With 0, no record waits, and a stream reads without this limit.
     max_retries_per_batch : int, default 100000
-        The number of retries and replayed records in a micro-batch, earliest due first. The others
-        go into the next one. Beside a `KafkaSpout` that adapts to ``target_batch_s``, retries take
-        at most half of the time. The driver holds the ids and reasons of those that fail again,
-        and their payloads if they are few.
+        The largest number of retries and replayed records in a micro-batch, earliest due first.
+        The others go into the next one. Beside a `KafkaSpout` that adapts to ``target_batch_s``,
+        retries take at most half of the time. The driver has the ids and reasons of those that
+        fail again in memory, and their payloads if they are few.
     max_dead_window : int, optional
         The number of latest ended records (ACKED or DEAD) to which ``max_dead`` and
         ``max_dead_ratio`` of `start` apply: those of the last micro-batches that together have at
         least this number. Earlier records do not count. None for all records since the start.
     parallelism : int, optional
-        The number of tasks behind every exchange; None for the session's default.
+        The number of tasks after each exchange; None for the session's default.
     chunk_rows : int, default 65536
-        The approximate number of rows to which small batches are combined.
+        The approximate number of rows in the batches that bolts receive: smaller ones are joined.
     reject : list of exception classes or of their names, default ()
         The exceptions that make a record a dead letter at once, in any bolt. A bolt's own
         `reject` and `retry_on` add to them. Names are ``"ValueError"`` or
         ``"package.module.Class"``; the attribute holds classes.
     max_sink_attempts : int, default 5
-        The number of calls of a sink with one micro-batch before the query stops.
+        The largest number of calls of a sink with one micro-batch. If the last one fails, the query
+        ends.
     sink_backoff_s : float, default 1.0
         The delay before the second call of a sink; it doubles with each further call.
     max_runs : int, default 8
-        The number of runs of one micro-batch before the query stops.
+        The largest number of runs of one micro-batch. If the last one fails, the query ends.
     careful_after : int, default 2
-        The number of failed runs of a micro-batch after which records are isolated, to find the one
-        that crashes its worker process.
+        The number of crashed runs of a micro-batch after which suspected records run alone, to find
+        the one that crashes its worker process.
     bolt_call_timeout_s : float, optional
         The time limit of one call of a bolt; None for no limit. A call is a batch of about
-        `chunk_rows` rows (with `prepare`, at the first), one record while records are isolated, or
-        a flush. At the limit the process is killed, and the record is isolated like one that
-        crashes it. A spout's ``deserializer`` has the same limit for each batch it decodes.
+        `chunk_rows` rows (with `prepare`, at the first), one suspected record, or a flush. At the
+        limit the worker process is killed, as if the call had crashed it. A spout's
+        ``deserializer`` has the same limit for each batch it decodes.
 
-        In a bolt with several inputs in flight (an `AsyncBolt`, or ``threads``), it limits the time
-        until the next input, in order, is done. One input may wait ``wait_in_task_s``, a
-        ``timeout_s`` for each call, for the rate, and for an endpoint's pause after a refusal;
-        waiting for input does not count. Storm's message time-out has no counterpart: a tuple tree
-        ends with its micro-batch.
+        In a bolt that processes several inputs at once (an `AsyncBolt`, or ``threads``), it limits
+        the time until the next input, in order, is done. An input may take ``wait_in_task_s``, a
+        ``timeout_s`` for each call, the wait for its rate, and the pause of an endpoint. The wait
+        for input does not count. Storm's message time-out has no counterpart: a tuple tree ends
+        with its micro-batch.
     heartbeat_s : float, default 0.2
-        The interval at which due retries are looked for while no new data arrives.
+        The interval at which a stream looks for due retries while no new data arrives.
     max_restarts : int, default 5
-        The number of restarts of a stream after temporary errors, without a micro-batch in
-        between, before the query ends.
+        The largest number of restarts of a stream after temporary errors, without a micro-batch in
+        between. After the next error the query ends.
     restart_backoff_s : float, default 1.0
         The delay before the first restart; it doubles with each further one.
     trace_per_million : int, default 0
@@ -155,7 +152,7 @@ class Settings:
     TypeError
         If a setting has another type.
     ValueError
-        If it is out of range, or `reject` has an item that is not an exception class.
+        If a setting is out of range, or `reject` has an item that is not an exception class.
     """
 
     max_attempts: int = 5
@@ -179,7 +176,7 @@ class Settings:
     trace_per_million: int = 0
 
     def __new__(cls, *args: Any, **keywords: Any) -> Settings:
-        """Create the object. Raises TypeError for a keyword that is not a setting."""
+        """Raise TypeError, with a suggestion, for a keyword that is not a setting."""
         check_keywords(keywords)
         return object.__new__(cls)
 
@@ -249,9 +246,10 @@ def _settings_hint(name: str, arguments: Iterable[str] = ()) -> str:
 
 
 def check_keywords(keywords: Iterable[str], arguments: Iterable[str] = ()) -> None:
-    """Raise `TypeError` for keywords that are not settings.
+    """Raise `TypeError` for keywords that are not settings, with a suggestion for each.
 
-    The hint may name one of the other ``arguments`` of the function that takes the keywords.
+    ``arguments``: the other arguments of the function that takes the keywords, which are suggested
+    too.
     """
     unknown = [
         f"{name!r} is not a setting; {_settings_hint(name, arguments)}"
@@ -273,7 +271,7 @@ def _check(title: str, value: Any, allowed: _Range) -> None:
 
 
 def _check_in_place(name: str, value: Any, title: str) -> None:
-    """Check a setting of one source, so that the error can name that source."""
+    """Check a setting from a file or a variable, which the error names by ``title``."""
     if name in _RANGES:
         _check(title, value, _RANGES[name])
     else:

@@ -76,11 +76,11 @@ def supported_type(type_: pa.DataType) -> pa.DataType | None:
 
 
 class UnsupportedSql(ValueError):
-    """A condition that is wrong, or that Arrow does not evaluate as Spark does."""
+    """The SQL text of a condition is wrong, or Arrow would not evaluate it as Spark does."""
 
 
 def spark_types(schema: Any) -> dict[str, pa.DataType | None]:
-    """Return the types of a Spark schema's columns; None for types without a counterpart here."""
+    """Return the types in which conditions use the columns of a Spark schema, or None."""
     found = {}
     for field in schema.fields:
         name = field.dataType.simpleString()
@@ -123,8 +123,8 @@ def _constant(value: Any, type_: pa.DataType) -> LiteralNode:
 def compile_condition(sql: str, types: Mapping[str, pa.DataType | None]) -> Node:
     """Return a condition as a tree of Arrow calls.
 
-    Raises UnsupportedSql if it is not a condition over these columns, or Arrow does not evaluate it
-    as Spark does. Raises ImportError if sqlglot is missing.
+    Raises UnsupportedSql if it is no condition on these columns, or Arrow does not evaluate it as
+    Spark does. Its text follows "has '<the condition>': ". Raises ImportError without sqlglot.
 
     ``sql``: the condition, in Spark's SQL. ``types``: the types of the columns; None for types that
     conditions cannot compare.
@@ -137,23 +137,27 @@ def compile_condition(sql: str, types: Mapping[str, pa.DataType | None]) -> Node
             "a pyarrow.RecordBatch"
         ) from None
     if "\\" in sql:  # Spark has escapes that sqlglot does not interpret
-        raise UnsupportedSql("it has a backslash, and escapes are not supported")
+        raise UnsupportedSql(
+            "a backslash is not supported; use a function of a pyarrow.RecordBatch"
+        )
     try:
         if any(each.text == "!" for each in sqlglot.tokenize(sql, read="spark")):
-            raise UnsupportedSql("it has a !, which Spark binds otherwise than sqlglot; write NOT")
+            raise UnsupportedSql("the operator ! is not supported; write NOT")
         trees = sqlglot.parse(sql, read="spark")
     except sqlglot.errors.SqlglotError as error:
-        # sqlglot's text may name its own classes. An unfinished text or quote has no place.
-        places = getattr(error, "errors", None)
-        near = f"; the error is at {places[0]['highlight']!r}" if places else ""
-        raise UnsupportedSql(f"it is not an SQL expression{near}") from None
+        # sqlglot's text may name its own classes. It has no position for an unfinished quote.
+        found_at = getattr(error, "errors", None)
+        near = f"; the error is at {found_at[0]['highlight']!r}" if found_at else ""
+        raise UnsupportedSql(f"the condition is not an SQL expression{near}") from None
     if len(trees) != 1 or trees[0] is None:
-        raise UnsupportedSql("it must be one SQL expression")
+        raise UnsupportedSql("the condition must be one SQL expression, without ';'")
     found = _Compiler(types).node(trees[0])
     if found.type != _BOOL:
-        raise UnsupportedSql(f"it must be a condition (BOOLEAN), got {found.type}")
+        raise UnsupportedSql(
+            f"the condition must be BOOLEAN, got an expression of type {found.type}"
+        )
     if next(found.columns(), None) is None:
-        raise UnsupportedSql("it uses no column")
+        raise UnsupportedSql("the condition uses no column, so it is the same for all tuples")
     return found
 
 
@@ -177,13 +181,13 @@ _HARMLESS |= {"quoted", "is_string", "negate"}
 
 
 class _Compiler:
-    """The conversion of sqlglot's tree, with the checks of names and types."""
+    """The conversion of sqlglot's tree to Arrow calls; each method raises UnsupportedSql."""
 
     def __init__(self, types: Mapping[str, pa.DataType | None]) -> None:
         self._types = types
 
     def node(self, tree: Any) -> Node:
-        """Return the tree of an expression."""
+        """Convert an expression of sqlglot."""
         name = type(tree).__name__
         for argument, value in tree.args.items():
             if value and argument not in _HARMLESS and name != "Column":
@@ -229,13 +233,16 @@ class _Compiler:
         name = tree.name
         if tree.args.get("table") or type(tree.this).__name__ != "Identifier":
             raise UnsupportedSql(
-                f"{tree.sql('spark')} is a part of a column; use a function of a "
-                "pyarrow.RecordBatch"
+                f"{tree.sql('spark')} is a field of a column, which is not supported; use a "
+                "function of a pyarrow.RecordBatch"
             )
         # Spark ignores the case of names.
         found = [one for one in self._types if one.lower() == name.lower()]
         if len(found) > 1:
-            raise UnsupportedSql(f"{name!r} may be any of the columns {', '.join(found)}")
+            raise UnsupportedSql(
+                f"{name!r} is ambiguous, because Spark ignores case: it may be any of the columns "
+                f"{', '.join(found)}"
+            )
         if not found:
             raise UnsupportedSql(
                 f"there is no column {name!r}; {near_miss(name, list(self._types), 'columns')}"
@@ -279,7 +286,7 @@ class _Compiler:
         return _call(self._number_type(tree, node), "negate_checked", node)
 
     def _from_cast(self, tree: Any) -> Node:
-        """Return a literal with a type, such as ``DATE '2020-01-01'`` or ``1L``."""
+        """Convert a literal with a type, such as ``DATE '2020-01-01'`` or ``1L``."""
         inner, to = tree.this, tree.args["to"].sql("spark").upper()
         if type(inner).__name__ == "Literal":
             text = inner.this
@@ -323,7 +330,7 @@ class _Compiler:
     def _condition(self, tree: Any) -> Node:
         found = self.node(tree)
         if found.type != _BOOL:
-            raise UnsupportedSql(f"{tree.sql('spark')} must be a condition, got {found.type}")
+            raise UnsupportedSql(f"{tree.sql('spark')} must be BOOLEAN, got {found.type}")
         return found
 
     def _from_and(self, tree: Any) -> Node:
@@ -336,9 +343,9 @@ class _Compiler:
         return _not(self._condition(tree.this))
 
     def _operand(self, tree: Any) -> Node:
-        """Return an operand; refuse a condition that is not in parentheses."""
+        """Convert an operand; a condition must be in parentheses."""
         if type(tree).__name__ in _PREDICATES:
-            raise UnsupportedSql(f"put {tree.sql('spark')} into parentheses")
+            raise UnsupportedSql(f"the operand {tree.sql('spark')} must be in parentheses")
         return self.node(tree)
 
     def _from_is(self, tree: Any) -> Node:
@@ -377,7 +384,7 @@ class _Compiler:
         if isinstance(left, LiteralNode):
             left, right, operator = right, left, _SWAPPED[operator]
         if isinstance(left, LiteralNode):
-            raise UnsupportedSql(f"{tree.sql('spark')} compares two literals")
+            raise UnsupportedSql(f"{tree.sql('spark')} compares two literals; name a column")
         return ComparisonNode(_BOOL, operator, *self._in_common_type(tree, left, right))
 
     def _from_between(self, tree: Any) -> Node:
@@ -412,12 +419,12 @@ class _Compiler:
     # -- numbers and functions --------------------------------------------------------------------
 
     def _number_type(self, tree: Any, node: Node) -> pa.DataType:
-        """Return the type of a node; refuse it if that is no type of numbers."""
+        """Return the type of a node, which must be a type of numbers."""
         kind = node.type
         if kind is None or not (
             kind in _INTEGERS or pa.types.is_floating(kind) or pa.types.is_decimal128(kind)
         ):
-            raise UnsupportedSql(f"{tree.sql('spark')} must have numbers, got {kind}")
+            raise UnsupportedSql(f"{tree.sql('spark')} needs numbers, got {kind}")
         return kind
 
     def _arithmetic(self, tree: Any, name: str) -> Node:

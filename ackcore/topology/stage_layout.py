@@ -3,8 +3,8 @@
 A DAG becomes a chain. Spouts are on level 1. A bolt is on the level of its furthest source, or one
 level further if a grouping moves tuples between the two. All bolts of a level run in one stage, and
 tuples pass between them within the task. One exchange joins levels k and k + 1, and carries every
-stream that a later level reads. A stream that skips a level is passed through undecoded. So nothing
-is computed twice, and nothing is stored for a second reader.
+stream that a later level reads. A stream that skips a level is passed through undecoded. So no
+tuple is computed twice, or stored for a second reader.
 
 These invariants are tested on random DAGs:
 
@@ -45,31 +45,29 @@ class Subscription:
 
     @property
     def moves(self) -> bool:
-        """Whether tuples pass an exchange.
+        """Whether tuples pass an exchange, because the bolt is on a later level than the source.
 
-        Even tuples that stay in their partition (`spreads` is false) pass one, if another input
-        puts the bolt on a later level.
+        Its level may be due to another input: then `spreads` may be false, and each tuple goes to
+        the task with the same number as before.
         """
         return self.level_to > self.level_from
 
     @property
     def spreads(self) -> bool:
-        """Whether the grouping decides the task of each tuple; else each stays in its partition."""
+        """Whether the grouping decides to which task each tuple goes."""
         return self.grouping.moves(self.parallelism)
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Levels, subscriptions and needs of a topology, without its components, so that it is small to
-    send.
-    """
+    """The levels and subscriptions of a topology. It has no bolts, so that it is small to send."""
 
     #: The level of each component: 1 reads the source, k + 1 is behind k exchanges.
     levels: Mapping[str, int]
     #: The bolts, each after those it reads, and otherwise in the order of declaration.
     order: tuple[str, ...]
     subscriptions: tuple[Subscription, ...]  # the subscriptions, by index
-    #: The component and stream of each stream with a sink or a table.
+    #: The component and name of each stream that a sink or a table reads.
     sinks: frozenset[tuple[str, str]]
     #: The components that need the identity of rows (message id, attempt, stable id): bolts that
     #: process single tuples, and everything upstream of them, which must pass it on.
@@ -117,7 +115,7 @@ class Layout:
 
     @property
     def exchanges(self) -> int:
-        """The number of exchanges that tuples pass, without the one before the settle stage."""
+        """The number of exchanges between levels, without the one before the settle stage."""
         return self.depth - 1
 
     @property
@@ -138,7 +136,10 @@ class Layout:
         return self._into.get(component, ())
 
     def crossing(self, level: int) -> tuple[Subscription, ...]:
-        """Return the subscriptions that the exchange behind a level carries, decoded or not."""
+        """Return the subscriptions whose tuples pass the exchange behind a level.
+
+        These include streams that skip the next level.
+        """
         return tuple(sub for sub in self.subscriptions if sub.level_from <= level < sub.level_to)
 
     def sunk(self, component: str, stream: str = DEFAULT_STREAM) -> bool:

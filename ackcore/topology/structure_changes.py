@@ -12,12 +12,11 @@ from ackcore.topology.parts import DEDUP
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
-    """Describe the differences between two structures.
+    """Return a text for each component, sink and table that two structures do not have in common.
 
-    ``old``, ``new``: the `Parts.structure` of each, possibly read from JSON.
-
-    Returns a text for each component, sink and table that differs: ``"bolt 'count' is new"``,
-    ``"spout 'lines' differs in its fields: ['line'] before, ['line', 'at'] now"``.
+    ``old``, ``new``: `Parts.structure`, possibly read from JSON. Texts are for example ``"bolt
+    'count' is new"``, ``"spout 'lines' differs in its fields: ['line'] before, ['line', 'at']
+    now"``.
     """
     found = []
     for kind in ("spouts", "bolts", "sinks", "tables"):
@@ -51,7 +50,10 @@ def _values(was: Any, now: Any) -> str:
 
 
 def _by_name(show: Callable[[Any, Any], str]) -> Callable[[Any, Any], str]:
-    """Return a function that describes the differences of two mappings."""
+    """Return a function that describes the differences of two mappings.
+
+    ``show``: describes the old and the new value of one key.
+    """
 
     def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         found = [f"{name!r} is gone" for name in was if name not in now]
@@ -63,7 +65,10 @@ def _by_name(show: Callable[[Any, Any], str]) -> Callable[[Any, Any], str]:
 
 
 def _columns(was: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> str:
-    """Describe two lists of columns by those that are not in both, or by all if none is."""
+    """Describe an old and a new list of columns by the columns that only one has.
+
+    If there are none, because only the order differs, describe all.
+    """
     return _values(
         *(
             ", ".join(

@@ -1,4 +1,4 @@
-"""The readers of a table: bolts that look it up, and sinks that receive its changed rows."""
+"""Reading tables: the streams of their changed rows and closed windows, and look-ups by bolts."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class TableSource(Protocol):
     """A table at one point in time, which a task can open."""
 
     def reader(self) -> TableReader:
-        """Open the table. Raises CheckpointCorrupt or StateError if a file of the table is missing,
-        damaged or unreadable.
+        """Return a reader of the table. Raises CheckpointCorrupt or StateError if a file of it is
+        missing, damaged or unreadable.
         """
 
 
@@ -92,14 +92,14 @@ class TableView:
         return self._reader.shape.row_schema
 
     def lookup(self, keys: Any) -> pa.RecordBatch:
-        """Return the rows of some keys.
+        """Return the rows of several keys.
 
         Raises TypeError if ``keys`` has another type. Raises ValueError if a key column is missing
         or cannot be cast.
 
-        ``keys``: the key columns. Other columns are ignored, so that you can pass a bolt's whole
-        batch. A column is an Arrow array, a numpy array, or a sequence of values, and is cast to
-        the type of the key if the cast is lossless. NULL is a key like any other.
+        ``keys``: the key columns, by name. Other columns are ignored, so that you can pass a bolt's
+        whole batch. A column is an Arrow array, a numpy array, or a sequence of values, and is cast
+        to the type of the key if the cast is lossless. NULL is a key like any other.
 
         Returns
         -------
@@ -151,7 +151,7 @@ class TableView:
         return f"table {self.name!r}"
 
     def _key_column(self, field: pa.Field, value: Any) -> pa.Array:
-        """Return one value of a key as a column, or raise ValueError."""
+        """Return a value of a key as a column of one row. Raises ValueError if it does not fit."""
         try:
             return array_of([value], field.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -184,7 +184,7 @@ class TableView:
         return {name: given[name] for name in self.key}
 
     def _found(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, bool]:
-        """Return the rows aligned with the keys, and whether the first key has one."""
+        """Return one row per key, as `lookup` does, and whether the table has the first key."""
         stored = self._reader.lookup(keys)
         rows = finished(self._reader.shape, stored).combine_chunks().to_batches()
         exists = stored.num_rows > 0 and stored.column(HASH)[0].is_valid

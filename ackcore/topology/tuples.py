@@ -28,7 +28,8 @@ UNIT = "\x1f"
 #: The prefix of an encoded reason that counts no attempt.  Final reasons sort first, then those
 #: that count, then these: of several reasons for a root, the first in this order is kept.
 UNCOUNTED = "~"
-#: The start of an encoded reason: its kind, and its delay in milliseconds if it has one.
+#: The start of an encoded reason: "!" if it is final, "-" if it counts an attempt, or "~"; then the
+#: shortest delay of the retry in milliseconds, if there is one.
 _FLAG = re.compile(r"!|[-~](?:[1-9][0-9]{0,17})?")
 
 
@@ -62,7 +63,7 @@ class Reason(NamedTuple):
     def of(cls, component: str, error: BaseException | str, final: bool = False) -> Reason:
         """Make a reason from an exception or a text.
 
-        The text is cut to `MESSAGE_CHARS`, and characters that a column of text cannot hold are
+        The text is cut to `MESSAGE_CHARS`. Lone surrogates, which are not valid in UTF-8, are
         replaced.
         """
         if isinstance(error, BaseException):
@@ -93,19 +94,21 @@ class Reason(NamedTuple):
         """
         parts = text.split(UNIT, 3)
         if len(parts) != 4 or _FLAG.fullmatch(parts[0]) is None:
-            raise ValueError(f"not an encoded reason: {text[:80]!r}; Reason.encode() writes them")
+            raise ValueError(
+                f"Reason.decode() needs a text that Reason.encode() returned, got {text[:80]!r}"
+            )
         head, component, kind, message = parts
         flag, after_ms = head[0], int(head[1:] or 0)
         return cls(component, kind, message, flag == "!", after_ms, flag != UNCOUNTED)
 
 
 def _clean(text: str) -> str:
-    """Replace lone surrogates, which UTF-8 and therefore columns of text cannot hold."""
+    """Replace lone surrogates, which are not valid in UTF-8, by question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 class Identity(NamedTuple):
-    """The records of the n rows of a batch: three parallel columns.
+    """The records that the n rows of a batch belong to, in three columns of n values.
 
     Attributes
     ----------
@@ -128,7 +131,11 @@ class Identity(NamedTuple):
 
 
 class Origin:
-    """The fields that the tuples of one batch share; each tuple refers to it."""
+    """The source, the fields and the records of the tuples of one batch; each tuple refers to it.
+
+    ``owner``: the collector that acks and fails the tuples. ``component``, ``stream``: their source.
+    ``first``: the handle of the batch's first row.
+    """
 
     __slots__ = ("_identity", "_message_ids", "component", "fields", "first", "owner", "stream")
 
@@ -169,7 +176,7 @@ class Origin:
         return int(self._identity.stable_ids[handle - self.first])
 
 
-#: The states of a tuple.  HELD is OPEN after the end of its batch.
+#: The states of a tuple.  HELD: neither acked nor failed when its batch ended.
 OPEN, HELD, ACKED, FAILED = range(4)
 
 
@@ -273,7 +280,7 @@ class Tuple:
 
 
 class Anchors(NamedTuple):
-    """The input rows that the rows of an emission are anchored to."""
+    """The anchors of the rows of an emission, as two columns."""
 
     handles: Int64s  # the handles of inputs
     #: None if each row has exactly one anchor, ``handles[i]``. Otherwise the anchors of row i are
@@ -298,9 +305,7 @@ class FailedInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Raised:
-    """The counts of exceptions that ``process`` of a `BatchBolt` raised, in batches that were
-    bisected.
-    """
+    """The counts of exceptions that ``process`` of a `BatchBolt` raised."""
 
     calls: int = 0  # the number of calls that raised
     rows: int = 0  # the number of rows that raised when processed alone
@@ -312,9 +317,9 @@ class Raised:
         return Raised(self.calls + other.calls, self.rows + other.rows, types)
 
     def to_json(self) -> list[Any]:
-        """Return the counts for `from_json`, with the most frequent types only.
+        """Return the counts for `from_json`, with the most frequent types only, by count and name.
 
-        The types are sorted by count and name, so the order in which they occurred has no effect.
+        The order in which the exceptions occurred has no effect.
         """
         pairs = sorted(self.types.items(), key=lambda pair: (-pair[1], pair[0]))
         return [self.calls, self.rows, pairs[:_MOST_TYPES]]
@@ -333,7 +338,8 @@ _MOST_TYPES = 8
 class Results(NamedTuple):
     """The results of one call of an executor.
 
-    They refer only to handles of the call's batch and to handles that were open before.
+    Their handles are of rows in the call's batch, or of earlier rows that were neither acked nor
+    failed before.
     """
 
     emissions: list[Emission]  # the emitted rows

@@ -394,11 +394,11 @@ def test_what_spark_would_not_evaluate_alike_is_refused_with_the_other_problems(
     for text in (
         "expect of spout 'orders' has 'amout > 0': there is no column 'amout'; did you mean "
         "'amount'?",
-        "has 'amount': it must be a condition (BOOLEAN), got int64",
+        "has 'amount': the condition must be BOOLEAN, got an expression of type int64",
         "has \"amount > '1'\": amount > '1' combines int64 and string, which ackcore does not",
         "has 'rand() > amount': RAND() is not supported; use a function",
-        "has 'amount > 0; id > 1': it must be one SQL expression",
-        "has 'amount >': it is not an SQL expression; the error is at '>'",
+        "has 'amount > 0; id > 1': the condition must be one SQL expression",
+        "has 'amount >': the condition is not an SQL expression; the error is at '>'",
         "bolt 'split' expects conditions of stream 'late', which it does not have",
         "expect of bolt 'split' has id > 0 twice",
     ):
@@ -449,7 +449,7 @@ def test_a_comparison_with_null_is_refused(condition, instead):
 def test_another_argument_of_expect_is_refused():
     with pytest.raises(TypeError, match=r"no argument 'onfail'; did you mean 'on_fail'\?"):
         expect("id > 0", onfail="drop")
-    with pytest.raises(TypeError, match=r"got list \['id > 0'\]; write each as an argument of its"):
+    with pytest.raises(TypeError, match=r"got list \['id > 0'\]; pass each condition as an a"):
         expect(["id > 0"])
 
 

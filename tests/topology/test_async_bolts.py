@@ -177,7 +177,7 @@ def test_what_is_emitted_when_its_execute_has_ended_fails_the_input():
 
     async def late(collector):
         await asyncio.sleep(0)
-        with pytest.raises(ValueError, match="its execute has ended; await, or join") as error:
+        with pytest.raises(ValueError, match="its execute has returned; await or join") as error:
             collector.emit((1,))
         said.append(str(error.value))
 
