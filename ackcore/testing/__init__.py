@@ -31,27 +31,27 @@ def run(
 ) -> TopologyRun:
     """Run a topology in this process, until each of its records is ACKED or DEAD.
 
-    The code that runs bolts, tracks, decides and retries is the same as on Spark, including
-    protocol and checkpoint.  Only the exchanges are lists, and the clock is simulated: waiting
-    advances it.  The calls of an `AsyncBolt` use simulated time, too, while it has no open socket
-    and no running thread.
+    The code that runs bolts, tracks, decides and retries is the same as on Spark, and so are
+    protocol and checkpoint.  Only the exchanges between tasks are lists, and the clock is
+    simulated: a wait takes no time, but advances the clock.  The calls of an `AsyncBolt` use
+    simulated time, too, while it has no open socket and no running thread.
 
     Parameters
     ----------
     topology : Topology
-        A topology from `TopologyBuilder.build`.  The source of each spout is a `Source`, a
+        A topology from `TopologyBuilder.build`.  The source of each spout may be a `Source`, a
         `ackcore.kafka.KafkaSpout`, whose brokers are not contacted, or a DataFrame, of which only
-        the columns are read.  Its sinks are not called: their rows are in the result.
+        the columns are used.  Its sinks are not called: the result has their rows.
     rows : mapping from str to sequence of dict or tuple, or pyarrow.Table
         The records of each spout, in the columns of its source.  Those of a `KafkaSpout` need only
         a ``value``; defaults are used for the rest.
     tasks : int, default 2
         The number of tasks that read each spout, and that run the bolts after an exchange.
     kills : mapping from str to int, ints or callable, optional
-        The tuples at which a bolt's task dies like a killed worker, by bolt; the task then runs
-        again, with the same ids.  A number is the position, from 1, of a tuple among all that the
-        bolt takes in the whole run, earlier tries included.  A callable gets each tuple as a dict,
-        and returns whether it kills the task, each time.
+        By bolt, the tuples at which its task dies like a killed worker; the task then runs again,
+        with the same ids.  A number n is the n-th tuple that the bolt receives in the whole run; a
+        tuple that it receives again counts again.  A callable gets each tuple as a dict, and
+        returns whether the task dies at it.
     listeners : sequence of `ackcore.spark.QueryListener`, optional
         The listeners, called as by `ackcore.spark.run_batch`.
 

@@ -1,6 +1,6 @@
-"""The contract of a ledger for backends of other packages, by comparison with ackcore's own.
+"""Tests of the contract of a ledger, for backends of other packages.
 
-Each run makes a ledger of the backend and one of `ackcore._reference`, the plain-Python ledger
+Each run creates a ledger of the backend and one of `ackcore._reference`, the plain-Python ledger
 that defines correct behaviour, and makes the same random calls on both. Each call must return the
 same records or raise the same class of error, and must leave both ledgers in the same state.
 """
@@ -50,7 +50,7 @@ _NO_OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 class _Clock:
-    """A clock that is set by hand and counts its reads."""
+    """A clock that is set by hand. It counts how often it is read."""
 
     def __init__(self) -> None:
         self.now_ms: Any = 0
@@ -62,7 +62,7 @@ class _Clock:
 
 
 class _Op(NamedTuple):
-    """A call of a method; its text is Python code."""
+    """A call of a ledger's method; ``str`` returns it as Python code."""
 
     method: str
     arguments: tuple[Any, ...] = ()
@@ -81,12 +81,13 @@ def _int32s(values: Any) -> Int32s:
 
 
 def check_backend(factory: Factory) -> None:
-    """Run the contract of a ledger on a backend.
+    """Check a ledger of your own against the contract of `ackcore.Ledger`.
 
     Parameters
     ----------
     factory : callable
-        Returns a ledger; takes the arguments of `ackcore.Ledger`, as a class does.
+        The class of the ledger, or a function that returns one; takes the arguments of
+        `ackcore.Ledger`.
 
     Raises
     ------
@@ -130,7 +131,9 @@ def _run(factory: Factory, chance: random.Random) -> None:
             try:
                 pair = [way(one) for one in pair]
             except Exception as error:
-                raise AssertionError(f"{history}\n  must be copied, raised {error!r}") from error
+                raise AssertionError(
+                    f"{history}\n  a copy of the ledger must be possible, but raised {error!r}"
+                ) from error
             clocks = [one.clock for one in pair]
             history += "\n  a copy"
         else:
@@ -151,7 +154,7 @@ def _reloaded(ledger: Any) -> Any:
 
 
 def _drawn(chance: random.Random, buckets: int, timed: bool) -> _Op:
-    """Draw a random call; some have invalid arguments."""
+    """Return a random call; some have invalid arguments."""
 
     def root() -> int:
         return chance.choice(_ROOTS)
@@ -190,7 +193,7 @@ def _drawn(chance: random.Random, buckets: int, timed: bool) -> _Op:
 
 
 def _refused(chance: random.Random) -> _Op:
-    """Draw a random call with an invalid argument."""
+    """Return a random call with an invalid argument."""
     bad, no_id = chance.choice(_NO_COLUMNS), chance.choice(_NO_IDS)
     two, tasks, unknown = _int64s([1, 2]), _int32s([4, ACK]), _int32s([4, RESET - 1])
     return chance.choice(
@@ -214,7 +217,10 @@ def _refused(chance: random.Random) -> _Op:
 
 
 def _entries(chance: random.Random, roots: list[int], buckets: int, timed: bool) -> Entries:
-    """Draw random entries; a few wrongly have times, or lack them."""
+    """Return random entries for `merge`; ``timed``: whether the ledgers have clocks.
+
+    Some have times although the ledgers have no clocks, or have none although they do.
+    """
     folded = [chance.choice(_FOLDED) for _ in roots]
     tasks, inits, flags = ([row[column] for row in folded] for column in range(3))
     timed = timed == (chance.random() < 0.95)
@@ -232,7 +238,10 @@ def _entries(chance: random.Random, roots: list[int], buckets: int, timed: bool)
 
 
 def _state(ledger: Any) -> Any:
-    """Return the visible state of a ledger, except its growth, which backends may choose."""
+    """Return the state of a ledger in a form that can be compared.
+
+    The number of growths and the sizes are left out, because a backend may choose them.
+    """
     clock = ledger.clock
     pending, stats = ledger.entries(), ledger.stats._replace(growths=0)
     writable = [table for table in ledger.tables if table.flags.writeable]
@@ -240,7 +249,7 @@ def _state(ledger: Any) -> Any:
     return sorted(pending), len(ledger), stats, writable, room, clock and clock.reads
 
 
-def _seen(call: Callable[[Any], Any], ledger: Any, in_order: bool) -> Any:
+def _outcome(call: Callable[[Any], Any], ledger: Any, in_order: bool) -> Any:
     """Return the result or the error of a call in a form that can be compared."""
     try:
         found = call(ledger)
@@ -253,16 +262,19 @@ def _seen(call: Callable[[Any], Any], ledger: Any, in_order: bool) -> Any:
 
 
 def _same(history: str, call: Callable[[Any], Any], *ledgers: Any) -> None:
-    """Make a call on the backend and on the reference; raise AssertionError if they differ."""
+    """Make a call on the ledgers of backend and reference; raise AssertionError if they differ.
+
+    ``history``: all calls so far, with this one, for the error.
+    """
     # settle() and expired() return rows in any order; outcomes are in the order of messages.
     in_order = not history.rpartition("\n  ")[2].startswith(("settle", "expired"))
-    got, wanted = (_seen(call, ledger, in_order) for ledger in ledgers)
+    got, wanted = (_outcome(call, ledger, in_order) for ledger in ledgers)
     if got != wanted:
         raise AssertionError(f"{history}\n  must give {wanted!r}, gave {got!r}")
 
 
 def _many_roots(factory: Factory) -> None:
-    """Check that each of thousands of patterned ids is found, while the table grows and shrinks."""
+    """Init and ack thousands of root ids with patterns; raise AssertionError if one is lost."""
     patterns = [
         range(3_000), range(-3_000, 0), [i << 20 for i in range(3_000)],
         [i * 1_000 for i in range(3_000)], [i << 52 for i in range(3_000)],
@@ -287,7 +299,7 @@ def _many_roots(factory: Factory) -> None:
 
 
 def _threads(factory: Factory) -> None:
-    """Check that no message is lost if threads share a ledger."""
+    """Let threads share a ledger; raise AssertionError if a message is lost."""
     ledger = factory(capacity=1)
     roots = np.arange(200)
     edges = [(roots + 1) << (8 * thread) for thread in range(4)]
@@ -304,4 +316,7 @@ def _threads(factory: Factory) -> None:
     for worker in workers:
         worker.join()
     if sorted(row.root_id for row in outcomes) != roots.tolist() or len(ledger):
-        raise AssertionError("four threads that share a ledger: a message was lost")
+        raise AssertionError(
+            "four threads shared a ledger, and a message was lost; a ledger must be thread-safe, "
+            "for example by a lock in each method"
+        )

@@ -1,7 +1,8 @@
-"""The runner of a topology's micro-batches in this process: the tasks of a stage, one by one.
+"""The implementation of `ackcore.testing.run`: Spark's part in a micro-batch, without Spark.
 
-The protocol, the checkpoint and the stages are those of `ackcore.spark`.  This module replaces
-Spark: partitions of the test's rows, a list as the exchange, and up to four tries of each task.
+The protocol, the checkpoint and the stages are those of `ackcore.spark`.  This module divides the
+test's rows into partitions, runs the tasks of each stage one by one, up to four times each, and
+exchanges rows between stages by lists.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def run_in_process(
     kills: Mapping[str, Kill],
     listeners: Sequence[Any],
 ) -> TopologyRun:
-    """Run a topology; see `ackcore.testing.run`."""
+    """Run a topology; arguments and result as of `ackcore.testing.run`."""
     if not isinstance(topology, Topology):
         raise TypeError(
             f"topology must be a Topology, got {type(topology).__name__}; "
@@ -115,7 +116,7 @@ class _Recorder(Sink):
 
 
 class _Copies(Mapping[str, Any]):
-    """The bolts of one task, each unpickled at its first use."""
+    """The bolts of one task by name, each unpickled from ``sent`` at its first use."""
 
     def __init__(self, sent: Mapping[str, bytes]) -> None:
         self._sent = sent
@@ -134,11 +135,11 @@ class _Copies(Mapping[str, Any]):
 
 
 class LocalRuns:
-    """A topology and its rows, for one run.
+    """One run of a topology on given rows.
 
     ``rows``: the rows by spout, in the columns of its source. ``tasks``: the number of tasks that
-    read a spout, and that run the bolts after an exchange. ``listeners``: called for each
-    micro-batch, and at the end.
+    read a spout, and that run the bolts after an exchange. ``kills``: the tuples at which tasks
+    die. ``listeners``: called for each micro-batch, and at the end.
     """
 
     _kind: Literal["stream", "batch"] = "batch"
@@ -215,7 +216,7 @@ class LocalRuns:
 
     @contextmanager
     def engine(self, directory: Path) -> Iterator[Engine]:
-        """Open the checkpoint in a directory, and yield an engine that runs on it."""
+        """Create or open the checkpoint in a directory; yield an engine that runs the topology."""
         topology = self._topology
         schemas = self._schemas
         with State.open(
@@ -247,14 +248,14 @@ class LocalRuns:
 
     @property
     def _schemas(self) -> dict[str, pa.Schema]:
-        """The schemas of the sources, also of those of closed windows."""
+        """The schemas of all sources by spout, also of ``<table>.closed``."""
         closed = {
             name: source_schema(self._topology.spouts[name]) for name in self._topology.closed
         }
         return {name: table.schema for name, table in self._rows.items()} | closed
 
     def on_progress(self, progress: Progress, counts: Counts) -> None:
-        """Keep the report of a micro-batch."""
+        """Append the report of a micro-batch to the result."""
         self._progress.append(progress)
         waits = progress.uncounted == progress.failed > 0 and not progress.acked
         self._in_vain = self._in_vain + 1 if waits else 0
@@ -302,7 +303,7 @@ class LocalRuns:
     def _run(
         self, topology: Topology, layout: Layout, inputs: Sequence[InputFrame], plan: RunPlan
     ) -> RunResult:
-        """Run the stages of a plan, like `ackcore.spark.engine.action.run`."""
+        """Run the stages of a micro-batch; it replaces `ackcore.spark.engine.action.run`."""
         setup = self._setup(topology, layout, plan)
         spec = setup.spec
         sent: list[list[pa.RecordBatch]] = []
@@ -340,7 +341,10 @@ class LocalRuns:
         return found
 
     def _count(self, setup: RunSetup, plan: RunPlan, parts: Sequence[tuple[str, pa.Table]]) -> None:
-        """Count the executions of records; only accepted runs are attempts."""
+        """Add the records of the micro-batch, and its retries, to the numbers of executions.
+
+        Call it for the first run without problems: only that is an attempt of its records.
+        """
         self._counted.add(plan.number)
         for name, file in plan.retries.items():
             self._executed[name].update(read_whole(file)[MESSAGE_ID].to_pylist())
@@ -353,10 +357,8 @@ class LocalRuns:
             self._executed[name].update(ids)
 
     def _parts(self, number: int) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the spout and the rows of each task that reads a spout in a micro-batch.
-
-        The first micro-batch has all rows.
-        """
+        """Yield the spout and the rows of each task that reads a spout in a micro-batch."""
+        # The first micro-batch has all rows.
         for name, table in self._rows.items() if number == 0 else ():
             cuts = [len(table) * i // self._tasks for i in range(self._tasks + 1)]
             for start, stop in pairwise(cuts):
@@ -370,7 +372,10 @@ class LocalRuns:
         partition: int,
         rows: list[pa.RecordBatch],
     ) -> list[pa.RecordBatch]:
-        """Run a task, and again after each kill; keep the marker file of a killed process."""
+        """Run a task, and again after each kill, as Spark does after the death of a worker.
+
+        The in-flight marker of a killed task is kept, as a killed process leaves it.
+        """
         for _ in range(_TRIES):
             self._attempt += 1
             marker = Path(TaskAttempt(level, partition, self._attempt).path(spec.directory))
@@ -392,7 +397,7 @@ class LocalRuns:
 
 
 def _closed_rows(one: InputFrame) -> tuple[str, pa.Table]:
-    """Return the spout and the rows of an input of closed windows; all of them are in one task."""
+    """Return the spout and the rows of closed windows, which one task reads."""
     assert one.spout is not None
     assert one.snapshot is not None
     numbers = pa.RecordBatch.from_pydict({"id": [0]})

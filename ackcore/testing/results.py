@@ -22,7 +22,7 @@ Kill = int | Collection[int] | Callable[[Row], bool]
 
 
 class Source:
-    """The columns of a spout, for a topology that is built without a DataFrame.
+    """The source of a spout for tests, which has a schema and no rows.
 
     Parameters
     ----------
@@ -38,8 +38,8 @@ class Source:
     def __init__(self, schema: pa.Schema) -> None:
         if not hasattr(schema, "names") or not hasattr(schema, "field"):
             raise TypeError(
-                f"schema must be a pyarrow.Schema, got {type(schema).__name__}; "
-                "pyarrow.schema([('line', pyarrow.string())]) is one"
+                f"schema of Source() must be a pyarrow.Schema, got {type(schema).__name__}; write "
+                "pyarrow.schema([('line', pyarrow.string())])"
             )
         self.schema = schema
 
@@ -54,7 +54,7 @@ class Source:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A record that died.
+    """A dead record.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class DeadLetter:
 
 
 class ByName(dict[str, _V]):
-    """Results by the names of sinks or tables; the error of a wrong name has the names."""
+    """Results by the names of sinks or tables; a KeyError lists the names."""
 
     def __missing__(self, name: str) -> NoReturn:
         names = ", ".join(map(repr, self)) or "the results"
@@ -97,7 +97,7 @@ class ByName(dict[str, _V]):
 
 @dataclass(frozen=True, repr=False)
 class TopologyRun:
-    """The outcome of a topology that `run` has run; ``print`` shows it.
+    """The result of `run`; ``print`` shows it.
 
     Attributes
     ----------
@@ -115,13 +115,13 @@ class TopologyRun:
     attempts : mapping from str to list of int
         The number of executions of each row, in order, by tracked spout.
     executions : mapping from str to int
-        The number of tuples that each bolt took, including those taken again after a kill.
+        The number of tuples that each bolt received, including those received again after a kill.
     progress : list of Progress
         The report of each micro-batch.
     untracked_failures : int
         The number of failed tuples that belong to no record.
     elapsed_s : float
-        The simulated time in seconds, all of it waits for retries.
+        The simulated time in seconds that the run waited for retries.
     kills : int
         The number of killed tasks.
     """
@@ -138,7 +138,7 @@ class TopologyRun:
     kills: int = 0
 
     def check(self, *, dead: int = 0) -> TopologyRun:
-        """Return the run if it went as expected; otherwise raise an error that shows the run.
+        """Return this object if the run went as expected; otherwise raise an error that shows it.
 
         Parameters
         ----------
@@ -156,7 +156,7 @@ class TopologyRun:
         if not counts.balanced:
             wrong.append("the counts do not balance")
         if counts.waiting:
-            wrong.append(f"{counts.waiting} records wait")
+            wrong.append(f"{counts.waiting} records wait for a retry")
         if counts.dead != dead:
             wrong.append(f"{counts.dead} records are dead, and dead={dead} was expected")
         if self.untracked_failures:
@@ -166,17 +166,17 @@ class TopologyRun:
         return self
 
     def __repr__(self) -> str:
-        return f"<TopologyRun of {_told(self.counts)}>"
+        return f"<TopologyRun of {_shown(self.counts)}>"
 
     def __str__(self) -> str:
         batches = len(self.progress)
         plural = "" if batches == 1 else "es"
-        lines = [f"{_told(self.counts)}, in {batches} micro-batch{plural}"]
+        lines = [f"{_shown(self.counts)}, in {batches} micro-batch{plural}"]
         if self.elapsed_s:
             lines[0] += f" and {self.elapsed_s:g} s of simulated time"
         if self.kills:
             lines[0] += f"; {self.kills} tasks died"
-        lines += [f"  spout {name}: {_told(one)}" for name, one in self.counts.spouts.items()]
+        lines += [f"  spout {name}: {_shown(one)}" for name, one in self.counts.spouts.items()]
         duplicates = sum(progress.duplicates for progress in self.progress)
         if duplicates:
             lines.append(f"  duplicates: {duplicates} records were not run")
@@ -213,8 +213,8 @@ class TopologyRun:
 _SHOWN, _CHARS = 10, 200
 
 
-def _told(figures: Any) -> str:
-    """Return `Counts`, or an account of a spout, as text."""
+def _shown(figures: Any) -> str:
+    """Return the `Counts` of a run, or those of a spout, as text."""
     return (
         f"{figures.records} records: {figures.acked} acked, {figures.dead} dead, "
         f"{figures.waiting} waiting, {figures.retried} executed again"

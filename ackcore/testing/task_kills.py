@@ -1,4 +1,4 @@
-"""Executors of bolts that die at a tuple, like a killed worker, and simulated time."""
+"""Executors of bolts for tests that die at chosen tuples, like a killed worker; simulated time."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ackcore.topology.tuples import Identity, Results
 
 
 class TaskKilled(BaseException):
-    """The task is killed here; no code of a bolt or its executor may catch this."""
+    """The task dies. A `BaseException`, so that no ``except Exception`` of a bolt catches it."""
 
 
 class Kills:
-    """The tuples at which tasks die, and the number of tuples that each bolt took.
+    """The tuples at which tasks die, and the number of tuples that each bolt received.
 
-    ``kills``: the tuples, as for `ackcore.testing.run`. Raises TypeError or ValueError if a bolt or
-    a place is invalid.
+    ``kills``: the argument of `ackcore.testing.run`. ``bolts``: the names of all bolts. Raises
+    ValueError if ``kills`` names another bolt, or a position is no positive integer.
     """
 
     def __init__(self, kills: Mapping[str, Kill], bolts: Collection[str]) -> None:
@@ -42,14 +42,14 @@ class Kills:
             if callable(kill):
                 self._when[name] = kill
                 continue
-            places = [kill] if isinstance(kill, int) else list(kill)
-            if not all(isinstance(at, int) and at > 0 for at in places):
+            positions = [kill] if isinstance(kill, int) else list(kill)
+            if not all(isinstance(at, int) and at > 0 for at in positions):
                 raise ValueError(
                     f"kills[{name!r}] must be a tuple's position from 1, several positions, "
                     f"or a function of a row, got {kill!r}"
                 )
-            self._at[name] = set(places)
-        #: The number of tuples that each bolt took.
+            self._at[name] = set(positions)
+        #: The number of tuples that each bolt received.
         self.taken: Counter[str] = Counter()
         self.count = 0
         #: Called when a task dies.
@@ -57,7 +57,7 @@ class Kills:
         self._executors: list[Executor] = []
 
     def make_executor(self, name: str, component: Any, **keywords: Any) -> Executor:
-        """Return the executor of one task of a bolt, like `executor_for`."""
+        """Return an executor that dies at these tuples; arguments as for `executor_for`."""
         executor = executor_for(name, component, **keywords)
         if isinstance(executor, CallExecutor):
             waits = SimulatedWaits()
@@ -65,19 +65,19 @@ class Kills:
         self._executors.append(executor)
         return MortalExecutor(name, executor, self)
 
-    def place_in(self, name: str, batch: pa.RecordBatch) -> int | None:
-        """Return the position of the first tuple in a batch at which the task dies, or None."""
-        taken, places = self.taken[name], self._at.get(name, ())
-        found = [at - taken - 1 for at in places if 0 < at - taken <= len(batch)]
+    def first_in(self, name: str, batch: pa.RecordBatch) -> int | None:
+        """Return the number of the first row of a batch at which the task dies, or None."""
+        taken, positions = self.taken[name], self._at.get(name, ())
+        found = [at - taken - 1 for at in positions if 0 < at - taken <= len(batch)]
         if name in self._when:
             when = self._when[name]
             rows = enumerate(shown_rows(batch))
-            found += [next((place for place, row in rows if when(row)), len(batch))]
+            found += [next((at for at, row in rows if when(row)), len(batch))]
         first = min(found, default=len(batch))
         return first if first < len(batch) else None
 
     def die(self) -> None:
-        """Raise `TaskKilled`, after the running calls of the task are abandoned."""
+        """Stop the running calls of the task, and raise `TaskKilled`."""
         self.count += 1
         self.dying()
         for executor in self._executors:
@@ -91,7 +91,7 @@ class Kills:
 
 
 class MortalExecutor:
-    """An executor of one task of a bolt that dies at the tuples of `Kills`; see `Executor`."""
+    """An `Executor` that dies at the tuples of `Kills`."""
 
     def __init__(self, name: str, executor: Executor, kills: Kills) -> None:
         self._name = name
@@ -106,15 +106,15 @@ class MortalExecutor:
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
-        """Run the bolt on a batch; if the task dies in it, only on the rows before."""
-        place = self._kills.place_in(self._name, batch)
-        if place is None:
+        """Run the bolt on a batch; if the task dies at a row, only on the rows before."""
+        first = self._kills.first_in(self._name, batch)
+        if first is None:
             self._kills.taken[self._name] += len(batch)
             return self._executor.process(source, stream, batch, identity)
-        self._kills.taken[self._name] += place + 1
-        if place:
+        self._kills.taken[self._name] += first + 1
+        if first:
             self._executor.process(
-                source, stream, batch.slice(0, place), identity and identity.part(0, place)
+                source, stream, batch.slice(0, first), identity and identity.part(0, first)
             )
         self._kills.die()
         raise AssertionError("unreachable")
@@ -129,7 +129,7 @@ class MortalExecutor:
 
 
 class SimulatedWaits(selectors.DefaultSelector):
-    """A selector that advances simulated time instead of waiting."""
+    """A selector of an event loop that advances a simulated clock instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class SimulatedWaits(selectors.DefaultSelector):
         return time.monotonic_ns() + self._ahead_ns
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for a socket if there is one; otherwise advance the clock."""
+        """Return the ready sockets. Without an open socket or a thread, advance the clock."""
         found = super().select(0)
         if found or (timeout is not None and timeout <= 0):
             return found

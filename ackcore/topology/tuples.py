@@ -133,7 +133,7 @@ class Identity(NamedTuple):
 class Origin:
     """The source, the fields and the records of the tuples of one batch; each tuple refers to it.
 
-    ``owner``: the collector that acks and fails the tuples. ``component``, ``stream``: their source.
+    ``owner``: the collector of the tuples. ``component``, ``stream``: the source of the tuples.
     ``first``: the handle of the batch's first row.
     """
 

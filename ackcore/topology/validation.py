@@ -1,8 +1,7 @@
-"""The checks of a topology, and their errors.
+"""The checks of a topology, which find all problems, so that the user can correct them together.
 
-All problems are found before any is reported, so that you can correct them together. A consequence
-of another problem is not reported: a stream of an undeclared component, for example, is not also
-reported as missing.
+Functions yield the text of each problem. A consequence of another problem is not reported: for a
+reader of an undeclared component, no missing stream is reported.
 """
 
 from __future__ import annotations
@@ -66,18 +65,18 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 class _Shape(NamedTuple):
-    """A shape of bolt: its work method, another shape's work method, and their arguments."""
+    """A base class of bolts, and the methods that ackcore calls."""
 
     base: type[Component]
-    work: str
-    other: str
-    whose: str
-    called: Mapping[str, tuple[str, ...]]
+    work: str  # the method that each subclass must define
+    other: str  # the method that other base classes have instead
+    whose: str  # these other classes, in words
+    called: Mapping[str, tuple[str, ...]]  # the arguments of each method
 
 
 _ALL = {"prepare": ("context",), "cleanup": ()}
 _WHOSE = "a BatchBolt's"
-#: A bolt has the first of these shapes that it derives from, as in the engine.
+#: A bolt has the first of these shapes that it derives from.
 _SHAPES = (
     _Shape(
         BatchBolt,
@@ -115,11 +114,11 @@ def problems(
     """Yield all problems of a topology, except those of the keys and values of tables.
 
     ``spouts``, ``bolts``, ``sinks``, ``tables``: the components as declared; several may have the
-    same name. ``closed``: the spouts of closed windows. ``broken``: the bolts whose streams are
-    unknown, because their outputs were refused.
+    same name. ``closed``: the spouts of closed windows. ``broken``: the bolts whose ``outputs``
+    have a problem, so that their streams are unknown. ``reject``: the setting.
     """
     yield from _names(spouts, bolts, sinks, tables)
-    yield from _places(sinks)
+    yield from _directories(sinks)
     names = [table.name for table in tables]
     for bolt in bolts:
         yield from _uses(bolt, names)
@@ -142,7 +141,7 @@ def problems(
     yield from _shared(bolts)
     times = Counter([*(spout.name for spout in spouts), *(bolt.name for bolt in bolts)])
     broken = broken | {name for name in times if times[name] > 1}
-    # Without a spout of its own: the table has no window, or a problem of its own.
+    # The closed windows of a table without a window, or with a problem that is reported elsewhere.
     unknown = {f"{name}{CLOSED}" for name in names} - {spout.name for spout in closed}
     find = _finder([*spouts, *closed], bolts, broken | unknown, tables)
     for bolt in bolts:
@@ -172,11 +171,11 @@ def problems(
                 "and the table that bolt"
             )
     yield from _unread(spouts, bolts, sinks, tables)
-    yield from _circle([bolt for bolt in bolts if bolt.name not in broken], tables)
+    yield from _cycle([bolt for bolt in bolts if bolt.name not in broken], tables)
 
 
 class _DeclaredStream:
-    """The known facts of a stream: its fields, and for a bolt's stream their types."""
+    """The names of a stream's fields, and their types, which are unknown for a DataFrame."""
 
     def __init__(self, fields: Sequence[str], types: Sequence[pa.DataType] = ()) -> None:
         self.fields = tuple(fields)
@@ -211,15 +210,15 @@ def _names(
         yield f"a sink and a table are named {name!r}; set another name of the sink with name="
 
 
-def _places(sinks: Sequence[SinkSpec]) -> Iterator[str]:
-    """Refuse two sinks that write to one directory, if only one of them can."""
+def _directories(sinks: Sequence[SinkSpec]) -> Iterator[str]:
+    """Yield a problem for two sinks that would overwrite each other's files in one directory."""
     first: dict[str, str] = {}
     for sink in sinks:
-        place = getattr(sink.writer, "own_place", None)
-        if isinstance(place, str) and first.setdefault(place, sink.name) != sink.name:
+        path = getattr(sink.writer, "own_place", None)
+        if isinstance(path, str) and first.setdefault(path, sink.name) != sink.name:
             yield (
-                f"sinks {first[place]!r} and {sink.name!r} must have different directories, got "
-                f"{place!r} for both, where each would replace the micro-batches of the other; "
+                f"sinks {first[path]!r} and {sink.name!r} must have different directories, got "
+                f"{path!r} for both, where each would replace the micro-batches of the other; "
                 "give each its own, or let one bolt read both streams and one sink read that bolt"
             )
 
@@ -321,7 +320,7 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
     for each in bolt.inputs:
         if (each.component, each.stream) in seen:
             yield (
-                f"{subject} reads {_words(each.component, each.stream)} twice; a bolt can "
+                f"{subject} reads {_stream_title(each.component, each.stream)} twice; a bolt can "
                 "read a stream by one grouping only; remove one of them"
             )
         seen.add((each.component, each.stream))
@@ -329,14 +328,14 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
     yield from _twice(f"streams of {subject},", named, "rename all but one")
     for stream, schema in bolt.schemas.items():
         yield from _name(f"stream of {subject},", stream)
-        words = _words(bolt.name, stream)
+        words = _stream_title(bolt.name, stream)
         yield from _field_names(words, schema.names, "rename one in outputs")
         for field in schema:
-            plain = _laid_out_otherwise(field.type)
-            if plain is not None:
+            wrong = _unsendable(field.type)
+            if wrong is not None:
                 yield (
                     f"field {field.name!r} of {words} must have a type whose rows can be "
-                    f"sent one by one, got {plain}; declare the type of the values, such as "
+                    f"sent one by one, got {wrong}; declare the type of the values, such as "
                     "string: emitted values are cast to it"
                 )
     wanted: Any = getattr(bolt.component, "inputs", None)
@@ -355,7 +354,7 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
 
 
 def _final_errors(bolt: BoltSpec) -> Iterator[str]:
-    """Yield the errors of a bolt's `reject` and `retry_on`."""
+    """Yield the problems of the lists `reject` and `retry_on` of a bolt."""
     for name in ("reject", "retry_on"):
         given = getattr(bolt.component, name)
         try:
@@ -372,7 +371,7 @@ def _contradictions(bolt: BoltSpec, reject: Sequence[type[Exception]]) -> Iterat
 
 
 def _calls(bolt: BoltSpec) -> Iterator[str]:
-    """Yield the errors in the settings of a bolt with several inputs in flight."""
+    """Yield the problem of the settings of a bolt that processes several inputs at once."""
     component = bolt.component
     if isinstance(component, BatchBolt):
         return
@@ -386,7 +385,7 @@ def _calls(bolt: BoltSpec) -> Iterator[str]:
 
 
 def _methods(bolt: BoltSpec) -> Iterator[str]:
-    """Yield errors that would fail every record: missing methods, wrong signatures."""
+    """Yield the problems of a bolt's methods: missing ones, wrong signatures."""
     component, made = bolt.component, type(bolt.component).__name__
     shape = next(shape for shape in _SHAPES if isinstance(component, shape.base))
     if isinstance(component, AsyncBolt) and component.max_batch != 1:
@@ -419,7 +418,7 @@ def _methods(bolt: BoltSpec) -> Iterator[str]:
 
 
 def _defines(component: Component, method: str) -> bool:
-    """Return whether an `AsyncBolt` defines one of its methods."""
+    """Return whether a component is an `AsyncBolt` that overrides a method of its base class."""
     if not isinstance(component, AsyncBolt):
         return False
     function: Any = getattr(component, method)
@@ -473,9 +472,9 @@ def _near(words: Sequence[str], known: Sequence[str]) -> bool:
 
 
 def refused_call(function: Callable[..., object], arguments: Sequence[str]) -> str | None:
-    """Return a function's signature if the function does not accept these arguments.
+    """Return None if a function can be called with these arguments; otherwise its signature.
 
-    Return None if it accepts them, or if Python cannot read its signature.
+    A function whose signature Python cannot read is assumed to accept them.
     """
     try:
         # Do not follow a wrapper: it may accept fewer arguments and add others.
@@ -523,9 +522,10 @@ def _finder(
     broken: set[str],
     tables: Sequence[DeclaredTable],
 ) -> Callable[[str, str, str], _DeclaredStream | str | None]:
-    """Return a function that finds the stream of a reader, such as ``"bolt 'count'"``.
+    """Return a function that looks up a stream by its reader, component and name.
 
-    That function returns the stream, an error, or None if the error was reported already.
+    The reader is a text, such as ``"bolt 'count'"``. The function returns the stream, a problem, or
+    None if the problem is reported elsewhere.
     """
     streams: dict[str, dict[str, _DeclaredStream]] = {}
     for spout in spouts:
@@ -546,9 +546,9 @@ def _finder(
             kind, reads = subject.partition(" ")[0], f"{subject} reads {component!r}, which "
             for table in tables:
                 if component == table.name:
-                    return f"{reads}is a table, whose rows are no stream; {_way_to(kind, table)}"
+                    return f"{reads}is a table, whose rows are no stream; {_advice(kind, table)}"
             if component in ends:
-                return f"{reads}a {kind} cannot read; {_way_to(kind, ends[component])}"
+                return f"{reads}a {kind} cannot read; {_advice(kind, ends[component])}"
             names = list(dict.fromkeys([*streams, *ends, *(table.name for table in tables)]))
             names = names if nearest(component, names) else list(streams)
             return f"{reads}is not declared; {near_miss(component, names, 'components')}"
@@ -566,14 +566,14 @@ def _finder(
 
 
 def _ends(table: DeclaredTable) -> tuple[str, ...]:
-    """Return the ends of the names under which sinks read a table."""
+    """Return the suffixes that a sink can add to a table's name to read its rows."""
     if table.window is None:
         return (CHANGES,)
     return (CLOSED,) if table.window.step_ms is None else (CHANGES, CLOSED)
 
 
-def _way_to(kind: str, table: DeclaredTable) -> str:
-    """Return the advice to a reader that cannot read a table, by the kind of the reader."""
+def _advice(kind: str, table: DeclaredTable) -> str:
+    """Return the advice of an error for a reader of a table; ``kind``: bolt, sink or table."""
     closed = "" if table.window is None else f"read {table.name + CLOSED!r}, or "
     if kind == "bolt":
         return f"{closed}set uses = [{table.name!r}] in the bolt's class to look up rows"
@@ -585,7 +585,7 @@ def _way_to(kind: str, table: DeclaredTable) -> str:
 def _grouping(bolt: BoltSpec, each: Input, found: _DeclaredStream | None) -> Iterator[str]:
     keys = each.grouping.keys
     how = f"{each.grouping.name} grouping of bolt {bolt.name!r}"
-    words = _words(each.component, each.stream)
+    words = _stream_title(each.component, each.stream)
     if not keys and isinstance(each.grouping, (Fields, PartialKey)):
         yield f"{how} on {words} names no field; name one, or use .global_() for a single task"
     if len(set(keys)) < len(keys):
@@ -607,7 +607,7 @@ def _grouping(bolt: BoltSpec, each: Input, found: _DeclaredStream | None) -> Ite
 
 
 def _limit(bolt: BoltSpec, found: _DeclaredStream, words: str) -> Iterator[str]:
-    """Yield the error of a limit with a key that tuples do not have."""
+    """Yield the problem of a bolt's limit whose key is no field of an input."""
     limit = getattr(bolt.component, "limit", None)
     if (
         isinstance(limit, RateLimit)
@@ -621,7 +621,7 @@ def _limit(bolt: BoltSpec, found: _DeclaredStream, words: str) -> Iterator[str]:
 
 
 def _budget(bolt: BoltSpec) -> Iterator[str]:
-    """Yield the problems of a bolt whose limit has no effect, or whose budget cannot be kept."""
+    """Yield the problems of a limit that has no effect, or whose cost_per_run cannot be kept."""
     limit = getattr(bolt.component, "limit", None)
     if not isinstance(limit, RateLimit):
         return
@@ -642,14 +642,14 @@ def _budget(bolt: BoltSpec) -> Iterator[str]:
         )
     if not any(each.grouping.moves(bolt.parallelism) for each in bolt.inputs):
         yield (
-            f"{needs}an exchange in front of the bolt: the money is divided by the number of its "
-            f"tasks, which is known only there; give .bolt({bolt.name!r}, ..., parallelism=...), "
-            "or group its input by .fields(...)"
+            f"{needs}an exchange before the bolt: each of its tasks may spend an equal share, and "
+            f"only after an exchange their number is known; set .bolt({bolt.name!r}, ..., "
+            "parallelism=...), or group its input by .fields(...)"
         )
 
 
 def _uses(bolt: BoltSpec, tables: Sequence[str]) -> Iterator[str]:
-    """Yield the errors in the tables that a bolt declares to use."""
+    """Yield the problems of the tables in a bolt's ``uses``; ``tables``: all declared ones."""
     uses: Any = bolt.component.uses
     if not isinstance(uses, list | tuple) or not all(isinstance(name, str) for name in uses):
         yield (
@@ -679,8 +679,8 @@ def change_problems(sink: SinkSpec, shape: TableShape) -> Iterator[str]:
             return
     elif shape.sessions:
         yield (
-            f"sink {sink.name!r} reads the changes of table {table!r}, whose sessions may join "
-            f"others, so that a row is not changed but gone; read {table}{CLOSED}"
+            f"sink {sink.name!r} reads the changes of table {table!r}, but a session window may "
+            f"merge with others, and no change would remove its row; read {table}{CLOSED}"
         )
         return
     if sink.stream not in streams:
@@ -702,7 +702,10 @@ def change_problems(sink: SinkSpec, shape: TableShape) -> Iterator[str]:
 
 
 def _windowless(subject: str, component: str, tables: Sequence[DeclaredTable]) -> Iterator[str]:
-    """Yield the problem of a bolt or a table that reads closed windows of a table without them."""
+    """Yield a problem if ``component`` is the closed windows of a table that has no windows.
+
+    ``subject``: the bolt or table that reads them.
+    """
     for table in tables:
         if component == f"{table.name}{CLOSED}" and table.window is None:
             yield (
@@ -712,18 +715,18 @@ def _windowless(subject: str, component: str, tables: Sequence[DeclaredTable]) -
 
 
 def window_problems(topology: Parts) -> Iterator[str]:
-    """Yield the problems of tables with windows that are fed by untracked spouts."""
+    """Yield a problem for each table with windows that gets records of an untracked spout."""
     for table in topology.tables.values():
         for name in topology.spouts_of(table.component) if table.shape.window is not None else ():
             if not topology.spouts[name].tracked:
                 yield (
-                    f"table {table.name!r} has windows and is fed by spout {name!r}, which is not "
-                    "tracked: late records could not be dead letters; remove tracked=False"
+                    f"table {table.name!r} has windows, and gets records of spout {name!r}, which "
+                    "is not tracked: late records could not be dead letters; remove tracked=False"
                 )
 
 
-def _laid_out_otherwise(type_: pa.DataType) -> pa.DataType | None:
-    """Return the type, or the part of it, whose rows cannot be sent one by one; else None."""
+def _unsendable(type_: pa.DataType) -> pa.DataType | None:
+    """Return the type, or the nested type, whose rows cannot be sent one by one; else None."""
     kind = pa.types
     if (
         kind.is_dictionary(type_)
@@ -736,7 +739,7 @@ def _laid_out_otherwise(type_: pa.DataType) -> pa.DataType | None:
         or isinstance(type_, pa.BaseExtensionType)
     ):
         return type_
-    parts = (_laid_out_otherwise(type_.field(at).type) for at in range(type_.num_fields))
+    parts = (_unsendable(type_.field(at).type) for at in range(type_.num_fields))
     return next((part for part in parts if part is not None), None)
 
 
@@ -751,7 +754,7 @@ def _wanted(bolt: BoltSpec, each: Input, found: _DeclaredStream) -> Iterator[str
     wanted: Any = getattr(bolt.component, "inputs", None)
     if not isinstance(wanted, pa.Schema):
         return
-    words = _words(each.component, each.stream)
+    words = _stream_title(each.component, each.stream)
     for field in wanted:
         must = f"inputs of bolt {bolt.name!r} require '{field.name}: {field.type}', and {words}"
         if field.name not in found.fields:
@@ -778,7 +781,7 @@ def _unread(
             yield (f"no bolt or sink reads spout {spout.name!r}; let one read it, or remove it")
 
 
-def _circle(bolts: Sequence[BoltSpec], tables: Sequence[DeclaredTable]) -> Iterator[str]:
+def _cycle(bolts: Sequence[BoltSpec], tables: Sequence[DeclaredTable]) -> Iterator[str]:
     inputs = {bolt.name: [each.component for each in bolt.inputs] for bolt in bolts}
     closed = {f"{table.name}{CLOSED}": [table.component] for table in tables}
     known = inputs | closed
@@ -786,11 +789,11 @@ def _circle(bolts: Sequence[BoltSpec], tables: Sequence[DeclaredTable]) -> Itera
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
-        circle: list[str] = error.args[1][:-1]
+        cycle: list[str] = error.args[1][:-1]
         # Start at the bolt that was declared first, so that the text is deterministic.
-        at = circle.index(min(circle, key=list(graph).index))
-        shown = " -> ".join([*circle[at:], *circle[: at + 1]])
-        if closed.keys() & set(circle):
+        at = cycle.index(min(cycle, key=list(graph).index))
+        shown = " -> ".join([*cycle[at:], *cycle[: at + 1]])
+        if closed.keys() & set(cycle):
             yield (
                 f"a table gets the rows of its own closed windows: {shown}; its windows would "
                 "never all close; remove one of these inputs"
@@ -803,8 +806,8 @@ def _circle(bolts: Sequence[BoltSpec], tables: Sequence[DeclaredTable]) -> Itera
         )
 
 
-def _words(component: str, stream: str) -> str:
-    """Return the name of a stream in errors."""
+def _stream_title(component: str, stream: str) -> str:
+    """Return a text that names a stream in errors."""
     return f"{component!r}" if stream == DEFAULT_STREAM else f"stream {stream!r} of {component!r}"
 
 
@@ -819,7 +822,7 @@ def compiled_checks(
 ) -> tuple[dict[tuple[str, str], tuple[StreamCheck, ...]], list[str]]:
     """Return the compiled expectations by component and stream, and the problems found.
 
-    ``readers`` has the sinks and the tables. ``broken`` names the bolts whose streams are unknown.
+    ``readers``: the sinks and the tables. ``broken``: the bolts whose ``outputs`` have a problem.
     """
     read = {(each.component, each.stream) for bolt in bolts for each in bolt.inputs}
     read |= {(reader.component, reader.stream) for reader in readers}
@@ -838,8 +841,8 @@ def compiled_checks(
                 continue
             if (name, stream) not in read:
                 wrong.append(
-                    f"{subject} expects conditions of {_words(name, stream)}, which no bolt, "
-                    "sink or table reads; let one read it, or remove them"
+                    f"{subject} expects conditions of {_stream_title(name, stream)}, which no "
+                    "bolt, sink or table reads; let one read it, or remove them"
                 )
             some = [one for one in expected if one.stream == stream]
             found = list(checks_of(some, _types_of(schemas[stream])))
