@@ -166,17 +166,17 @@ class TopologyRun:
         return self
 
     def __repr__(self) -> str:
-        return f"<TopologyRun of {_shown(self.counts)}>"
+        return f"<TopologyRun of {_counts_text(self.counts)}>"
 
     def __str__(self) -> str:
         batches = len(self.progress)
         plural = "" if batches == 1 else "es"
-        lines = [f"{_shown(self.counts)}, in {batches} micro-batch{plural}"]
+        lines = [f"{_counts_text(self.counts)}, in {batches} micro-batch{plural}"]
         if self.elapsed_s:
             lines[0] += f" and {self.elapsed_s:g} s of simulated time"
         if self.kills:
             lines[0] += f"; {self.kills} tasks died"
-        lines += [f"  spout {name}: {_shown(one)}" for name, one in self.counts.spouts.items()]
+        lines += [f"  spout {name}: {_counts_text(one)}" for name, one in self.counts.spouts.items()]
         duplicates = sum(progress.duplicates for progress in self.progress)
         if duplicates:
             lines.append(f"  duplicates: {duplicates} records were not run")
@@ -213,7 +213,7 @@ class TopologyRun:
 _SHOWN, _CHARS = 10, 200
 
 
-def _shown(figures: Any) -> str:
+def _counts_text(figures: Any) -> str:
     """Return the `Counts` of a run, or those of a spout, as text."""
     return (
         f"{figures.records} records: {figures.acked} acked, {figures.dead} dead, "

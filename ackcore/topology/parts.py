@@ -324,18 +324,6 @@ class Parts:
         graph = {name: self.tables_before(table) for name, table in self.tables.items()}
         return tuple(self.tables[name] for name in TopologicalSorter(graph).static_order())
 
-    def streams(self, component: str) -> tuple[str, ...]:
-        """Return the names of a component's streams."""
-        return (
-            (DEFAULT_STREAM,) if component in self.spouts else tuple(self.bolts[component].schemas)
-        )
-
-    def fields(self, component: str, stream: str = DEFAULT_STREAM) -> tuple[str, ...]:
-        """Return the names of a stream's fields."""
-        if component in self.spouts:
-            return self.spouts[component].fields
-        return tuple(self.bolts[component].schemas[stream].names)
-
     @property
     def written(self) -> frozenset[tuple[str, str]]:
         """The component and name of each stream that a sink or a table reads."""

@@ -51,9 +51,7 @@ def test_a_topology_holds_what_was_declared_in_order(make):
     assert bolt.inputs == (Input("split", "default", Fields(("word",))),)
     assert (sink.component, sink.stream, sink.writer) == ("count", "default", make.write)
     assert topology.settings == Settings()
-    assert topology.streams("lines") == topology.streams("split") == ("default",)
-    assert topology.fields("lines") == ("line",)
-    assert topology.fields("count", "default") == ("word", "n")
+    assert topology.spouts["lines"].fields == ("line",)
     assert repr(topology) == f"<Topology {topology.fingerprint[:12]} of lines, split, count>"
 
 
@@ -109,7 +107,7 @@ def test_named_streams_are_read_by_name(make):
     builder.bolt("count", make.batches()).fields("parse", "word", stream="good")
     builder.sink("parse", make.write, stream="bad")
     topology = builder.build()
-    assert topology.streams("parse") == ("good", "bad")
+    assert tuple(topology.bolts["parse"].schemas) == ("good", "bad")
     assert topology.bolts["count"].inputs == (Input("parse", "good", Fields(("word",))),)
     assert topology.sinks["parse.bad"].stream == "bad"
 

@@ -146,13 +146,9 @@ def test_every_input_is_one_edge_and_is_found_from_both_ends(topology):
     ]
     assert declared == [(e.source, e.stream, e.target, e.grouping) for e in layout.subscriptions]
     assert [sub.index for sub in layout.subscriptions] == list(range(len(declared)))
-    components = [*topology.spouts, *topology.bolts]
-    from_sources = [
-        sub
-        for component in components
-        for stream in topology.streams(component)
-        for sub in layout.out(component, stream)
-    ]
+    streams = [(name, "default") for name in topology.spouts]
+    streams += [(name, stream) for name, bolt in topology.bolts.items() for stream in bolt.schemas]
+    from_sources = [sub for component, stream in streams for sub in layout.out(component, stream)]
     into_targets = [sub for name in topology.bolts for sub in layout.into(name)]
     by_index = sorted(from_sources, key=lambda sub: sub.index)
     assert by_index == into_targets == list(layout.subscriptions)
