@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from ackcore._arrow import hash_columns, nullable_within
+from ackcore._arrow import hash_columns
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.session import refuse_connect, refuse_frame, refuse_mixed, refuse_session
@@ -22,7 +22,7 @@ from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place
 from ackcore.spark.sinks.sink import as_sink, check_sink
 from ackcore.spark.stores.opening import place_of
 from ackcore.topology.builder import Topology
-from ackcore.topology.parts import BoltSpec, Input, Spout
+from ackcore.topology.parts import Spout
 
 if TYPE_CHECKING:
     from ackcore.kafka.client_settings import ClientSettings
@@ -187,7 +187,8 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
             _check_names(what, outputs, sensitive=True)
         for each in bolt.inputs:
             if each.component in schemas:
-                _check_input(bolt, each, schemas[each.component])
+                what = f"grouping of bolt {name!r}"
+                _check_keys(what, each.grouping.keys, schemas[each.component])
         refuse_unpicklable(f"bolt {name!r}", bolt.component, "prepare()")
     for (name, _), checks in topology.checks.items():
         refuse_unpicklable(f"expect of {name!r}", checks, "the function")
@@ -334,17 +335,3 @@ def kept_schema(schema: StructType, what: str) -> pa.Schema:
                 "string or binary, for example by cast(), to_json() or ST_AsBinary(), or drop it"
             )
     return kept
-
-
-def _check_input(bolt: BoltSpec, each: Input, schema: pa.Schema) -> None:
-    """Check the inputs that a bolt declares against the types of a spout's source."""
-    _check_keys(f"grouping of bolt {bolt.name!r}", each.grouping.keys, schema)
-    wanted = {field.name: nullable_within(field.type) for field in bolt.component.inputs or ()}
-    for field in schema:
-        asked = wanted.get(field.name, nullable_within(field.type))
-        if asked != nullable_within(field.type):
-            raise TypeError(
-                f"inputs of bolt {bolt.name!r} require '{field.name}: {asked}', but the source of "
-                f"spout {each.component!r} has '{field.name}: {field.type}'; change the inputs, "
-                "or cast the column"
-            )

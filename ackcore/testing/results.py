@@ -176,7 +176,9 @@ class TopologyRun:
             lines[0] += f" and {self.elapsed_s:g} s of simulated time"
         if self.kills:
             lines[0] += f"; {self.kills} tasks died"
-        lines += [f"  spout {name}: {_counts_text(one)}" for name, one in self.counts.spouts.items()]
+        lines += [
+            f"  spout {name}: {_counts_text(one)}" for name, one in self.counts.spouts.items()
+        ]
         duplicates = sum(progress.duplicates for progress in self.progress)
         if duplicates:
             lines.append(f"  duplicates: {duplicates} records were not run")

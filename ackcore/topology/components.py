@@ -219,8 +219,6 @@ class Component:
     #: The schema of each emitted stream; a bare schema is the stream ``"default"``. A column may be
     #: declared not nullable. Nested fields may be null, whatever is declared.
     outputs: pa.Schema | Mapping[str, pa.Schema] | None = None
-    #: The fields that inputs must have; they may have more. Checked when the topology is built.
-    inputs: pa.Schema | None = None
     #: The exceptions that make a record a dead letter at once, when this bolt raises them or fails
     #: a tuple with them. They add to `Reject` and to the setting ``reject`` of all bolts.
     reject: Iterable[type[Exception] | str] = ()
@@ -256,8 +254,6 @@ class Bolt(Component):
     ----------
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
         The schema of each emitted stream; a bare schema is the stream ``"default"``.
-    inputs : pyarrow.Schema, optional
-        The fields that inputs must have; they may have more.
     collector : Collector
         The collector to emit, ack and fail through; set before ``prepare`` is called.
     threads : int, default 1
@@ -295,8 +291,6 @@ class BasicBolt(Component):
     ----------
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
         The schema of each emitted stream; a bare schema is the stream ``"default"``.
-    inputs : pyarrow.Schema, optional
-        The fields that inputs must have; they may have more.
     threads : int, default 1
         The number of threads that call ``execute``, as in `Bolt`.
     """
@@ -330,8 +324,6 @@ class AsyncBolt(Component):
     ----------
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
         The schema of each emitted stream; a bare schema is the stream ``"default"``.
-    inputs : pyarrow.Schema, optional
-        The fields that inputs must have; they may have more.
     max_concurrency : int or callable, default `DelayTarget`
         The number of concurrent calls in each task, and to each endpoint if there are several: a
         number, or a callable that returns a `Limit`, such as a class of `ackcore.flow`. The
@@ -419,8 +411,6 @@ class BatchBolt(Component):
     ----------
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
         The schema of each emitted stream; a bare schema is the stream ``"default"``.
-    inputs : pyarrow.Schema, optional
-        The fields that inputs must have; they may have more.
     needs_identity : bool
         Set it to True on the class to get ``out.identity``, the `Identity` of the batch's rows.
     """

@@ -174,9 +174,7 @@ class StreamCheck:
             )
         return met
 
-    def reasons(
-        self, batch: pa.RecordBatch, rows: Int64s, errors: Mapping[int, str]
-    ) -> list[str]:
+    def reasons(self, batch: pa.RecordBatch, rows: Int64s, errors: Mapping[int, str]) -> list[str]:
         """Return the reason for each tuple that does not meet the condition.
 
         ``rows`` and ``errors`` are parts of the result of `failed`.

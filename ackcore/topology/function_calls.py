@@ -53,7 +53,6 @@ class _Calling(Component):
         reject: Iterable[type[Exception] | str] = (),
     ) -> None:
         self.outputs = pa.schema([*kept, *answers])
-        self.inputs = kept
         self.journal = journal
         self.retry_on = retry_on
         self.reject = reject

@@ -21,7 +21,7 @@ import pyarrow as pa
 from ackcore.tables.aggregates import Aggregate
 from ackcore.tables.table_shape import TableShape
 from ackcore.tables.time_windows import Window
-from ackcore.topology.components import DEFAULT_STREAM, Component
+from ackcore.topology.components import Component
 from ackcore.topology.expectations import Expectations
 from ackcore.topology.table_views import (
     CHANGES,

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ackcore._arrow import nullable_within
 from ackcore._error_hints import listed, near_miss, nearest
 from ackcore.calls import RateLimit
 from ackcore.calls.call_queues import FairQueues
@@ -153,8 +152,6 @@ def problems(
             if isinstance(found, str):
                 yield found
             yield from _grouping(bolt, each, found if isinstance(found, _DeclaredStream) else None)
-            if isinstance(found, _DeclaredStream):
-                yield from _wanted(bolt, each, found)
     readers: list[tuple[str, SinkSpec | DeclaredTable]]
     readers = [*(("sink", sink) for sink in sinks), *(("table", table) for table in tables)]
     for kind, reader in readers:
@@ -338,12 +335,6 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
                     f"sent one by one, got {wrong}; declare the type of the values, such as "
                     "string: emitted values are cast to it"
                 )
-    wanted: Any = getattr(bolt.component, "inputs", None)
-    if wanted is not None and not isinstance(wanted, pa.Schema):
-        yield (
-            f"inputs of {subject} must be a pyarrow.Schema or None, got {type(wanted).__name__}; "
-            "create one with pyarrow.schema(...)"
-        )
     try:
         if bolt.component.journal is not False:
             journaled(bolt.component)
@@ -747,22 +738,6 @@ def _has_map(type_: pa.DataType) -> bool:
     if pa.types.is_map(type_):
         return True
     return any(_has_map(type_.field(at).type) for at in range(type_.num_fields))
-
-
-def _wanted(bolt: BoltSpec, each: Input, found: _DeclaredStream) -> Iterator[str]:
-    """Yield the fields that a bolt requires of its inputs and that are missing."""
-    wanted: Any = getattr(bolt.component, "inputs", None)
-    if not isinstance(wanted, pa.Schema):
-        return
-    words = _stream_title(each.component, each.stream)
-    for field in wanted:
-        must = f"inputs of bolt {bolt.name!r} require '{field.name}: {field.type}', and {words}"
-        if field.name not in found.fields:
-            yield f"{must} has no such field; {near_miss(field.name, found.fields, 'fields')}"
-            continue
-        comes = found.types.get(field.name)
-        if comes is not None and nullable_within(comes) != nullable_within(field.type):
-            yield f"{must} has '{field.name}: {comes}'; change one of the two types"
 
 
 def _unread(

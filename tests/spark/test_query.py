@@ -285,22 +285,17 @@ def test_what_cannot_run_is_refused_by_name(spark, tmp_path, store, folder):
     assert not (tmp_path / "cp").exists()
 
 
-class Asking(Split):
-    inputs = pa.schema([("id", pa.int32())])
-
-
 @pytest.mark.parametrize(
-    ("columns", "bolt", "words"),
+    ("columns", "words"),
     [
-        ("id bigint, line string", Asking(), "require 'id: int32', but .* has 'id: int64'"),
-        ("line string, nothing struct<>", Split(), "'nothing' of struct<>, which Parquet, the"),
-        ("line string, wait interval year", Split(), "'wait' of interval year, which Spark does"),
+        ("line string, nothing struct<>", "'nothing' of struct<>, which Parquet, the"),
+        ("line string, wait interval year", "'wait' of interval year, which Spark does"),
     ],
 )
-def test_columns_of_a_source_that_will_not_do_are_refused(spark, tmp_path, columns, bolt, words):
+def test_columns_of_a_source_that_will_not_do_are_refused(spark, tmp_path, columns, words):
     builder = TopologyBuilder()
     builder.spout("lines", spark.createDataFrame([], columns))
-    builder.bolt("split", bolt).shuffle("lines")
+    builder.bolt("split", Split()).shuffle("lines")
     with pytest.raises(TypeError, match=words):
         run_batch(builder.build(), spark, tmp_path / "cp")
     assert not (tmp_path / "cp").exists()

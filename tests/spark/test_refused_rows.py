@@ -537,11 +537,7 @@ def test_only_a_sink_that_replaces_is_isolated():
             "max_refused of sink .* must be an integer, got float",
         ),
         ({"isolate": True, "max_refused": -1}, ValueError, "must be at least 0, got -1"),
-        (
-            {"max_refused": 5},
-            ValueError,
-            "has no effect without isolate; set isolate",
-        ),
+        ({"max_refused": 5}, ValueError, "has no effect without isolate; set isolate"),
     ):
         with pytest.raises(error, match=says):
             builder.sink("upper", print, **more)

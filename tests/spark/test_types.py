@@ -129,7 +129,6 @@ def test_a_null_in_a_nested_field_that_is_declared_not_null_is_kept(spark, tmp_p
 
     class Batches(BatchBolt):
         outputs = strict
-        inputs = strict
 
         def process(self, batch, out):
             out.emit(batch, parents=range(len(batch)))

@@ -26,9 +26,8 @@ class Frame:
 
 
 class Batches(BatchBolt):
-    def __init__(self, outputs=None, inputs=None):
+    def __init__(self, outputs=None):
         self.outputs = outputs
-        self.inputs = inputs
 
     def process(self, batch, out):
         """Never called: nothing here runs."""

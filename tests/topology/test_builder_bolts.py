@@ -1,4 +1,4 @@
-"""Methods and inputs of bolts, as build looks at them; several mistakes at once."""
+"""Methods of bolts, as build looks at them; several mistakes at once."""
 
 from __future__ import annotations
 
@@ -260,65 +260,6 @@ def test_a_method_of_the_instance_counts(builder):
     assert builder.build()
 
 
-# --- what a bolt says that it reads --------------------------------------------------------------
-
-
-def test_inputs_that_come_in_are_accepted_beside_others(make):
-    builder = make.word_count()
-    builder.bolt("x", make.batches(inputs=make.words)).shuffle("count")
-    builder.bolt("y", make.batches(inputs=pa.schema([("line", pa.string())]))).shuffle("lines")
-    assert builder.build()
-
-
-@pytest.mark.parametrize(
-    ("source", "wanted", "message"),
-    [
-        (
-            "count",
-            pa.schema([("n", pa.int32())]),
-            "inputs of bolt 'x' require 'n: int32', and 'count' has 'n: int64'; change one "
-            "of the two types",
-        ),
-        (
-            "count",
-            pa.schema([("words", pa.string())]),
-            "inputs of bolt 'x' require 'words: string', and 'count' has no such field; "
-            "did you mean 'word'?",
-        ),
-        (
-            "lines",
-            pa.schema([("text", pa.string())]),
-            "inputs of bolt 'x' require 'text: string', and 'lines' has no such field; "
-            "the fields are 'line'",
-        ),
-        (
-            "lines",
-            ["line"],
-            "inputs of bolt 'x' must be a pyarrow.Schema or None, got list; "
-            "create one with pyarrow.schema(...)",
-        ),
-    ],
-)
-def test_inputs_that_do_not_come_in_are_refused(builder, make, source, wanted, message):
-    builder.bolt("x", make.batches(inputs=wanted)).shuffle(source)
-    assert refusal(builder) == message
-
-
-def test_inputs_on_the_class_hold_for_every_stream_that_is_read(builder, make):
-    class Adds(type(make.batches())):
-        inputs = pa.schema([("n", pa.int64())])
-
-        def __init__(self):
-            """Leave what the class says."""
-
-    builder.bolt("p", make.batches({"a": make.counts, "b": make.words})).shuffle("lines")
-    builder.bolt("x", Adds()).shuffle("p", stream="a").shuffle("p", stream="b")
-    assert refusal(builder) == (
-        "inputs of bolt 'x' require 'n: int64', and stream 'b' of 'p' has no such field; "
-        "the fields are 'word'"
-    )
-
-
 # --- several at once -----------------------------------------------------------------------------
 
 
@@ -392,7 +333,4 @@ def test_what_is_nested_may_be_null_whatever_is_declared():
     builder.bolt(
         "a", one(BasicBolt, outputs=columns(False), execute=lambda self, tuple, collector: None)
     ).shuffle("in")
-    builder.bolt(
-        "b", one(BasicBolt, inputs=columns(False), execute=lambda self, tuple, collector: None)
-    ).shuffle("a")
     assert builder.build().bolts["a"].schemas["default"].equals(columns(True))

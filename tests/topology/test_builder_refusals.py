@@ -305,7 +305,7 @@ def test_fields_of_a_stream_have_names_of_their_own(builder, make, fields, messa
 def test_a_field_that_two_have_can_be_asked_for(builder, make):
     twice = pa.schema([("a", pa.int64()), ("a", pa.int64())])
     builder.bolt("x", make.batches(twice)).shuffle("split")
-    builder.bolt("y", make.batches(inputs=twice)).fields("x", "a")
+    builder.bolt("y", make.batches()).fields("x", "a")
     assert refusal(builder) == "'x' has 2 fields named 'a'; rename one in outputs"
 
 

@@ -234,7 +234,11 @@ def test_a_batchs_answer_with_names_goes_by_name():
     [
         (PRICE, pa.array([1.5]), "fn must return 2 rows, one for each row of its batch, got 1"),
         (PRICE, pa.array([1.5, None]), "'price' of outputs must not hold nulls, got 1"),
-        (PRICE, ["a", "b"], "columns must be a list of 1 for outputs (price), got a list of 2; its"),
+        (
+            PRICE,
+            ["a", "b"],
+            "columns must be a list of 1 for outputs (price), got a list of 2; its",
+        ),
         (PRICE, None, "'price' of outputs must be a column, got NoneType; repeat a value once"),
         (PRICE, 1.5, "'price' of outputs must be a column, got float; repeat a value once"),
         (BOTH, pa.array([1.5, 2.5]), "columns must be a RecordBatch, a Table, a mapping or a list"),

@@ -231,7 +231,7 @@ def test_an_answer_that_is_damaged_ends_the_task(task, tmp_path):
             path.write_bytes(path.read_bytes()[:-1] + b"?")
 
     first.journal.sync = damaged
-    with pytest.raises(RuntimeError, match="the journal of bolt .b. no longer has a readable answer"):
+    with pytest.raises(RuntimeError, match="the journal of bolt 'b' no longer has a readable"):
         first.process(3)
 
 
