@@ -98,11 +98,6 @@ class MortalExecutor:
         self._executor = executor
         self._kills = kills
 
-    @property
-    def ignored(self) -> int:
-        """The number of calls of a collector that had no effect, because they were too late."""
-        return self._executor.ignored
-
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:

@@ -42,12 +42,10 @@ class BatchExecutor:
         self.component = component
         self.reasons = reasons
         self.context = context
-        self.ignored = 0
         self._schemas = output_streams(component)
         self._seen = 0
         self._prepared = False
         self._broken: Reason | None = None
-        self._flushed = False
         # A bolt with a flush may have kept data of each row, so no row is done before it.
         self._until_flush = overrides_flush(component, BatchBolt)
         self._failed: set[int] = set()
@@ -56,8 +54,6 @@ class BatchExecutor:
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
         """Run the bolt on a batch."""
-        if self._flushed:
-            raise RuntimeError(f"{self.reasons.component} has been flushed and takes no more input")
         first, rows = self._seen, batch.num_rows
         if not rows:
             return self._results([], {})
@@ -109,9 +105,6 @@ class BatchExecutor:
 
     def flush(self) -> Results:
         """Flush the bolt."""
-        if self._flushed:
-            raise RuntimeError(f"{self.reasons.component} was flushed before")
-        self._flushed = True
         emitted: list[Piece] = []
         failures: dict[int, Reason] = {}
         if self._prepared and not self._broken and self._until_flush:

@@ -41,25 +41,18 @@ class Executor(Protocol):
     These methods raise only `KeyboardInterrupt`; any other exception of a bolt fails rows.
     """
 
-    @property
-    def ignored(self) -> int:
-        """The number of calls of a collector that had no effect, because they were too late."""
-
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
         """Run the bolt on a batch.
-
-        Raises RuntimeError if the executor was flushed.
 
         ``source``, ``stream``: the component and stream that emitted the batch. ``identity``: the
         records of the rows, if the bolt has ``needs_identity``.
         """
 
     def flush(self) -> Results:
-        """Flush the bolt; then fail all inputs that are neither acked nor failed.
-
-        Raises RuntimeError if the executor was flushed before.
+        """Flush the bolt; then fail all inputs that are neither acked nor failed. No call of
+        `process` or `flush` may follow.
         """
 
     def cleanup(self) -> None:

@@ -320,8 +320,6 @@ class _Journaled(RowExecutor):
 
         Raises RuntimeError or OSError if the journal fails.
         """
-        if self._flushed:
-            raise RuntimeError(f"{self.reasons.component} has been flushed and takes no more input")
         first = self._seen
         self._seen += batch.num_rows
         origin = Origin(self.collector, source, stream, tuple(batch.schema.names), first, identity)

@@ -57,24 +57,16 @@ class RowExecutor:
         self._seen = 0
         self._prepared = False
         self._broken: Reason | None = None
-        self._flushed = False
         # A BasicBolt with a flush may keep data of its inputs until then, so it acks none before.
         self._until_flush = isinstance(component, BasicBolt) and overrides_flush(
             component, BasicBolt
         )
         self._failed: set[int] = set()
 
-    @property
-    def ignored(self) -> int:
-        """The number of calls of a collector that had no effect, because they were too late."""
-        return self.collector.ignored
-
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
         """Run the bolt on every row of a batch."""
-        if self._flushed:
-            raise RuntimeError(f"{self.reasons.component} has been flushed and takes no more input")
         first, rows = self._seen, batch.num_rows
         self._seen += rows
         if rows and not self._prepared:
@@ -89,9 +81,6 @@ class RowExecutor:
 
     def flush(self) -> Results:
         """Flush the bolt; then fail the inputs that it has neither acked nor failed."""
-        if self._flushed:
-            raise RuntimeError(f"{self.reasons.component} was flushed before")
-        self._flushed = True
         if self._broken:
             return Results([], [], 0)
         collector, reason, error = self.collector, self.reasons.not_acked(), None

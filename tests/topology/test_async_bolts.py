@@ -712,7 +712,7 @@ MISTAKES = {
     "list": (lambda c: c.used(tokens=[3]), "tokens of used() must be a number, got list [3]; conv"),
     "nothing": (lambda c: c.used(), "used() needs tokens=... or cost=..., got neither; do not"),
     "by the function": (lambda c: used(tokens="3"), "tokens of used() must be a number, got str '"),
-    "of a Bolt": (lambda c: c.ack(None), "this bolt's collector has no method ack, which only the co"),
+    "of a Bolt": (lambda c: c.ack(None), "this bolt's collector has no method ack, which only t"),
     "stream": (lambda c: c.emit((1,), "sid"), "stream must be one of b's outputs, got 'sid'; did"),
     "columns": (lambda c: c.emit((1, 2)), "values must be 1 for b's stream 'default', one of each"),
     "no row": (lambda c: c.emit(1), "values must be a tuple, a list or a dict of values for b's"),

@@ -181,7 +181,7 @@ def test_a_bolt_does_what_the_model_says(script, at_end, slice_rows):
     assert {h: short(r) for h, r in failed(results).items()} == model.failures
     for stream in TWO:
         assert emitted(results, stream) == model.rows[stream]
-    assert executor.ignored == model.ignored
+    assert executor.collector.ignored == model.ignored
 
 
 def named(result):

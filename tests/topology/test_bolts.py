@@ -284,5 +284,5 @@ def test_the_first_of_several_answers_counts(caplog):
     with caplog.at_level(logging.WARNING, logger="ackcore"):
         results = run(executor, [1, 2, 3], [4])
     assert whys(results) == {1: "first", 2: "in time"}
-    assert executor.ignored == 5
+    assert executor.collector.ignored == 5
     assert "5 calls for tuples that were acked or failed before" in caplog.text

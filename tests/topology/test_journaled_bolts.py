@@ -259,14 +259,6 @@ def test_a_bolt_is_prepared_before_its_first_call_if_there_is_one(task):
     assert emitted([task(once).process(1, 2)]) == [(1, [0]), (2, [1])]  # that was no answer
 
 
-def test_nothing_comes_after_a_flush(task):
-    one = task(counting([]))
-    one.executor.flush()
-    with pytest.raises(RuntimeError, match="b has been flushed and takes no more input"):
-        one.process(1)
-    one.end = lambda: one.journal.close()
-
-
 def test_a_row_that_python_cannot_show_fails(task):
     one = task(counting([]))
     column = pa.array([1, 2], pa.timestamp("s", tz="No/Such"))

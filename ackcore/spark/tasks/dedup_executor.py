@@ -60,8 +60,6 @@ class DedupExecutor:
     ``keys``: the keys of ACKED and of waiting records.
     """
 
-    ignored = 0
-
     def __init__(self, bolt: DedupBolt, keys: SeenKeys) -> None:
         self._dedup = bolt.dedup
         self._keys = keys
