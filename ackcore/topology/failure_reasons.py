@@ -6,7 +6,7 @@ import builtins
 import math
 import pkgutil
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ackcore._error_hints import listed, nearest
@@ -31,47 +31,6 @@ def exception_classes(given: Any, title: str) -> tuple[type[Exception], ...]:
             f"got {type(given).__name__} {given!r}; put it in brackets"
         )
     return tuple(_exception_class(item, title) for item in given)
-
-
-def contradictions(
-    bolt: str, reject: Iterable[type[Exception]], retry_on: Iterable[type[Exception]]
-) -> Iterator[str]:
-    """Yield a text for each exception in a bolt's `retry_on` that is never retried.
-
-    ``reject``: the exceptions in ``reject`` of the bolt and of the topology's settings.
-    """
-    first: tuple[type[Exception], ...] = (Reject, *reject)
-    for kind in retry_on:
-        for rejected in first:
-            if issubclass(kind, rejected):
-                what = "" if kind is rejected else f" as {rejected.__name__}"
-                yield (
-                    f"retry_on of bolt {bolt!r} must not contain rejected exceptions, got "
-                    f"{kind.__name__}, which reject contains{what}; remove it from one of "
-                    "them"
-                )
-                break
-
-
-class FinalErrors:
-    """The set of final exceptions, after which a record is not retried.
-
-    It contains those that `as_final` has marked, `Reject`, and the classes in ``reject``; with
-    ``retry_on``, also all exceptions but `Retry` and the classes in ``retry_on``.
-    """
-
-    def __init__(
-        self, reject: tuple[type[Exception], ...], retry_on: tuple[type[Exception], ...] | None
-    ) -> None:
-        self._reject: tuple[type[Exception], ...] = (Reject, *reject)
-        self._retry_on: tuple[type[Exception], ...] | None = None
-        if retry_on is not None:
-            self._retry_on = (Retry, *retry_on)
-
-    def __contains__(self, error: BaseException) -> bool:
-        if isinstance(error, self._reject) or is_marked_final(error):
-            return True
-        return self._retry_on is not None and not isinstance(error, self._retry_on)
 
 
 def _exception_class(item: Any, title: str) -> type[Exception]:
@@ -104,8 +63,9 @@ MAX_AFTER_MS = int(MAX_AFTER_S * 1000)
 class ReasonMaker:
     """The conversion of exceptions and texts to the reasons of one component.
 
-    ``component``: the name of the component, which is a part of its reasons. ``reject``,
-    ``retry_on``: the exceptions that are final or retried, as in `FinalErrors`, or their names.
+    ``component``: the name of the component, which is a part of its reasons. ``reject``: the
+    exceptions, or their names, that are final besides `Reject`: the record is not retried.
+    ``retry_on``: if given, all other exceptions but `Retry` are final, too.
 
     Raises TypeError or ValueError if a list has another item.
     """
@@ -117,10 +77,11 @@ class ReasonMaker:
         retry_on: Iterable[type[Exception] | str] | None = None,
     ) -> None:
         self.component = component
-        self._final = FinalErrors(
-            exception_classes(reject, f"reject of {component}"),
-            None if retry_on is None else exception_classes(retry_on, f"retry_on of {component}"),
-        )
+        self._reject = (Reject, *exception_classes(reject, f"reject of {component}"))
+        self._retry_on: tuple[type[BaseException], ...] = (BaseException,)
+        if retry_on is not None:
+            retried = exception_classes(retry_on, f"retry_on of {component}")
+            self._retry_on = (Retry, *retried)
 
     def of(self, reason: BaseException | Reason | str | None) -> Reason:
         """Convert an exception, a text or None to a reason.
@@ -150,7 +111,8 @@ class ReasonMaker:
         return Reason(self.component, "NotAcked", f"not acked by {self.component}")
 
     def _of_error(self, error: BaseException) -> Reason:
-        made = Reason.of(self.component, error, error in self._final)
+        final = isinstance(error, self._reject) or not isinstance(error, self._retry_on)
+        made = Reason.of(self.component, error, final or is_marked_final(error))
         if made.final or not isinstance(error, Retry):
             return made
         after_s = error.asked_s or 0.0

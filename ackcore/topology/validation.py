@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ackcore._error_hints import listed, near_miss, nearest
-from ackcore.calls import RateLimit
+from ackcore.calls import RateLimit, Reject
 from ackcore.calls.call_queues import FairQueues
 from ackcore.calls.outcomes import CallCounts
 from ackcore.tables.table_shape import TableShape
@@ -33,7 +33,7 @@ from ackcore.topology.components import (
     Component,
 )
 from ackcore.topology.expectations import Expectations, StreamCheck, checks_of
-from ackcore.topology.failure_reasons import contradictions, exception_classes
+from ackcore.topology.failure_reasons import exception_classes
 from ackcore.topology.parts import (
     BoltSpec,
     DeclaredTable,
@@ -356,9 +356,16 @@ def _final_errors(bolt: BoltSpec) -> Iterator[str]:
 
 
 def _contradictions(bolt: BoltSpec, reject: Sequence[type[Exception]]) -> Iterator[str]:
-    retried = exception_classes(bolt.component.retry_on or (), "retry_on")
-    rejected = exception_classes(bolt.component.reject, "reject")
-    yield from contradictions(bolt.name, (*rejected, *reject), retried)
+    """Yield a problem for each exception in a bolt's `retry_on` that is never retried."""
+    never = (Reject, *exception_classes(bolt.component.reject, "reject"), *reject)
+    for kind in exception_classes(bolt.component.retry_on or (), "retry_on"):
+        rejected = next((one for one in never if issubclass(kind, one)), None)
+        if rejected is not None:
+            what = "" if kind is rejected else f" as {rejected.__name__}"
+            yield (
+                f"retry_on of bolt {bolt.name!r} must not contain rejected exceptions, got "
+                f"{kind.__name__}, which reject contains{what}; remove it from one of them"
+            )
 
 
 def _calls(bolt: BoltSpec) -> Iterator[str]:
