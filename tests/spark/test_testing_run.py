@@ -405,7 +405,7 @@ def test_what_is_wrong_is_named():
         testing.run(topology, lines("a"), kills={"check": [0]})
     with pytest.raises(ValueError, match="tasks must be at least 1, got 0"):
         testing.run(topology, lines("a"), tasks=0)
-    with pytest.raises(TypeError, match=r"schema must be a pyarrow.Schema, got list"):
+    with pytest.raises(TypeError, match=r"schema of Source.. must be a pyarrow.Schema, got list"):
         testing.Source(["line"])
     bolt = Check()
     bolt.client = (row for row in ())
