@@ -14,7 +14,6 @@ from ackcore.tables.time_windows import Window
 from ackcore.topology import dedup as duplicates
 from ackcore.topology import validation
 from ackcore.topology.bolt_calls import keep_settings
-from ackcore.topology.closed_windows import with_closed
 from ackcore.topology.components import (
     DEFAULT_STREAM,
     AsyncBolt,
@@ -45,6 +44,7 @@ from ackcore.topology.parts import (
     Spout,
     check_max_refused,
     kind_of,
+    with_closed,
 )
 from ackcore.topology.settings import Settings, check_keywords
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import TopologicalSorter
@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from ackcore.tables.aggregates import Aggregate
 from ackcore.tables.table_shape import TableShape
-from ackcore.tables.time_windows import Window
-from ackcore.topology.components import Component
+from ackcore.tables.time_windows import START, Window
+from ackcore.topology.components import DEFAULT_STREAM, Component
 from ackcore.topology.expectations import Expectations
 from ackcore.topology.table_views import (
     CHANGES,
@@ -382,3 +382,45 @@ class Parts:
         """A hash of `structure`, in hex; the same in every process."""
         text = json.dumps(self.structure, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def with_closed(
+    declared: Sequence[DeclaredTable], spouts: Sequence[Spout], bolts: Sequence[BoltSpec]
+) -> tuple[list[TableSpec], list[Spout], list[str]]:
+    """Return the tables, the spouts ``<table>.closed`` of those that are read, and the problems.
+
+    The rows of the windows that a micro-batch closes are the records of this spout in the next one,
+    so everything that holds for records holds for them. A table is missing if its stream is
+    unknown, or its key or a value does not fit the stream.
+    """
+    schemas = {
+        (bolt.name, stream): schema for bolt in bolts for stream, schema in bolt.schemas.items()
+    }
+    schemas |= {
+        (spout.name, DEFAULT_STREAM): spout.source.emits
+        for spout in spouts
+        if spout.kind is not None  # the types of a DataFrame are known when it is read
+    }
+    read = {each.component for bolt in bolts for each in bolt.inputs}
+    read |= {table.component for table in declared}
+    tables: dict[str, TableSpec] = {}
+    closed: list[Spout] = []
+    wrong: list[str] = []
+    left = list(declared)
+    while ready := [one for one in left if (one.component, one.stream) in schemas]:
+        left = [one for one in left if one not in ready]
+        for table in ready:
+            try:
+                spec = table.spec(schemas[table.component, table.stream])
+            except (TypeError, ValueError) as error:
+                wrong.append(str(error))
+                continue
+            tables[table.name] = spec
+            name = f"{table.name}{CLOSED}"
+            if name in read and table.window is not None:
+                source = ClosedWindows(spec.shape)
+                ids = (*table.key, START)
+                closed.append(Spout(name, source, tuple(source.schema.names), ids, True, True))
+                schemas[name, DEFAULT_STREAM] = source.emits
+    order = [table.name for table in declared]
+    return sorted(tables.values(), key=lambda one: order.index(one.name)), closed, wrong
