@@ -390,10 +390,16 @@ class LocalRuns:
             except (Exception, KeyboardInterrupt):
                 raise
             except BaseException as error:  # e.g. SystemExit in unpickling; on Spark a worker ends
-                raise RuntimeError(f"task {partition} ended with {error!r}") from error
+                raise RuntimeError(
+                    f"task {partition} of stage {level} raised {error!r}, which would end a worker "
+                    "of Spark; let the bolt raise an Exception instead"
+                ) from error
             finally:
                 self._kills.ended()
-        raise RuntimeError(f"task {partition} of stage {level} died {_TRIES} times")
+        raise RuntimeError(
+            f"task {partition} of stage {level} was killed {_TRIES} times, after which Spark gives "
+            "up; name fewer tuples in kills"
+        )
 
 
 def _closed_rows(one: InputFrame) -> tuple[str, pa.Table]:

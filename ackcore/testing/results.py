@@ -91,8 +91,8 @@ class ByName(dict[str, _V]):
     """Results by the names of sinks or tables; a KeyError lists the names."""
 
     def __missing__(self, name: str) -> NoReturn:
-        names = ", ".join(map(repr, self)) or "the results"
-        raise KeyError(Unquoted(f"there is no {name!r} among {names}"))
+        names = ", ".join(map(repr, self)) or "none"
+        raise KeyError(Unquoted(f"the run has no results named {name!r}; the names are {names}"))
 
 
 @dataclass(frozen=True, repr=False)

@@ -77,7 +77,10 @@ class RowCollector:
         self._of_thread: threading.local | None = None
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a collector cannot be pickled; use self.collector of each task instead")
+        raise TypeError(
+            "a collector belongs to one task and cannot be pickled; use self.collector, which is "
+            "set in each task before prepare() is called"
+        )
 
     if not TYPE_CHECKING:  # with it, mypy would accept any attribute
         __getattr__ = refuse_attribute
