@@ -454,8 +454,8 @@ def output_streams(component: Component) -> dict[str, pa.Schema]:
     for stream, schema in outputs.items():
         if not isinstance(stream, str) or not isinstance(schema, pa.Schema):
             raise TypeError(
-                f"{name}.outputs must map streams to pyarrow.Schema, got {stream!r}: "
-                f"{type(schema).__name__}"
+                f"{name}.outputs must map the name of each stream to a pyarrow.Schema, got "
+                f"{stream!r}: {type(schema).__name__}"
             )
         if not len(schema):
             raise ValueError(f"{name}.outputs[{stream!r}] must have at least one field")
@@ -471,12 +471,6 @@ def refuse_unrunnable(component: Component) -> None:
     """Raise `TypeError` for a bolt with a method that must not have ``yield`` or ``async``, or must
     be async. A call of such a method would return at once, and its input be acked unprocessed.
     """
-    if not isinstance(component, Bolt | BasicBolt | BatchBolt | AsyncBolt):
-        raise TypeError(
-            f"a bolt must be an instance of Bolt, BasicBolt, BatchBolt or AsyncBolt, got "
-            f"{'the class ' if isinstance(component, type) else ''}"
-            f"{component.__name__ if isinstance(component, type) else type(component).__name__}"
-        )
     if isinstance(component, AsyncBolt):
         _refuse_plain(component)
         return

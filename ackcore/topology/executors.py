@@ -23,7 +23,6 @@ from ackcore.topology.components import (
     Component,
     Context,
     UsedTables,
-    refuse_unrunnable,
 )
 from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.journaled_executor import Answers, JournaledCallExecutor, JournaledExecutor
@@ -73,19 +72,15 @@ def executor_for(
 ) -> Executor:
     """Make the executor of one task of a bolt; it prepares the bolt before the first row.
 
-    Raises TypeError or ValueError if the component is not a bolt, or its methods or outputs are
-    wrong.
-
-    ``name``: the bolt's name in its topology. ``component``: the bolt; this task must have an
-    instance of its own. ``task``: the number of the task. ``batch_id``: the number of the
-    micro-batch. ``reject``: the exceptions, or their names, that make a record a dead letter at
-    once, in addition to `Reject` and the bolt's own. ``answers``: the journaled answers to the
-    calls of a bolt with ``journal = True``. Without it, the bolt makes every call. ``tasks``: the
-    number of the bolt's tasks that may run at once and share an `AsyncBolt`'s rate. ``progressed``:
-    if the bolt processes several inputs at once, called after each of them, in order. ``tables``:
-    the tables that the bolt uses, by name.
+    ``name``: the bolt's name in its topology. ``component``: the bolt, which the builder has
+    checked; this task must have an instance of its own. ``task``: the number of the task.
+    ``batch_id``: the number of the micro-batch. ``reject``: the exceptions, or their names, that
+    make a record a dead letter at once, in addition to `Reject` and the bolt's own. ``answers``:
+    the journaled answers to the calls of a bolt with ``journal = True``. Without it, the bolt makes
+    every call. ``tasks``: the number of the bolt's tasks that may run at once and share an
+    `AsyncBolt`'s rate. ``progressed``: if the bolt processes several inputs at once, called after
+    each of them, in order. ``tables``: the tables that the bolt uses, by name.
     """
-    refuse_unrunnable(component)
     assert isinstance(component, Bolt | BasicBolt | AsyncBolt | BatchBolt)
     if component.uses:
         component.tables = UsedTables(tables)

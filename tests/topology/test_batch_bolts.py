@@ -19,6 +19,7 @@ from pyspark.sql import Row
 
 from ackcore._arrow.shown import text_of
 from ackcore.calls import Reject
+from ackcore.topology.builder import TopologyBuilder
 from ackcore.topology.components import BatchBolt
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Identity, Raised, Reason
@@ -623,6 +624,6 @@ def test_a_call_that_has_not_run_is_not_taken_for_done():
             yield
 
     with pytest.raises(TypeError, match="process must be a plain method"):
-        executor_for("b", Lazy())
+        TopologyBuilder().bolt("b", Lazy())
     results = run(executor_for("b", BatchBolt()), [1])
     assert "must define process(self, batch, out)" in whys(results)[0]

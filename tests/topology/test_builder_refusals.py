@@ -273,7 +273,7 @@ def test_one_object_is_one_bolt(builder, make):
     ("outputs", "message"),
     [
         (["word"], "bolt 'x': Batches.outputs must be a pyarrow.Schema"),
-        ({"default": ["word"]}, "bolt 'x': Batches.outputs must map streams to pyarrow.Schema"),
+        ({"default": ["word"]}, "bolt 'x': Batches.outputs must map the name of each str"),
         ({1: pa.schema([("word", pa.string())])}, "must map streams to pyarrow.Schema, got 1"),
         (pa.schema([]), "bolt 'x': Batches.outputs['default'] must have at least one field"),
     ],
