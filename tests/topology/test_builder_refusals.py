@@ -274,7 +274,7 @@ def test_one_object_is_one_bolt(builder, make):
     [
         (["word"], "bolt 'x': Batches.outputs must be a pyarrow.Schema"),
         ({"default": ["word"]}, "bolt 'x': Batches.outputs must map the name of each str"),
-        ({1: pa.schema([("word", pa.string())])}, "must map streams to pyarrow.Schema, got 1"),
+        ({1: pa.schema([("word", pa.string())])}, "to a pyarrow.Schema, got 1: Schema"),
         (pa.schema([]), "bolt 'x': Batches.outputs['default'] must have at least one field"),
     ],
 )
