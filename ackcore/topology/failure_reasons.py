@@ -77,6 +77,7 @@ class ReasonMaker:
         retry_on: Iterable[type[Exception] | str] | None = None,
     ) -> None:
         self.component = component
+        self._reject: tuple[type[Exception], ...]
         self._reject = (Reject, *exception_classes(reject, f"reject of {component}"))
         self._retry_on: tuple[type[BaseException], ...] = (BaseException,)
         if retry_on is not None:

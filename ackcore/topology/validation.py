@@ -355,7 +355,8 @@ def _final_errors(bolt: BoltSpec) -> Iterator[str]:
 
 def _contradictions(bolt: BoltSpec, reject: Sequence[type[Exception]]) -> Iterator[str]:
     """Yield a problem for each exception in a bolt's `retry_on` that is never retried."""
-    never = (Reject, *exception_classes(bolt.component.reject, "reject"), *reject)
+    never: list[type[Exception]] = [Reject, *reject]
+    never += exception_classes(bolt.component.reject, "reject")
     for kind in exception_classes(bolt.component.retry_on or (), "retry_on"):
         rejected = next((one for one in never if issubclass(kind, one)), None)
         if rejected is not None:
