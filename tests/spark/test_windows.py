@@ -550,5 +550,5 @@ def test_windows_that_do_not_fit_a_topology_are_refused_by_name(of, error, text)
 
 
 def test_a_table_with_windows_needs_tracked_spouts():
-    with pytest.raises(TopologyError, match="fed by spout 'visits', which is not tracked"):
+    with pytest.raises(TopologyError, match="gets records of spout 'visits', which is not tracked"):
         declared(tumbling(5, "ts"), tracked=False)
