@@ -376,7 +376,7 @@ class AsyncBolt(Component):
     async def execute(self, tuple: Tuple, collector: AsyncCollector) -> None:
         """Process one tuple. An exception fails it, and drops the tuples it emitted.
 
-        An input that waits in its task is executed again, with a new collector.
+        An input that waits in its task (`wait_in_task_s`) is executed again, with a new collector.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define async execute(self, tuple, collector)"

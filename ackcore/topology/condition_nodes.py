@@ -59,7 +59,7 @@ class ColumnNode(Node):
         return values if self.type in (None, values.type) else values.cast(self.type)
 
     def columns(self) -> Iterator[str]:
-        """Yield the name."""
+        """Yield the name of this column."""
         yield self.name
 
 

@@ -206,7 +206,10 @@ def with_dedup(
 
 
 def duplicates_in(emitted: Mapping[str, Mapping[str, int]]) -> int:
-    """Return the number of duplicates among the emitted tuples, by component and stream."""
+    """Return the number of records that ``dedup`` found to be duplicates.
+
+    ``emitted``: the number of emitted tuples, by component and stream.
+    """
     return sum(
         streams.get(DUPLICATES, 0) for name, streams in emitted.items() if name.endswith(DEDUP)
     )

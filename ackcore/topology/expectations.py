@@ -112,7 +112,7 @@ class WrongResult(TypeError):
 
 @dataclass(frozen=True)
 class StreamCheck:
-    """A condition, compiled for a stream."""
+    """A condition of `expect`, compiled for the columns of a stream."""
 
     name: str  # the SQL text, or the name of the function
     on_fail: OnFail  # the consequence for a tuple that does not meet the condition

@@ -241,7 +241,9 @@ class RowCollector:
     # -- called by the executor ---------------------------------------------------------------
 
     def _set_failed(self, tuple: Tuple, reason: Reason) -> bool:
-        """Fail a tuple, unless it has failed or its ack was returned. Call it under the lock."""
+        """Fail a tuple. Return False if it had failed, or its ack is in an earlier result. Call it
+        under the lock.
+        """
         handle = tuple._handle
         if tuple._state == FAILED:
             return False
@@ -264,7 +266,7 @@ class RowCollector:
                         out.rows.pop()
 
     def _pop_result(self, tuple: Tuple) -> tuple[dict[str, list[Row]], Reason | None]:
-        """Remove and return the rows emitted last, for this tuple, and its reason if it failed.
+        """Remove the rows of a tuple, which were emitted last, and its failure, and return them.
         Call it under the lock.
         """
         rows: dict[str, list[Row]] = {}
@@ -277,7 +279,7 @@ class RowCollector:
         return rows, self._failures.pop(tuple._handle, None)
 
     def _separate_calls(self) -> None:
-        """From now on, store the emissions of each call separately, as `_begin_call` asks."""
+        """From now on, store the emissions from `_begin_call` to `_end_call` separately."""
         self._of_thread = threading.local()
 
     def _begin_call(self, emitted: Emitted) -> None:

@@ -182,7 +182,7 @@ class RowExecutor:
                         one._state = ACKED
 
     def _refuse_returned(self, result: object, emit: str | None = None) -> None:
-        """Raise the error of `refuse_returned`, marked if it is final."""
+        """Raise TypeError as `refuse_returned` does; final if the call may have cost money."""
         try:
             refuse_returned(result, emit or self._emit)
         except TypeError as error:

@@ -534,7 +534,7 @@ class _Compiler:
         return pa.decimal128(digits, scale) if digits <= _DIGITS else None
 
     def _as(self, tree: Any, node: Node, type_: pa.DataType) -> Node:
-        """Return a node, converted to a type."""
+        """Return a node with the values of ``node``, converted to a type."""
         if node.type == type_:
             return node
         if isinstance(node, LiteralNode):

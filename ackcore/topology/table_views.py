@@ -24,7 +24,7 @@ CLOSED = ".closed"
 
 
 def change_streams(shape: TableShape) -> dict[str, pa.Schema]:
-    """Return the streams of the changed rows of a table.
+    """Return the streams of the changed rows of a table: their schemas by name.
 
     The default stream has the key columns, the values, and the former values as ``old_<name>``,
     which are null if there was no row. The stream ``"upserts"`` has the rows of the table alone.
@@ -35,7 +35,7 @@ def change_streams(shape: TableShape) -> dict[str, pa.Schema]:
 
 
 def closed_streams(shape: TableShape) -> dict[str, pa.Schema]:
-    """Return the one stream of the rows of a table's closed windows: the rows of the table."""
+    """Return the streams of a table's closed windows: one, whose rows are those of the table."""
     return {DEFAULT_STREAM: shape.row_schema}
 
 

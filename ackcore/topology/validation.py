@@ -517,7 +517,7 @@ def _finder(
 
 
 def _ends(table: DeclaredTable) -> tuple[str, ...]:
-    """Return the suffixes that a sink can add to a table's name to read its rows."""
+    """Return the suffixes, such as ``.changes``, with which a sink can read a table."""
     if table.window is None:
         return (CHANGES,)
     return (CLOSED,) if table.window.step_ms is None else (CHANGES, CLOSED)

@@ -428,7 +428,7 @@ def test_a_bound_by_number_keeps_so_many_keys(batches, most, spans):
         ({"within_s": 1}, "within_s of spout 'orders' has no effect without dedup, got 1"),
         ({"dedup": "key", "within_s": 0}, "within_s of spout 'orders' must be from"),
         ({"dedup": "key", "within_keys": 0}, "within_keys of spout 'orders' must be at least 1"),
-        ({"dedup": "key", "within_keys": 1, "event_time": "at"}, "event_time.*no effect without within_s"),
+        ({"dedup": "key", "within_keys": 1, "event_time": "at"}, "no effect without within_s"),
         ({"dedup": "key", "within_s": "1 day"}, "within_s .* must be a number of seconds.*'1 day'"),
     ],
 )
