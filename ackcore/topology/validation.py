@@ -6,6 +6,7 @@ reader of an undeclared component, no missing stream is reported.
 
 from __future__ import annotations
 
+import difflib
 import graphlib
 import inspect
 import re
@@ -340,6 +341,7 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
     except TypeError as error:
         yield f"bolt {bolt.name!r}: {error}"
     yield from _methods(bolt)
+    yield from _misspelt(bolt)
 
 
 def _final_errors(bolt: BoltSpec) -> Iterator[str]:
@@ -420,6 +422,52 @@ def _defines(component: Component, method: str) -> bool:
         return False
     function: Any = getattr(component, method)
     return getattr(function, "__func__", function) is not getattr(AsyncBolt, method)
+
+
+#: The shortest word of a setting whose misspellings are refused.
+_WORD = 6
+
+
+def _misspelt(bolt: BoltSpec) -> Iterator[str]:
+    """Yield an error for each attribute of a bolt that is a misspelt setting.
+
+    An attribute is the user's own, and most names near a setting are meant: ``output``,
+    ``timeout``, ``endpoint``. So only a letter or two in one word may differ, and not its end.
+    """
+    component = bolt.component
+    own, known = vars(component), set[str]()
+    for one in type(component).__mro__:
+        if one.__module__ == Component.__module__:
+            known |= inspect.get_annotations(one).keys() - {"collector", "tables"}
+        elif one is not object:
+            own = {**vars(one), **own}
+    for name, value in own.items():
+        if name.startswith("_") or name in known or hasattr(type(value), "__get__"):
+            continue
+        if isinstance(value, RateLimit) and getattr(component, "limit", value) is None:
+            yield (
+                f"attribute {name!r} of bolt {bolt.name!r} is a RateLimit, and its limit is None, "
+                "so nothing is limited; rename the attribute to limit"
+            )
+        for setting in sorted(known):
+            if _near(name.split("_"), setting.split("_")):
+                yield (
+                    f"attribute {name!r} of bolt {bolt.name!r} has no effect; did you mean "
+                    f"{setting!r}? Otherwise rename it"
+                )
+
+
+def _near(words: Sequence[str], known: Sequence[str]) -> bool:
+    """Return whether words differ from those of a setting by the misspelling of one of them."""
+    if len(words) != len(known):
+        return False
+    differing = [(a, b) for a, b in zip(words, known, strict=True) if a != b]
+    if len(differing) != 1:
+        return False
+    ((word, right),) = differing
+    if len(right) < _WORD or right.startswith(word) or word.startswith(right):
+        return False
+    return difflib.SequenceMatcher(None, word, right).ratio() > 0.9
 
 
 def refused_call(function: Callable[..., object], arguments: Sequence[str]) -> str | None:
@@ -575,13 +623,6 @@ def _budget(bolt: BoltSpec) -> Iterator[str]:
     """Yield the problems of a limit that has no effect, or whose cost_per_run cannot be kept."""
     limit = getattr(bolt.component, "limit", None)
     if not isinstance(limit, RateLimit):
-        own = {**vars(type(bolt.component)), **vars(bolt.component)}
-        for name, value in own.items():
-            if isinstance(value, RateLimit):
-                yield (
-                    f"attribute {name!r} of bolt {bolt.name!r} is a RateLimit, and its limit is "
-                    "None, so nothing is limited; rename the attribute to limit"
-                )
         return
     if not isinstance(bolt.component, AsyncBolt):
         yield (

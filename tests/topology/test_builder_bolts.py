@@ -12,6 +12,7 @@ import pytest
 from acting import refusal
 
 from ackcore.calls import RateLimit
+from ackcore.flow import DelayTarget
 from ackcore.testing import Source
 from ackcore.topology import (
     AsyncBolt,
@@ -166,12 +167,44 @@ async def answer(self, tuple, collector):
     """Do nothing."""
 
 
+@pytest.mark.parametrize(
+    ("attribute", "meant"),
+    [
+        ("max_concurency", "max_concurrency"),
+        ("timout_s", "timeout_s"),
+        ("ouputs", "outputs"),
+        ("breaker_falures", "breaker_failures"),
+        ("jornal", "journal"),
+    ],
+)
+@pytest.mark.parametrize("of_class", [True, False])
+def test_a_misspelt_setting_is_refused(builder, attribute, meant, of_class):
+    bolt = one(AsyncBolt, execute=answer, **{attribute: DelayTarget} if of_class else {})
+    if not of_class:
+        setattr(bolt, attribute, 5)
+    builder.bolt("b", bolt).shuffle("split")
+    assert refusal(builder) == (
+        f"attribute {attribute!r} of bolt 'b' has no effect; did you mean {meant!r}? Otherwise "
+        "rename it"
+    )
+
+
 def test_a_limit_under_another_name_is_refused(builder):
     bolt = one(AsyncBolt, execute=answer, rate_limit=RateLimit(calls_per_s=1))
     builder.bolt("b", bolt).shuffle("split")
     assert "attribute 'rate_limit' of bolt 'b' is a RateLimit, and its limit is None" in refusal(
         builder
     )
+
+
+def test_names_near_a_setting_are_the_users_own(builder):
+    near = "output input thread rejected rejects table endpoint endpoints_ limits timeout timeouts"
+    near += " timeout_ms max_batches max_concurrent journals retries_on uses_s max_batch_size"
+    own = dict.fromkeys(near.split(), 5)
+    builder.bolt("b", one(AsyncBolt, execute=answer, **own)).shuffle("split")
+    nothing = one(BatchBolt, process=lambda self, batch, out: None, **own, timout_s=1)
+    builder.bolt("c", nothing).shuffle("split")
+    builder.build()
 
 
 def test_what_a_bolt_may_retry_beside_what_it_rejects(builder):
