@@ -29,7 +29,6 @@ from ackcore.topology.expectations import Expectations, StreamCheck, expectation
 from ackcore.topology.explain import explain
 from ackcore.topology.failure_reasons import exception_classes
 from ackcore.topology.parts import (
-    MAX_REFUSED,
     All,
     BoltSpec,
     DeclaredTable,
@@ -43,7 +42,6 @@ from ackcore.topology.parts import (
     Shuffle,
     SinkSpec,
     Spout,
-    check_max_refused,
     kind_of,
 )
 from ackcore.topology.settings import Settings, check_keywords
@@ -333,7 +331,6 @@ class TopologyBuilder:
         stream: str = DEFAULT_STREAM,
         name: str | None = None,
         isolate: bool | Sequence[type[Exception] | str] = False,
-        max_refused: int = MAX_REFUSED,
     ) -> None:
         """Declare a writer for the rows of a stream.
 
@@ -357,10 +354,8 @@ class TopologyBuilder:
             finally with all rows but the refused ones. It must replace or upsert the rows of an id,
             not skip a known id. A list names the errors that a row causes. True means any error,
             provided that a part of the batch could be written meanwhile; otherwise the sink counts
-            as unavailable.
-        max_refused : int, default 10_000
-            The number of rows of a micro-batch that `isolate` may refuse; each costs some calls of
-            the writer. More end the query (`TooManyRefused`).
+            as unavailable. More than 10,000 refused rows of a micro-batch end the query
+            (`TooManyRefused`).
 
         Raises
         ------
@@ -368,8 +363,7 @@ class TopologyBuilder:
             If an argument has another type. `run_batch` and `start` refuse a sink with `isolate`
             that does not replace the rows of an id.
         ValueError
-            If `isolate` names no exception, or `max_refused` is negative or given without
-            `isolate`.
+            If `isolate` names no exception.
         """
         _check_name(component, "component", "the name of a component")
         _check_name(stream, "stream", "the name of a stream")
@@ -388,13 +382,7 @@ class TopologyBuilder:
                 "to_parquet('/data/orders')"
             )
         errors, alone = _isolated(isolate, name)
-        check_max_refused(max_refused, f"max_refused of sink {name!r}")
-        if max_refused != MAX_REFUSED and not errors:
-            raise ValueError(
-                f"max_refused of sink {name!r} limits the rows that isolate finds, and isolate is "
-                "not set; set isolate, or pass max_refused to to_postgres() or to_jdbc()"
-            )
-        self._sinks.append(SinkSpec(name, component, stream, writer, errors, alone, max_refused))
+        self._sinks.append(SinkSpec(name, component, stream, writer, errors, alone))
 
     def table(
         self,

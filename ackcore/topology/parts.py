@@ -128,19 +128,6 @@ class PartialKey(_Keyed):
     name = "partial_key"
 
 
-#: Each refused row costs some statements in a transaction, or some calls of the sink.
-MAX_REFUSED = 10_000
-
-
-def check_max_refused(limit: int, title: str = "max_refused") -> int:
-    """Return the argument ``max_refused`` of a sink, or raise TypeError or ValueError."""
-    if not isinstance(limit, int) or isinstance(limit, bool):
-        raise TypeError(f"{title} must be an int, got {type(limit).__name__} {limit!r}")
-    if limit < 0:
-        raise ValueError(f"{title} must be at least 0, got {limit}")
-    return limit
-
-
 @dataclass(frozen=True, slots=True)
 class Input:
     """A stream that a bolt reads, and the grouping of its tuples."""
@@ -218,8 +205,7 @@ class SinkSpec:
     """A writer, and the stream that it writes.
 
     ``isolate`` has the classes of errors over which a batch is bisected. ``isolate_alone`` is
-    whether a row is refused even if no other part of the batch could be written. ``max_refused`` is
-    the limit on refused rows of a micro-batch.
+    whether a row is refused even if no other part of the batch could be written.
     """
 
     name: str
@@ -228,7 +214,6 @@ class SinkSpec:
     writer: Any
     isolate: tuple[type[BaseException], ...] = ()
     isolate_alone: bool = False
-    max_refused: int = MAX_REFUSED
 
 
 class DeclaredTable(NamedTuple):

@@ -21,7 +21,7 @@ from ackcore.spark import SinkRejects, SinkUnavailable, dead_letters, guard, to_
 from ackcore.spark.base import failpoints
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
-from ackcore.spark.sinks import jdbc_transaction
+from ackcore.spark.sinks import jdbc_transaction, rejects
 from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError, Server
 from ackcore.spark.sinks.rejects import TooManyRefused
 from ackcore.spark.sinks.sink import check_sink
@@ -54,8 +54,6 @@ BARE = 'CREATE TABLE words (word VARCHAR(5), "n" BIGINT)'
         ({"table": "a; DROP"}, ValueError, "table must be the name of a table, got 'a; DROP'"),
         ({"marker": ""}, ValueError, "marker must be the name of a table, got ''"),
         ({"keys": []}, ValueError, "keys must name at least one column; omit it"),
-        ({"max_refused": 1.5}, TypeError, "max_refused must be an int, got float"),
-        ({"max_refused": -1}, ValueError, "max_refused must be at least 0, got -1"),
         (
             {"properties": {"fetchsize": 3}},
             TypeError,
@@ -138,7 +136,8 @@ def test_what_all_rows_violate_is_looked_for_up_to_a_number(derby, tmp_path, mon
         return taken(self, *of)
 
     monkeypatch.setattr(jdbc_transaction.JdbcTransaction, "_is_taken", counted)
-    sink = derby.sink(keys=keys, max_refused=5)
+    monkeypatch.setattr(rejects, "MAX_REFUSED", 5)
+    sink = derby.sink(keys=keys)
     some = [("a", 1, None), *((f"b{i}", 1000 + i, None) for i in range(500)), ("c", 3, None)]
     says = "sink 'count', table words, refuses more than 5 rows of micro-batch 0, the first with J"
     with pytest.raises(TooManyRefused, match=says):

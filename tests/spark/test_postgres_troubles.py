@@ -24,6 +24,7 @@ from test_postgres_sink import TABLE, execute, refused, words
 
 from ackcore.spark import SinkUnavailable, to_postgres
 from ackcore.spark.base.errors import CheckpointForeign
+from ackcore.spark.sinks import rejects
 from ackcore.spark.sinks.postgres_rows import PostgresRows
 from ackcore.spark.sinks.rejects import TooManyRefused
 from ackcore.spark.sinks.sink import check_sink
@@ -199,12 +200,13 @@ def test_what_all_rows_violate_is_looked_for_up_to_a_number(
         return taken(self, *of)
 
     monkeypatch.setattr(PostgresRows, "_is_taken", counted)
-    one = sink(postgres, keys=keys, max_refused=20)
+    monkeypatch.setattr(rejects, "MAX_REFUSED", 20)
+    one = sink(postgres, keys=keys)
     bad = [(f"b{i}", 1000 + i, None) for i in range(5000)]
     some = [("a", 1, None), *bad, ("c", 3, None)]
     says = (
         r"sink 'count', table words, refuses more than 20 rows of micro-batch 0, the first with "
-        r"CheckViolation: .*\"words_n_check\". Nothing .* max_refused"
+        r"CheckViolation: .*\"words_n_check\". Nothing .* raises SinkRejects"
     )
     with pytest.raises(TooManyRefused, match=says) as raised:
         one.write(accepted([row_file(tmp_path, some)]))

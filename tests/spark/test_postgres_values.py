@@ -17,6 +17,7 @@ from accepted_rows import accepted, row_file
 from test_postgres_sink import TABLE, execute, refused
 
 from ackcore._arrow.shown import text_of
+from ackcore.spark.sinks import rejects
 from ackcore.spark.sinks.sink import check_sink
 from ackcore.spark.sinks.sink_batch import BatchFile
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
@@ -108,10 +109,11 @@ def shows_no_value(write, says):
 
 @pytest.mark.parametrize("keys", [None, "word"])
 @pytest.mark.parametrize(("statements", "says"), REFUSES.values(), ids=list(REFUSES))
-def test_no_error_shows_a_value(postgres, sink, tmp_path, statements, says, keys):
+def test_no_error_shows_a_value(postgres, sink, tmp_path, monkeypatch, statements, says, keys):
+    monkeypatch.setattr(rejects, "MAX_REFUSED", 0)
     execute(postgres, *statements)
     file = row_file(tmp_path, [("k3y", "s3cret ($", None)], schema=TEXTS)
-    one = sink(postgres, keys=keys, max_refused=0)
+    one = sink(postgres, keys=keys)
     shows_no_value(lambda: one.write(accepted([file])), says)
 
 

@@ -15,7 +15,6 @@ from ackcore.spark.sinks.jdbc_transaction import JdbcTransaction, Names, find_co
 from ackcore.spark.sinks.sink import TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.sinks.unavailable import unavailable
-from ackcore.topology.parts import MAX_REFUSED, check_max_refused
 
 _WAY_OUT = (
     "Check that the server runs and can be reached from the driver and the workers, that Spark has "
@@ -42,7 +41,6 @@ def to_jdbc(
     keys: str | Sequence[str] | None = None,
     properties: Mapping[str, str] | None = None,
     marker: str = "ackcore_jdbc_batches",
-    max_refused: int = MAX_REFUSED,
 ) -> JdbcSink:
     """Return a sink that writes the rows of ACKED records into a table of any JDBC database.
 
@@ -70,10 +68,6 @@ def to_jdbc(
     marker : str, default "ackcore_jdbc_batches"
         The table with the number of each sink's last micro-batch, in the schema of `table` unless
         it names another schema.  The sink creates it if it does not exist.
-    max_refused : int, default 10_000
-        The maximum number of refused rows per micro-batch, which are searched within the
-        transaction. One more ends the query (`TooManyRefused`), and nothing of the micro-batch is
-        written.
 
     Raises
     ------
@@ -83,10 +77,11 @@ def to_jdbc(
     Notes
     -----
     A row that violates a constraint, or has a value that does not fit its column, is refused: its
-    record becomes a dead letter with the database's error, and the other rows are written.  The
-    user must be able to create and drop tables in the schema of `table`.
+    record becomes a dead letter with the database's error, and the other rows are written. More
+    than 10,000 such rows in a micro-batch end the query (`TooManyRefused`), and none of it is
+    written. The user must be able to create and drop tables in the schema of `table`.
     """
-    return JdbcSink(url, table, keys, properties, marker, max_refused)
+    return JdbcSink(url, table, keys, properties, marker)
 
 
 class JdbcSink(TransactionalSink[JdbcTransaction]):
@@ -102,7 +97,6 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         keys: str | Sequence[str] | None,
         properties: Mapping[str, str] | None,
         marker: str,
-        max_refused: int,
     ) -> None:
         for argument, value in (("url", url), ("table", table), ("marker", marker)):
             if not isinstance(value, str):
@@ -120,7 +114,6 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
                 raise ValueError(f"properties must not have {name!r}: it is an argument")
         self.table, self.marker = table, marker
         self.keys = named_keys(keys)
-        self.max_refused = check_max_refused(max_refused)
         self._names: Names = table_names(table, marker)
         self._server = Server(url, of)
 
@@ -209,9 +202,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         the table was deleted or lacks a column.
         """
         with self._named(batch.sink), JdbcConnection(self._server, self.table) as connection:
-            transaction = JdbcTransaction(
-                connection, self._names, self.keys, batch, self.max_refused
-            )
+            transaction = JdbcTransaction(connection, self._names, self.keys, batch)
             try:
                 yield transaction
                 connection.rollback()
@@ -225,9 +216,8 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
     def write_rows(self, transaction: JdbcTransaction, batch: SinkBatch) -> None:
         """Write the rows through a staging table.
 
-        Raises SinkRejects if rows violate a constraint or do not fit; nothing is written then.
-        Raises TooManyRefused if there are more than `max_refused` such rows; nothing is written
-        then.
+        Raises SinkRejects if rows violate a constraint or do not fit, TooManyRefused if there are
+        more than `MAX_REFUSED` such rows. Nothing is written then.
         """
         transaction.write_rows()
 

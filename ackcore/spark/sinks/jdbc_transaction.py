@@ -92,12 +92,7 @@ class JdbcTransaction:
     """
 
     def __init__(
-        self,
-        connection: JdbcConnection,
-        names: Names,
-        keys: Sequence[str],
-        batch: SinkBatch,
-        max_refused: int,
+        self, connection: JdbcConnection, names: Names, keys: Sequence[str], batch: SinkBatch
     ) -> None:
         self.connection, self._names, self._keys = connection, names, keys
         self._batch = batch
@@ -112,7 +107,7 @@ class JdbcTransaction:
         #: The columns that the stream does not have; True if the column is NOT NULL.
         self._others: dict[str, bool] = {}
         where = f"sink {batch.sink!r}, table {names.table},"
-        self._count = RefusalCount(where, batch.batch_id, max_refused, JdbcError.without_values)
+        self._count = RefusalCount(where, batch.batch_id, JdbcError.without_values)
 
     def read_number(self) -> Written:
         """Return the sink's last micro-batch, and lock its row."""

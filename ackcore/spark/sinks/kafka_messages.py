@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.base.message_headers import BATCH, MESSAGE_ID, ROW
+from ackcore.spark.sinks.rejects import MAX_REFUSED
 from ackcore.spark.sinks.sink_batch import BatchFile, read_with_places
-from ackcore.topology.parts import MAX_REFUSED
 
 if TYPE_CHECKING:
     from ackcore.kafka.client_settings import ClientSettings

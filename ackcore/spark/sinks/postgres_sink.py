@@ -41,7 +41,6 @@ from ackcore.spark.sinks.rejects import RefusalCount, SinkRejects
 from ackcore.spark.sinks.sink import Connections, TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.sinks.unavailable import shown_message
-from ackcore.topology.parts import check_max_refused
 
 #: The maximum length of the recorded reason for a refused row.
 _LONGEST = 500
@@ -94,15 +93,12 @@ class PostgresSession:
 class PostgresSink(TransactionalSink[PostgresSession]):
     """The sink that `to_postgres` returns."""
 
-    def __init__(
-        self, dsn: str, table: str, keys: str | Sequence[str] | None, marker: str, max_refused: int
-    ) -> None:
+    def __init__(self, dsn: str, table: str, keys: str | Sequence[str] | None, marker: str) -> None:
         for argument, value in (("dsn", dsn), ("table", table), ("marker", marker)):
             if not isinstance(value, str):
                 raise TypeError(f"{argument} must be a str, got {type(value).__name__}")
             if not value and argument != "dsn":
                 raise ValueError(f"{argument} must be the name of a table, got ''")
-        self.max_refused = check_max_refused(max_refused)
         self._dsn = dsn
         self._target = SinkTable(table, named_keys(keys), marker)
         self._where = where(dsn)
@@ -173,11 +169,11 @@ class PostgresSink(TransactionalSink[PostgresSession]):
     def write_rows(self, transaction: PostgresSession, batch: SinkBatch) -> SinkRejects | None:
         """Write the rows; return those that violate a constraint or do not fit.
 
-        Raises TooManyRefused if more than `max_refused` rows are refused. Nothing is written then.
+        Raises TooManyRefused if more than `MAX_REFUSED` rows are refused. Nothing is written then.
         """
         connection, target = transaction.connection, self._target
         where = f"sink {batch.sink!r}, table {target.table},"
-        count = RefusalCount(where, batch.batch_id, self.max_refused, _without_values_of)
+        count = RefusalCount(where, batch.batch_id, _without_values_of)
         names, table = batch.schema().names, ".".join(map(quoted, transaction.table))
         columns = columns_of(asking(connection), table)
         arrays = [name in columns and columns[name].is_array for name in names]

@@ -31,57 +31,56 @@ class InvalidRejects(TypeError, ValueError):
     """
 
 
-class TooManyRefused(RuntimeError):
-    """A sink refuses more rows of a micro-batch than its limit.
+#: The maximum number of refused rows that are searched in a micro-batch. Each costs some statements
+#: in a transaction, or some calls of the sink.
+MAX_REFUSED = 10_000
 
-    Nothing of the micro-batch is written, or it will be replaced.  The error ends the query at
-    once.
+
+class TooManyRefused(RuntimeError):
+    """A sink refuses too many rows of a micro-batch.
+
+    The limit is 10,000 rows that a database refuses or that are found by ``isolate``. A sink of
+    ``"<table>.changes"`` or ``"<table>.closed"`` may refuse none. Nothing of the micro-batch is
+    written, or the next attempt replaces it. The error ends the query without a retry.
     """
 
 
-def too_many_refused(
-    where: str, batch_id: int, limit: int, first: BaseException, left: str, costs: str
-) -> TooManyRefused:
+def too_many_refused(where: str, batch_id: int, first: BaseException, left: str) -> TooManyRefused:
     """Return the error.
 
-    ``left`` is a sentence on what is written; ``costs`` is a clause on the cost of a higher limit.
+    ``where``: the sink, and its table if it has one. ``first``: the error of the first refused row.
+    ``left``: a sentence that says whether rows of the micro-batch are written.
     """
     return TooManyRefused(
-        f"{where} refuses more than {limit} rows of micro-batch {batch_id}, the first with "
-        f"{type(first).__name__}: {one_line(first)}. {left}. If the table is the cause, change it; "
-        f"if the rows are the cause, raise max_refused, {costs}. Then start again on the same "
-        "checkpoint: the sink gets the same rows"
+        f"{where} refuses more than {MAX_REFUSED:,} rows of micro-batch {batch_id}, the first with "
+        f"{type(first).__name__}: {one_line(first)}. {left}. If the sink or its table is the "
+        "cause, change it. If the rows are the cause, declare a sink of your own that raises "
+        "SinkRejects with these rows and calls this one with the others. Then start again on the "
+        "same checkpoint: the sink gets the same rows"
     )
 
 
 class RefusalCount(Generic[E]):
-    """The number of rows of a micro-batch that a database has refused, with a limit.
+    """The number of rows of a micro-batch that a database has refused.
 
-    ``where``: the sink and its target. ``limit``: the maximum number of refused rows.
-    ``without_values``: returns an error without values of rows.
+    ``where``: the sink and its table. ``without_values``: returns an error without values of rows.
     """
 
     def __init__(
-        self, where: str, batch_id: int, limit: int, without_values: Callable[[E], BaseException]
+        self, where: str, batch_id: int, without_values: Callable[[E], BaseException]
     ) -> None:
-        self._where, self._batch_id, self._limit = where, batch_id, limit
+        self._where, self._batch_id = where, batch_id
         self._without_values = without_values
         self._count = 0
         self._first: E | None = None
 
     def add(self, error: E) -> None:
-        """Count a refused row; raise `TooManyRefused` above the limit."""
+        """Count a refused row; raise `TooManyRefused` if there are more than `MAX_REFUSED`."""
         self._first = self._first or error
         self._count += 1
-        if self._count > self._limit:
-            raise too_many_refused(
-                self._where,
-                self._batch_id,
-                self._limit,
-                self._without_values(self._first),
-                "Nothing of the micro-batch is written",
-                "which costs some statements per row, all in one transaction",
-            )
+        if self._count > MAX_REFUSED:
+            first, left = self._without_values(self._first), "Nothing of the micro-batch is written"
+            raise too_many_refused(self._where, self._batch_id, first, left)
 
 
 class SinkRejects(Exception):
