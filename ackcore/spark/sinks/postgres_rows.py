@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.sinks.copy_format import as_csv
-from ackcore.spark.sinks.postgres_catalog import asking, nulls_differ, quoted, way_into
+from ackcore.spark.sinks.postgres_catalog import Connection, nulls_differ, quoted, write_access
 from ackcore.spark.sinks.rejects import RefusalCount
 from ackcore.spark.sinks.sink_batch import SinkBatch, read_with_places
 
@@ -66,15 +66,14 @@ class PostgresRows:
 
     def __init__(
         self,
-        connection: psycopg.Connection[Any],
+        connection: Connection,
         into: Into,
         chunks: Callable[[], Chunks],
         count: RefusalCount[psycopg.Error],
     ) -> None:
         self._connection, self._into, self._chunks, self._count = connection, into, chunks, count
-        self._ask = asking(connection)
         self._named = ", ".join(map(quoted, into.names))
-        self._way = way_into(self._ask, into.table)
+        self._access = write_access(connection, into.table)
         #: Whether any row was written.
         self._any_taken = False
 
@@ -89,7 +88,7 @@ class PostgresRows:
     def _write_and_bisect(self) -> dict[int, psycopg.Error]:
         # A deferred constraint would refuse the whole micro-batch at its end.
         self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        if self._way.copies and not self._into.keys:
+        if self._access.by_copy and not self._into.keys:
             copy = f"COPY {self._into.table} ({self._named}) FROM STDIN (FORMAT csv)"
             return self._copy_all(copy, numbered=False)[0]
         self._connection.execute(
@@ -143,7 +142,7 @@ class PostgresRows:
             self._connection.execute(f"{head}{start} AND {stop - 1}{tail}")
 
         # Memory for the sort; a larger setting of the user is kept.
-        self._ask(
+        self._connection.execute(
             "SELECT set_config('work_mem', '64MB', true) WHERE pg_size_bytes("
             "current_setting('work_mem')) < 64 * 1024 * 1024"
         )
@@ -160,7 +159,7 @@ class PostgresRows:
         into = self._into
         keys = ", ".join(map(quoted, into.keys))
         unlike = ""
-        if nulls_differ(self._ask, into.table, into.keys):
+        if nulls_differ(self._connection, into.table, into.keys):
             some = " OR ".join(f"{quoted(key)} IS NULL" for key in into.keys)
             unlike = f", CASE WHEN {some} THEN {_ROW} END"
         others = [quoted(name) for name in into.names if name not in into.keys]
@@ -199,7 +198,7 @@ class PostgresRows:
         column.
         """
         if error.sqlstate == _NOT_ALLOWED:
-            return self._way.has_policies
+            return self._access.has_policies
         return error.sqlstate == _NOT_NULL and error.diag.column_name not in self._into.names
 
     def _bisect(

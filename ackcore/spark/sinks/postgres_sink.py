@@ -23,7 +23,6 @@ from ackcore.spark.sinks.copy_format import refuse_unfit
 from ackcore.spark.sinks.postgres_catalog import (
     DURABLE,
     SinkTable,
-    asking,
     check,
     columns_of,
     connect,
@@ -56,7 +55,7 @@ class PostgresSession:
         name = session_name(deployment, sink)
         self.connection = connection = connect(dsn, name)
         try:
-            connection.execute(end_others(name))
+            end_others(connection, name)
             connection.execute(DURABLE)
             self.table = resolve(connection, target.table, f"sink {sink!r}")
             self.marker = marker_name(connection, self.table[0], target.marker)
@@ -175,7 +174,7 @@ class PostgresSink(TransactionalSink[PostgresSession]):
         where = f"sink {batch.sink!r}, table {target.table},"
         count = RefusalCount(where, batch.batch_id, _without_values_of)
         names, table = batch.schema().names, ".".join(map(quoted, transaction.table))
-        columns = columns_of(asking(connection), table)
+        columns = columns_of(connection, table)
         arrays = [name in columns and columns[name].is_array for name in names]
         into = Into(table, names, target.keys, arrays)
         errors_of = PostgresRows(connection, into, lambda: numbered(batch), count).write()
