@@ -104,7 +104,7 @@ def test_a_password_is_not_shown():
             {"keys": "n"},
             r"must have a unique index.*CREATE UNIQUE INDEX ON keyed \(\"n\"\)",
         ),
-        ("keyed", {"keys": "m"}, "keys must be among the columns word, n, got 'm'"),
+        ("keyed", {"keys": "m"}, "keys must be among the stream's columns word, n, got 'm'"),
         ("late", {"keys": "n"}, "must have a unique index"),
         ("part", {"keys": "n"}, "must have a unique index"),
     ],
@@ -127,7 +127,9 @@ def test_what_has_no_text_for_postgres_is_refused(postgres):
     one = to_postgres(postgres, "words")
     with pytest.raises(TypeError, match=r"column 'n' is .*cannot store nanoseconds; have the bolt"):
         check_sink("count", one, pa.schema([("n", pa.timestamp("ns"))]))
-    with pytest.raises(TypeError, match=r"column 'n' of duration\[us\] cannot be written as text"):
+    with pytest.raises(
+        TypeError, match=r"column 'n' is duration\[us\], which cannot be written as text"
+    ):
         check_sink("count", one, pa.schema([("n", pa.duration("us"))]))
 
 

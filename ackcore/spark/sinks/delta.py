@@ -19,9 +19,9 @@ from ackcore.spark.sinks.columns import (
     last_of_each_key,
     named_keys,
     refuse_misfits,
+    require_columns,
+    require_fields,
     spark_schema,
-    with_columns,
-    with_fields,
 )
 from ackcore.spark.sinks.sink import ANY_CONTENT, TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
@@ -240,8 +240,8 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         column.
         """
         columns = pa.schema(table.schema().to_arrow())
-        with_columns(what, self._shown, stream.names, columns.names)
-        with_fields(what, self._shown, stream, columns)
+        require_columns(what, self._shown, stream.names, columns.names)
+        require_fields(what, self._shown, stream, columns)
         if self.keys:
             return columns
         computed = {field.name for field in table.schema().fields if _COMPUTED in field.metadata}

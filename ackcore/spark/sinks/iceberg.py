@@ -17,8 +17,8 @@ from ackcore.spark.sinks.columns import (
     last_of_each_key,
     named_keys,
     refuse_misfits,
+    require_columns,
     spark_schema,
-    with_columns,
 )
 from ackcore.spark.sinks.sink import ANY_CONTENT, TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
@@ -117,7 +117,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
         spark_schema(what, schema)
         with self._opened(sink) as table:
             has = [field.name for field in table.schema().fields]
-        with_columns(what, f"table {self.table}", schema.names, has)
+        require_columns(what, f"table {self.table}", schema.names, has)
         others = [column for column in has if column not in schema.names]
         if self.keys and others:
             raise ValueError(

@@ -28,7 +28,7 @@ from pyspark.sql import functions as sql
 
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointInUse
-from ackcore.spark.sinks.columns import refuse_misfits, with_columns
+from ackcore.spark.sinks.columns import refuse_misfits, require_columns
 from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError
 from ackcore.spark.sinks.rejects import RefusalCount
 from ackcore.spark.sinks.sink import Written
@@ -81,7 +81,7 @@ def find_columns(
         if name in columns or len(same) == 1:
             found[name] = name if name in columns else same[0]
     missing = [name for name in names if name not in found]
-    with_columns(what, f"table {table}", missing, columns)
+    require_columns(what, f"table {table}", missing, columns)
     return found
 
 

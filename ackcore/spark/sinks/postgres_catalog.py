@@ -13,7 +13,7 @@ import pyarrow as pa
 from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
 
-from ackcore.spark.sinks.columns import with_columns
+from ackcore.spark.sinks.columns import require_columns
 from ackcore.spark.sinks.unavailable import unavailable
 
 Connection: TypeAlias = psycopg.Connection[Any]
@@ -214,7 +214,7 @@ def check(dsn: str, target: SinkTable, what: str, schema: pa.Schema) -> None:
         table = resolve(connection, target.table, what)
         named = ".".join(map(quoted, table))
         columns = columns_of(connection, named)
-        with_columns(what, f"table {target.table}", schema.names, list(columns))
+        require_columns(what, f"table {target.table}", schema.names, list(columns))
         for name in schema.names:
             if columns[name].generated:
                 raise ValueError(
