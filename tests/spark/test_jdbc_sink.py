@@ -57,7 +57,7 @@ BARE = 'CREATE TABLE words (word VARCHAR(5), "n" BIGINT)'
         (
             {"properties": {"fetchsize": 3}},
             TypeError,
-            "properties must map names to texts, got int for",
+            "properties must map str to str, got int for",
         ),
         ({"properties": {"dbtable": "x"}}, ValueError, "properties must not have 'dbtable'"),
     ],
@@ -129,13 +129,13 @@ def test_columns_that_the_stream_does_not_have_stay(derby, files):
 def test_what_all_rows_violate_is_looked_for_up_to_a_number(derby, tmp_path, monkeypatch, keys):
     """And nothing of the micro-batch is written: neither the other rows nor its number."""
     derby.execute(TABLE)
-    taken, asked = jdbc_transaction.JdbcTransaction._is_taken, []
+    taken, asked = jdbc_transaction.JdbcTransaction._try_move, []
 
     def counted(self, *of):
         asked.append(of)
         return taken(self, *of)
 
-    monkeypatch.setattr(jdbc_transaction.JdbcTransaction, "_is_taken", counted)
+    monkeypatch.setattr(jdbc_transaction.JdbcTransaction, "_try_move", counted)
     monkeypatch.setattr(rejects, "MAX_REFUSED", 5)
     sink = derby.sink(keys=keys)
     some = [("a", 1, None), *((f"b{i}", 1000 + i, None) for i in range(500)), ("c", 3, None)]

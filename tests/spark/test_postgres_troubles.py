@@ -63,7 +63,7 @@ def test_a_key_that_is_null_equals_none_but_where_the_index_says_so(
 
 @pytest.mark.parametrize("keyed", [False, True])
 def test_names_may_have_anything_in_them(postgres, sink, tmp_path, keyed):
-    """Per cents and quotes, in table, columns, sink and the table of micro-batches."""
+    """Per cents and quotes, in table, columns, sink and the marker table."""
     word, n, table = 'wo"r%d', "n%s {x}", '"w%s.""x"""'
     columns = ", ".join(
         psycopg.sql.Identifier(name).as_string(None) + kind
@@ -193,13 +193,13 @@ def test_what_all_rows_violate_is_looked_for_up_to_a_number(
 ):
     """And nothing of the micro-batch is written: neither the other rows nor its number."""
     execute(postgres, TABLE)
-    taken, asked = PostgresRows._is_taken, []
+    taken, asked = PostgresRows._try_write, []
 
     def counted(self, *of):
         asked.append(of)
         return taken(self, *of)
 
-    monkeypatch.setattr(PostgresRows, "_is_taken", counted)
+    monkeypatch.setattr(PostgresRows, "_try_write", counted)
     monkeypatch.setattr(rejects, "MAX_REFUSED", 20)
     one = sink(postgres, keys=keys)
     bad = [(f"b{i}", 1000 + i, None) for i in range(5000)]

@@ -191,7 +191,7 @@ def test_all_may_be_refused(tmp_path):
         ),
         (lambda: SinkRejects.at([0], [7], "no"), "they name 1 rows that the sink was not given"),
         (lambda: SinkRejects.at([9], [0], "no"), "they name 1 rows that the sink was not given"),
-        (lambda: SinkRejects([{"line": "A"}], "no"), "rows must be a table, .* got list"),
+        (lambda: SinkRejects([{"line": "A"}], "no"), "rows of SinkRejects must .* got list"),
         (lambda: SinkRejects(pa.table({"line": [[1]]}), "no"), "must be string, .* got list<item"),
     ],
 )
@@ -526,7 +526,9 @@ def test_where_rows_may_be_at_fault_the_way_out_is_told(tmp_path, replaces, says
 
 def test_only_a_sink_that_replaces_is_isolated():
     builder = TopologyBuilder()
-    with pytest.raises(TypeError, match=r"'upper' cannot be isolated: to_kafka.* does not replace"):
+    with pytest.raises(
+        TypeError, match=r"'upper' cannot have isolate: to_kafka.* does not replace"
+    ):
         check_sink("upper", to_kafka("topic", "broker:9092"), None, isolated=True)
     with pytest.raises(ValueError, match="isolate of sink 'upper' has 'NoError'"):
         builder.sink("upper", print, isolate=["NoError"])

@@ -82,19 +82,19 @@ def test_the_driver_keeps_columns_of_refused_rows(tmp_path):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: SinkRejects([1], "no"), "rows must be a table, .* got list"),
-        (lambda: SinkRejects(pa.table({"id": [1]}), 3), "a reason must be .* got int"),
-        (lambda: SinkRejects(pa.table({"id": [1]}), [3]), "a reason must be a text .* got int"),
+        (lambda: SinkRejects([1], "no"), "rows of SinkRejects must be .* got list"),
+        (lambda: SinkRejects(pa.table({"id": [1]}), 3), "each reason .* must be .* got int"),
+        (lambda: SinkRejects(pa.table({"id": [1]}), [3]), "each reason .* must be a str .* int"),
         (
             lambda: SinkRejects(pa.table({"id": [1]}), pa.array([3])),
-            "a reason must .* got a column of int64",
+            "each reason .* must .* got a column of int64",
         ),
         (
             lambda: SinkRejects(pa.table({"id": [1]}), pa.array([None], "str")),
             "got a column of string with 1 nulls",
         ),
         (lambda: SinkRejects(pa.table({"id": [1]}), ["a", "b"]), "2 reasons .* for 1 rows"),
-        (lambda: SinkRejects.at([0.5], [1], "no"), "files must be integers"),
+        (lambda: SinkRejects.at([0.5], [1], "no"), "files of SinkRejects.at.. must be integers"),
         (lambda: SinkRejects.at([0], [1, 2], "no"), "must pair up one by one"),
     ],
 )

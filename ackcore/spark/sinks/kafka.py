@@ -187,7 +187,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
             self._settings, transactional_id=_id(sink, deployment) if self.transactional else None
         )
         try:
-            with self._named(sink):
+            with self._as_unavailable(sink):
                 deliveries.reach(self.topic)
         finally:
             deliveries.close()
@@ -204,7 +204,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         if self.transactional:
             return super().write(batch)
         try:
-            with self._named(batch.sink):
+            with self._as_unavailable(batch.sink):
                 refused = self._send(batch)
         except BaseException:
             # The next call starts with a new producer.
@@ -216,7 +216,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         return _rejects(refused)
 
     @contextlib.contextmanager
-    def _named(self, sink: str) -> Iterator[None]:
+    def _as_unavailable(self, sink: str) -> Iterator[None]:
         """Raise delivery errors as `SinkUnavailable` with the sink's name."""
         try:
             yield
@@ -280,7 +280,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         Raises SinkUnavailable if a message was not delivered.
         """
         try:
-            with self._named(batch.sink):
+            with self._as_unavailable(batch.sink):
                 messages = self._messages(batch)
                 yield KafkaTransaction(self._transactions(batch), messages, messages.suspects())
         except BaseException:

@@ -96,7 +96,7 @@ def unique_indexes(
 
 
 def session_name(deployment: str, sink: str) -> str:
-    """Return the application name of the connection of a checkpoint's sink."""
+    """Return the application name for the connections of one sink of one checkpoint."""
     # PostgreSQL cuts long names and replaces each character outside of ASCII by a question mark.
     plain = len(sink) <= 32 and sink.isascii() and sink.isprintable()
     said = sink if plain else blake2b(sink.encode(), digest_size=8).hexdigest()
@@ -125,17 +125,17 @@ _MARKER = """(
 
 
 class SinkTable(NamedTuple):
-    """The table to write, its keys, and the table of the micro-batches' numbers."""
+    """The arguments of `to_postgres` that concern tables."""
 
-    table: str
-    keys: tuple[str, ...]
-    marker: str
+    table: str  # the name of the table to write, in SQL
+    keys: tuple[str, ...]  # its key columns
+    marker: str  # the marker table, which has the number of each sink's last micro-batch
 
 
 def where(dsn: str) -> str:
-    """Return host, port and database of a connection string, without secrets.
+    """Return host, port and database of a connection string for errors, without secrets.
 
-    Raises ValueError if libpq cannot parse it.
+    Raises ValueError if libpq cannot parse the string.
     """
     try:
         found = conninfo_to_dict(dsn)
@@ -152,8 +152,7 @@ def where(dsn: str) -> str:
 
 #: Advice by the beginning of an error's SQLSTATE; "" for a failed connection and all others.
 _WAYS_OUT = {
-    "42501": "Grant this user SELECT, INSERT and UPDATE on the table and on the table of "
-    "micro-batches",
+    "42501": "Grant this user SELECT, INSERT and UPDATE on the table and on the marker table",
     "42": "Create or change the table, or have the bolt emit other columns",
     "3F": "Create the schema, or name another one",
     "53100": "Free space on the server",
@@ -164,8 +163,8 @@ _WAYS_OUT = {
 
 
 @contextlib.contextmanager
-def named(sink: str, table: str, shown: str) -> Iterator[None]:
-    """Raise errors that no row has caused as `SinkUnavailable`.
+def as_unavailable(sink: str, table: str, shown: str) -> Iterator[None]:
+    """Raise errors of the server, the login or missing objects as `SinkUnavailable`.
 
     ``sink``, ``table``: the names of the sink and its table. ``shown``: the server, as `where`
     returns it.
@@ -195,7 +194,7 @@ def named(sink: str, table: str, shown: str) -> Iterator[None]:
 
 
 def connect(dsn: str, name: str = "ackcore") -> Connection:
-    """Return a connection with isolation level READ COMMITTED."""
+    """Connect with isolation level READ COMMITTED; ``name``: the application name."""
     connection = psycopg.connect(
         dsn,
         autocommit=True,
@@ -208,29 +207,33 @@ def connect(dsn: str, name: str = "ackcore") -> Connection:
     return connection
 
 
-def check(dsn: str, target: SinkTable, what: str, schema: pa.Schema) -> None:
-    """Raise ValueError if the table does not exist, or lacks a column or the keys' index."""
+def check_table(dsn: str, target: SinkTable, what: str, schema: pa.Schema) -> None:
+    """Raise ValueError if a sink's table cannot take the stream's rows.
+
+    It must exist, have all columns of the stream, of which none is generated, and have a unique
+    index on the keys. ``what``: the beginning of the message.
+    """
     with contextlib.closing(connect(dsn)) as connection:
         table = resolve(connection, target.table, what)
-        named = ".".join(map(quoted, table))
-        columns = columns_of(connection, named)
+        name = ".".join(map(quoted, table))
+        columns = columns_of(connection, name)
         require_columns(what, f"table {target.table}", schema.names, list(columns))
         for name in schema.names:
             if columns[name].generated:
                 raise ValueError(
-                    f"{what}: column {name!r} of table {target.table} is always generated; have "
-                    "the bolt emit no such column"
+                    f"{what}: column {name!r} of table {target.table} cannot be written, because "
+                    "its value is always generated; have the bolt emit no such column"
                 )
-        if target.keys and not unique_indexes(connection, named, target.keys):
+        if target.keys and not unique_indexes(connection, name, target.keys):
             keys = ", ".join(f'"{key}"' for key in target.keys)
             raise ValueError(
-                f"{what}: keys must have a unique index, and table {target.table} has none on "
-                f"{keys} alone; CREATE UNIQUE INDEX ON {target.table} ({keys}) makes one"
+                f"{what}: table {target.table} has no unique index on exactly the keys {keys}, "
+                f"which it needs; CREATE UNIQUE INDEX ON {target.table} ({keys}) makes one"
             )
 
 
 def make_marker(dsn: str, target: SinkTable, what: str) -> None:
-    """Create the table of micro-batches if it does not exist."""
+    """Create the marker table if it does not exist."""
     with contextlib.closing(connect(dsn)) as connection:
         schema, _ = resolve(connection, target.table, what)
         if _find(connection, marker_name(connection, schema, target.marker)):
@@ -243,15 +246,19 @@ def make_marker(dsn: str, target: SinkTable, what: str) -> None:
             pass  # another driver created it
         except errors.InsufficientPrivilege as error:
             raise ValueError(
-                f"{what}: the table of micro-batches, {name}, does not exist, and this user may "
-                f"not create it ({error.diag.message_primary}). Have a user with that right run "
-                "this statement, and grant this user SELECT, INSERT and UPDATE on the table: "
+                f"{what}: the marker table {name}, which has the numbers of written micro-batches, "
+                f"does not exist, and this user may not create it ({error.diag.message_primary}). "
+                "Have a user with that right run this statement, and grant this user SELECT, "
+                "INSERT and UPDATE on the table: "
                 f"{' '.join(create.as_string(connection).split())}"
             ) from error
 
 
 def resolve(connection: Connection, table: str, what: str) -> tuple[str, str]:
-    """Return schema and name of a table, or raise ValueError if it does not exist."""
+    """Return schema and name of a table; raise ValueError if it does not exist.
+
+    ``table``: the name in SQL, with or without a schema. ``what``: the beginning of the message.
+    """
     found = _find(connection, table)
     if found is None:
         raise ValueError(
@@ -262,6 +269,7 @@ def resolve(connection: Connection, table: str, what: str) -> tuple[str, str]:
 
 
 def _find(connection: Connection, table: str) -> tuple[str, str] | None:
+    """Return schema and name of a table, or None if it does not exist."""
     found = connection.execute(
         "SELECT nspname, relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace"
         " WHERE pg_class.oid = to_regclass(%s)",
@@ -271,5 +279,5 @@ def _find(connection: Connection, table: str) -> tuple[str, str] | None:
 
 
 def marker_name(connection: Connection, schema: str, marker: str) -> str:
-    """Return the name of the table of micro-batches, with its schema."""
+    """Return the marker table's name in SQL, with a schema; ``schema`` is the default."""
     return marker if "." in marker else f"{sql.Identifier(schema).as_string(connection)}.{marker}"

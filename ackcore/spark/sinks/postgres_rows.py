@@ -48,7 +48,7 @@ Chunks = Iterator[tuple[int, pa.RecordBatch]]
 
 
 class Into(NamedTuple):
-    """The destination of rows."""
+    """The table and columns into which rows are written."""
 
     table: str  # the table's name in SQL
     names: Sequence[str]  # the columns, in the order of the stream's columns
@@ -61,7 +61,7 @@ class PostgresRows:
     """The writer of one micro-batch's rows.
 
     ``connection``: a connection with an open transaction. ``chunks``: yields the rows as `numbered`
-    does; called again if some rows are refused. ``count``: counts the refused rows.
+    does; it is called again if a row is refused. ``count``: counts the refused rows.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class PostgresRows:
         self._connection, self._into, self._chunks, self._count = connection, into, chunks, count
         self._named = ", ".join(map(quoted, into.names))
         self._access = write_access(connection, into.table)
-        #: Whether any row was written.
-        self._any_taken = False
+        #: Whether any row was written into the table, or into the temporary table.
+        self._any_written = False
 
     def write(self) -> dict[int, psycopg.Error]:
         """Write the rows; return the errors of refused rows, by row number."""
         refused = self._write_and_bisect()
-        for error in () if self._any_taken else refused.values():
+        for error in () if self._any_written else refused.values():
             if self._is_of_table(error) or (self._is_suspect(error) and len(refused) > 1):
                 raise error  # perhaps a trigger of the whole table: no row is at fault
         return refused
@@ -100,7 +100,11 @@ class PostgresRows:
         return {**refused, **self._merge_all(rows, sorted(refused))}
 
     def _copy_all(self, copy: str, *, numbered: bool) -> tuple[dict[int, psycopg.Error], int]:
-        """Copy the rows; return the errors of refused rows, by row number, and the row count."""
+        """Copy the rows by a COPY statement.
+
+        Returns the errors of refused rows, by row number, and the number of all rows.
+        ``numbered``: whether the statement has a last column for the row's number.
+        """
         rows = 0
 
         def texts(chunks: Chunks) -> Iterator[Any]:
@@ -114,7 +118,7 @@ class PostgresRows:
                 for text in texts(chunks):
                     out.write(text)
 
-        if self._is_taken(lambda: send(self._chunks())) is None:
+        if self._try_write(lambda: send(self._chunks())) is None:
             return {}, rows
         refused: dict[int, psycopg.Error] = {}
         for first, chunk in self._chunks():
@@ -127,9 +131,10 @@ class PostgresRows:
         return refused, rows
 
     def _merge_all(self, rows: int, absent: Sequence[int]) -> dict[int, psycopg.Error]:
-        """Merge the copied rows into the table; return the errors of refused rows, by row number.
+        """Merge the temporary table into the target; return errors of refused rows by row number.
 
-        ``absent`` are the numbers of rows that the copy refused.
+        ``rows``: the number of all rows. ``absent``: the sorted numbers of rows that are not in the
+        temporary table, because COPY refused them.
         """
         into = self._into
         distinct, tail = self._by_keys() if into.keys else ("", f" ORDER BY {_ROW}")
@@ -146,10 +151,10 @@ class PostgresRows:
             "SELECT set_config('work_mem', '64MB', true) WHERE pg_size_bytes("
             "current_setting('work_mem')) < 64 * 1024 * 1024"
         )
-        error = self._is_taken(lambda: write(0, rows))
+        error = self._try_write(lambda: write(0, rows))
         if error is None:
             return {}
-        self._any_taken = False  # only the temporary table has rows
+        self._any_written = False  # only the temporary table has rows
         self._connection.execute(f"CREATE INDEX ON {_STAGE} ({_ROW})")
         self._connection.execute(f"ANALYZE {_STAGE}")
         return dict(self._bisect(0, rows, write, absent, error))
@@ -169,8 +174,11 @@ class PostgresRows:
             f"{f'UPDATE SET {sets}' if sets else 'NOTHING'}"
         )
 
-    def _is_taken(self, write: Callable[[], None]) -> psycopg.Error | None:
-        """Write within a savepoint; return the error if a row was refused, None otherwise."""
+    def _try_write(self, write: Callable[[], None]) -> psycopg.Error | None:
+        """Call ``write`` within a savepoint.
+
+        Returns the error if PostgreSQL refused a row, None if not. Raises all other errors.
+        """
         try:
             with self._connection.transaction():
                 write()
@@ -187,15 +195,14 @@ class PostgresRows:
         return state.startswith(_REFUSALS) and state not in _OURS
 
     def _is_suspect(self, error: psycopg.Error) -> bool:
-        """Return whether the error counts as a row's fault only if other rows can be written."""
+        """Return whether an error refuses a row only if other rows can be written."""
         return (error.sqlstate or "").startswith(_SUSPECT) or self._is_of_table(error)
 
     def _is_of_table(self, error: psycopg.Error) -> bool:
-        """Return whether the error may come from the table and not from a row.
+        """Return whether the table may have caused an error, and not the values of a row.
 
-        Such errors are violations of a policy, and nulls in a column that the stream does not have.
-        Such a null may also come from a trigger, or from a domain, for which PostgreSQL names no
-        column.
+        Such errors are violations of a policy, and nulls in a column that the stream does not have,
+        or that PostgreSQL does not name.
         """
         if error.sqlstate == _NOT_ALLOWED:
             return self._access.has_policies
@@ -209,10 +216,11 @@ class PostgresRows:
         absent: Sequence[int] = (),
         error: psycopg.Error | None = None,
     ) -> Iterator[tuple[int, psycopg.Error]]:
-        """Write rows by bisection, in their order; yield the rows that are refused alone.
+        """Write rows by bisection, in their order; yield numbers and errors of refused rows.
 
-        The numbers of ``absent`` rows are sorted; ``error`` is the error of the whole range, if
-        known.
+        ``start``, ``stop``: the range of row numbers. ``write``: writes such a range. ``absent``:
+        the sorted numbers of rows that it cannot write. ``error``: the error of the whole range, or
+        None if it was not tried.
         """
         pending: list[tuple[int, int, psycopg.Error | None]] = [(start, stop, error)]
         suspects = 0
@@ -221,13 +229,13 @@ class PostgresRows:
             if bisect_left(absent, stop) - bisect_left(absent, start) == stop - start:
                 continue  # no row of this range was copied
             if error is None:
-                error = self._is_taken(lambda a=start, b=stop: write(a, b))  # type: ignore[misc]
+                error = self._try_write(lambda a=start, b=stop: write(a, b))  # type: ignore[misc]
             if error is None:
-                self._any_taken = True
+                self._any_written = True
                 continue
             if stop - start == 1:
                 suspects += self._is_suspect(error)
-                if suspects >= _HOPELESS and not self._any_taken:
+                if suspects >= _HOPELESS and not self._any_written:
                     raise error
                 self._count.add(error)
                 yield start, error
@@ -237,7 +245,7 @@ class PostgresRows:
 
 
 def numbered(batch: SinkBatch) -> Chunks:
-    """Yield the rows in batches, each with the number of its first row."""
+    """Yield the rows of a micro-batch in chunks, each with the number of its first row."""
     first = 0
     for rows in batch.record_batches():
         for at in range(0, len(rows), _CHUNK):
@@ -246,10 +254,10 @@ def numbered(batch: SinkBatch) -> Chunks:
             first += len(chunk)
 
 
-def placed(
+def with_places(
     batch: SinkBatch, refused: dict[int, psycopg.Error]
 ) -> Iterator[tuple[int, int, psycopg.Error]]:
-    """Yield file, place and error of each refused row; ``refused`` has the errors by row number."""
+    """Yield file, place and error of each refused row; ``refused``: errors by row number."""
     numbers: Int64s = np.array(sorted(refused), np.int64)
     first = 0
     for file, about in enumerate(batch.files):

@@ -1,4 +1,4 @@
-"""The rows that a sink refuses, and the reasons."""
+"""`SinkRejects`: the rows that a sink refuses, and the reasons."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ E = TypeVar("E", bound=BaseException)
 
 
 class InvalidRejects(TypeError, ValueError):
-    """A sink returned an invalid `SinkRejects`, or refused rows that it was not given.
+    """A `SinkRejects` is invalid: it has wrong arguments, or names rows that the sink did not get.
 
-    This is a programming error in the sink, not an outage: it ends the query at once.
+    This is a programming error in the sink. It ends the query without a retry.
     """
 
 
@@ -46,7 +46,7 @@ class TooManyRefused(RuntimeError):
 
 
 def too_many_refused(where: str, batch_id: int, first: BaseException, left: str) -> TooManyRefused:
-    """Return the error.
+    """Return the error for more than `MAX_REFUSED` refused rows.
 
     ``where``: the sink, and its table if it has one. ``first``: the error of the first refused row.
     ``left``: a sentence that says whether rows of the micro-batch are written.
@@ -110,9 +110,10 @@ class SinkRejects(Exception):
         rows.  It is a `TypeError` and a `ValueError`; it ends the query without a retry.
     """
 
-    #: The refused values; None if the rows are named by their places.
+    #: The values that name the rows; None if `places` names them.
     values: pa.Table | None
-    #: The numbers of the rows' files in `SinkBatch.files`, and their places in them; or None.
+    #: For each row, the index of its file in `SinkBatch.files`, and of the row in this file; None
+    #: if `values` names the rows.
     places: tuple[Int64s, Int64s] | None
     #: The distinct reasons, and for each row the index of its reason.
     reasons: list[str | BaseException]
@@ -125,30 +126,31 @@ class SinkRejects(Exception):
         if self.places is None:
             self.values = _table(rows)
         self.reasons, self.reason_of = _reasons(reasons, len(self))
-        super().__init__(f"{len(self)} rows are refused{_told(self.reasons)}")
+        super().__init__(f"{len(self)} rows are refused{_first_reason(self.reasons)}")
 
     @classmethod
     def at(cls, files: npt.ArrayLike, rows: npt.ArrayLike, reasons: Reasons) -> SinkRejects:
-        """Return a `SinkRejects` that names rows by their places, for use in ``write``.
+        """Return a `SinkRejects` that names rows by their places in the files of a `SinkBatch`.
 
         Parameters
         ----------
         files : array_like of int
-            For each refused row, the number of its file in `SinkBatch.files`.
+            For each refused row, the index of its file in `SinkBatch.files`.
         rows : array_like of int
-            For each refused row, its place in its file, as `read_with_places` yields it.
+            For each refused row, its index in this file, as `read_with_places` yields it.
         reasons : str, exception, sequence of them, or column of texts
             One reason for all rows, or one for each.
         """
         of, at = _numbers(files, "files"), _numbers(rows, "rows")
         if len(of) != len(at):
             raise InvalidRejects(
-                f"files has {len(of)} items and rows has {len(at)}; they must pair up one by one"
+                f"files of SinkRejects.at() has {len(of)} items and rows has {len(at)}; they must "
+                "pair up one by one"
             )
         return cls(pa.table({}), reasons, _places=(of, at))
 
     def __len__(self) -> int:
-        """Return the number of refused rows that are named."""
+        """Return the number of places, or of rows of values, that name refused rows."""
         if self.places is not None:
             return len(self.places[0])
         assert self.values is not None
@@ -166,15 +168,15 @@ def _table(rows: Any) -> pa.Table:
     if hasattr(rows, "sparkSession"):
         return to_arrow(rows)
     raise InvalidRejects(
-        "rows must be a table, a batch or a DataFrame with some of the stream's columns, got "
-        f"{type(rows).__name__}; pyarrow.table({{'id': [...]}}) makes one"
+        "rows of SinkRejects must be a pyarrow.Table, a RecordBatch or a DataFrame with some of "
+        f"the stream's columns, got {type(rows).__name__}; pyarrow.table({{'id': [...]}}) makes one"
     )
 
 
 def _numbers(values: npt.ArrayLike, name: str) -> Int64s:
     found = np.asarray(values)
     if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
-        raise InvalidRejects(f"{name} must be integers, got {values!r:.80}")
+        raise InvalidRejects(f"{name} of SinkRejects.at() must be integers, got {values!r:.80}")
     return found.astype(np.int64)
 
 
@@ -190,7 +192,7 @@ def _reasons(reasons: Reasons, n: int) -> tuple[list[str | BaseException], Int32
         raise _no_reason(type(reasons).__name__)
     if len(of) != n:
         raise InvalidRejects(
-            f"{len(of)} reasons are given for {n} rows; give one for each, or one for all"
+            f"SinkRejects has {len(of)} reasons for {n} rows; give one for each, or one for all"
         )
     return found, of
 
@@ -223,10 +225,11 @@ def _of_sequence(
 
 
 def _no_reason(got: str) -> InvalidRejects:
-    return InvalidRejects(f"a reason must be a text or an exception, got {got}")
+    return InvalidRejects(f"each reason of SinkRejects must be a str or an exception, got {got}")
 
 
-def _told(reasons: list[str | BaseException]) -> str:
+def _first_reason(reasons: list[str | BaseException]) -> str:
+    """Return the first reason for the message of a `SinkRejects`."""
     if not reasons:
         return ""
     first = reasons[0]
