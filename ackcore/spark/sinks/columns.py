@@ -138,7 +138,7 @@ def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_limited: _IsType) ->
             field.nullable
             and field.type == stream.field(field.name).type
             and not has_text(field.type)
-            and not _holds(field.type, is_limited)
+            and not has_type(field.type, is_limited)
         )
     ]
     refused: list[npt.NDArray[np.int64]] = []
@@ -151,10 +151,10 @@ def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_limited: _IsType) ->
         raise batch.refuse(np.concatenate(refused), pa.chunked_array(reasons, pa.string()))
 
 
-def _holds(kind: pa.DataType, is_type: _IsType) -> bool:
+def has_type(kind: pa.DataType, is_type: _IsType) -> bool:
     """Return whether ``is_type`` is true for a type or one of its nested types."""
     parts = (kind.field(at).type for at in range(kind.num_fields))
-    return is_type(kind) or any(_holds(part, is_type) for part in parts)
+    return is_type(kind) or any(has_type(part, is_type) for part in parts)
 
 
 def _misfits(

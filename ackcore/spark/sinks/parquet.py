@@ -43,9 +43,9 @@ def to_parquet(
     shows a column ``batch_id``. On a file system the sink renames a complete directory into place,
     and keeps it when the same rows are written again.
 
-    A bucket has no renames, and HDFS is written like a bucket. Each file appears whole, but a
-    reader may see only some files of a micro-batch meanwhile. The same rows always get the same
-    file names. Where other rows replace them, files without rows stay under the old names.
+    A bucket has no renames, and HDFS is written like a bucket. Each file appears whole, but until
+    the last one is there, a reader sees only some files of a micro-batch. The same rows always get
+    the same file names. If other rows replace them, files without rows stay under the old names.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class ParquetSink(ParquetDirectory):
         self._stages = os.path.join(self.path, _STAGES)
 
     def _has_rows(self) -> bool:
-        """Return whether there is a directory of a micro-batch, even one without files."""
+        """Return whether there is a directory of a micro-batch."""
         try:
             return any(name.startswith("batch_id=") for name in os.listdir(self.path))
         except (FileNotFoundError, NotADirectoryError):  # `put` makes it, or names the file
@@ -92,7 +92,7 @@ class ParquetSink(ParquetDirectory):
         self._publish(batch_id, stage, names, content)
 
     def _write_parts(self, accepted: SinkBatch, stage: str) -> Iterable[Any]:
-        """Write the rows to a stage, and return one-column rows: the names of the valid files."""
+        """Write the rows to a stage, and return the names of the valid files, each as a row."""
         files, nonacked, compression = accepted.files, accepted.nonacked, self.compression
         size = sum(file.size() for file in files)
         if is_small(accepted.rows, size):
@@ -109,9 +109,10 @@ class ParquetSink(ParquetDirectory):
         return jobs.collect()
 
     def _stage(self, batch_id: int) -> str:
-        """Make an empty directory for unfinished files, which readers ignore.
+        """Make a new stage: a directory for unfinished files, which readers ignore.
 
-        Each call makes another one, since tasks of an earlier driver may still write to theirs.
+        Stages of earlier attempts are removed. Each call makes a new one, since tasks of an earlier
+        driver may still write to theirs.
         """
         os.makedirs(self._stages, exist_ok=True)
         left = [
@@ -136,7 +137,10 @@ class ParquetSink(ParquetDirectory):
         return os.path.join(self._stages, f"{batch_id}.{secrets.token_hex(8)}.tmp")
 
     def _holds(self, batch_id: int, content: str) -> bool:
-        """Return whether a micro-batch's directory is complete and has that content."""
+        """Return whether a micro-batch's directory is complete and has these rows.
+
+        ``content``: their `SinkBatch.fingerprint`, which is part of the files' names.
+        """
         try:
             names = os.listdir(self._final(batch_id))
         except FileNotFoundError:
@@ -151,9 +155,9 @@ class ParquetSink(ParquetDirectory):
     def _publish(self, batch_id: int, stage: str, names: Iterable[Any], content: str) -> None:
         """Move the valid files of tasks into place, unless the same rows are there.
 
-        ``stage``: the directory that `_stage` made. ``names``: the names of the valid files. Files
-        of other task attempts, and of abandoned tasks, stay in the stage. ``content``: the unique
-        id of these rows, which is part of the files' names.
+        ``stage``: the directory that `_stage` made. It is removed, with the files of other task
+        attempts in it. ``names``: the names of the valid files, each as a row. ``content``: as in
+        `_holds`.
         """
         whole, final = os.path.join(stage, "whole"), self._final(batch_id)
         written = sorted(row[0] for row in names)

@@ -233,7 +233,7 @@ def read_all(files: Sequence[BatchFile], nonacked: Int64s) -> Iterator[pa.Record
 
 
 def read_with_places(file: BatchFile, nonacked: Int64s) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
-    """Yield the batches of `read_sink_file`, each with the places (indexes) of its rows in the file.
+    """Yield the batches of `read_sink_file`, each with the places of its rows in the file.
 
     `SinkRejects.at` names a row by the index of its file in `SinkBatch.files` and its place.
     """
