@@ -93,7 +93,7 @@ def test_the_driver_keeps_columns_of_refused_rows(tmp_path):
             lambda: SinkRejects(pa.table({"id": [1]}), pa.array([None], "str")),
             "got a column of string with 1 nulls",
         ),
-        (lambda: SinkRejects(pa.table({"id": [1]}), ["a", "b"]), "2 reasons .* for 1 rows"),
+        (lambda: SinkRejects(pa.table({"id": [1]}), ["a", "b"]), "2 reasons for 1 rows"),
         (lambda: SinkRejects.at([0.5], [1], "no"), "files of SinkRejects.at.. must be integers"),
         (lambda: SinkRejects.at([0], [1, 2], "no"), "must pair up one by one"),
     ],

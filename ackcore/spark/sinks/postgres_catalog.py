@@ -215,8 +215,8 @@ def check_table(dsn: str, target: SinkTable, what: str, schema: pa.Schema) -> No
     """
     with contextlib.closing(connect(dsn)) as connection:
         table = resolve(connection, target.table, what)
-        name = ".".join(map(quoted, table))
-        columns = columns_of(connection, name)
+        full_name = ".".join(map(quoted, table))
+        columns = columns_of(connection, full_name)
         require_columns(what, f"table {target.table}", schema.names, list(columns))
         for name in schema.names:
             if columns[name].generated:
@@ -224,7 +224,7 @@ def check_table(dsn: str, target: SinkTable, what: str, schema: pa.Schema) -> No
                     f"{what}: column {name!r} of table {target.table} cannot be written, because "
                     "its value is always generated; have the bolt emit no such column"
                 )
-        if target.keys and not unique_indexes(connection, name, target.keys):
+        if target.keys and not unique_indexes(connection, full_name, target.keys):
             keys = ", ".join(f'"{key}"' for key in target.keys)
             raise ValueError(
                 f"{what}: table {target.table} has no unique index on exactly the keys {keys}, "
