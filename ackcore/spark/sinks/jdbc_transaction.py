@@ -18,6 +18,7 @@ import logging
 import re
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.sinks.columns import refuse_misfits, require_columns
 from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError
-from ackcore.spark.sinks.rejects import RefusalCount
+from ackcore.spark.sinks.rejects import check_refused
 from ackcore.spark.sinks.sink import Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
 
@@ -112,7 +113,7 @@ class JdbcTransaction:
         #: The columns that the stream does not have; True if the column is NOT NULL.
         self._others: dict[str, bool] = {}
         where = f"sink {batch.sink!r}, table {names.table},"
-        self._count = RefusalCount(where, batch.batch_id, JdbcError.without_values)
+        self._check = partial(check_refused, where, batch.batch_id, JdbcError.without_values)
 
     def read_number(self) -> Written:
         """Return the sink's last micro-batch, and lock its row."""
@@ -217,8 +218,8 @@ class JdbcTransaction:
         while parts:
             low, high, why = parts.pop()
             if high - low == 1:
-                self._count.add(why)
                 refused[int(numbers[low])] = why
+                self._check(refused)
                 continue
             middle = (low + high) // 2
             for start, stop in ((middle, high), (low, middle)):
@@ -333,8 +334,8 @@ class JdbcTransaction:
             if why is None:
                 any_written = True
             elif first == last:
-                self._count.add(why)
                 refused[first] = why
+                self._check(refused)
             else:
                 middle = (first + last) // 2
                 pending += [(middle + 1, last, None), (first, middle, None)]

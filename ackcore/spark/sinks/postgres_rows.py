@@ -19,7 +19,6 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.spark.sinks.copy_format import as_csv
 from ackcore.spark.sinks.postgres_catalog import Connection, nulls_differ, quoted, write_access
-from ackcore.spark.sinks.rejects import RefusalCount
 from ackcore.spark.sinks.sink_batch import SinkBatch, read_with_places
 
 #: The maximum number of rows that are sent, and bisected, at a time.
@@ -61,7 +60,7 @@ class PostgresRows:
     """The writer of one micro-batch's rows.
 
     ``connection``: a connection with an open transaction. ``chunks``: yields the rows as `numbered`
-    does; it is called again if a row is refused. ``count``: counts the refused rows.
+    does; it is called again if a row is refused. ``check``: raises if too many rows are refused.
     """
 
     def __init__(
@@ -69,40 +68,41 @@ class PostgresRows:
         connection: Connection,
         into: Into,
         chunks: Callable[[], Chunks],
-        count: RefusalCount[psycopg.Error],
+        check: Callable[[dict[int, psycopg.Error]], None],
     ) -> None:
-        self._connection, self._into, self._chunks, self._count = connection, into, chunks, count
+        self._connection, self._into, self._chunks, self._check = connection, into, chunks, check
         self._named = ", ".join(map(quoted, into.names))
         self._access = write_access(connection, into.table)
+        #: The errors of refused rows, by row number.
+        self._refused: dict[int, psycopg.Error] = {}
         #: Whether any row was written into the table, or into the temporary table.
         self._any_written = False
 
     def write(self) -> dict[int, psycopg.Error]:
         """Write the rows; return the errors of refused rows, by row number."""
-        refused = self._write_and_bisect()
-        for error in () if self._any_written else refused.values():
-            if self._is_of_table(error) or (self._is_suspect(error) and len(refused) > 1):
+        self._write_and_bisect()
+        for error in () if self._any_written else self._refused.values():
+            if self._is_of_table(error) or (self._is_suspect(error) and len(self._refused) > 1):
                 raise error  # perhaps a trigger of the whole table: no row is at fault
-        return refused
+        return self._refused
 
-    def _write_and_bisect(self) -> dict[int, psycopg.Error]:
+    def _write_and_bisect(self) -> None:
         # A deferred constraint would refuse the whole micro-batch at its end.
         self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         if self._access.by_copy and not self._into.keys:
             copy = f"COPY {self._into.table} ({self._named}) FROM STDIN (FORMAT csv)"
-            return self._copy_all(copy, numbered=False)[0]
+            self._copy_all(copy, numbered=False)
+            return
         self._connection.execute(
             f"CREATE TEMP TABLE {_STAGE} ON COMMIT DROP AS SELECT {self._named},"
             f" NULL::bigint AS {_ROW} FROM {self._into.table} WITH NO DATA"
         )
         copy = f"COPY {_STAGE} ({self._named}, {_ROW}) FROM STDIN (FORMAT csv)"
-        refused, rows = self._copy_all(copy, numbered=True)
-        return {**refused, **self._merge_all(rows, sorted(refused))}
+        self._merge_all(self._copy_all(copy, numbered=True))
 
-    def _copy_all(self, copy: str, *, numbered: bool) -> tuple[dict[int, psycopg.Error], int]:
-        """Copy the rows by a COPY statement.
+    def _copy_all(self, copy: str, *, numbered: bool) -> int:
+        """Copy the rows by a COPY statement; return the number of all rows, refused ones included.
 
-        Returns the errors of refused rows, by row number, and the number of all rows.
         ``numbered``: whether the statement has a last column for the row's number.
         """
         rows = 0
@@ -119,23 +119,18 @@ class PostgresRows:
                     out.write(text)
 
         if self._try_write(lambda: send(self._chunks())) is None:
-            return {}, rows
-        refused: dict[int, psycopg.Error] = {}
+            return rows
         for first, chunk in self._chunks():
 
             def write(start: int, stop: int, first: int = first, chunk: Any = chunk) -> None:
                 send(iter([(start, chunk.slice(start - first, stop - start))]))
 
-            refused.update(self._bisect(first, first + len(chunk), write))
+            self._bisect(first, first + len(chunk), write)
             rows = first + len(chunk)
-        return refused, rows
+        return rows
 
-    def _merge_all(self, rows: int, absent: Sequence[int]) -> dict[int, psycopg.Error]:
-        """Merge the temporary table into the target; return errors of refused rows by row number.
-
-        ``rows``: the number of all rows. ``absent``: the sorted numbers of rows that are not in the
-        temporary table, because COPY refused them.
-        """
+    def _merge_all(self, rows: int) -> None:
+        """Merge the temporary table into the table; ``rows``: the result of `_copy_all`."""
         into = self._into
         distinct, tail = self._by_keys() if into.keys else ("", f" ORDER BY {_ROW}")
         head = (
@@ -153,11 +148,11 @@ class PostgresRows:
         )
         error = self._try_write(lambda: write(0, rows))
         if error is None:
-            return {}
+            return
         self._any_written = False  # only the temporary table has rows
         self._connection.execute(f"CREATE INDEX ON {_STAGE} ({_ROW})")
         self._connection.execute(f"ANALYZE {_STAGE}")
-        return dict(self._bisect(0, rows, write, absent, error))
+        self._bisect(0, rows, write, sorted(self._refused), error)
 
     def _by_keys(self) -> tuple[str, str]:
         """Return the DISTINCT and ON CONFLICT clauses that keep the last row of each key."""
@@ -215,8 +210,8 @@ class PostgresRows:
         write: Callable[[int, int], None],
         absent: Sequence[int] = (),
         error: psycopg.Error | None = None,
-    ) -> Iterator[tuple[int, psycopg.Error]]:
-        """Write rows by bisection, in their order; yield numbers and errors of refused rows.
+    ) -> None:
+        """Write rows by bisection, in their order, and add the refused ones to `_refused`.
 
         ``start``, ``stop``: the range of row numbers. ``write``: writes such a range. ``absent``:
         the sorted numbers of rows that it cannot write. ``error``: the error of the whole range, or
@@ -237,8 +232,8 @@ class PostgresRows:
                 suspects += self._is_suspect(error)
                 if suspects >= _HOPELESS and not self._any_written:
                     raise error
-                self._count.add(error)
-                yield start, error
+                self._refused[start] = error
+                self._check(self._refused)
             else:
                 middle = (start + stop) // 2
                 pending += [(middle, stop, None), (start, middle, None)]

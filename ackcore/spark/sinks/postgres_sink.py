@@ -7,6 +7,7 @@ the second one waits for the first, and finds its number.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import zlib
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,7 @@ from ackcore.spark.sinks.postgres_catalog import (
     where,
 )
 from ackcore.spark.sinks.postgres_rows import Into, PostgresRows, numbered, with_places
-from ackcore.spark.sinks.rejects import RefusalCount, SinkRejects
+from ackcore.spark.sinks.rejects import SinkRejects, check_refused
 from ackcore.spark.sinks.sink import Connections, TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.sinks.unavailable import shown_message
@@ -176,12 +177,12 @@ class PostgresSink(TransactionalSink[PostgresSession]):
         """
         connection, target = transaction.connection, self._target
         where = f"sink {batch.sink!r}, table {target.table},"
-        count = RefusalCount(where, batch.batch_id, _without_values_of)
+        check = functools.partial(check_refused, where, batch.batch_id, _without_values_of)
         names, table = batch.schema().names, ".".join(map(quoted, transaction.table))
         columns = columns_of(connection, table)
         arrays = [name in columns and columns[name].is_array for name in names]
         into = Into(table, names, target.keys, arrays)
-        errors_of = PostgresRows(connection, into, lambda: numbered(batch), count).write()
+        errors_of = PostgresRows(connection, into, lambda: numbered(batch), check).write()
         if not errors_of:
             return None
         files, places, found = zip(*with_places(batch, errors_of), strict=True)

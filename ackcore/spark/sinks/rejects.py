@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -60,27 +60,17 @@ def too_many_refused(where: str, batch_id: int, first: BaseException, left: str)
     )
 
 
-class RefusalCount(Generic[E]):
-    """The number of rows of a micro-batch that a database has refused.
+def check_refused(
+    where: str, batch_id: int, without_values: Callable[[E], BaseException], refused: dict[int, E]
+) -> None:
+    """Raise `TooManyRefused` if a database has refused more than `MAX_REFUSED` rows.
 
     ``where``: the sink and its table. ``without_values``: returns an error without values of rows.
+    ``refused``: the errors by row number.
     """
-
-    def __init__(
-        self, where: str, batch_id: int, without_values: Callable[[E], BaseException]
-    ) -> None:
-        self._where, self._batch_id = where, batch_id
-        self._without_values = without_values
-        self._count = 0
-        self._first: E | None = None
-
-    def add(self, error: E) -> None:
-        """Count a refused row; raise `TooManyRefused` if there are more than `MAX_REFUSED`."""
-        self._first = self._first or error
-        self._count += 1
-        if self._count > MAX_REFUSED:
-            first, left = self._without_values(self._first), "Nothing of the micro-batch is written"
-            raise too_many_refused(self._where, self._batch_id, first, left)
+    if len(refused) > MAX_REFUSED:
+        first = without_values(next(iter(refused.values())))
+        raise too_many_refused(where, batch_id, first, "Nothing of the micro-batch is written")
 
 
 class SinkRejects(Exception):
