@@ -100,12 +100,16 @@ def spark_schema(what: str, schema: pa.Schema) -> pa.Schema:
 
     Raises TypeError if Spark has no type for a column.
     """
-    try:
-        return to_arrow_schema(from_arrow_schema(schema))
-    except PySparkException as error:
-        raise TypeError(
-            f"{what}: Spark has no type for a column: {error}; have the bolt emit another type"
-        ) from error
+    fields: list[pa.Field] = []
+    for field in schema:
+        try:
+            fields += to_arrow_schema(from_arrow_schema(pa.schema([field])))
+        except PySparkException:
+            raise TypeError(
+                f"{what}: Spark has no type for {field.type} of column {field.name!r}; have the "
+                "bolt emit another type"
+            ) from None
+    return pa.schema(fields)
 
 
 def last_of_each_key(rows: pa.Table, keys: Sequence[str]) -> pa.Table:

@@ -141,16 +141,15 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         """Raise TypeError or ValueError if the table cannot hold the stream's columns."""
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
-        for field in schema:
+        self._schemas[sink] = spark_schema(what, schema)
+        for field in self._schemas[sink]:
             try:
-                wanted = spark_schema(what, pa.schema([field]))
-                _deltalake().Schema.from_arrow(wanted)
+                _deltalake().Schema.from_arrow(pa.schema([field]))
             except Exception as error:
                 raise TypeError(
                     f"{what}: a Delta table has no type for {field.type} of column "
                     f"{field.name!r}; have the bolt emit another type"
                 ) from error
-        self._schemas[sink] = spark_schema(what, schema)
         with self._as_unavailable(sink):
             is_there = _deltalake().DeltaTable.is_deltatable(self.path, self._options)
             table = self._open() if is_there else None

@@ -83,29 +83,29 @@ class ParquetSink(ParquetDirectory):
         except (FileNotFoundError, NotADirectoryError):  # `put` makes it, or names the file
             return False
 
-    def write(self, accepted: SinkBatch) -> None:
+    def write(self, batch: SinkBatch) -> None:
         """Write the rows of a micro-batch directly from the files of its run."""
-        self.claim(accepted.sink, accepted.deployment, accepted.checkpoint)
-        batch_id, content = accepted.batch_id, accepted.fingerprint()
+        self.claim(batch.sink, batch.deployment, batch.checkpoint)
+        batch_id, content = batch.batch_id, batch.fingerprint()
         stage = self._stage(batch_id)
-        names = [] if self._holds(batch_id, content) else self._write_parts(accepted, stage)
+        names = [] if self._holds(batch_id, content) else self._write_parts(batch, stage)
         self._publish(batch_id, stage, names, content)
 
-    def _write_parts(self, accepted: SinkBatch, stage: str) -> Iterable[Any]:
+    def _write_parts(self, batch: SinkBatch, stage: str) -> Iterable[Any]:
         """Write the rows to a stage, and return the names of the valid files, each as a row."""
-        files, nonacked, compression = accepted.files, accepted.nonacked, self.compression
+        files, nonacked, compression = batch.files, batch.nonacked, self.compression
         size = sum(file.size() for file in files)
-        if is_small(accepted.rows, size):
+        if is_small(batch.rows, size):
             name = _write_part(stage, "part", compression, read_all(files, nonacked))
             return [] if name is None else [(name,)]
-        tasks = min(len(files), task_slots(accepted.spark))
+        tasks = min(len(files), task_slots(batch.spark))
 
         def write(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             mine = (files[i] for batch in ids for i in batch.column(0).to_pylist())
             rows = (batch for file in mine for batch in read_sink_file(file, nonacked))
             yield from _write_in_task(stage, compression, rows)
 
-        jobs = accepted.spark.range(0, len(files), 1, tasks).mapInArrow(write, "name string")
+        jobs = batch.spark.range(0, len(files), 1, tasks).mapInArrow(write, "name string")
         return jobs.collect()
 
     def _stage(self, batch_id: int) -> str:

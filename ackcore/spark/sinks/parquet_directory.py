@@ -9,13 +9,12 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.errors import PySparkException
 
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.versions import SPARK, from_arrow_schema, to_arrow_schema
-from ackcore.spark.sinks.columns import has_type
+from ackcore.spark.sinks.columns import has_type, spark_schema
 from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.stores.interface import StoreConflict
 from ackcore.spark.stores.opening import is_bucket, open_store
@@ -87,15 +86,10 @@ def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) ->
                     f"column {field.name!r} is {field.type}; have the bolt emit {instead}"
                 )
     if any(has_type(field.type, pa.types.is_duration) for field in schema):
-        for field in schema:
-            try:
-                from_arrow_schema(pa.schema([field]))
-            except PySparkException:
-                raise TypeError(
-                    f"sink {name!r} writes a duration, so its files need the Spark type of every "
-                    f"column, and Spark has no type for {field.type} of column {field.name!r}; "
-                    "have the bolt emit another type"
-                ) from None
+        spark_schema(
+            f"sink {name!r} writes a duration, so its files need the Spark type of every column",
+            schema,
+        )
     for field, why in unfit_for_parquet(schema):
         raise TypeError(
             f"sink {name!r} writes Parquet, which cannot hold column {field.name!r} of "

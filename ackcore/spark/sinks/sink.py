@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -12,14 +11,13 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign, one_line
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import raised_by
-from ackcore.spark.base.versions import from_arrow_schema
+from ackcore.spark.sinks.columns import spark_schema
 from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.sinks.sink_batch import SinkBatch
 
@@ -258,26 +256,22 @@ class Connections(Generic[C]):
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], C] = {}
-        self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[Connections[C]], tuple[()]]:
         return type(self), ()
 
     def get(self, sink: str, deployment: str) -> C | None:
         """Return the open connection, or None."""
-        with self._lock:
-            return self._open.get((deployment, sink))
+        return self._open.get((deployment, sink))
 
     def put(self, sink: str, deployment: str, connection: C) -> C:
         """Store an open connection, and return it."""
-        with self._lock:
-            self._open[deployment, sink] = connection
+        self._open[deployment, sink] = connection
         return connection
 
     def release(self, sink: str, deployment: str) -> None:
         """Close the connection, if one is open."""
-        with self._lock:
-            found = self._open.pop((deployment, sink), None)
+        found = self._open.pop((deployment, sink), None)
         if found is not None:
             found.close()
 
@@ -292,14 +286,7 @@ class FunctionSink(Sink):
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise TypeError if Spark has no type for a column, so that there is no DataFrame."""
-        for field in schema:
-            try:
-                from_arrow_schema(pa.schema([field]))
-            except PySparkException:
-                raise TypeError(
-                    f"sink {sink!r} gets a DataFrame, and Spark has no type for {field.type} of "
-                    f"column {field.name!r}; have the bolt emit another type, or use to_parquet()"
-                ) from None
+        spark_schema(f"sink {sink!r}", schema)
 
     def write(self, batch: SinkBatch) -> SinkRejects | None:
         """Call the function; return its result if that is a `SinkRejects`, else None."""

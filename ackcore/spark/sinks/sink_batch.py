@@ -41,7 +41,7 @@ class BatchFile(NamedTuple):
     #: system.
     nbytes: int | None = None
 
-    def of_rows(self) -> RowFile:
+    def row_file(self) -> RowFile:
         """Return path, rows and bytes for `read_rows`, which checks them."""
         return RowFile(self.path, self.rows, self.nbytes)
 
@@ -97,7 +97,7 @@ class SinkBatch:
         """Return the stream's schema."""
         file = self.files[0]
         # The last column holds the roots.
-        return pa.schema(list(read_schema(file.of_rows()))[:-1])
+        return pa.schema(list(read_schema(file.row_file()))[:-1])
 
     def record_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows on the driver, in the stream's columns.
@@ -157,7 +157,7 @@ class SinkBatch:
     def verify(self) -> None:
         """Raise `RowFileDamaged` if a file has changed since its run wrote it."""
         for file in self.files:
-            read_rows(file.of_rows())
+            read_rows(file.row_file())
 
     def frame(self, numbers: str | None = None) -> DataFrame:
         """Return the rows as a DataFrame with one partition per file.
@@ -247,7 +247,7 @@ def read_with_roots(file: BatchFile, nonacked: Int64s) -> Iterator[tuple[pa.Reco
     if start >= stop:
         return
     first = 0
-    for batch in read_rows(file.of_rows()):
+    for batch in read_rows(file.row_file()):
         if first >= stop:
             break
         if first + len(batch) <= start:
