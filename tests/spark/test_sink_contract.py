@@ -87,16 +87,6 @@ def test_a_micro_batch_is_written_once(target, files, keys):
     assert len(target.rows()) == (3 if keys else 10)
 
 
-@each(of=ALL, but=TRANSACTIONAL)
-def test_other_rows_replace_those_of_the_same_number(target, files):
-    made = target.sink()
-    for some in (files, files, files[1:]):
-        made.write(target.batch(some))
-    assert sorted(target.rows()) == SECOND
-    with pytest.raises(CheckpointForeign, match="is the directory of sink 'count' of the check"):
-        made.claim("count", "def", "/other")
-
-
 @each(keys=True)
 def test_a_number_that_is_written_with_other_rows_is_refused(target, files, keys):
     """A restored checkpoint; then the advice of the error is followed."""
