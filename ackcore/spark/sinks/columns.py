@@ -166,7 +166,7 @@ def _misfits(
 ) -> pa.StringArray:
     """Return for each row the reason why it is refused, or null if its values fit.
 
-    ``fields``: the table's columns. The other arguments are those of `refuse_misfits`.
+    ``fields``: the table's columns to check. ``is_limited``: as in `refuse_misfits`.
     """
 
     def is_far(column: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:

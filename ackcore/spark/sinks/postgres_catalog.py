@@ -227,8 +227,8 @@ def check_table(dsn: str, target: SinkTable, what: str, schema: pa.Schema) -> No
         if target.keys and not unique_indexes(connection, full_name, target.keys):
             keys = ", ".join(f'"{key}"' for key in target.keys)
             raise ValueError(
-                f"{what}: table {target.table} has no unique index on exactly the keys {keys}, "
-                f"which it needs; CREATE UNIQUE INDEX ON {target.table} ({keys}) makes one"
+                f"{what}: keys need a unique index, and table {target.table} has none on exactly "
+                f"{keys}; CREATE UNIQUE INDEX ON {target.table} ({keys}) makes one"
             )
 
 
