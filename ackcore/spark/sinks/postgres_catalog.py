@@ -118,7 +118,6 @@ _MARKER = """(
     target text NOT NULL,
     batch_id bigint NOT NULL,
     content text NOT NULL,
-    refused bytea,
     written_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (deployment, sink, target)
 )"""

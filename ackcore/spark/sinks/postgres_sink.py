@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, LiteralString
 
-import numpy as np
 import psycopg
 import pyarrow as pa
 from psycopg import errors, sql
@@ -42,7 +39,7 @@ from ackcore.spark.sinks.sink import Connections, TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.sinks.unavailable import shown_message
 
-#: The maximum length of the recorded reason for a refused row.
+#: The maximum length of the reason for a refused row.
 _LONGEST = 500
 
 
@@ -158,7 +155,7 @@ class PostgresSink(TransactionalSink[PostgresSession]):
     def read_number(self, transaction: PostgresSession, batch: SinkBatch) -> Written:
         """Return the sink's last micro-batch, and lock its row."""
         found = transaction.on_marker(
-            "SELECT batch_id, content, refused FROM {marker}"
+            "SELECT batch_id, content FROM {marker}"
             " WHERE (deployment, sink, target) = (%s, %s, %s) FOR UPDATE"
         ).fetchone()
         if found is None:
@@ -166,12 +163,10 @@ class PostgresSink(TransactionalSink[PostgresSession]):
                 f"the row of sink {batch.sink!r} in {transaction.marker} was deleted while the "
                 "query ran; the next attempt inserts it again"
             )
-        # The recorded files and places of refused rows are those of the recorded micro-batch.
-        is_same = (found[0], found[1]) == (batch.batch_id, batch.content())
-        return Written(found[0], found[1], _unpack(batch, found[2]) if is_same else None)
+        return Written(*found)
 
     def write_rows(self, transaction: PostgresSession, batch: SinkBatch) -> SinkRejects | None:
-        """Write the rows; return those that the table refuses.
+        """Write the rows; return those that the table refuses, or None.
 
         Raises TooManyRefused if more than `MAX_REFUSED` rows are refused. Nothing is written then.
         """
@@ -191,11 +186,10 @@ class PostgresSink(TransactionalSink[PostgresSession]):
     def record(self, transaction: PostgresSession, batch: SinkBatch, written: Written) -> None:
         """Update the sink's row."""
         transaction.on_marker(
-            "UPDATE {marker} SET batch_id = %s, content = %s, refused = %s, written_at = now()"
+            "UPDATE {marker} SET batch_id = %s, content = %s, written_at = now()"
             " WHERE (deployment, sink, target) = (%s, %s, %s)",
             written.number,
             written.content,
-            _pack(written.refused),
         )
 
     def commit(self, transaction: PostgresSession) -> None:
@@ -241,40 +235,8 @@ def _without_values_of(error: psycopg.Error) -> psycopg.Error:
     return type(error)(f"{said}\nHINT:  {about.message_hint}" if about.message_hint else said)
 
 
-def _pack(refused: SinkRejects | None) -> bytes | None:
-    """Return refused rows as bytes for the marker table: file, place, SQLSTATE and message."""
-    if refused is None:
-        return None
-    assert refused.places is not None
-    rows = []
-    for file, place, reason in zip(*refused.places, refused.reason_of, strict=True):
-        error = refused.reasons[reason]
-        assert isinstance(error, psycopg.Error)
-        rows.append([int(file), int(place), error.sqlstate or "", str(error)])
-    return zlib.compress(json.dumps(rows).encode())
-
-
-def _unpack(batch: SinkBatch, packed: bytes | None) -> SinkRejects | None:
-    """Return the refused rows that `_pack` recorded, without those that ``batch`` leaves out."""
-    rows = json.loads(zlib.decompress(packed)) if packed else []
-    new = [row for row in rows if not np.isin(row[1], batch.files[row[0]].refused)]
-    if not new:
-        return None
-    files, places, states, messages = zip(*new, strict=True)
-    return SinkRejects.at(files, places, list(map(_refusal, states, messages)))
-
-
 def _shown(error: psycopg.Error) -> psycopg.Error:
     """Return the error of a refused row for its dead letter, with the values that it quotes."""
     about = error.diag
     detail = f" ({about.message_detail})" if about.message_detail else ""
-    return _refusal(error.sqlstate or "", f"{about.message_primary}{detail}")
-
-
-def _refusal(state: str, message: str) -> psycopg.Error:
-    """Return the exception for a refused row; it is equal in a repeated call, from the record."""
-    try:
-        kind = errors.lookup(state)
-    except KeyError:  # a code of a PostgreSQL newer than psycopg
-        kind = psycopg.DatabaseError
-    return kind(message[:_LONGEST])
+    return type(error)(f"{about.message_primary}{detail}"[:_LONGEST])

@@ -144,13 +144,10 @@ class Written(NamedTuple):
         The number of the micro-batch, at least 0; negative if there was none.
     content : str
         `SinkBatch.content` of the micro-batch, or `ANY_CONTENT`.
-    refused : SinkRejects, optional
-        The rows that were refused while the others were written.
     """
 
     number: int
     content: str
-    refused: SinkRejects | None = None
 
 
 #: A content that equals all others. A user records it to have a micro-batch counted as written.
@@ -195,7 +192,8 @@ class TransactionalSink(Sink, Generic[T]):
     def write_rows(self, transaction: T, batch: SinkBatch) -> SinkRejects | None:
         """Write the rows of ``batch.record_batches()``.
 
-        Returns or raises `SinkRejects` as `Sink.write` does.
+        Returns or raises `SinkRejects` if rows are refused. Either way the transaction is rolled
+        back, and `write` is called again without these rows.
         """
 
     @abstractmethod
@@ -222,7 +220,8 @@ class TransactionalSink(Sink, Generic[T]):
         """Write the rows of a micro-batch and its number in one transaction, if the store lacks it.
 
         Raises CheckpointForeign if the store has this micro-batch with other rows, or a later one;
-        CheckpointInUse if another driver has taken over; and errors of the subclass.
+        CheckpointInUse if another driver has taken over; SinkRejects if rows are refused; and
+        errors of the subclass.
         """
         number, content = batch.batch_id, batch.content()
         with self.begin(batch) as transaction:
@@ -232,7 +231,7 @@ class TransactionalSink(Sink, Generic[T]):
             check_fence()
             if found is not None and found.number >= number:
                 if found.number == number and found.content in (content, ANY_CONTENT):
-                    return found.refused
+                    return None
                 raise CheckpointForeign(
                     f"{self!r} has micro-batch {found.number} of sink {batch.sink!r}, and the "
                     f"checkpoint {batch.checkpoint} is at micro-batch {number}"
@@ -241,10 +240,12 @@ class TransactionalSink(Sink, Generic[T]):
                     f"with a new checkpoint, {self.advice(batch, found.number)}"
                 )
             refused = self.write_rows(transaction, batch)
-            self.record(transaction, batch, Written(number, content, refused))
+            if refused is not None:
+                raise refused  # a repeated call would find the number, and could not refuse again
+            self.record(transaction, batch, Written(number, content))
             failpoint("in-transaction", number)
             self.commit(transaction)
-        return refused
+        return None
 
 
 class Connections(Generic[C]):
