@@ -8,7 +8,6 @@ import math
 import sys
 import threading
 from contextlib import closing
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +18,7 @@ pytest.importorskip("psycopg")
 
 import postgres_server
 import psycopg
-from accepted_rows import WORDS, accepted, release_all, row_file, two_files
+from accepted_rows import WORDS, accepted, release_all, row_file, two_files, written_without_refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_disk import SmallDisk
@@ -232,22 +231,6 @@ def test_values_of_every_type_come_through(postgres, sink, tmp_path, keys):
 # -- rows that are refused -------------------------------------------------------------------------
 
 
-def refused(one, batch):
-    """Write; return the errors of refused rows by file and place, having written the others."""
-    with pytest.raises(SinkRejects) as raised:
-        one.write(batch)
-    files, places = raised.value.places
-    known = [
-        file._replace(refused=np.sort(places[files == number]))
-        for number, file in enumerate(batch.files)
-    ]
-    for _ in range(2):
-        assert one.write(replace(batch, files=tuple(known))) is None
-    return dict(
-        zip(zip(files.tolist(), places.tolist(), strict=True), raised.value.reasons, strict=True)
-    )
-
-
 CONSTRAINED = """CREATE TABLE words (
     word varchar(5) PRIMARY KEY, n smallint NOT NULL CHECK (n < 100) REFERENCES numbers DEFERRABLE
     INITIALLY DEFERRED)"""
@@ -270,7 +253,7 @@ def test_rows_are_refused_one_by_one_and_the_others_written(postgres, sink, tmp_
     first = row_file(tmp_path, [("y", 1, 11), ("z", 1, 12)])
     second = row_file(tmp_path, [(*row, 10) for row in MIXED], 1)
     one = sink(postgres, keys=keys)
-    told = refused(one, accepted([first, second]))
+    told = written_without_refused(one, accepted([first, second]))
     assert {at: type(error).__name__ for at, error in told.items()} == {
         (1, place): name for place, name in WHY.items()
     }
@@ -285,7 +268,7 @@ def test_rows_are_refused_one_by_one_and_the_others_written(postgres, sink, tmp_
 
 def test_a_row_that_is_there_is_refused_without_keys(postgres, sink, files):
     execute(postgres, TABLE, "INSERT INTO words VALUES ('c', 0)")
-    told = refused(sink(postgres), accepted(files))
+    told = written_without_refused(sink(postgres), accepted(files))
     assert {at: type(error).__name__ for at, error in told.items()} == {
         (0, 2): "UniqueViolation",
         (1, 1): "UniqueViolation",
@@ -332,7 +315,7 @@ def test_a_column_of_the_table_alone_refuses_no_row(postgres, sink, files):
     with pytest.raises(psycopg.errors.NotNullViolation, match="shop"):
         one.write(accepted(files))
     execute(postgres, "ALTER TABLE words ALTER shop SET DEFAULT 1")
-    assert len(refused(one, accepted(files))) == 1  # "a" is there twice
+    assert len(written_without_refused(one, accepted(files))) == 1  # "a" is there twice
     assert execute(postgres, "SELECT DISTINCT shop FROM words") == [(1,)]
 
 

@@ -19,8 +19,8 @@ pytest.importorskip("psycopg")
 
 import psycopg
 import test_postgres_sink
-from accepted_rows import WORDS, accepted, release_all, row_file
-from test_postgres_sink import TABLE, execute, refused, words
+from accepted_rows import WORDS, accepted, release_all, row_file, written_without_refused
+from test_postgres_sink import TABLE, execute, words
 
 from ackcore.spark import SinkUnavailable, to_postgres
 from ackcore.spark.base.errors import CheckpointForeign
@@ -99,7 +99,7 @@ def test_a_row_that_a_trigger_raises_over_is_refused(postgres, sink, tmp_path, k
     execute(postgres, f"CREATE {trigger} FOR EACH ROW EXECUTE FUNCTION refuse()")
     one = sink(postgres, keys=keys)
     some = [("a", 1, None), ("b", 9, None), ("c", 2, None)]
-    told = refused(one, accepted([row_file(tmp_path, some)]))
+    told = written_without_refused(one, accepted([row_file(tmp_path, some)]))
     assert {at: repr(error) for at, error in told.items()} == {
         (0, 1): "RaiseException('too much: 9')"
     }
@@ -148,7 +148,7 @@ def test_what_may_be_of_the_table_refuses_a_row_where_others_go_in(
     schema = pa.schema([("word", pa.string()), ("n", pa.string())])
     rows = [("a", good, None), ("b", bad, None), ("c", good, None)]
     one = sink(postgres, keys=keys)
-    told = refused(one, accepted([row_file(tmp_path, rows, schema=schema)]))
+    told = written_without_refused(one, accepted([row_file(tmp_path, rows, schema=schema)]))
     assert {at: type(error).__name__ for at, error in told.items()} == {(0, 1): says}
     assert set(words(postgres)) == {"a", "c"}
     file = row_file(tmp_path, [(key, bad, None) for key in "de"], 1, schema=schema)
@@ -214,7 +214,7 @@ def test_what_all_rows_violate_is_looked_for_up_to_a_number(
         [(-1,)],
     )
     few = row_file(tmp_path, [*some[:21], some[-1]], batch=2)
-    assert len(refused(one, accepted([few]))) == 20
+    assert len(written_without_refused(one, accepted([few]))) == 20
     assert words(postgres) == {"a": 1, "c": 3}
 
 
@@ -238,7 +238,7 @@ def test_a_row_that_a_policy_is_against_is_refused(postgres, sink, tmp_path, key
     dsn = policies(postgres, f"clerk_{keys}".lower())
     one = sink(dsn, keys=keys)
     rows = [("a", 1, None), ("b", 9, None), ("c", 2, None)]
-    told = refused(one, accepted([row_file(tmp_path, rows)]))
+    told = written_without_refused(one, accepted([row_file(tmp_path, rows)]))
     assert {at: type(error).__name__ for at, error in told.items()} == {
         (0, 1): "InsufficientPrivilege"
     }
@@ -257,7 +257,7 @@ def test_a_view_takes_rows(postgres, sink, tmp_path):
         "CREATE VIEW words AS SELECT * FROM base WHERE n < 5 WITH CHECK OPTION",
     )
     rows = [("a", 1, None), ("b", 9, None), ("c", 2, None)]
-    told = refused(sink(postgres), accepted([row_file(tmp_path, rows)]))
+    told = written_without_refused(sink(postgres), accepted([row_file(tmp_path, rows)]))
     assert {at: type(error).__name__ for at, error in told.items()} == {
         (0, 1): "WithCheckOptionViolation"
     }
@@ -307,7 +307,7 @@ def test_a_partitioned_table_refuses_what_no_partition_takes(postgres, sink, tmp
         one = sink(postgres, keys=keys)
         some = [("a", len(keys or ""), None), ("b", 20, None)]
         about = {"deployment": str(keys)}
-        told = refused(one, accepted([row_file(tmp_path, some)], **about))
+        told = written_without_refused(one, accepted([row_file(tmp_path, some)], **about))
         assert [type(error).__name__ for error in told.values()] == ["CheckViolation"]
     assert execute(postgres, "SELECT count(*) FROM first") == [(2,)]
 

@@ -13,8 +13,8 @@ pytest.importorskip("psycopg")
 
 import psycopg
 import test_postgres_sink
-from accepted_rows import accepted, row_file
-from test_postgres_sink import TABLE, execute, refused
+from accepted_rows import accepted, row_file, written_without_refused
+from test_postgres_sink import TABLE, execute
 
 from ackcore._arrow.shown import text_of
 from ackcore.spark.sinks import rejects
@@ -132,7 +132,7 @@ def test_texts_are_the_same_whatever_the_encoding_of_the_database(
     one = sink(dsn, keys=keys)
     file = row_file(tmp_path, [("ü", 1, None), ("€", 2, None), ("c", 3, None)])
     if encoding == "LATIN1":
-        ((at, error),) = refused(one, accepted([file])).items()
+        ((at, error),) = written_without_refused(one, accepted([file])).items()
         assert (at, type(error).__name__) == ((0, 1), "UntranslatableCharacter")
     else:
         assert one.write(accepted([file])) is None
@@ -158,5 +158,7 @@ def test_a_row_whose_text_is_not_utf8_is_refused_by_itself(postgres, sink, tmp_p
     rows = [pa.array([1, 2, 3], pa.int32()), column, pa.array([1, 2, 3])]
     writer.write(pa.RecordBatch.from_arrays(rows, schema=whole))
     name, n, _ = writer.finish()
-    assert list(refused(one, accepted([BatchFile(str(tmp_path / name), n)]))) == [(0, 1)]
+    assert list(written_without_refused(one, accepted([BatchFile(str(tmp_path / name), n)]))) == [
+        (0, 1)
+    ]
     assert [row[0] for row in execute(postgres, "SELECT id FROM words ORDER BY id")] == [1, 3]
