@@ -135,7 +135,13 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         if active_context() is None:
             return  # without a JVM there is no connection, and nothing runs
         with self._as_unavailable(sink), JdbcConnection(self._server, self.table) as connection:
-            columns = self._columns(connection, what)
+            try:
+                columns = connection.columns(self.table)
+            except JdbcError as error:
+                raise ValueError(
+                    f"{what}: table {self.table} cannot be read ({error}). Create it, or give its "
+                    "schema, as in shop.orders"
+                ) from error
             match_columns(what, self.table, schema.names, list(columns))
             for field, found in zip(schema, from_arrow_schema(schema), strict=True):
                 if connection.type_of(found.dataType) is None:
@@ -143,16 +149,6 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
                         f"{what}: the database {self._server.shown()} has no type for "
                         f"{field.type} of column {field.name!r}; have the bolt emit another type"
                     )
-
-    def _columns(self, connection: JdbcConnection, what: str) -> dict[str, bool]:
-        """Return `JdbcConnection.columns` of the table; raise ValueError if it cannot be read."""
-        try:
-            return connection.columns(self.table)
-        except JdbcError as error:
-            raise ValueError(
-                f"{what}: table {self.table} cannot be read ({error}). Create it, or give its "
-                "schema, as in shop.orders"
-            ) from error
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Create the marker table and the sink's row in it, if they do not exist.

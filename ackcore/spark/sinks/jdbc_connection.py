@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql.types import DataType, LongType
+from pyspark.sql.types import DataType
 
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import Py4JJavaError, active_context
@@ -207,12 +207,6 @@ class JdbcConnection:
             if found.isDefined():
                 return str(found.get().databaseTypeDefinition())
         return None
-
-    def number_type(self) -> str:
-        """Return this database's type for 64-bit integers."""
-        found = self.type_of(LongType())
-        assert found is not None
-        return found
 
     def columns(self, table: str) -> dict[str, bool]:
         """Return a table's columns; the value is True for a NOT NULL column that must be given.

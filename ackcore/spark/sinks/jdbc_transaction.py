@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
+from pyspark.sql.types import LongType
 
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointInUse
@@ -250,7 +251,9 @@ class JdbcTransaction:
                 connection.rollback()
                 if number + 1 == len(_COPIES):
                     raise
-        connection.execute(f"ALTER TABLE {self._staging} ADD {row} {connection.number_type()}")
+        connection.execute(
+            f"ALTER TABLE {self._staging} ADD {row} {connection.type_of(LongType())}"
+        )
         index = connection.quoted(f"{self._bare[:-1]}r")
         connection.execute(f"CREATE UNIQUE INDEX {index} ON {self._staging} ({row})")
         connection.commit()

@@ -73,7 +73,9 @@ class Messages:
         suspects.beside = None
         suspects.check(self._topic)
         if beside:
-            for number, _, row, at, content in self.chosen(of, lambda one: _is_in(beside, one)):
+            for number, _, row, at, content in self.chosen(
+                of, lambda one: content_hash(*one[:2]) in beside
+            ):
                 if not suspects.keyless or content[0] is not None:
                     self.send_rows(deliveries, number, row, at)
             deliveries.flush()
@@ -238,10 +240,6 @@ class Suspects:
     def includes(self, key: bytes | str | None, value: bytes | str | None) -> bool:
         """Return whether the message with this key and value may be too large."""
         return content_hash(key, value) in self._large
-
-
-def _is_in(hashes: set[int], content: Content) -> bool:
-    return content_hash(*content[:2]) in hashes
 
 
 def content_size(content: Content) -> int:

@@ -96,14 +96,19 @@ class ParquetSink(ParquetDirectory):
         files, nonacked, compression = batch.files, batch.nonacked, self.compression
         size = sum(file.size() for file in files)
         if is_small(batch.rows, size):
-            name = _write_part(stage, "part", compression, read_all(files, nonacked))
-            return [] if name is None else [(name,)]
+            has_rows = _write_part(stage, "part", compression, read_all(files, nonacked))
+            return [("part",)] if has_rows else []
         tasks = min(len(files), task_slots(batch.spark))
 
         def write(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             mine = (files[i] for batch in ids for i in batch.column(0).to_pylist())
             rows = (batch for file in mine for batch in read_sink_file(file, nonacked))
-            yield from _write_in_task(stage, compression, rows)
+            context = TaskContext.get()
+            assert context is not None
+            # The name contains the attempt: two copies of a task may run at once.
+            name = f"part-{context.partitionId():05}-{context.taskAttemptId()}"
+            if _write_part(stage, name, compression, rows):
+                yield pa.RecordBatch.from_pydict({"name": [name]})
 
         jobs = batch.spark.range(0, len(files), 1, tasks).mapInArrow(write, "name string")
         return jobs.collect()
@@ -185,22 +190,7 @@ class ParquetSink(ParquetDirectory):
             os.rmdir(self._stages)
 
 
-def _write_in_task(
-    stage: str, compression: str, rows: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Write a task's rows, and yield the name of its file unless there are none."""
-    context = TaskContext.get()
-    assert context is not None
-    # The name contains the attempt: two copies of a task may run at once.
-    part = f"part-{context.partitionId():05}-{context.taskAttemptId()}"
-    name = _write_part(stage, part, compression, rows)
-    if name is not None:
-        yield pa.RecordBatch.from_pydict({"name": [name]})
-
-
-def _write_part(
-    stage: str, name: str, compression: str, batches: Iterable[pa.RecordBatch]
-) -> str | None:
-    """Write rows to a Parquet file and sync it. Return its name, or None without rows."""
+def _write_part(stage: str, name: str, compression: str, batches: Iterable[pa.RecordBatch]) -> bool:
+    """Write rows to a Parquet file and sync it. Return False if there are no rows."""
     with open(os.path.join(stage, "parts", name), "wb") as file:
-        return name if write_parquet(file, compression, batches) else None
+        return write_parquet(file, compression, batches)

@@ -18,14 +18,13 @@ from __future__ import annotations
 import json
 import secrets
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from ackcore._records import Int64s
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
@@ -37,7 +36,7 @@ from ackcore.spark.sinks.parquet_directory import (
     read_note,
     write_parquet,
 )
-from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, read_all, read_sink_file
+from ackcore.spark.sinks.sink_batch import SinkBatch, read_all, read_sink_file
 from ackcore.spark.stores.interface import Store, StoreConflict
 
 #: Approximate bytes of the run's files that go into one Parquet file.
@@ -57,10 +56,6 @@ class ParquetParts(NamedTuple):
     def name(self, batch_id: int, number: int) -> str:
         """Return the key of file ``number`` in the bucket."""
         return f"batch_id={batch_id}/part-{number:05}-of-{self.files:05}-{self.content}.parquet"
-
-    def are_of(self, fingerprint: str, files: int) -> bool:
-        """Return whether the files hold the rows with this fingerprint in this number of files."""
-        return self.files == files and self.content.partition("-")[0] == fingerprint
 
 
 class ParquetObjects(ParquetDirectory):
@@ -108,7 +103,8 @@ class ParquetObjects(ParquetDirectory):
 
         def write(number: int, rows: Iterable[pa.RecordBatch] | None = None) -> None:
             if rows is None:
-                rows = _one_by_one(files[number :: parts.files], nonacked)
+                mine = files[number :: parts.files]
+                rows = (each for file in mine for each in read_sink_file(file, nonacked))
             key = parts.name(batch_id, number)
             with tempfile.TemporaryDirectory() as place:
                 path = Path(place, "part.parquet")
@@ -149,7 +145,7 @@ class ParquetObjects(ParquetDirectory):
             return parts
         replaced = {ParquetParts(*each) for each in before["replaced"]}
         last = ParquetParts(before["content"], before["parts"])
-        if last.are_of(fingerprint, files):
+        if (last.content.partition("-")[0], last.files) == (fingerprint, files):
             parts = last
         else:
             replaced.add(last)
@@ -205,8 +201,3 @@ def _check_announced(store: Store, batch_id: int, parts: ParquetParts) -> None:
             "another driver or by a later attempt of this one; this attempt writes no more. Let "
             "the other driver run, or stop it and start this query again"
         )
-
-
-def _one_by_one(files: Sequence[BatchFile], nonacked: Int64s) -> Iterator[pa.RecordBatch]:
-    for file in files:
-        yield from read_sink_file(file, nonacked)

@@ -12,14 +12,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import psycopg
 import pyarrow as pa
 
-from ackcore._records import Int64s
 from ackcore.spark.sinks.copy_format import as_csv
 from ackcore.spark.sinks.postgres_catalog import Connection, nulls_differ, quoted, write_access
-from ackcore.spark.sinks.sink_batch import SinkBatch, read_with_places
+from ackcore.spark.sinks.sink_batch import SinkBatch
 
 #: The maximum number of rows that are sent, and bisected, at a time.
 _CHUNK = 1 << 16
@@ -59,8 +57,8 @@ class Into(NamedTuple):
 class PostgresRows:
     """The writer of one micro-batch's rows.
 
-    ``connection``: a connection with an open transaction. ``chunks``: yields the rows as `numbered`
-    does; it is called again if a row is refused. ``check``: raises if too many rows are refused.
+    ``connection``: a connection with an open transaction. ``chunks``: calls `chunks_of`; it is
+    called again if a row is refused. ``check``: raises if too many rows are refused.
     """
 
     def __init__(
@@ -239,7 +237,7 @@ class PostgresRows:
                 pending += [(middle, stop, None), (start, middle, None)]
 
 
-def numbered(batch: SinkBatch) -> Chunks:
+def chunks_of(batch: SinkBatch) -> Chunks:
     """Yield the rows of a micro-batch in chunks, each with the number of its first row."""
     first = 0
     for rows in batch.record_batches():
@@ -247,17 +245,3 @@ def numbered(batch: SinkBatch) -> Chunks:
             chunk = rows.slice(at, _CHUNK)
             yield first, chunk
             first += len(chunk)
-
-
-def with_places(
-    batch: SinkBatch, refused: dict[int, psycopg.Error]
-) -> Iterator[tuple[int, int, psycopg.Error]]:
-    """Yield file, place and error of each refused row; ``refused``: errors by row number."""
-    numbers: Int64s = np.array(sorted(refused), np.int64)
-    first = 0
-    for file, about in enumerate(batch.files):
-        for rows, places in read_with_places(about, batch.nonacked):
-            start, stop = np.searchsorted(numbers, [first, first + len(rows)])
-            for row in numbers[start:stop].tolist():
-                yield file, int(places[row - first]), refused[row]
-            first += len(rows)

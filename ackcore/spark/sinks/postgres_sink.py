@@ -11,6 +11,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, LiteralString
 
+import numpy as np
 import psycopg
 import pyarrow as pa
 from psycopg import errors, sql
@@ -33,7 +34,7 @@ from ackcore.spark.sinks.postgres_catalog import (
     session_name,
     where,
 )
-from ackcore.spark.sinks.postgres_rows import Into, PostgresRows, numbered, with_places
+from ackcore.spark.sinks.postgres_rows import Into, PostgresRows, chunks_of
 from ackcore.spark.sinks.rejects import SinkRejects, check_refused
 from ackcore.spark.sinks.sink import Connections, TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
@@ -177,11 +178,11 @@ class PostgresSink(TransactionalSink[PostgresSession]):
         columns = columns_of(connection, table)
         arrays = [name in columns and columns[name].is_array for name in names]
         into = Into(table, names, target.keys, arrays)
-        errors_of = PostgresRows(connection, into, lambda: numbered(batch), check).write()
+        errors_of = PostgresRows(connection, into, lambda: chunks_of(batch), check).write()
         if not errors_of:
             return None
-        files, places, found = zip(*with_places(batch, errors_of), strict=True)
-        return SinkRejects.at(files, places, list(map(_shown, found)))
+        numbers = np.concatenate([numbers for _, numbers in batch.numbered()])
+        return batch.refuse(numbers[list(errors_of)], list(map(_shown, errors_of.values())))
 
     def record(self, transaction: PostgresSession, batch: SinkBatch, written: Written) -> None:
         """Update the sink's row."""
