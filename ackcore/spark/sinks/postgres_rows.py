@@ -10,13 +10,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 import pyarrow as pa
 
 from ackcore.spark.sinks.copy_format import as_csv
-from ackcore.spark.sinks.postgres_catalog import Connection, nulls_differ, quoted, write_access
+from ackcore.spark.sinks.postgres_catalog import (
+    Connection,
+    columns_of,
+    nulls_differ,
+    quoted,
+    write_access,
+)
 from ackcore.spark.sinks.sink_batch import SinkBatch
 
 #: The maximum number of rows that are sent, and bisected, at a time.
@@ -44,33 +50,29 @@ _NOT_ALLOWED = "42501"
 Chunks = Iterator[tuple[int, pa.RecordBatch]]
 
 
-class Into(NamedTuple):
-    """The table and columns into which rows are written."""
-
-    table: str  # the table's name in SQL
-    names: Sequence[str]  # the columns, in the order of the stream's columns
-    keys: Sequence[str]  # the key columns among them
-    #: For each column, True if its lists become PostgreSQL arrays, False if they become JSON.
-    arrays: list[bool]
-
-
 class PostgresRows:
     """The writer of one micro-batch's rows.
 
-    ``connection``: a connection with an open transaction. ``chunks``: calls `chunks_of`; it is
-    called again if a row is refused. ``check``: raises if too many rows are refused.
+    ``connection``: a connection with an open transaction. ``table``: the table's name in SQL.
+    ``keys``: the key columns. ``check``: raises if too many rows are refused.
     """
 
     def __init__(
         self,
         connection: Connection,
-        into: Into,
-        chunks: Callable[[], Chunks],
+        table: str,
+        keys: Sequence[str],
+        batch: SinkBatch,
         check: Callable[[dict[int, psycopg.Error]], None],
     ) -> None:
-        self._connection, self._into, self._chunks, self._check = connection, into, chunks, check
-        self._named = ", ".join(map(quoted, into.names))
-        self._access = write_access(connection, into.table)
+        self._connection, self._table, self._keys = connection, table, keys
+        self._batch, self._check = batch, check
+        self._names = batch.schema().names
+        self._named = ", ".join(map(quoted, self._names))
+        columns = columns_of(connection, table)
+        #: For each column, True if its lists become PostgreSQL arrays, False if they become JSON.
+        self._arrays = [name in columns and columns[name].is_array for name in self._names]
+        self._access = write_access(connection, table)
         #: The errors of refused rows, by row number.
         self._refused: dict[int, psycopg.Error] = {}
         #: Whether any row was written into the table, or into the temporary table.
@@ -87,13 +89,13 @@ class PostgresRows:
     def _write_and_bisect(self) -> None:
         # A deferred constraint would refuse the whole micro-batch at its end.
         self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        if self._access.by_copy and not self._into.keys:
-            copy = f"COPY {self._into.table} ({self._named}) FROM STDIN (FORMAT csv)"
+        if self._access.by_copy and not self._keys:
+            copy = f"COPY {self._table} ({self._named}) FROM STDIN (FORMAT csv)"
             self._copy_all(copy, numbered=False)
             return
         self._connection.execute(
             f"CREATE TEMP TABLE {_STAGE} ON COMMIT DROP AS SELECT {self._named},"
-            f" NULL::bigint AS {_ROW} FROM {self._into.table} WITH NO DATA"
+            f" NULL::bigint AS {_ROW} FROM {self._table} WITH NO DATA"
         )
         copy = f"COPY {_STAGE} ({self._named}, {_ROW}) FROM STDIN (FORMAT csv)"
         self._merge_all(self._copy_all(copy, numbered=True))
@@ -105,20 +107,16 @@ class PostgresRows:
         """
         rows = 0
 
-        def texts(chunks: Chunks) -> Iterator[Any]:
-            nonlocal rows
-            for first, chunk in chunks:
-                yield as_csv(chunk, self._into.arrays, first if numbered else None)
-                rows = first + len(chunk)
-
         def send(chunks: Chunks) -> None:
+            nonlocal rows
             with self._connection.cursor() as cursor, cursor.copy(copy) as out:
-                for text in texts(chunks):
-                    out.write(text)
+                for first, chunk in chunks:
+                    out.write(as_csv(chunk, self._arrays, first if numbered else None))
+                    rows = first + len(chunk)
 
-        if self._try_write(lambda: send(self._chunks())) is None:
+        if self._try_write(lambda: send(_chunks_of(self._batch))) is None:
             return rows
-        for first, chunk in self._chunks():
+        for first, chunk in _chunks_of(self._batch):
 
             def write(start: int, stop: int, first: int = first, chunk: Any = chunk) -> None:
                 send(iter([(start, chunk.slice(start - first, stop - start))]))
@@ -129,10 +127,9 @@ class PostgresRows:
 
     def _merge_all(self, rows: int) -> None:
         """Merge the temporary table into the table; ``rows``: the result of `_copy_all`."""
-        into = self._into
-        distinct, tail = self._by_keys() if into.keys else ("", f" ORDER BY {_ROW}")
+        distinct, tail = self._by_keys() if self._keys else ("", f" ORDER BY {_ROW}")
         head = (
-            f"INSERT INTO {into.table} ({self._named}) SELECT {distinct}{self._named}"
+            f"INSERT INTO {self._table} ({self._named}) SELECT {distinct}{self._named}"
             f" FROM {_STAGE} WHERE {_ROW} BETWEEN "
         )
 
@@ -154,13 +151,12 @@ class PostgresRows:
 
     def _by_keys(self) -> tuple[str, str]:
         """Return the DISTINCT and ON CONFLICT clauses that keep the last row of each key."""
-        into = self._into
-        keys = ", ".join(map(quoted, into.keys))
+        keys = ", ".join(map(quoted, self._keys))
         unlike = ""
-        if nulls_differ(self._connection, into.table, into.keys):
-            some = " OR ".join(f"{quoted(key)} IS NULL" for key in into.keys)
+        if nulls_differ(self._connection, self._table, self._keys):
+            some = " OR ".join(f"{quoted(key)} IS NULL" for key in self._keys)
             unlike = f", CASE WHEN {some} THEN {_ROW} END"
-        others = [quoted(name) for name in into.names if name not in into.keys]
+        others = [quoted(name) for name in self._names if name not in self._keys]
         sets = ", ".join(f"{name} = EXCLUDED.{name}" for name in others)
         return f"DISTINCT ON ({keys}{unlike}) ", (
             f" ORDER BY {keys}{unlike}, {_ROW} DESC ON CONFLICT ({keys}) DO "
@@ -199,7 +195,7 @@ class PostgresRows:
         """
         if error.sqlstate == _NOT_ALLOWED:
             return self._access.has_policies
-        return error.sqlstate == _NOT_NULL and error.diag.column_name not in self._into.names
+        return error.sqlstate == _NOT_NULL and error.diag.column_name not in self._names
 
     def _bisect(
         self,
@@ -237,7 +233,7 @@ class PostgresRows:
                 pending += [(middle, stop, None), (start, middle, None)]
 
 
-def chunks_of(batch: SinkBatch) -> Chunks:
+def _chunks_of(batch: SinkBatch) -> Chunks:
     """Yield the rows of a micro-batch in chunks, each with the number of its first row."""
     first = 0
     for rows in batch.record_batches():

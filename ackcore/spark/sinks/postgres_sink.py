@@ -24,7 +24,6 @@ from ackcore.spark.sinks.postgres_catalog import (
     SinkTable,
     as_unavailable,
     check_table,
-    columns_of,
     connect,
     end_others,
     make_marker,
@@ -34,7 +33,7 @@ from ackcore.spark.sinks.postgres_catalog import (
     session_name,
     where,
 )
-from ackcore.spark.sinks.postgres_rows import Into, PostgresRows, chunks_of
+from ackcore.spark.sinks.postgres_rows import PostgresRows
 from ackcore.spark.sinks.rejects import SinkRejects, check_refused
 from ackcore.spark.sinks.sink import Connections, TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
@@ -174,11 +173,8 @@ class PostgresSink(TransactionalSink[PostgresSession]):
         connection, target = transaction.connection, self._target
         where = f"sink {batch.sink!r}, table {target.table},"
         check = functools.partial(check_refused, where, batch.batch_id, _without_values_of)
-        names, table = batch.schema().names, ".".join(map(quoted, transaction.table))
-        columns = columns_of(connection, table)
-        arrays = [name in columns and columns[name].is_array for name in names]
-        into = Into(table, names, target.keys, arrays)
-        errors_of = PostgresRows(connection, into, lambda: chunks_of(batch), check).write()
+        table = ".".join(map(quoted, transaction.table))
+        errors_of = PostgresRows(connection, table, target.keys, batch, check).write()
         if not errors_of:
             return None
         numbers = np.concatenate([numbers for _, numbers in batch.numbered()])
