@@ -28,7 +28,6 @@ from ackcore.topology.expectations import Expectations, StreamCheck, expectation
 from ackcore.topology.explain import explain
 from ackcore.topology.failure_reasons import exception_classes
 from ackcore.topology.parts import (
-    MAX_REFUSED,
     All,
     BoltSpec,
     DeclaredTable,
@@ -42,7 +41,6 @@ from ackcore.topology.parts import (
     Shuffle,
     SinkSpec,
     Spout,
-    check_max_refused,
     kind_of,
     with_closed,
 )
@@ -332,7 +330,6 @@ class TopologyBuilder:
         stream: str = DEFAULT_STREAM,
         name: str | None = None,
         isolate: bool | Sequence[type[Exception] | str] = False,
-        max_refused: int = MAX_REFUSED,
     ) -> None:
         """Declare a sink, which writes the rows of a stream.
 
@@ -356,10 +353,8 @@ class TopologyBuilder:
             other rows. So it must replace or upsert the rows of an id, and not skip a known id.
             A list names the errors that a row can cause. True means any error, but rows are refused
             only if another part of the batch could be written; otherwise the sink counts as
-            unavailable.
-        max_refused : int, default 10_000
-            The number of rows of a micro-batch that `isolate` may refuse; each costs some calls of
-            the writer. More end the query (`TooManyRefused`).
+            unavailable. More than 10,000 refused rows of a micro-batch end the query
+            (`TooManyRefused`).
 
         Raises
         ------
@@ -367,8 +362,7 @@ class TopologyBuilder:
             If an argument has another type. `run_batch` and `start` refuse a sink with `isolate`
             that does not replace the rows of an id.
         ValueError
-            If `isolate` names no exception, or `max_refused` is negative or given without
-            `isolate`.
+            If `isolate` names no exception.
         """
         _check_name(component, "component", "the name of a component")
         _check_name(stream, "stream", "the name of a stream")
@@ -387,13 +381,7 @@ class TopologyBuilder:
                 "to_parquet('/data/orders')"
             )
         errors, alone = _isolated(isolate, name)
-        check_max_refused(max_refused, f"max_refused of sink {name!r}")
-        if max_refused != MAX_REFUSED and not errors:
-            raise ValueError(
-                f"max_refused of sink {name!r} has no effect without isolate; set isolate, or pass "
-                "max_refused to to_postgres() or to_jdbc()"
-            )
-        self._sinks.append(SinkSpec(name, component, stream, writer, errors, alone, max_refused))
+        self._sinks.append(SinkSpec(name, component, stream, writer, errors, alone))
 
     def table(
         self,

@@ -130,19 +130,6 @@ class PartialKey(_Keyed):
     name = "partial_key"
 
 
-#: Each refused row costs some statements in a transaction, or some calls of the sink.
-MAX_REFUSED = 10_000
-
-
-def check_max_refused(limit: int, title: str = "max_refused") -> int:
-    """Check the argument ``max_refused`` of a sink, and return it."""
-    if not isinstance(limit, int) or isinstance(limit, bool):
-        raise TypeError(f"{title} must be an integer, got {type(limit).__name__} {limit!r}")
-    if limit < 0:
-        raise ValueError(f"{title} must be at least 0, got {limit}")
-    return limit
-
-
 @dataclass(frozen=True, slots=True)
 class Input:
     """A stream that a bolt reads, and the grouping of its tuples."""
@@ -227,7 +214,6 @@ class SinkSpec:
     isolate: tuple[type[BaseException], ...] = ()
     #: Whether rows are refused even if no other part of the batch could be written.
     isolate_alone: bool = False
-    max_refused: int = MAX_REFUSED  # the largest number of refused rows of a micro-batch
 
 
 class DeclaredTable(NamedTuple):

@@ -59,8 +59,8 @@ def rows(lake):
     ("arguments", "error", "says"),
     [
         ({"table": 3}, TypeError, "table must be a str, got int"),
-        ({"table": "words"}, ValueError, "table must be named with its namespace, shop.orders,"),
-        ({"catalog": 3}, TypeError, "catalog must be a name, or a mapping of"),
+        ({"table": "words"}, ValueError, "table must be a name with its namespace, such"),
+        ({"catalog": 3}, TypeError, "catalog must be the name of a catalog, or a mapping of"),
         ({"keys": []}, ValueError, "keys must name at least one column; omit it"),
     ],
 )
@@ -75,7 +75,7 @@ def test_tables_are_refused_before_anything_runs(lake):
         check_sink("count", to_iceberg("shop.words", lake), more)
     less = pa.schema([("word", pa.string())])
     check_sink("count", to_iceberg("shop.words", lake), less)
-    with pytest.raises(ValueError, match="has column 'n', which the stream lacks"):
+    with pytest.raises(ValueError, match="the stream lacks its column 'n'"):
         check_sink("count", to_iceberg("shop.words", lake, keys="word"), less)
     with pytest.raises(SinkUnavailable, match=r"sink 'count', Iceberg table shop.none of catalog"):
         check_sink("count", to_iceberg("shop.none", lake), WORDS)
@@ -92,7 +92,9 @@ def test_nulls_in_a_required_column_are_refused(lake, tmp_path, keys):
     sink = to_iceberg("shop.words", lake, keys=keys)
     some = [("a", 1, None), (None, 2, None), (None, 2, 11), ("c", None, None)]
     files = [row_file(tmp_path, some)]
-    assert written_without_refused(sink, files) == {(0, 1): "column 'word' must not be null"}
+    assert written_without_refused(sink, accepted(files)) == {
+        (0, 1): "column 'word' must not be null"
+    }
     assert rows(lake) == [("a", 1), ("c", None)]
 
 
@@ -190,7 +192,7 @@ def test_dates_and_times_that_pyiceberg_has_no_values_for_are_refused(lake, tmp_
     ]
     file = row_file(tmp_path, some, schema=schema, batch=4)
     said = "column {!r} cannot store a date or time outside of years 1 to 9999"
-    assert written_without_refused(sink, [file]) == {
+    assert written_without_refused(sink, accepted([file])) == {
         (0, 1): said.format("day"),
         (0, 2): said.format("s"),
     }

@@ -22,6 +22,7 @@ from test_postgres_values import REFUSES, TEXTS, shows_no_value
 
 from ackcore.spark import SinkUnavailable
 from ackcore.spark.base.versions import SPARK
+from ackcore.spark.sinks import rejects
 from ackcore.spark.sinks import sink as sink_module
 from ackcore.spark.sinks.jdbc_connection import JdbcError
 
@@ -134,11 +135,12 @@ def test_what_is_no_rows_fault_refuses_none(on_postgres, files, tmp_path):
 
 
 @pytest.mark.parametrize("of", ["a length", "a check", "a column of its own", "an outage"])
-def test_no_error_shows_a_value(on_postgres, tmp_path, of):
+def test_no_error_shows_a_value(on_postgres, tmp_path, monkeypatch, of):
+    monkeypatch.setattr(rejects, "MAX_REFUSED", 0)
     statements, says = REFUSES[of]
     on_postgres.execute(*statements)
     file = row_file(tmp_path, [("k3y", "s3cret ($", None)], schema=TEXTS)
-    sink = on_postgres.sink(max_refused=0)
+    sink = on_postgres.sink()
     shows_no_value(lambda: sink.write(on_postgres.accepted([file])), says)
 
 

@@ -21,7 +21,7 @@ from ackcore.spark import SinkRejects, SinkUnavailable, dead_letters, guard, to_
 from ackcore.spark.base import failpoints
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
-from ackcore.spark.sinks import jdbc_transaction
+from ackcore.spark.sinks import jdbc_transaction, rejects
 from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError, Server
 from ackcore.spark.sinks.rejects import TooManyRefused
 from ackcore.spark.sinks.sink import check_sink
@@ -54,12 +54,10 @@ BARE = 'CREATE TABLE words (word VARCHAR(5), "n" BIGINT)'
         ({"table": "a; DROP"}, ValueError, "table must be the name of a table, got 'a; DROP'"),
         ({"marker": ""}, ValueError, "marker must be the name of a table, got ''"),
         ({"keys": []}, ValueError, "keys must name at least one column; omit it"),
-        ({"max_refused": 1.5}, TypeError, "max_refused must be an integer, got float"),
-        ({"max_refused": -1}, ValueError, "max_refused must be at least 0, got -1"),
         (
             {"properties": {"fetchsize": 3}},
             TypeError,
-            "properties must map names to texts, got int for",
+            "properties must map str to str, got int for",
         ),
         ({"properties": {"dbtable": "x"}}, ValueError, "properties must not have 'dbtable'"),
     ],
@@ -131,14 +129,15 @@ def test_columns_that_the_stream_does_not_have_stay(derby, files):
 def test_what_all_rows_violate_is_looked_for_up_to_a_number(derby, tmp_path, monkeypatch, keys):
     """And nothing of the micro-batch is written: neither the other rows nor its number."""
     derby.execute(TABLE)
-    taken, asked = jdbc_transaction.JdbcTransaction._is_taken, []
+    taken, asked = jdbc_transaction.JdbcTransaction._try_move, []
 
     def counted(self, *of):
         asked.append(of)
         return taken(self, *of)
 
-    monkeypatch.setattr(jdbc_transaction.JdbcTransaction, "_is_taken", counted)
-    sink = derby.sink(keys=keys, max_refused=5)
+    monkeypatch.setattr(jdbc_transaction.JdbcTransaction, "_try_move", counted)
+    monkeypatch.setattr(rejects, "MAX_REFUSED", 5)
+    sink = derby.sink(keys=keys)
     some = [("a", 1, None), *((f"b{i}", 1000 + i, None) for i in range(500)), ("c", 3, None)]
     says = "sink 'count', table words, refuses more than 5 rows of micro-batch 0, the first with J"
     with pytest.raises(TooManyRefused, match=says):

@@ -223,7 +223,7 @@ def test_a_task_that_was_given_up_and_wakes_puts_no_rows(bucket, files, found):
     sink.write(accepted(files))
     sink._writer = writer
     sink.write(accepted(files, [8]))
-    with pytest.raises(CheckpointInUse, match=r"micro-batch 0 in .* now has other rows"):
+    with pytest.raises(CheckpointInUse, match=r"micro-batch 0 in .* was written with other rows"):
         late[0](0)
     assert found() == ("abcdefg", 1)
 

@@ -19,13 +19,14 @@ pytest.importorskip("psycopg")
 
 import psycopg
 import test_postgres_sink
-from accepted_rows import WORDS, accepted, release_all, row_file
-from test_postgres_sink import TABLE, execute, refused, words
+from accepted_rows import WORDS, accepted, release_all, row_file, written_without_refused
+from test_postgres_sink import TABLE, execute, words
 
 from ackcore.spark import SinkUnavailable, to_postgres
 from ackcore.spark.base.errors import CheckpointForeign
+from ackcore.spark.sinks import rejects
 from ackcore.spark.sinks.postgres_rows import PostgresRows
-from ackcore.spark.sinks.rejects import TooManyRefused
+from ackcore.spark.sinks.rejects import SinkRejects, TooManyRefused
 from ackcore.spark.sinks.sink import check_sink
 
 cloudpickle.register_pickle_by_value(test_postgres_sink)
@@ -62,7 +63,7 @@ def test_a_key_that_is_null_equals_none_but_where_the_index_says_so(
 
 @pytest.mark.parametrize("keyed", [False, True])
 def test_names_may_have_anything_in_them(postgres, sink, tmp_path, keyed):
-    """Per cents and quotes, in table, columns, sink and the table of micro-batches."""
+    """Per cents and quotes, in table, columns, sink and the marker table."""
     word, n, table = 'wo"r%d', "n%s {x}", '"w%s.""x"""'
     columns = ", ".join(
         psycopg.sql.Identifier(name).as_string(None) + kind
@@ -98,11 +99,10 @@ def test_a_row_that_a_trigger_raises_over_is_refused(postgres, sink, tmp_path, k
     execute(postgres, f"CREATE {trigger} FOR EACH ROW EXECUTE FUNCTION refuse()")
     one = sink(postgres, keys=keys)
     some = [("a", 1, None), ("b", 9, None), ("c", 2, None)]
-    for _ in range(2):
-        told = refused(one.write(accepted([row_file(tmp_path, some)])))
-        assert {at: repr(error) for at, error in told.items()} == {
-            (0, 1): "RaiseException('too much: 9')"
-        }
+    told = written_without_refused(one, accepted([row_file(tmp_path, some)]))
+    assert {at: repr(error) for at, error in told.items()} == {
+        (0, 1): "RaiseException('too much: 9')"
+    }
     assert words(postgres) == {"a": 1, "c": 2}
 
 
@@ -148,10 +148,8 @@ def test_what_may_be_of_the_table_refuses_a_row_where_others_go_in(
     schema = pa.schema([("word", pa.string()), ("n", pa.string())])
     rows = [("a", good, None), ("b", bad, None), ("c", good, None)]
     one = sink(postgres, keys=keys)
-    for _ in range(2):
-        rejects = one.write(accepted([row_file(tmp_path, rows, schema=schema)]))
-        told = {at: type(error).__name__ for at, error in refused(rejects).items()}
-        assert told == {(0, 1): says}
+    told = written_without_refused(one, accepted([row_file(tmp_path, rows, schema=schema)]))
+    assert {at: type(error).__name__ for at, error in told.items()} == {(0, 1): says}
     assert set(words(postgres)) == {"a", "c"}
     file = row_file(tmp_path, [(key, bad, None) for key in "de"], 1, schema=schema)
     with pytest.raises((psycopg.Error, SinkUnavailable)):
@@ -192,19 +190,20 @@ def test_what_all_rows_violate_is_looked_for_up_to_a_number(
 ):
     """And nothing of the micro-batch is written: neither the other rows nor its number."""
     execute(postgres, TABLE)
-    taken, asked = PostgresRows._is_taken, []
+    taken, asked = PostgresRows._try_write, []
 
     def counted(self, *of):
         asked.append(of)
         return taken(self, *of)
 
-    monkeypatch.setattr(PostgresRows, "_is_taken", counted)
-    one = sink(postgres, keys=keys, max_refused=20)
+    monkeypatch.setattr(PostgresRows, "_try_write", counted)
+    monkeypatch.setattr(rejects, "MAX_REFUSED", 20)
+    one = sink(postgres, keys=keys)
     bad = [(f"b{i}", 1000 + i, None) for i in range(5000)]
     some = [("a", 1, None), *bad, ("c", 3, None)]
     says = (
         r"sink 'count', table words, refuses more than 20 rows of micro-batch 0, the first with "
-        r"CheckViolation: .*\"words_n_check\". Nothing .* max_refused"
+        r"CheckViolation: .*\"words_n_check\". Nothing .* raises SinkRejects"
     )
     with pytest.raises(TooManyRefused, match=says) as raised:
         one.write(accepted([row_file(tmp_path, some)]))
@@ -215,7 +214,7 @@ def test_what_all_rows_violate_is_looked_for_up_to_a_number(
         [(-1,)],
     )
     few = row_file(tmp_path, [*some[:21], some[-1]], batch=2)
-    assert len(refused(one.write(accepted([few])))) == 20
+    assert len(written_without_refused(one, accepted([few]))) == 20
     assert words(postgres) == {"a": 1, "c": 3}
 
 
@@ -239,11 +238,10 @@ def test_a_row_that_a_policy_is_against_is_refused(postgres, sink, tmp_path, key
     dsn = policies(postgres, f"clerk_{keys}".lower())
     one = sink(dsn, keys=keys)
     rows = [("a", 1, None), ("b", 9, None), ("c", 2, None)]
-    for _ in range(2):
-        told = refused(one.write(accepted([row_file(tmp_path, rows)])))
-        assert {at: type(error).__name__ for at, error in told.items()} == {
-            (0, 1): "InsufficientPrivilege"
-        }
+    told = written_without_refused(one, accepted([row_file(tmp_path, rows)]))
+    assert {at: type(error).__name__ for at, error in told.items()} == {
+        (0, 1): "InsufficientPrivilege"
+    }
     assert words(postgres) == {"a": 1, "c": 2}
     file = row_file(tmp_path, [("d", 9, None)], 1)
     with pytest.raises(
@@ -259,7 +257,7 @@ def test_a_view_takes_rows(postgres, sink, tmp_path):
         "CREATE VIEW words AS SELECT * FROM base WHERE n < 5 WITH CHECK OPTION",
     )
     rows = [("a", 1, None), ("b", 9, None), ("c", 2, None)]
-    told = refused(sink(postgres).write(accepted([row_file(tmp_path, rows)])))
+    told = written_without_refused(sink(postgres), accepted([row_file(tmp_path, rows)]))
     assert {at: type(error).__name__ for at, error in told.items()} == {
         (0, 1): "WithCheckOptionViolation"
     }
@@ -293,8 +291,9 @@ def test_no_range_of_rows_is_merged_a_second_time(postgres, sink, tmp_path):
         "CREATE TRIGGER t BEFORE INSERT ON words FOR EACH STATEMENT EXECUTE FUNCTION counted()",
     )
     some = [(word, n, None) for word, n in (("a", 1), ("b", 2), ("c", 3), ("d", 400))]
-    told = refused(sink(postgres, keys="word").write(accepted([row_file(tmp_path, some)])))
-    assert set(told) == {(0, 3)}
+    with pytest.raises(SinkRejects) as raised:
+        sink(postgres, keys="word").write(accepted([row_file(tmp_path, some)]))
+    assert raised.value.places[1].tolist() == [3]
     assert execute(postgres, "SELECT last_value FROM statements") == [(5,)]
 
 
@@ -308,7 +307,7 @@ def test_a_partitioned_table_refuses_what_no_partition_takes(postgres, sink, tmp
         one = sink(postgres, keys=keys)
         some = [("a", len(keys or ""), None), ("b", 20, None)]
         about = {"deployment": str(keys)}
-        told = refused(one.write(accepted([row_file(tmp_path, some)], **about)))
+        told = written_without_refused(one, accepted([row_file(tmp_path, some)], **about))
         assert [type(error).__name__ for error in told.values()] == ["CheckViolation"]
     assert execute(postgres, "SELECT count(*) FROM first") == [(2,)]
 

@@ -17,6 +17,7 @@ from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, REASON
 from ackcore.spark.engine import act, batch, insist, runs
 from ackcore.spark.engine.insist import SinkError
+from ackcore.spark.sinks import rejects
 from ackcore.spark.sinks.rejects import InvalidRejects, TooManyRefused
 from ackcore.spark.sinks.sink import check_sink
 from ackcore.spark.sinks.sink_batch import read_sink_file, read_with_places
@@ -190,7 +191,7 @@ def test_all_may_be_refused(tmp_path):
         ),
         (lambda: SinkRejects.at([0], [7], "no"), "they name 1 rows that the sink was not given"),
         (lambda: SinkRejects.at([9], [0], "no"), "they name 1 rows that the sink was not given"),
-        (lambda: SinkRejects([{"line": "A"}], "no"), "rows must be a table, .* got list"),
+        (lambda: SinkRejects([{"line": "A"}], "no"), "rows of SinkRejects must .* got list"),
         (lambda: SinkRejects(pa.table({"line": [[1]]}), "no"), "must be string, .* got list<item"),
     ],
 )
@@ -279,13 +280,12 @@ class Raising(World):
     replaces = True
     error = ValueError
 
-    def __init__(self, path, settings=None, *, bad=(), isolate=True, **limit):
+    def __init__(self, path, settings=None, *, bad=(), isolate=True):
         self.bad, self.isolate, self.calls, self.out = set(bad), isolate, [], False
-        self.limit = limit
         super().__init__(path, settings or {})
 
     def _sink(self, builder):
-        builder.sink("upper", self, isolate=self.isolate, **self.limit)
+        builder.sink("upper", self, isolate=self.isolate)
 
     def write(self, accepted):
         lines = [
@@ -369,14 +369,16 @@ def test_where_nothing_can_be_written_only_a_named_error_is_a_rows_fault(tmp_pat
 
 
 @pytest.mark.parametrize(("isolate", "good"), [([ValueError], []), (True, range(0, 1000, 8))])
-def test_rows_that_fail_are_looked_for_up_to_a_number(tmp_path, isolate, good):
+def test_rows_that_fail_are_looked_for_up_to_a_number(tmp_path, monkeypatch, isolate, good):
     """Not to the end of a batch of which each row fails, which would be three calls a row."""
     lines = list(map(str, range(1000)))
     bad = [str(n) for n in range(1000) if n not in good]
-    world = Raising(tmp_path, bad=bad, isolate=isolate, max_refused=20)
+    for module in (act, rejects):
+        monkeypatch.setattr(module, "MAX_REFUSED", 20)
+    world = Raising(tmp_path, bad=bad, isolate=isolate)
     says = (
         "sink 'upper' refuses more than 20 rows of micro-batch 0, the first with ValueError: no "
-        f"{bad[0]}. The next attempt .* raise max_refused, which costs some calls"
+        f"{bad[0]}. The next attempt .* a sink of your own that raises SinkRejects"
     )
     with pytest.raises(TooManyRefused, match=says):
         world.process(0, lines)
@@ -386,8 +388,9 @@ def test_rows_that_fail_are_looked_for_up_to_a_number(tmp_path, isolate, good):
     assert (counts.acked, counts.dead, sorted(world.parked)) == (980, 20, sorted(bad[:20]))
 
 
-def test_an_outage_amid_the_search_is_no_refusal_of_too_many(tmp_path):
-    world = Raising(tmp_path, bad=["line-0"], max_refused=3)
+def test_an_outage_amid_the_search_is_no_refusal_of_too_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(act, "MAX_REFUSED", 3)
+    world = Raising(tmp_path, bad=["line-0"])
     write = world.write
 
     def out_until_the_next_try(accepted):
@@ -523,24 +526,13 @@ def test_where_rows_may_be_at_fault_the_way_out_is_told(tmp_path, replaces, says
 
 def test_only_a_sink_that_replaces_is_isolated():
     builder = TopologyBuilder()
-    with pytest.raises(TypeError, match=r"'upper' cannot be isolated: to_kafka.* does not replace"):
+    with pytest.raises(TypeError, match=r"'upper' cannot have isolate: to_kafka.* not replace"):
         check_sink("upper", to_kafka("topic", "broker:9092"), None, isolated=True)
     with pytest.raises(ValueError, match="isolate of sink 'upper' has 'NoError'"):
         builder.sink("upper", print, isolate=["NoError"])
     with pytest.raises(TypeError, match="isolate of sink 'upper' must be a list"):
         builder.sink("upper", print, isolate=ValueError)
     check_sink("upper", to_parquet("/somewhere"), None, isolated=True)
-    for more, error, says in (
-        (
-            {"isolate": True, "max_refused": 1.5},
-            TypeError,
-            "max_refused of sink .* must be an integer, got float",
-        ),
-        ({"isolate": True, "max_refused": -1}, ValueError, "must be at least 0, got -1"),
-        ({"max_refused": 5}, ValueError, "has no effect without isolate; set isolate"),
-    ):
-        with pytest.raises(error, match=says):
-            builder.sink("upper", print, **more)
 
 
 @pytest.fixture

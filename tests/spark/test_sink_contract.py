@@ -8,16 +8,14 @@ test_jdbc_sink.py and test_kafka_sink.py; drivers that are killed are in test_ki
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
 
-import numpy as np
 import pytest
-from accepted_rows import latin_file, row_file, two_files
+from accepted_rows import latin_file, row_file, two_files, written_without_refused
 from one_sink import word_count
 from pyspark import cloudpickle
 from sink_targets import ALL, TRANSACTIONAL
 
-from ackcore.spark import SinkError, SinkRejects, TransactionalSink, dead_letters, run_batch
+from ackcore.spark import SinkError, TransactionalSink, dead_letters, run_batch
 from ackcore.spark.base import failpoints
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
@@ -50,25 +48,6 @@ def each(*, keys=False, but=(), of=TRANSACTIONAL):
     return pytest.mark.parametrize("target", names, indirect=True)
 
 
-def refusals(made, batch):
-    """Write; return the reasons of refused rows by file and place, having written the others."""
-    try:
-        found = made.write(batch)
-    except SinkRejects as raised:
-        found = raised
-    if found is None:
-        return {}
-    of, at = found.places
-    known = [
-        file._replace(refused=np.sort(at[of == number])) for number, file in enumerate(batch.files)
-    ]
-    again = replace(batch, files=tuple(known))
-    for _ in range(2):
-        assert made.write(again) is None
-    said = [str(found.reasons[number]) for number in found.reason_of]
-    return dict(zip(zip(of.tolist(), at.tolist(), strict=True), said, strict=True))
-
-
 @each(keys=True)
 def test_a_micro_batch_is_written_once(target, files, keys):
     """By another sink object, too; other sinks and checkpoints have numbers of their own."""
@@ -85,16 +64,6 @@ def test_a_micro_batch_is_written_once(target, files, keys):
         for _ in range(2):
             made.write(target.batch(files[1:], **about))
     assert len(target.rows()) == (3 if keys else 10)
-
-
-@each(of=ALL, but=TRANSACTIONAL)
-def test_other_rows_replace_those_of_the_same_number(target, files):
-    made = target.sink()
-    for some in (files, files, files[1:]):
-        made.write(target.batch(some))
-    assert sorted(target.rows()) == SECOND
-    with pytest.raises(CheckpointForeign, match="is the directory of sink 'count' of the check"):
-        made.claim("count", "def", "/other")
 
 
 @each(keys=True)
@@ -204,7 +173,7 @@ def test_a_table_that_went_away_fails_the_sink_until_it_is_back(target, files):
 @each(keys=True, but=["mongo"])
 def test_a_row_whose_text_is_not_utf8_is_refused_by_itself(target, tmp_path, keys):
     made = target.sink(keys)
-    said = refusals(made, target.batch([latin_file(tmp_path)]))
+    said = written_without_refused(made, target.batch([latin_file(tmp_path)]))
     assert list(said) == [(0, 2)]
     assert sorted(target.rows()) == [("a", 1), ("d", 4)]
 
@@ -214,7 +183,7 @@ def test_rows_that_violate_a_constraint_are_refused_by_themselves(target, tmp_pa
     first = row_file(tmp_path, [("y", 1, 11), ("z", 1, 12)])
     rows = [("a", 1, 10), ("b", target.too_large, 10), ("c", 3, 10), ("d", 200, 10)]
     made = target.sink(keys)
-    said = refusals(made, target.batch([first, row_file(tmp_path, rows, 1)]))
+    said = written_without_refused(made, target.batch([first, row_file(tmp_path, rows, 1)]))
     assert list(said) == [(1, 1), (1, 3)]
     assert sorted(target.rows()) == [("a", 1), ("c", 3), ("z", 1)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import tracemalloc
 
@@ -13,7 +14,7 @@ from accepted_rows import accepted as rows_accepted
 from test_sinks import WORDS, row_file
 
 from ackcore._arrow.shown import text_of
-from ackcore.spark import SinkRejects
+from ackcore.spark import SinkRejects, TransactionalSink
 from ackcore.spark.checkpoint.refusals import Refusal
 from ackcore.spark.engine.act import refused_rows, without_refused
 from ackcore.spark.sinks.sink_batch import BatchFile, read_sink_file, read_with_places
@@ -82,19 +83,19 @@ def test_the_driver_keeps_columns_of_refused_rows(tmp_path):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: SinkRejects([1], "no"), "rows must be a table, .* got list"),
-        (lambda: SinkRejects(pa.table({"id": [1]}), 3), "a reason must be .* got int"),
-        (lambda: SinkRejects(pa.table({"id": [1]}), [3]), "a reason must be a text .* got int"),
+        (lambda: SinkRejects([1], "no"), "rows of SinkRejects must be .* got list"),
+        (lambda: SinkRejects(pa.table({"id": [1]}), 3), "each reason .* must be .* got int"),
+        (lambda: SinkRejects(pa.table({"id": [1]}), [3]), "each reason .* must be a str .* int"),
         (
             lambda: SinkRejects(pa.table({"id": [1]}), pa.array([3])),
-            "a reason must .* got a column of int64",
+            "each reason .* must .* got a column of int64",
         ),
         (
             lambda: SinkRejects(pa.table({"id": [1]}), pa.array([None], "str")),
             "got a column of string with 1 nulls",
         ),
-        (lambda: SinkRejects(pa.table({"id": [1]}), ["a", "b"]), "2 reasons .* for 1 rows"),
-        (lambda: SinkRejects.at([0.5], [1], "no"), "files must be integers"),
+        (lambda: SinkRejects(pa.table({"id": [1]}), ["a", "b"]), "2 reasons for 1 rows"),
+        (lambda: SinkRejects.at([0.5], [1], "no"), "files of SinkRejects.at.. must be integers"),
         (lambda: SinkRejects.at([0], [1, 2], "no"), "must pair up one by one"),
     ],
 )
@@ -116,3 +117,43 @@ def test_places_are_those_in_the_file(tmp_path):
         assert "".join(words) == left
         assert "".join(rows[at][0] for at in places) == left
         assert all(batch.schema == WORDS for batch in read_sink_file(some, nonacked))
+
+
+class Returning(TransactionalSink[list]):
+    """A sink that returns its refusal, and whose store has only a number and a content."""
+
+    def __init__(self):
+        self.rows, self.last = [], None
+
+    @contextlib.contextmanager
+    def begin(self, batch):
+        yield []
+
+    def read_number(self, transaction, batch):
+        return self.last
+
+    def write_rows(self, transaction, batch):
+        refused = []
+        for rows, numbers in batch.numbered():
+            transaction += [row for row in rows["word"].to_pylist() if row != "b"]
+            refused += numbers[pc.equal(rows["word"], "b").to_numpy(False)].tolist()
+        return batch.refuse(refused, "no b") if refused else None
+
+    def record(self, transaction, batch, written):
+        transaction.append(written)
+
+    def commit(self, transaction):
+        self.last = transaction.pop()
+        self.rows += transaction
+
+
+def test_a_refusal_that_a_transactional_sink_returns_rolls_back(tmp_path):
+    """Otherwise the refused row would be lost if the driver died before it recorded the refusal."""
+    sink, file = Returning(), row_file(tmp_path, [("a", 1, 1), ("b", 2, 2), ("c", 3, 3)])
+    with pytest.raises(SinkRejects, match="no b") as raised:
+        sink.write(rows_accepted([file], nonacked=()))
+    assert (sink.rows, sink.last) == ([], None)
+    known = file._replace(refused=raised.value.places[1])
+    for _ in range(2):
+        assert sink.write(rows_accepted([known], nonacked=())) is None
+    assert sink.rows == ["a", "c"]

@@ -266,11 +266,6 @@ def test_a_claim_says_whose_it_is_and_how_it_is_released(tmp_path, found, checkp
     sink.claim(*claim[:2], "/moved")  # a checkpoint that was moved is the same one
 
 
-def test_a_claim_of_the_first_version_goes_on(tmp_path):
-    (tmp_path / "_ackcore.json").write_text('{"deployment": "abc", "sink": "n"}')
-    to_parquet(tmp_path).claim("n", "abc", "/cp")
-
-
 def test_row_groups_are_put_together_from_small_batches(spark, files, tmp_path, monkeypatch):
     to_parquet(tmp_path / "out").write(accepted(spark, files))
     (part,) = (tmp_path / "out" / "batch_id=0").iterdir()

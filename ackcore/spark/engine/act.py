@@ -27,7 +27,7 @@ from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.engine.insist import Failed, Pause, SinkCalls
-from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects, too_many_refused
+from ackcore.spark.sinks.rejects import MAX_REFUSED, InvalidRejects, SinkRejects, too_many_refused
 from ackcore.spark.sinks.sink import as_sink
 from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, read_with_roots
 from ackcore.spark.tables.fold_choice import fold_of, new_table
@@ -56,7 +56,7 @@ def ask_sinks(
     if a sink failed as often as the settings allow; the message names it. Raises CheckpointCorrupt
     if a file with the rows differs from what the run wrote. Raises InvalidRejects if a sink's
     refusal is invalid: it names no rows, or rows that the sink was not given. Raises TooManyRefused
-    if a sink refuses more rows than its `max_refused`. Raises CheckpointForeign if the stream of
+    if a sink refuses more than `MAX_REFUSED` rows. Raises CheckpointForeign if the stream of
     some rows has no sink any more, or it is unknown whether a sink has taken the rows. Raises
     CheckpointInUse if another driver has taken over. Raises Stopped if the query is being stopped.
     Raises RunCancelled if a Spark job of a sink was cancelled from outside.
@@ -429,7 +429,7 @@ def isolate(
 ) -> SinkRejects | None:
     """Bisect a batch for which a sink raises, down to the single rows for which it raises.
 
-    Raises TooManyRefused if more rows fail than the sink's `max_refused`.
+    Raises TooManyRefused if more than `MAX_REFUSED` rows fail.
 
     ``sink``: the sink, with the errors that a row may cause. ``batch``: the batch. ``error``: the
     error that the sink raised for the whole batch. ``probe``: calls the sink with a part of the
@@ -470,16 +470,14 @@ def isolate(
                 # Without the traceback, which keeps this part of the batch in memory.
                 bad.append((*half, said.with_traceback(None)))
             parts += reversed(bad)
-        if len(found) > sink.max_refused and (witness is not None or sink.isolate_alone):
+        if len(found) > MAX_REFUSED and (witness is not None or sink.isolate_alone):
             if not is_up():
                 return None
             raise too_many_refused(
                 f"sink {sink.name!r}",
                 batch.batch_id,
-                sink.max_refused,
                 first or error,
                 "The next attempt replaces the rows that are written now",
-                "which costs some calls of the sink for each row",
             ) from error
     if witness is None and not sink.isolate_alone:
         return None

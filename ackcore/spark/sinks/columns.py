@@ -1,4 +1,4 @@
-"""Checks of a stream's columns against a sink's table: keys, names, types and values."""
+"""Checks that a stream's keys, columns and values fit the columns of a sink's table."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _IsType = Callable[[pa.DataType], bool]
 
 
 def named_keys(keys: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of the key columns; an empty tuple if the sink appends all rows.
+    """Check a sink's argument ``keys``, and return the names of the key columns.
 
-    Raises TypeError if a key is not a str. Raises ValueError if ``keys`` is given but empty.
+    They are an empty tuple if the sink appends all rows. Raises TypeError if a key is not a str,
+    ValueError if ``keys`` is given but empty.
     """
     named = [keys] if isinstance(keys, str) else list(keys or ())
     if not all(isinstance(key, str) for key in named):
@@ -35,21 +36,29 @@ def named_keys(keys: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def check_keys(what: str, keys: Sequence[str], schema: pa.Schema) -> None:
-    """Raise ValueError if a key is not a column, TypeError if the key's type is nested."""
+    """Raise ValueError if a key is no column of the stream, TypeError if its type is nested.
+
+    ``what``: the beginning of the message, such as ``sink 'counts'``.
+    """
     for key in keys:
         if key not in schema.names:
             raise ValueError(
-                f"{what}: keys must be among the columns {', '.join(schema.names)}, got {key!r}"
+                f"{what}: keys must be among the stream's columns {', '.join(schema.names)}, got "
+                f"{key!r}"
             )
         if pa.types.is_nested(schema.field(key).type):
             raise TypeError(
-                f"{what}: the key {key!r} must not be of {schema.field(key).type}; have the bolt "
-                "emit a text or a number"
+                f"{what}: the key column {key!r} must not be nested, and it is "
+                f"{schema.field(key).type}; have the bolt emit a text or a number"
             )
 
 
-def with_columns(what: str, table: str, wanted: Sequence[str], has: Sequence[str]) -> None:
-    """Raise ValueError if a table lacks one of the stream's columns."""
+def require_columns(what: str, table: str, wanted: Sequence[str], has: Sequence[str]) -> None:
+    """Raise ValueError if a table lacks one of the stream's columns.
+
+    ``wanted``, ``has``: the names of the stream's columns and of the table's columns. ``table``:
+    the table's name in the message.
+    """
     for name in wanted:
         if name not in has:
             raise ValueError(
@@ -58,8 +67,8 @@ def with_columns(what: str, table: str, wanted: Sequence[str], has: Sequence[str
             )
 
 
-def with_fields(what: str, table: str, wanted: pa.Schema, has: pa.Schema) -> None:
-    """Raise ValueError if a struct column of a table lacks a field of the stream's column."""
+def require_fields(what: str, table: str, wanted: pa.Schema, has: pa.Schema) -> None:
+    """Raise ValueError if a struct in a table's column lacks a field of the stream's struct."""
     for column in wanted:
         for name in _lacking(column.name, column.type, has.field(column.name).type):
             raise ValueError(
@@ -69,6 +78,7 @@ def with_fields(what: str, table: str, wanted: pa.Schema, has: pa.Schema) -> Non
 
 
 def _lacking(name: str, wanted: pa.DataType, has: pa.DataType) -> Iterator[str]:
+    """Yield the dotted names of struct fields that the type ``wanted`` has and ``has`` lacks."""
     is_ = pa.types
     if is_.is_struct(wanted) and is_.is_struct(has):
         for field in wanted:
@@ -86,16 +96,20 @@ def _lacking(name: str, wanted: pa.DataType, has: pa.DataType) -> Iterator[str]:
 
 
 def spark_schema(what: str, schema: pa.Schema) -> pa.Schema:
-    """Return the schema with the types that Spark reads the columns back in.
+    """Return a stream's schema with the types in which Spark returns its columns.
 
     Raises TypeError if Spark has no type for a column.
     """
-    try:
-        return to_arrow_schema(from_arrow_schema(schema))
-    except PySparkException as error:
-        raise TypeError(
-            f"{what}: Spark has no type for a column: {error}; have the bolt emit another type"
-        ) from error
+    fields: list[pa.Field] = []
+    for field in schema:
+        try:
+            fields += to_arrow_schema(from_arrow_schema(pa.schema([field])))
+        except PySparkException:
+            raise TypeError(
+                f"{what}: Spark has no type for {field.type} of column {field.name!r}; have the "
+                "bolt emit another type"
+            ) from None
+    return pa.schema(fields)
 
 
 def last_of_each_key(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
@@ -109,15 +123,15 @@ def last_of_each_key(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     return rows.filter(pa.array(keep))
 
 
-def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_near: _IsType) -> None:
+def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_limited: _IsType) -> None:
     """Raise `SinkRejects` for rows with values that the table's columns cannot take.
 
-    Such values are nulls in columns without nulls, values that a cast would change, and text that
-    is not UTF-8.  Rows are read only if a column may have such values.
+    Such values are nulls in columns without nulls, values that a cast to the column's type would
+    change, and text that is not UTF-8. Rows are read only if a column may have such values.
 
     ``columns``: the table's columns. Columns that the stream does not have are ignored.
-    ``is_near``: returns True for a type of dates or times whose values must be in the years 1 to
-    9999.
+    ``is_limited``: returns True for a type of dates or times whose values the table takes only from
+    the years 1 to 9999.
     """
     stream = batch.schema()
     fields = [
@@ -128,31 +142,36 @@ def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_near: _IsType) -> No
             field.nullable
             and field.type == stream.field(field.name).type
             and not has_text(field.type)
-            and not _holds(field.type, is_near)
+            and not has_type(field.type, is_limited)
         )
     ]
     refused: list[npt.NDArray[np.int64]] = []
     reasons: list[pa.Array] = []
     for rows, numbers in batch.numbered() if fields else ():
-        why = _misfits(rows, fields, is_near)
+        why = _misfits(rows, fields, is_limited)
         refused.append(numbers[why.is_valid().to_numpy(False)])
         reasons.append(why.drop_null())
     if sum(map(len, reasons)):
         raise batch.refuse(np.concatenate(refused), pa.chunked_array(reasons, pa.string()))
 
 
-def _holds(kind: pa.DataType, is_type: _IsType) -> bool:
+def has_type(kind: pa.DataType, is_type: _IsType) -> bool:
     """Return whether ``is_type`` is true for a type or one of its nested types."""
     parts = (kind.field(at).type for at in range(kind.num_fields))
-    return is_type(kind) or any(_holds(part, is_type) for part in parts)
+    return is_type(kind) or any(has_type(part, is_type) for part in parts)
 
 
-def _misfits(rows: pa.RecordBatch, fields: Sequence[pa.Field], is_near: _IsType) -> pa.StringArray:
-    """Return the reason why each row is refused; null for a row that fits."""
+def _misfits(
+    rows: pa.RecordBatch, fields: Sequence[pa.Field], is_limited: _IsType
+) -> pa.StringArray:
+    """Return for each row the reason why it is refused, or null if its values fit.
+
+    ``fields``: the table's columns to check. ``is_limited``: as in `refuse_misfits`.
+    """
 
     def is_far(column: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
         found = np.zeros(len(column), np.bool_)
-        if is_near(column.type):
+        if is_limited(column.type):
             found[far_places(column)[0]] = True
         return found
 
@@ -166,19 +185,19 @@ def _misfits(rows: pa.RecordBatch, fields: Sequence[pa.Field], is_near: _IsType)
     for field in fields:
         name = f"column {field.name!r}"
         column, wrong = rows.column(field.name), np.zeros(len(rows), np.bool_)
-        if (far := _inside(column, column.type, is_far)).any():
+        if (far := _has_wrong(column, column.type, is_far)).any():
             note(far, f"{name} cannot store a date or time outside of years 1 to 9999")
         if len(places := invalid_text(column)):
             note(np.isin(np.arange(len(rows)), places), f"the text of {name} is not UTF-8")
         if not field.nullable and column.null_count:
             note(column.is_null(), f"{name} must not be null")
-        for at in _unfit(column, field.type, 0, len(rows)):
+        for at in _not_castable(column, field.type, 0, len(rows)):
             wrong[at] = True
         fits = ~wrong
-        wrong[fits] = _inside(column.filter(pa.array(fits)), field.type, _changed)
+        wrong[fits] = _has_wrong(column.filter(pa.array(fits)), field.type, _changed_by_cast)
         if wrong.any():
             note(wrong, f"the value of {name} does not fit into {field.type}")
-        inside = _inside(column, field.type, None)
+        inside = _has_wrong(column, field.type, None)
         if inside.any():
             note(inside, f"the value of {name} has a null where {field.type} takes none")
     return why
@@ -188,12 +207,13 @@ def _misfits(rows: pa.RecordBatch, fields: Sequence[pa.Field], is_near: _IsType)
 _IsWrong = Callable[[pa.Array, pa.DataType], npt.NDArray[np.bool_]]
 
 
-def _inside(
+def _has_wrong(
     column: pa.Array, kind: pa.DataType, is_wrong: _IsWrong | None
 ) -> npt.NDArray[np.bool_]:
-    """Return which values are wrong or contain wrong values, which a cast would not report.
+    """Return a mask of the values that are wrong, or in which a nested value is wrong.
 
-    Without ``is_wrong``, the wrong values are nulls inside lists and maps that must not have any.
+    ``kind``: the type of the table's column. ``is_wrong``: the test of values that are not nested.
+    With None, a value is wrong if a list or map in it has a null that ``kind`` does not allow.
     """
     is_, have = pa.types, column.type
     found = np.zeros(len(column), np.bool_)
@@ -201,22 +221,22 @@ def _inside(
         for field in kind:
             if have.get_field_index(field.name) >= 0:
                 part = pc.struct_field(column, field.name)  # null where the struct is
-                found |= _inside(part, field.type, is_wrong)
+                found |= _has_wrong(part, field.type, is_wrong)
     elif is_.is_map(have) and is_.is_map(kind):
-        found = _any_of_each(column, column.items, kind.item_field, is_wrong)
-        found |= _any_of_each(column, column.keys, kind.key_field, is_wrong)
+        found = _any_has_wrong(column, column.items, kind.item_field, is_wrong)
+        found |= _any_has_wrong(column, column.keys, kind.key_field, is_wrong)
     elif all(is_.is_list(each) or is_.is_large_list(each) for each in (have, kind)):
-        found = _any_of_each(column, column.values, kind.value_field, is_wrong)
+        found = _any_has_wrong(column, column.values, kind.value_field, is_wrong)
     else:
         return found if is_wrong is None else is_wrong(column, kind)
     valid: npt.NDArray[np.bool_] = column.is_valid().to_numpy(False)
     return found & valid
 
 
-def _any_of_each(
+def _any_has_wrong(
     column: pa.Array, values: pa.Array, field: pa.Field, is_wrong: _IsWrong | None
 ) -> npt.NDArray[np.bool_]:
-    bad = _inside(values, field.type, is_wrong)
+    bad = _has_wrong(values, field.type, is_wrong)
     if is_wrong is None and not field.nullable:
         bad |= values.is_null().to_numpy(False)
     before = np.concatenate(([0], np.cumsum(bad)))[column.offsets.to_numpy()]
@@ -224,8 +244,8 @@ def _any_of_each(
     return found
 
 
-def _changed(column: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
-    """Return which numbers and times Arrow would cast, without an error, into a different value.
+def _changed_by_cast(column: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
+    """Return a mask of the numbers and times that Arrow's cast would change without an error.
 
     A float may be rounded to fewer bits, but must not become infinite.
     """
@@ -246,8 +266,8 @@ def _changed(column: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _unfit(column: pa.Array, kind: pa.DataType, start: int, stop: int) -> Iterator[int]:
-    """Yield the positions from ``start`` to ``stop`` of the values for which Arrow's cast fails."""
+def _not_castable(column: pa.Array, kind: pa.DataType, start: int, stop: int) -> Iterator[int]:
+    """Yield the positions, from ``start`` to ``stop``, of values that Arrow cannot cast."""
     parts = [(start, stop)]
     while parts:
         start, stop = parts.pop()
@@ -264,7 +284,10 @@ def _unfit(column: pa.Array, kind: pa.DataType, start: int, stop: int) -> Iterat
 
 
 def _part(column: pa.Array, start: int, stop: int) -> pa.Array:
-    """Return a slice of a column without nested values outside of it, which a cast would read."""
+    """Return the values from ``start`` to ``stop``.
+
+    Nested values are copied, because a cast of a slice also reads the nested values outside of it.
+    """
     if column.type.num_fields:
         return column.take(pa.array(np.arange(start, stop)))
     return column.slice(start, stop - start)

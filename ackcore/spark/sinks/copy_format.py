@@ -1,4 +1,7 @@
-"""Conversion of rows to CSV for PostgreSQL's COPY; Arrow writes most types itself."""
+"""Conversion of rows to CSV for PostgreSQL's COPY.
+
+Arrow's CSV writer writes most types as PostgreSQL reads them; the others become texts first.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,9 @@ _OPTIONS = pyarrow.csv.WriteOptions(include_header=False)
 
 
 def refuse_unfit(what: str, schema: pa.Schema) -> None:
-    """Refuse columns of types that cannot be written as text for PostgreSQL.
+    """Raise TypeError if the type of a column cannot be written as text for PostgreSQL.
 
-    Raises TypeError if a column has such a type; the message names the column.
-
-    ``what``: the beginning of the message.
+    ``what``: the beginning of the message, such as ``sink 'counts'``.
     """
     for field in schema:
         kind = field.type
@@ -37,8 +38,8 @@ def refuse_unfit(what: str, schema: pa.Schema) -> None:
                 as_csv(pa.RecordBatch.from_arrays([pa.nulls(1, kind)], ["x"]), [as_array])
         except (TypeError, pa.ArrowException):
             raise TypeError(
-                f"{what}: column {field.name!r} of {kind} cannot be written as text for "
-                "PostgreSQL; have the bolt emit another type"
+                f"{what}: column {field.name!r} is {kind}, which cannot be written as text "
+                "for PostgreSQL; have the bolt emit another type"
             ) from None
 
 
@@ -46,8 +47,8 @@ def as_csv(batch: pa.RecordBatch, arrays: list[bool], first: int | None = None) 
     """Return rows as CSV.
 
     ``arrays``: for each column, True if its lists become PostgreSQL arrays, False if they become
-    JSON. ``first``: the number of the first row. If given, the rows' numbers are added as a last
-    column.
+    JSON. ``first``: the number of the first row. If it is given, the last column of the CSV has the
+    numbers of the rows.
     """
     columns = [
         _plain(column, as_array) for column, as_array in zip(batch.columns, arrays, strict=True)
@@ -80,7 +81,10 @@ def _plain(column: pa.Array, as_array: bool) -> pa.Array:
 
 
 def _far(number: int, kind: pa.DataType) -> str:
-    """Return the text of a date or time of any year in PostgreSQL's format, which has no year 0."""
+    """Return the text of a date or time of any year in PostgreSQL's format, which has no year 0.
+
+    ``number``: the days or time units since 1970, as Arrow stores them.
+    """
     is_date = pa.types.is_date(kind)
     text = str(np.datetime64(number, "D" if is_date else kind.unit))
     found = _ISO.fullmatch(text)
@@ -94,6 +98,7 @@ def _far(number: int, kind: pa.DataType) -> str:
 
 
 def _texts(column: pa.Array, text: Callable[[Any], str]) -> pa.Array:
+    """Return a column of the texts that a function makes of the values."""
     # Bytes that are not UTF-8 are sent unchanged; PostgreSQL refuses the row.
     values = shown_values(column, errors="surrogateescape", far=_far)
     return text_of(

@@ -19,9 +19,9 @@ from ackcore.spark.sinks.columns import (
     last_of_each_key,
     named_keys,
     refuse_misfits,
+    require_columns,
+    require_fields,
     spark_schema,
-    with_columns,
-    with_fields,
 )
 from ackcore.spark.sinks.sink import ANY_CONTENT, TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
@@ -35,7 +35,8 @@ _WAY_OUT = (
     "storage has free space, and that the table was not moved or deleted"
 )
 
-#: Beginnings of deltalake's errors about rows, which have no class; values of rows follow.
+#: Beginnings of deltalake's errors about rows, which have no class of their own. Values of rows
+#: follow.
 _REFUSAL = re.compile(
     r"Invalid data found: \d+ rows failed validation check|Cast error|Unsupported CAST from [^\n]+"
     r"|Error during planning|[Nn]on-nullable (?:field|StructArray|ListArray|column)"
@@ -103,12 +104,12 @@ def _deltalake() -> ModuleType:
 
 @dataclass
 class DeltaCommit:
-    """A prepared commit of a micro-batch to the version of the table that was read."""
+    """The commit of a micro-batch, which fails if the table has changed since it was opened."""
 
     table: DeltaTable
     batch: SinkBatch
     columns: Any = None  # the columns to write
-    properties: Any = None  # the properties of the commit, with the number
+    properties: Any = None  # deltalake's properties of the commit, with the micro-batch's number
 
 
 class DeltaSink(TransactionalSink[DeltaCommit]):
@@ -140,17 +141,16 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         """Raise TypeError or ValueError if the table cannot hold the stream's columns."""
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
-        for field in schema:
+        self._schemas[sink] = spark_schema(what, schema)
+        for field in self._schemas[sink]:
             try:
-                wanted = spark_schema(what, pa.schema([field]))
-                _deltalake().Schema.from_arrow(wanted)
+                _deltalake().Schema.from_arrow(pa.schema([field]))
             except Exception as error:
                 raise TypeError(
                     f"{what}: a Delta table has no type for {field.type} of column "
                     f"{field.name!r}; have the bolt emit another type"
                 ) from error
-        self._schemas[sink] = spark_schema(what, schema)
-        with self._named(sink):
+        with self._as_unavailable(sink):
             is_there = _deltalake().DeltaTable.is_deltatable(self.path, self._options)
             table = self._open() if is_there else None
         if table is not None:
@@ -163,7 +163,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         """
         schema = self._schemas.get(sink)
         if schema is not None:
-            with self._named(sink):
+            with self._as_unavailable(sink):
                 table = _deltalake().DeltaTable.create(
                     self.path, schema=schema, mode="ignore", storage_options=self._options
                 )
@@ -171,25 +171,28 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
 
     @contextlib.contextmanager
     def begin(self, batch: SinkBatch) -> Iterator[DeltaCommit]:
-        """Open the table. Raises SinkUnavailable if the table was deleted or cannot be written."""
-        with self._named(batch.sink):
+        """Open the table. Raises SinkUnavailable if it cannot be opened, or later not written."""
+        with self._as_unavailable(batch.sink):
             yield DeltaCommit(self._open(), batch)
 
     def read_number(self, transaction: DeltaCommit, batch: SinkBatch) -> Written | None:
-        """Return the number and the fingerprint in the table's application transactions."""
+        """Return the number and the content that the table's application transactions have."""
         application, table = _application(batch), transaction.table
         last = table.transaction_version(application)
         if last is None:
             return None
-        told = table.transaction_version(_content_of(application))
-        if told == _ANY_CONTENT:
+        fingerprint = table.transaction_version(_content_of(application))
+        if fingerprint == _ANY_CONTENT:
             return Written(last, ANY_CONTENT)
         content = batch.content()
-        return Written(last, content if told == _told(last, content) else "other rows")
+        return Written(
+            last, content if fingerprint == _fingerprint(last, content) else "other rows"
+        )
 
     def write_rows(self, transaction: DeltaCommit, batch: SinkBatch) -> None:
-        """Check the rows. `commit` writes them. Raises SinkRejects if rows have nulls or values
-        that the table's columns do not accept. Nothing is written.
+        """Check the rows, which `commit` will write.
+
+        Raises SinkRejects if rows have nulls or values that the table's columns do not accept.
         """
         what = f"sink {batch.sink!r}"
         transaction.columns = self._columns_for(what, transaction.table, batch.schema())
@@ -209,7 +212,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             # the metadata of commits, when its log is cleaned up.
             app_transactions=[
                 lake.Transaction(application, number),
-                lake.Transaction(_content_of(application), _told(number, written.content)),
+                lake.Transaction(_content_of(application), _fingerprint(number, written.content)),
             ],
         )
 
@@ -233,15 +236,14 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
                 )
 
     def _columns_for(self, what: str, table: DeltaTable, stream: pa.Schema) -> pa.Schema:
-        """Return the columns to write.
+        """Return the table's columns to write; they may include columns that the stream lacks.
 
-        Appended rows have all columns of the table except those that Delta computes. Raises
-        ValueError if the table lacks a column of the stream's, or the stream lacks a NOT NULL
-        column.
+        Columns that Delta computes are left out of appended rows. Raises ValueError if the table
+        lacks a column of the stream, or rows are appended and the stream lacks a NOT NULL column.
         """
         columns = pa.schema(table.schema().to_arrow())
-        with_columns(what, self._shown, stream.names, columns.names)
-        with_fields(what, self._shown, stream, columns)
+        require_columns(what, self._shown, stream.names, columns.names)
+        require_fields(what, self._shown, stream, columns)
         if self.keys:
             return columns
         computed = {field.name for field in table.schema().fields if _COMPUTED in field.metadata}
@@ -276,7 +278,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
 
     @contextlib.contextmanager
     def _without_values(self, batch: SinkBatch) -> Iterator[None]:
-        """Raise ValueError if deltalake refuses rows: its own errors show the rows' values."""
+        """Raise ValueError, without values of rows, for deltalake's errors about rows."""
         exceptions = _deltalake().exceptions
         try:
             yield
@@ -296,8 +298,8 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             ) from None
 
     @contextlib.contextmanager
-    def _named(self, sink: str) -> Iterator[None]:
-        """Raise errors of the table's storage as `SinkUnavailable` with the sink's name."""
+    def _as_unavailable(self, sink: str) -> Iterator[None]:
+        """Raise errors of the table's storage as `SinkUnavailable`."""
         exceptions = _deltalake().exceptions
         try:
             yield
@@ -308,19 +310,23 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             raise unreachable from unreachable.__cause__
 
     def _where(self) -> str:
-        """Return the table's name and its server for an error."""
+        """Return the table and its endpoint for an error message."""
         endpoints = [of for name, of in self._options.items() if _ENDPOINT.fullmatch(name)]
         return f"Delta {self._shown}" + "".join(f" at {bare(each)}" for each in endpoints[:1])
 
     def _secrets(self) -> list[str]:
-        """Return the texts that errors must not show: logins, parameters, unlisted options."""
+        """Return the texts that errors must not show.
+
+        They are the values of all options except endpoints and `_SHOWN`, and the logins and
+        parameters in addresses.
+        """
         seen = {name for name in self._options if _ENDPOINT.fullmatch(name) or _SHOWN.search(name)}
         hidden = [of for name, of in self._options.items() if name not in seen]
         addresses = [self.path, *(self._options[name] for name in seen)]
         return [*hidden, *chain.from_iterable(map(secrets_of, addresses))]
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return the commits without rows that reset or accept the number of a micro-batch."""
+        """Return the commits by which a user resets or accepts the number of a micro-batch."""
         application, number = _application(batch), batch.batch_id
         return (
             f"restore the table to the version before micro-batch {number} (RESTORE TABLE); or "
@@ -346,11 +352,11 @@ def _content_of(application: str) -> str:
     return f"{application}-content"
 
 
-def _told(number: int, content: str) -> int:
-    """Return a fingerprint of a micro-batch's number and rows.
+def _fingerprint(number: int, content: str) -> int:
+    """Return a fingerprint of a micro-batch's number and content; it is never `_ANY_CONTENT`.
 
-    The number is included because other Delta writers may set a transaction under ackcore's name.
-    Otherwise such a number would be accepted if its rows equal those of the micro-batch before.
+    The number is included because another Delta writer may set a number under ackcore's name, and
+    leaves the fingerprint of the micro-batch before.
     """
     digest = blake2b(f"{number} {content}".encode(), digest_size=8, person=b"ackcore.delta")
     return (int.from_bytes(digest.digest(), "big") >> 1) or 1

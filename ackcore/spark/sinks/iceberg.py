@@ -17,8 +17,8 @@ from ackcore.spark.sinks.columns import (
     last_of_each_key,
     named_keys,
     refuse_misfits,
+    require_columns,
     spark_schema,
-    with_columns,
 )
 from ackcore.spark.sinks.sink import ANY_CONTENT, TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
@@ -67,13 +67,14 @@ def to_iceberg(
 
     Notes
     -----
-    If another writer commits between the sink's look at the table and its own commit, the sink
+    If another writer commits after the sink has read the number and before its own commit, the sink
     fails and is called again.
     """
     return IcebergSink(table, catalog, keys)
 
 
 def _catalogs() -> ModuleType:
+    """Import and return ``pyiceberg.catalog``."""
     try:
         import pyiceberg.catalog  # noqa: PLC0415
     except ModuleNotFoundError as error:
@@ -92,11 +93,13 @@ class IcebergSink(TransactionalSink["Transaction"]):
         if not isinstance(table, str):
             raise TypeError(f"table must be a str, got {type(table).__name__}")
         if not all(table.partition(".")):
-            raise ValueError(f"table must be named with its namespace, shop.orders, got {table!r}")
+            raise ValueError(
+                f"table must be a name with its namespace, such as shop.orders, got {table!r}"
+            )
         if not isinstance(catalog, str | Mapping):
             raise TypeError(
-                "catalog must be a name, or a mapping of pyiceberg's properties, got "
-                f"{type(catalog).__name__}"
+                "catalog must be the name of a catalog, or a mapping of pyiceberg's properties, "
+                f"got {type(catalog).__name__}"
             )
         self.table = table
         self.keys = named_keys(keys)
@@ -117,13 +120,12 @@ class IcebergSink(TransactionalSink["Transaction"]):
         spark_schema(what, schema)
         with self._opened(sink) as table:
             has = [field.name for field in table.schema().fields]
-        with_columns(what, f"table {self.table}", schema.names, has)
+        require_columns(what, f"table {self.table}", schema.names, has)
         others = [column for column in has if column not in schema.names]
         if self.keys and others:
             raise ValueError(
-                f"{what}: table {self.table} has column {others[0]!r}, which the stream "
-                "lacks, and with keys whole rows are replaced; have the bolt emit the column, or "
-                "leave keys out"
+                f"{what}: keys replace whole rows of table {self.table}, and the stream lacks its "
+                f"column {others[0]!r}; have the bolt emit the column, or leave keys out"
             )
 
     @contextlib.contextmanager
@@ -139,7 +141,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
             yield table.transaction()
 
     def read_number(self, transaction: Transaction, batch: SinkBatch) -> Written | None:
-        """Return the number and the fingerprint in the table's property."""
+        """Return the number and the content that the table's property has."""
         found = transaction.table_metadata.properties.get(_mark(batch))
         if found is None:
             return None
@@ -149,7 +151,8 @@ class IcebergSink(TransactionalSink["Transaction"]):
     def write_rows(self, transaction: Transaction, batch: SinkBatch) -> None:
         """Write the rows into files that the commit adds to the table.
 
-        Raises SinkRejects if rows have nulls in required columns. Nothing is written then.
+        Raises SinkRejects, before anything is written, if rows have nulls in required columns, or
+        dates or times that pyiceberg cannot represent.
         """
         fields = transaction.table_metadata.schema().fields
         required = {field.name for field in fields if field.required}
@@ -163,7 +166,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
             self._stage(transaction, rows.cast(_requiring(rows.schema, required)), about)
 
     def record(self, transaction: Transaction, batch: SinkBatch, written: Written) -> None:
-        """Set the property of the table. Properties of snapshots would expire with them."""
+        """Set the table's property. A property of a snapshot would expire with the snapshot."""
         transaction.set_properties({_mark(batch): f"{written.number} {written.content}"})
 
     def commit(self, transaction: Transaction) -> None:
@@ -174,7 +177,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
         transaction.commit_transaction()
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return the changes of the property that reset or accept the number of a micro-batch."""
+        """Return how a user changes the property to reset or accept a micro-batch's number."""
         mark, number = _mark(batch), batch.batch_id
         return (
             f"or have micro-batches from {number} to {last} written again, in addition to their "
@@ -183,6 +186,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
         )
 
     def _stage(self, transaction: Any, rows: pa.Table, about: dict[str, str]) -> None:
+        """Write rows into files of the transaction; ``about``: the properties of its snapshots."""
         if self.keys:
             rows = last_of_each_key(rows, self.keys)
             # A null key equals no other, but pyiceberg merges one row at most with a null key.
@@ -197,7 +201,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
 
     @contextlib.contextmanager
     def _opened(self, sink: str) -> Iterator[Table]:
-        """Open the table; raise errors of the catalog as `SinkUnavailable` with the sink's name."""
+        """Open the table, and raise errors of the catalog and the storage as `SinkUnavailable`."""
         is_open = False
         try:
             catalog = _catalogs().load_catalog(self._name, **self._properties)
@@ -219,13 +223,16 @@ class IcebergSink(TransactionalSink["Transaction"]):
         return f"{self._name!r}" + (f" at {bare(uri)}" if uri else "")
 
     def _secrets(self) -> list[str]:
-        """Return the texts that errors must not show: logins, parameters, unlisted properties."""
+        """Return the texts that errors must not show.
+
+        They are the values of all properties except `_SHOWN`, and the uri's login and parameters.
+        """
         hidden = [of for name, of in self._properties.items() if name not in _SHOWN]
         return [*hidden, *secrets_of(self._properties.get("uri", ""))]
 
 
 def _is_of_catalog(error: Exception) -> bool:
-    """Return whether the catalog or the storage caused the error of a commit."""
+    """Return whether the catalog or the storage raised an error, and not the sink or its rows."""
     from pyiceberg.exceptions import (  # noqa: PLC0415
         NoSuchNamespaceError,
         NoSuchTableError,
@@ -239,12 +246,12 @@ def _is_of_catalog(error: Exception) -> bool:
 
 
 def _is_date_or_time(kind: pa.DataType) -> bool:
-    """Return whether pyiceberg converts a column's bounds to Python dates or times."""
+    """Return whether a type is one whose values pyiceberg converts to Python dates or times."""
     return bool(pa.types.is_date32(kind) or pa.types.is_timestamp(kind))
 
 
 def _requiring(schema: pa.Schema, names: Container[str]) -> pa.Schema:
-    """Return the schema with the named columns marked as required, as pyiceberg expects."""
+    """Return the schema with the named columns not nullable, and all others nullable."""
     return pa.schema([field.with_nullable(field.name not in names) for field in schema])
 
 
@@ -254,6 +261,7 @@ def _mark(batch: SinkBatch) -> str:
 
 
 def _rows(batch: SinkBatch) -> pa.Table:
+    """Return the rows in the types that Spark has for the stream's columns."""
     schema = spark_schema(f"sink {batch.sink!r}", batch.schema())
     rows = (as_spark_types(each, schema) for each in batch.record_batches())
     return pa.Table.from_batches(rows, schema)

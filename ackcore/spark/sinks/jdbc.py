@@ -11,11 +11,10 @@ import pyarrow as pa
 from ackcore.spark.base.versions import active_context, from_arrow_schema
 from ackcore.spark.sinks.columns import check_keys, named_keys, spark_schema
 from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError, Server
-from ackcore.spark.sinks.jdbc_transaction import JdbcTransaction, Names, find_columns, table_names
+from ackcore.spark.sinks.jdbc_transaction import JdbcTransaction, Names, match_columns, table_names
 from ackcore.spark.sinks.sink import TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.sinks.unavailable import unavailable
-from ackcore.topology.parts import MAX_REFUSED, check_max_refused
 
 _WAY_OUT = (
     "Check that the server runs and can be reached from the driver and the workers, that Spark has "
@@ -24,6 +23,7 @@ _WAY_OUT = (
     "the table, and create tables in its schema"
 )
 
+#: The statement that creates the marker table.
 _MARKER = """CREATE TABLE {marker} (
     deployment VARCHAR(64) NOT NULL,
     sink VARCHAR(128) NOT NULL,
@@ -42,14 +42,13 @@ def to_jdbc(
     keys: str | Sequence[str] | None = None,
     properties: Mapping[str, str] | None = None,
     marker: str = "ackcore_jdbc_batches",
-    max_refused: int = MAX_REFUSED,
 ) -> JdbcSink:
     """Return a sink that writes the rows of ACKED records into a table of any JDBC database.
 
-    Tasks fill a staging table through Spark's JDBC writer.  The driver then moves the staged rows
-    into `table` in one transaction, which also writes the micro-batch's number into the table
-    `marker`.  A repeated micro-batch finds its number there and writes nothing.  For PostgreSQL,
-    `to_postgres` is faster.  Spark must have the database's JDBC driver, for instance through
+    Tasks fill a staging table through Spark's JDBC writer. The driver then moves the staged rows
+    into `table` in one transaction, which also writes the micro-batch's number into the marker
+    table. A repeated micro-batch finds its number there and writes nothing. For PostgreSQL,
+    `to_postgres` is faster. Spark must have the database's JDBC driver, for instance through
     ``spark.jars`` with the driver's class as the property ``driver``.
 
     Parameters
@@ -70,10 +69,6 @@ def to_jdbc(
     marker : str, default "ackcore_jdbc_batches"
         The table with the number of each sink's last micro-batch, in the schema of `table` unless
         it names another schema.  The sink creates it if it does not exist.
-    max_refused : int, default 10_000
-        The maximum number of refused rows per micro-batch, which are searched within the
-        transaction. One more ends the query (`TooManyRefused`), and nothing of the micro-batch is
-        written.
 
     Raises
     ------
@@ -83,10 +78,11 @@ def to_jdbc(
     Notes
     -----
     A row that violates a constraint, or has a value that does not fit its column, is refused: its
-    record becomes a dead letter with the database's error, and the other rows are written.  The
-    user must be able to create and drop tables in the schema of `table`.
+    record becomes a dead letter with the database's error, and the other rows are written. More
+    than 10,000 such rows in a micro-batch end the query (`TooManyRefused`), and none of it is
+    written. The user must be able to create and drop tables in the schema of `table`.
     """
-    return JdbcSink(url, table, keys, properties, marker, max_refused)
+    return JdbcSink(url, table, keys, properties, marker)
 
 
 class JdbcSink(TransactionalSink[JdbcTransaction]):
@@ -102,7 +98,6 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         keys: str | Sequence[str] | None,
         properties: Mapping[str, str] | None,
         marker: str,
-        max_refused: int,
     ) -> None:
         for argument, value in (("url", url), ("table", table), ("marker", marker)):
             if not isinstance(value, str):
@@ -114,13 +109,15 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         for name, value in of.items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise TypeError(
-                    f"properties must map names to texts, got {type(value).__name__} for {name!r}"
+                    f"properties must map str to str, got {type(value).__name__} for {name!r}"
                 )
             if name.lower() in ("url", "dbtable", "query"):
-                raise ValueError(f"properties must not have {name!r}: it is an argument")
+                raise ValueError(
+                    f"properties must not have {name!r}: the arguments url and table say what is "
+                    "written"
+                )
         self.table, self.marker = table, marker
         self.keys = named_keys(keys)
-        self.max_refused = check_max_refused(max_refused)
         self._names: Names = table_names(table, marker)
         self._server = Server(url, of)
 
@@ -128,7 +125,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         return f"to_jdbc({self._server.shown()!r}, {self.table!r})"
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise ValueError or TypeError if the table could not hold the stream's columns.
+        """Raise ValueError or TypeError if the table cannot hold the stream's columns.
 
         Raises SinkUnavailable if the database cannot be reached.
         """
@@ -137,35 +134,32 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         spark_schema(what, schema)
         if active_context() is None:
             return  # without a JVM there is no connection, and nothing runs
-        with self._named(sink), JdbcConnection(self._server, self.table) as connection:
-            columns = self._columns(connection, what)
-            find_columns(what, self.table, schema.names, list(columns))
+        with self._as_unavailable(sink), JdbcConnection(self._server, self.table) as connection:
+            try:
+                columns = connection.columns(self.table)
+            except JdbcError as error:
+                raise ValueError(
+                    f"{what}: table {self.table} cannot be read ({error}). Create it, or give its "
+                    "schema, as in shop.orders"
+                ) from error
+            match_columns(what, self.table, schema.names, list(columns))
             for field, found in zip(schema, from_arrow_schema(schema), strict=True):
                 if connection.type_of(found.dataType) is None:
                     raise TypeError(
-                        f"{what}: {self._server.shown()} has no type for {field.type} of "
-                        f"column {field.name!r}; have the bolt emit another type"
+                        f"{what}: the database {self._server.shown()} has no type for "
+                        f"{field.type} of column {field.name!r}; have the bolt emit another type"
                     )
 
-    def _columns(self, connection: JdbcConnection, what: str) -> dict[str, bool]:
-        try:
-            return connection.columns(self.table)
-        except JdbcError as error:
-            raise ValueError(
-                f"{what}: table {self.table} cannot be read ({error}). Create it, or give its "
-                "schema, as in shop.orders"
-            ) from error
-
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
-        """Create the table of micro-batches and the sink's row in it, if they do not exist.
+        """Create the marker table and the sink's row in it, if they do not exist.
 
-        Raises SinkUnavailable if the database cannot be reached. Raises ValueError if the table
-        cannot be created; the message has the statement to run.
+        Raises SinkUnavailable if the database cannot be reached, ValueError if the table can be
+        neither read nor created.
         """
         of = (deployment, sink[:128], self.table[:128])
         marker = self._names.marker
         find = f"SELECT batch_id FROM {marker} WHERE deployment = ? AND sink = ? AND target = ?"
-        with self._named(sink), JdbcConnection(self._server, self.table) as connection:
+        with self._as_unavailable(sink), JdbcConnection(self._server, self.table) as connection:
             try:
                 found = connection.row(find, *of)
             except JdbcError:
@@ -196,22 +190,25 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
                 connection.columns(self._names.marker)  # another driver created it
             except JdbcError:
                 raise ValueError(
-                    f"{what}: the table of micro-batches, {self._names.marker}, can be neither "
-                    f"read nor created ({error}). Have a user with the right to create tables run "
-                    "this statement, and grant this user SELECT, INSERT and UPDATE on the table: "
+                    f"{what}: the marker table {self._names.marker}, which has the numbers of "
+                    f"written micro-batches, can be neither read nor created ({error}). Have a "
+                    "user with the right to create tables run this statement, and grant this user "
+                    "SELECT, INSERT and UPDATE on the table: "
                     f"{' '.join(create.split())}"
                 ) from error
             connection.rollback()
 
     @contextlib.contextmanager
     def begin(self, batch: SinkBatch) -> Iterator[JdbcTransaction]:
-        """Connect to the database. Raises SinkUnavailable or JdbcError if the database fails, or
-        the table was deleted or lacks a column.
+        """Connect to the database; at the end, roll back and drop the staging table.
+
+        Raises SinkUnavailable, or JdbcError for an error about rows. Neither shows values of rows.
         """
-        with self._named(batch.sink), JdbcConnection(self._server, self.table) as connection:
-            transaction = JdbcTransaction(
-                connection, self._names, self.keys, batch, self.max_refused
-            )
+        with (
+            self._as_unavailable(batch.sink),
+            JdbcConnection(self._server, self.table) as connection,
+        ):
+            transaction = JdbcTransaction(connection, self._names, self.keys, batch)
             try:
                 yield transaction
                 connection.rollback()
@@ -225,9 +222,8 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
     def write_rows(self, transaction: JdbcTransaction, batch: SinkBatch) -> None:
         """Write the rows through a staging table.
 
-        Raises SinkRejects if rows violate a constraint or do not fit; nothing is written then.
-        Raises TooManyRefused if there are more than `max_refused` such rows; nothing is written
-        then.
+        Raises SinkRejects if rows violate a constraint or do not fit, TooManyRefused if there are
+        more than `MAX_REFUSED` such rows. Nothing is written then.
         """
         transaction.write_rows()
 
@@ -240,7 +236,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         transaction.connection.commit()
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return the statement that deletes the sink's number."""
+        """Return the statement by which a user deletes the sink's number."""
         deployment, sink = (one.replace("'", "''") for one in (batch.deployment, batch.sink))
         return (
             f"or have micro-batches from {batch.batch_id} to {last} written again, in addition to "
@@ -249,8 +245,11 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         )
 
     @contextlib.contextmanager
-    def _named(self, sink: str) -> Iterator[None]:
-        """Raise errors that no row has caused as `SinkUnavailable` with the sink's name."""
+    def _as_unavailable(self, sink: str) -> Iterator[None]:
+        """Raise errors of the database as `SinkUnavailable`, and errors about rows unchanged.
+
+        The values of rows are removed from both.
+        """
         try:
             yield
         except JdbcError as raised:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql.types import DataType, LongType
+from pyspark.sql.types import DataType
 
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import Py4JJavaError, active_context
@@ -50,14 +50,14 @@ class JdbcError(RuntimeError):
         self.shown = message if shown is None else shown  # the message without values of rows
 
     def without_values(self) -> JdbcError:
-        """Return the error without values of rows, for use outside dead letters."""
+        """Return the error with the message that has no values of rows."""
         error = JdbcError(self.shown, self.sqlstate)
         error.connecting = self.connecting
         return error
 
 
 class Server:
-    """The URL of a database and the connection properties; errors do not show their secrets.
+    """The URL of a database and the connection properties, and errors without their secrets.
 
     ``properties``: properties of the JDBC driver, and of Spark, such as ``driver`` and
     ``batchsize``.
@@ -77,7 +77,7 @@ class Server:
         return scheme + main.rpartition("@")[2]
 
     def redacted(self, text: str) -> str:
-        """Return a text without the URL, its parameters and the properties' values."""
+        """Return a text without the secrets of the URL and the properties."""
         text = text.replace(self.url, self.shown())
         secrets = {v for name, v in self.properties.items() if name.lower() not in _SHOWN}
         for name, value in re.findall(r"[?;&]([^=;&]+)=([^;&]*)", self.url):
@@ -88,10 +88,10 @@ class Server:
         secrets.add(re.split("[:/]", login, maxsplit=1)[-1])
         return redacted(text, secrets)
 
-    def told(self, call: Callable[[], T]) -> T:
-        """Call a function and return its result; raise Java's errors without secrets.
+    def call(self, call: Callable[[], T]) -> T:
+        """Call a function, which uses Spark's JVM, and return its result.
 
-        Raises JdbcError if Java or Spark raises.
+        Errors of Java and Spark are raised as `JdbcError`, without secrets.
         """
         try:
             return call()
@@ -107,11 +107,14 @@ class Server:
             with contextlib.suppress(Exception):
                 about = java.getServerErrorMessage()
                 shown = shown_message(state, about.getMessage(), about.getWhere())
-            text, shown = self._said(text), self._said(_STATEMENT.sub("a batch is refused", shown))
+            text, shown = (
+                self._message(text),
+                self._message(_STATEMENT.sub("a batch is refused", shown)),
+            )
         # Raised outside of the handler: the context would be Java's error with its secrets.
         raise JdbcError(text, state, shown)
 
-    def _said(self, text: str) -> str:
+    def _message(self, text: str) -> str:
         return f"{self.shown()}: {' '.join(self.redacted(text).split())[:_LONGEST]}"
 
 
@@ -143,12 +146,12 @@ class JdbcConnection:
         self.server = server
         self._jvm = context._jvm
         try:
-            self._connection, self._dialect = server.told(lambda: self._connect(table))
+            self._connection, self._dialect = server.call(lambda: self._connect(table))
         except JdbcError as error:
             error.connecting = True
             raise
         try:
-            self.can_save: bool = server.told(self._begin)
+            self.can_save: bool = server.call(self._begin)
         except BaseException:
             self.close()
             raise
@@ -158,10 +161,12 @@ class JdbcConnection:
         return dialect.createConnectionFactory(self._options(table)).apply(-1), dialect
 
     def _begin(self) -> bool:
-        """Set up transactions; return whether the database has savepoints."""
+        """Begin to use transactions; return whether the database has savepoints."""
         about = self._connection.getMetaData()
         if not about.supportsTransactions():
-            raise ValueError(f"{self.server.shown()} has no transactions, which to_jdbc() needs")
+            raise ValueError(
+                f"the database {self.server.shown()} has no transactions, which to_jdbc() needs"
+            )
         if about.supportsTransactionIsolationLevel(_READ_COMMITTED):
             self._connection.setTransactionIsolation(_READ_COMMITTED)
         self._connection.setAutoCommit(False)
@@ -203,14 +208,8 @@ class JdbcConnection:
                 return str(found.get().databaseTypeDefinition())
         return None
 
-    def number_type(self) -> str:
-        """Return the type of 64-bit integers."""
-        found = self.type_of(LongType())
-        assert found is not None
-        return found
-
     def columns(self, table: str) -> dict[str, bool]:
-        """Return a table's columns; the value is True for a NOT NULL column.
+        """Return a table's columns; the value is True for a NOT NULL column that must be given.
 
         Raises JdbcError if the table cannot be read.
         """
@@ -229,14 +228,14 @@ class JdbcConnection:
         utils = self._jvm.org.apache.spark.sql.execution.datasources.jdbc.JdbcUtils
         none = self._jvm.scala.Option.empty()
         # Not by DataFrame.write: a plan would hold the options.
-        self.server.told(lambda: utils.saveTable(rows._jdf, none, True, self._options(table)))
+        self.server.call(lambda: utils.saveTable(rows._jdf, none, True, self._options(table)))
 
     def execute(self, sql: str, *values: str | int) -> int:
         """Run a statement; return the number of changed rows."""
         return self._run(sql, values, lambda statement: int(statement.executeUpdate()))
 
     def row(self, sql: str, *values: str | int) -> list[str | None] | None:
-        """Return the first row of a query as texts, or None if the result is empty."""
+        """Return the first row of a query as texts; None if there is no row."""
 
         def read(statement: Any) -> list[str | None] | None:
             found = statement.executeQuery()
@@ -263,16 +262,16 @@ class JdbcConnection:
                 with contextlib.suppress(Py4JJavaError):
                     statement.close()
 
-        return self.server.told(run)
+        return self.server.call(run)
 
     def save(self) -> Any:
         """Set a savepoint and return it."""
-        return self.server.told(self._connection.setSavepoint)
+        return self.server.call(self._connection.setSavepoint)
 
     def commit(self) -> None:
         """Commit the transaction."""
-        self.server.told(self._connection.commit)
+        self.server.call(self._connection.commit)
 
     def rollback(self, to: Any = None) -> None:
         """Roll back to a savepoint, or the whole transaction."""
-        self.server.told(lambda: self._connection.rollback(*([] if to is None else [to])))
+        self.server.call(lambda: self._connection.rollback(*([] if to is None else [to])))

@@ -1,14 +1,14 @@
 """The transaction that writes a micro-batch into a table of a JDBC database.
 
-1. The driver locks the sink's row in the table of micro-batches, writes the name of a new staging
-   table into it, and drops the staging table that was named there before.
-2. Tasks fill the staging table.  Each row has a unique number: a task that runs again after its
-   commit fails, and so does the filling of the staging table.
-3. One transaction locks the sink's row and checks that it still names this staging table.
-   Otherwise another driver has begun.  The transaction moves the rows into the table and writes
-   the micro-batch's number.
+1. The driver locks the sink's row in the marker table, writes the name of a new staging table into
+   it, and drops the staging table that was named there before.
+2. Tasks fill the staging table. Each row has a unique number, so a task that runs again after its
+   commit violates the unique index, and the attempt fails.
+3. One transaction locks the sink's row and checks that it still names this staging table; if not,
+   another driver has begun. The transaction moves the rows into the table and writes the
+   micro-batch's number.
 
-The statements are UPDATE with subqueries and INSERT from a query.  They keep columns that the
+The statements are UPDATE with subqueries and INSERT from a query. They keep columns that the
 stream does not have, and they delete no row to which a foreign key refers.
 """
 
@@ -18,6 +18,7 @@ import logging
 import re
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -25,12 +26,13 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
+from pyspark.sql.types import LongType
 
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointInUse
-from ackcore.spark.sinks.columns import refuse_misfits, with_columns
+from ackcore.spark.sinks.columns import refuse_misfits, require_columns
 from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError
-from ackcore.spark.sinks.rejects import RefusalCount
+from ackcore.spark.sinks.rejects import check_refused
 from ackcore.spark.sinks.sink import Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
 
@@ -51,15 +53,19 @@ _COPIES = (
 
 
 class Names(NamedTuple):
-    """The names of the target table and the table of micro-batches, and the schema with its dot."""
+    """The names of a sink's tables in SQL."""
 
-    table: str
-    marker: str
-    schema: str
+    table: str  # the table to write
+    marker: str  # the marker table
+    schema: str  # the prefix of both: the schema with its dot, or ""
 
 
 def table_names(table: str, marker: str) -> Names:
-    """Return the names of both tables; raise ValueError if one is not a table's name."""
+    """Return the names of a sink's tables for the arguments ``table`` and ``marker``.
+
+    The marker table gets the schema of the other one, unless it has its own. Raises ValueError if
+    an argument is not a table's name.
+    """
     found = _NAME.fullmatch(table)
     for argument, value in (("table", table), ("marker", marker)):
         if not _NAME.fullmatch(value):
@@ -68,12 +74,13 @@ def table_names(table: str, marker: str) -> Names:
     return Names(table, marker if "." in marker else found[1] + marker, found[1])
 
 
-def find_columns(
+def match_columns(
     what: str, table: str, names: Sequence[str], columns: Sequence[str]
 ) -> dict[str, str]:
-    """Return the table's column for each name; case is ignored unless the exact name exists.
+    """Return for each of the stream's columns the name of the table's column.
 
-    Raises ValueError if the table has no such column.
+    The case of letters may differ if no column has the exact name. Raises ValueError if the table
+    lacks a column. ``names``, ``columns``: the columns of the stream and of the table.
     """
     found = {}
     for name in names:
@@ -81,7 +88,7 @@ def find_columns(
         if name in columns or len(same) == 1:
             found[name] = name if name in columns else same[0]
     missing = [name for name in names if name not in found]
-    with_columns(what, f"table {table}", missing, columns)
+    require_columns(what, f"table {table}", missing, columns)
     return found
 
 
@@ -92,12 +99,7 @@ class JdbcTransaction:
     """
 
     def __init__(
-        self,
-        connection: JdbcConnection,
-        names: Names,
-        keys: Sequence[str],
-        batch: SinkBatch,
-        max_refused: int,
+        self, connection: JdbcConnection, names: Names, keys: Sequence[str], batch: SinkBatch
     ) -> None:
         self.connection, self._names, self._keys = connection, names, keys
         self._batch = batch
@@ -106,13 +108,13 @@ class JdbcTransaction:
         # At most 30 characters, the limit of older databases.
         self._bare = f"ackcore_{said}_{secrets.token_hex(4)}"
         self._staging = names.schema + connection.quoted(self._bare)
-        #: The staging table that an earlier driver left, and whether this one has made another.
+        #: The staging table that the marker table names from an earlier attempt.
         self._before: str | None = None
-        self._is_staging = False
+        self._is_staging = False  # whether the marker table names the staging table of this attempt
         #: The columns that the stream does not have; True if the column is NOT NULL.
         self._others: dict[str, bool] = {}
         where = f"sink {batch.sink!r}, table {names.table},"
-        self._count = RefusalCount(where, batch.batch_id, max_refused, JdbcError.without_values)
+        self._check = partial(check_refused, where, batch.batch_id, JdbcError.without_values)
 
     def read_number(self) -> Written:
         """Return the sink's last micro-batch, and lock its row."""
@@ -120,7 +122,7 @@ class JdbcTransaction:
         return Written(last, content)
 
     def write_rows(self) -> None:
-        """Write the rows through a staging table; commits only the latter."""
+        """Fill a staging table, and move its rows to the table without a commit."""
         own = self._find_columns()
         self._begin()
         self._move(self._fill(own))
@@ -135,17 +137,17 @@ class JdbcTransaction:
             self._drop_own()
 
     def _find_columns(self) -> dict[str, str]:
-        """Return the table's name for each of the stream's columns."""
+        """Return for each of the stream's columns the name of the table's column."""
         columns = self.connection.columns(self._names.table)
         what = f"sink {self._batch.sink!r}"
-        own = find_columns(what, self._names.table, self._batch.schema().names, list(columns))
+        own = match_columns(what, self._names.table, self._batch.schema().names, list(columns))
         self._others = {
             name: needed for name, needed in columns.items() if name not in own.values()
         }
         return own
 
     def _begin(self) -> None:
-        """Record the name of the new staging table, and drop the one recorded before."""
+        """Write the new staging table's name into the marker table; drop the earlier one."""
         self._mark("staging = ?", self._bare)
         self.connection.commit()
         self._is_staging = True
@@ -153,6 +155,7 @@ class JdbcTransaction:
             self._drop(self._names.schema + self.connection.quoted(self._before))
 
     def _locked(self) -> tuple[int, str, str | None]:
+        """Lock the sink's row; return its batch id, content and staging table."""
         self._mark("sink = sink")
         found = self.connection.row(
             f"SELECT batch_id, content, staging FROM {self._names.marker}"
@@ -167,6 +170,7 @@ class JdbcTransaction:
         return int(found[0] or 0), found[1] or "", found[2]
 
     def _mark(self, sets: str, *values: str | int) -> None:
+        """Update the sink's row; ``sets``: the assignments in SQL, with parameters."""
         self.connection.execute(
             f"UPDATE {self._names.marker} SET {sets}"
             " WHERE deployment = ? AND sink = ? AND target = ?",
@@ -177,20 +181,22 @@ class JdbcTransaction:
     def _fill(self, own: dict[str, str]) -> dict[str, str]:
         """Fill the staging table; return the table's quoted column for each of the stream's.
 
-        Rows with text that is not UTF-8 are refused first: Java would replace their characters.
+        Raises SinkRejects for rows with text that is not UTF-8, in which Java would replace
+        characters, and for rows with a value that does not fit its column. ``own``: the result of
+        `_find_columns`.
         """
         columns = [field.with_nullable(True) for field in self._batch.schema()]
         refuse_misfits(self._batch, pa.schema(columns), lambda kind: False)
         wanted = {name: self.connection.quoted(column) for name, column in own.items()}
         self._make_staging(list(wanted.values()))
         rows = self._batch.frame(_ROW).toDF(*own.values(), _ROW)
-        error = self._not_filled(rows)
+        error = self._try_fill(rows)
         if error is not None:
             self._refuse_unfit(rows, error)
         return wanted
 
-    def _not_filled(self, rows: DataFrame) -> JdbcError | None:
-        """Fill the staging table; return the error if a value of a row does not fit its column."""
+    def _try_fill(self, rows: DataFrame) -> JdbcError | None:
+        """Fill the staging table; return the error if a value does not fit its column, or None."""
         try:
             self.connection.fill(self._staging, rows)
         except JdbcError as error:
@@ -200,34 +206,39 @@ class JdbcTransaction:
         return None
 
     def _refuse_unfit(self, rows: DataFrame, error: JdbcError) -> None:
-        """Bisect the rows to those that do not fit, and raise `SinkRejects`."""
+        """Fill the staging table with ever smaller parts, and raise `SinkRejects`.
+
+        It names the rows that do not fit alone. ``error``: the error of all rows together. It is
+        raised if no part could be filled.
+        """
         read = [numbers for _, numbers in self._batch.numbered()]
         numbers = np.concatenate(read)
         refused: dict[int, JdbcError] = {}
-        tried, taken = 0, False
+        tried, any_written = 0, False
         parts = [(0, len(numbers), error)]
         while parts:
             low, high, why = parts.pop()
             if high - low == 1:
-                self._count.add(why)
                 refused[int(numbers[low])] = why
+                self._check(refused)
                 continue
             middle = (low + high) // 2
             for start, stop in ((middle, high), (low, middle)):
                 self.connection.execute(f"DELETE FROM {self._staging}")
                 self.connection.commit()
                 within = sql.col(_ROW).between(*numbers[[start, stop - 1]].tolist())
-                found = self._not_filled(rows.where(within))
+                found = self._try_fill(rows.where(within))
                 if found is not None:
                     parts.append((start, stop, found))
-                tried, taken = tried + 1, taken or found is None
-            if not taken and tried >= _HOPELESS:
+                tried, any_written = tried + 1, any_written or found is None
+            if not any_written and tried >= _HOPELESS:
                 raise error  # perhaps the column has the wrong type: no row is at fault
         if not refused:
             raise error
         raise self._batch.refuse(list(refused), list(refused.values()))
 
     def _make_staging(self, columns: list[str]) -> None:
+        """Create the staging table with some columns of the table, and a unique row number."""
         connection, row = self.connection, self.connection.quoted(_ROW)
         connection.rollback()
         for number, copy in enumerate(_COPIES):
@@ -240,13 +251,18 @@ class JdbcTransaction:
                 connection.rollback()
                 if number + 1 == len(_COPIES):
                     raise
-        connection.execute(f"ALTER TABLE {self._staging} ADD {row} {connection.number_type()}")
+        connection.execute(
+            f"ALTER TABLE {self._staging} ADD {row} {connection.type_of(LongType())}"
+        )
         index = connection.quoted(f"{self._bare[:-1]}r")
         connection.execute(f"CREATE UNIQUE INDEX {index} ON {self._staging} ({row})")
         connection.commit()
 
     def _move(self, wanted: dict[str, str]) -> None:
-        """Move the rows from the staging table into the target table."""
+        """Move the rows from the staging table into the table.
+
+        Raises CheckpointInUse if the marker table names the staging table of another driver.
+        """
         number = self._batch.batch_id
         keys = [wanted[key] for key in self._keys]
         if keys:
@@ -265,6 +281,7 @@ class JdbcTransaction:
             self._move_all(wanted, keys, *found)
 
     def _index(self, keys: Sequence[str]) -> None:
+        """Create an index on the staged rows' keys, if the database can."""
         row = self.connection.quoted(_ROW)
         index = self.connection.quoted(f"{self._bare[:-1]}k")
         # Only for speed: not all types can be indexed.
@@ -288,7 +305,7 @@ class JdbcTransaction:
         )
 
     def _bounds(self, start: int, stop: int) -> tuple[int, int] | None:
-        """Return the lowest and highest row number in a range; None if the range has no row."""
+        """Return the lowest and highest staged row number in a range; None if it has no row."""
         row = self.connection.quoted(_ROW)
         found = self.connection.row(
             f"SELECT MIN({row}), MAX({row}) FROM {self._staging} WHERE {row} >= ? AND {row} <= ?",
@@ -300,11 +317,15 @@ class JdbcTransaction:
         return int(found[0]), int(found[1])
 
     def _move_all(self, wanted: dict[str, str], keys: list[str], first: int, last: int) -> None:
-        error = self._is_taken(wanted, keys, first, last)
+        """Move the staged rows from number ``first`` to ``last``.
+
+        Raises SinkRejects if the database refuses rows, which are found by bisection.
+        """
+        error = self._try_move(wanted, keys, first, last)
         if error is None:
             return
         refused: dict[int, JdbcError] = {}
-        taken = False
+        any_written = False
         pending: list[tuple[int, int, JdbcError | None]] = [(first, last, error)]
         while pending:
             first, last, why = pending.pop()
@@ -312,26 +333,26 @@ class JdbcTransaction:
             if found is None:
                 continue
             first, last = found
-            why = why or self._is_taken(wanted, keys, first, last)
+            why = why or self._try_move(wanted, keys, first, last)
             if why is None:
-                taken = True
+                any_written = True
             elif first == last:
-                self._count.add(why)
                 refused[first] = why
+                self._check(refused)
             else:
                 middle = (first + last) // 2
                 pending += [(middle + 1, last, None), (first, middle, None)]
         if not refused:
             return
-        if not taken and any(self._others.values()):
+        if not any_written and any(self._others.values()):
             raise error  # perhaps a column that the stream does not have: no row is at fault
         self.connection.rollback()
         raise self._batch.refuse(list(refused), list(refused.values()))
 
-    def _is_taken(
+    def _try_move(
         self, wanted: dict[str, str], keys: list[str], first: int, last: int
     ) -> JdbcError | None:
-        """Move a range of rows; if the database refuses one, move none and return the error."""
+        """Move a range of rows; if the database refuses a row, move none and return the error."""
         saved = self.connection.save() if self.connection.can_save else None
         try:
             self._move_some(list(wanted.values()), keys, first, last)
@@ -343,6 +364,7 @@ class JdbcTransaction:
         return None
 
     def _move_some(self, columns: list[str], keys: list[str], first: int, last: int) -> None:
+        """Update the rows with existing keys, and insert the others."""
         table, stage = self._names.table, self._staging
         row = self.connection.quoted(_ROW)
         within = f"s.{row} >= ? AND s.{row} <= ?"
@@ -371,6 +393,7 @@ class JdbcTransaction:
         )
 
     def _drop(self, table: str) -> None:
+        """Drop a staging table; do nothing if it does not exist."""
         connection = self.connection
         try:
             connection.execute(f"DROP TABLE {table}")
@@ -385,7 +408,7 @@ class JdbcTransaction:
             raise error  # the table exists; its name must stay recorded
 
     def _drop_own(self) -> None:
-        """Drop the staging table; if that fails, the next micro-batch drops it."""
+        """Drop the staging table, and delete its name from the marker table."""
         try:
             self.connection.rollback()
             self._drop(self._staging)

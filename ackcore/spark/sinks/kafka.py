@@ -40,7 +40,7 @@ _DRIVER_BYTES = 8 << 20
 #: (``offsets.retention.minutes``, by default a week).
 _REMEMBERED_MS = 86_400_000
 
-#: The result of a sending task: refused rows, or its error in a row without a file.
+#: The result of a sending task: the refused rows (`Refused`), or its error in a row without file.
 _ANSWER = pa.schema([("file", pa.int32()), ("place", pa.int64()), ("said", pa.string())])
 
 _WAY_OUT = (
@@ -89,13 +89,6 @@ def to_kafka(
         each row once, even after crashes. One process, the driver, sends all messages. Without
         transactions tasks send them, and a message may appear twice if a delivery failed, a task
         was repeated, or the driver died before it marked the micro-batch as written.
-
-        A row is refused, and its record becomes a dead letter, in three cases: its message is
-        larger than the topic accepts; its ``key`` is null and the topic is compacted; its text is
-        not UTF-8.
-
-        The transactional id contains the name of the sink. If you rename a sink while a micro-batch
-        is decided but not marked as written, that micro-batch is sent again under the new name.
     options : mapping, optional
         Further librdkafka settings, for security, compression and so on. Their values are sent to
         brokers and, pickled, to the tasks that send. No plan, log, error or checkpoint contains
@@ -107,6 +100,14 @@ def to_kafka(
         If an argument has another type, or an option is one that the sink sets itself.
     ImportError
         If confluent-kafka is not installed: it comes with ``ackcore[kafka]``.
+
+    Notes
+    -----
+    A row is refused, and its record becomes a dead letter, in three cases: its message is larger
+    than the topic accepts; its ``key`` is null and the topic is compacted; its text is not UTF-8.
+
+    The transactional id contains the name of the sink. If you rename a sink while a micro-batch is
+    decided but not marked as written, that micro-batch is sent again under the new name.
     """
     from ackcore.kafka.client_settings import ClientSettings  # noqa: PLC0415
     from ackcore.kafka.messages import MessageColumns  # noqa: PLC0415
@@ -126,7 +127,7 @@ def to_kafka(
 
 
 class KafkaTransaction(NamedTuple):
-    """The producer, messages of a micro-batch, and those that the broker may have refused."""
+    """The producer, the messages of a micro-batch, and those that were not delivered."""
 
     live: Transactions
     messages: Messages
@@ -187,7 +188,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
             self._settings, transactional_id=_id(sink, deployment) if self.transactional else None
         )
         try:
-            with self._named(sink):
+            with self._as_unavailable(sink):
                 deliveries.reach(self.topic)
         finally:
             deliveries.close()
@@ -197,14 +198,14 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
 
         Returns the rows whose messages are larger than the topic accepts, lack a required key, or
         have text that is not UTF-8; a transactional sink raises them. Raises SinkUnavailable if a
-        message was not delivered. Raises CheckpointForeign if the topic has other rows of this
-        micro-batch, or the broker may have forgotten whether it has any. Raises CheckpointInUse if
-        another driver has taken over.
+        message was not delivered, CheckpointInUse if another driver has taken over. A transactional
+        sink raises CheckpointForeign if the topic has other rows of this micro-batch, or it is
+        unknown whether it has any.
         """
         if self.transactional:
             return super().write(batch)
         try:
-            with self._named(batch.sink):
+            with self._as_unavailable(batch.sink):
                 refused = self._send(batch)
         except BaseException:
             # The next call starts with a new producer.
@@ -216,8 +217,8 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         return _rejects(refused)
 
     @contextlib.contextmanager
-    def _named(self, sink: str) -> Iterator[None]:
-        """Raise delivery errors as `SinkUnavailable` with the sink's name."""
+    def _as_unavailable(self, sink: str) -> Iterator[None]:
+        """Raise delivery errors as `SinkUnavailable`."""
         try:
             yield
         except producing().DeliveryError as error:
@@ -225,11 +226,11 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
             raise unavailable(sink, where, str(error), _WAY_OUT) from error
 
     def release(self, sink: str, deployment: str) -> None:
-        """Close the connections of a sink. The next micro-batch connects again."""
+        """Close the sink's producer. The next micro-batch makes another one."""
         self._live.release(sink, deployment)
 
     def _connected(self, batch: SinkBatch, connect: Callable[[], Any]) -> Any:
-        """Return a sink's open connection, or open one; a sink writes one micro-batch at a time."""
+        """Return the sink's producer; make one with ``connect`` if there is none."""
         sink, deployment = batch.sink, batch.deployment
         live = self._live.get(sink, deployment)
         return self._live.put(sink, deployment, connect()) if live is None else live
@@ -237,6 +238,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
     # ---------------------------------------------------------------------------- at least once
 
     def _send(self, batch: SinkBatch) -> list[Refused]:
+        """Send the rows from tasks, or few rows from the driver; return the refused ones."""
         messages = self._messages(batch)
         if _is_small(batch):
             live = self._connected(batch, lambda: producing().Deliveries(self._settings))
@@ -280,7 +282,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         Raises SinkUnavailable if a message was not delivered.
         """
         try:
-            with self._named(batch.sink):
+            with self._as_unavailable(batch.sink):
                 messages = self._messages(batch)
                 yield KafkaTransaction(self._transactions(batch), messages, messages.suspects())
         except BaseException:
@@ -289,10 +291,9 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
             raise
 
     def read_number(self, transaction: KafkaTransaction, batch: SinkBatch) -> Written | None:
-        """Return the committed offset and its metadata, in a group named after the sink.
+        """Return the number and the content from the committed offset of the sink's group.
 
-        The producer was registered before, so it fences the producer of an earlier driver, and
-        that of a later driver fences this one.
+        The offset was read after the producer had fenced that of an earlier driver.
         """
         last = transaction.live.last
         # A user who sets an offset gives no metadata.
@@ -302,8 +303,8 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         """Send the rows.
 
         Raises SinkRejects if messages are larger than the topic accepts, lack a required key, or
-        have text that is not UTF-8. Nothing is sent then. Raises CheckpointForeign if the broker
-        may have forgotten that it has the micro-batch.
+        have text that is not UTF-8; the transaction is then aborted. Raises CheckpointForeign if it
+        is unknown whether the micro-batch was sent before.
         """
         live, messages = transaction.live, transaction.messages
         if live.last is None:
@@ -323,7 +324,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         transaction.live.commit()
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return the offset to commit, so that micro-batches are sent again or count as sent."""
+        """Return the offset that a user commits to have micro-batches sent or counted as sent."""
         number, group = batch.batch_id, _id(batch.sink, batch.deployment)
         return (
             f"or have micro-batches from {number} to {last} sent again, in addition to their "
@@ -332,7 +333,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
 
     @contextlib.contextmanager
     def _blaming_rows(self, transaction: KafkaTransaction, batch: SinkBatch) -> Iterator[None]:
-        """Raise delivery errors that rows have caused as `SinkRejects`."""
+        """Raise delivery errors as `SinkRejects` with the rows that have caused them, if any."""
         try:
             yield
         except producing().DeliveryError:
@@ -345,6 +346,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
             raise
 
     def _without_key(self, batch: SinkBatch, messages: Messages, suspects: Suspects) -> SinkRejects:
+        """Abort the transaction; return the refusal of all rows without a key."""
         self.release(batch.sink, batch.deployment)
         return _rejects(messages.without_key(dict(enumerate(batch.files)), suspects))
 
@@ -353,15 +355,15 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
     ) -> SinkRejects | DeliveryError:
         """Find the rows that are too large by sending each in a transaction that is aborted.
 
-        The search also covers rows that were not in the request that failed.  Otherwise the next
-        large message would fail another request, and all rows would be sent again.
+        Rows of other requests that are as large as a refused one are sent, too. Otherwise the next
+        large message would fail another request, and all rows would be sent again. Returns the
+        refusal, or an error if the topic accepts each row alone.
         """
         refused = messages.suspects()
-        #: The size of the largest accepted message, by hash of key and value.
         taken: dict[int, int] = {}
 
         def is_suspect(content: Content) -> bool:
-            return suspects.have(*content[:2])
+            return suspects.includes(*content[:2])
 
         def is_larger(content: Content) -> bool:
             least = taken.get(content_hash(*content[:2]), -1)
@@ -378,7 +380,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
 
             found += self._alone(batch, messages, is_as_large, refused, taken)
         self.release(batch.sink, batch.deployment)
-        return _rejects([row for row, _ in found]) if found else suspects.none_is(self.topic)
+        return _rejects([row for row, _ in found]) if found else suspects.none_too_large(self.topic)
 
     def _alone(
         self,
@@ -390,12 +392,13 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
     ) -> Iterator[tuple[Refused, int]]:
         """Send the chosen rows one by one; yield refused rows with the sizes of their messages.
 
-        The sizes of accepted messages are stored in ``taken``.
+        ``refused``: records the refused messages. ``taken``: receives the size of the largest
+        accepted message, by hash of key and value.
         """
         known = sum(len(file.refused) for file in batch.files)
         live = None
         files = dict(enumerate(batch.files))
-        for number, place, row, at, content in messages.again(files, chosen):
+        for number, place, row, at, content in messages.chosen(files, chosen):
             if live is None:
                 self.release(batch.sink, batch.deployment)
                 live = self._transactions(batch)
@@ -417,6 +420,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
                 taken[alike] = max(taken.get(alike, -1), content_size(content))
 
     def _transactions(self, batch: SinkBatch) -> Transactions:
+        """Return the sink's producer with its transactional id; make another one if it failed."""
         wanted = _id(batch.sink, batch.deployment)
 
         def begin() -> Transactions:
@@ -451,18 +455,20 @@ def _is_id(kind: pa.DataType) -> bool:
 
 
 def _id(sink: str, deployment: str) -> str:
+    """Return the transactional id of a sink, which is also the name of its consumer group."""
     return f"ackcore-{deployment}-{sink}"
 
 
 def _refuse_forgotten(batch: SinkBatch, group: str, topic: str) -> None:
-    """Raise if the rows may have been sent so long ago that the broker may have lost the mark."""
+    """Raise CheckpointForeign if the rows may have been sent, and the offset was deleted since."""
     if batch.age_ms is None or batch.age_ms < _REMEMBERED_MS:
         return
     raise CheckpointForeign(
         f"micro-batch {batch.batch_id} of sink {batch.sink!r} was decided "
         f"{batch.age_ms // 3_600_000} hours ago, and it is unknown whether its rows are in topic "
-        f"{topic!r}: group {group!r} has no committed offset, and brokers delete offsets after "
-        f"offsets.retention.minutes. {_way_out(batch.batch_id, group, topic)}"
+        f"{topic!r}, so they are not sent: group {group!r} has no committed offset, and brokers "
+        "delete offsets after offsets.retention.minutes. "
+        f"{_way_out(batch.batch_id, group, topic)}"
     )
 
 

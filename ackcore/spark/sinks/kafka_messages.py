@@ -1,4 +1,4 @@
-"""Kafka messages for the rows of a micro-batch, and the search for rows that the topic refuses."""
+"""Kafka messages for the rows of a micro-batch, and the search for rows that a topic refuses."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.base.message_headers import BATCH, MESSAGE_ID, ROW
+from ackcore.spark.sinks.rejects import MAX_REFUSED
 from ackcore.spark.sinks.sink_batch import BatchFile, read_with_places
-from ackcore.topology.parts import MAX_REFUSED
 
 if TYPE_CHECKING:
     from ackcore.kafka.client_settings import ClientSettings
@@ -26,12 +26,15 @@ def producing() -> ModuleType:
     return producing
 
 
-#: A row whose message the topic does not take: its file's number, its place there, the reason.
+#: A row whose message the topic refuses: its file's index, its place in the file, the reason.
 Refused = tuple[int, int, str]
 
 
 class Messages:
-    """The rows of a micro-batch as Kafka messages; pickled to tasks."""
+    """The rows of a micro-batch as Kafka messages; pickled to tasks.
+
+    ``batch``: the value of the header ``ackcore-batch``. ``nonacked``: `SinkBatch.nonacked`.
+    """
 
     def __init__(
         self,
@@ -55,11 +58,11 @@ class Messages:
         files: Sequence[tuple[int, BatchFile]],
         settings: ClientSettings,
     ) -> list[Refused]:
-        """Send the rows of numbered files, and return those that the topic does not take.
+        """Send the rows of files without a transaction; return the rows that the topic refuses.
 
-        A broker checks the size of a whole request.  So each message of a request that was too
-        large is sent again alone.  For messages without a key the broker reports the single
-        messages.
+        A broker checks the size of a whole request. So each message of a request that was too large
+        is sent again alone, by a second producer with ``settings``. ``files``: files with their
+        indexes in `SinkBatch.files`.
         """
         suspects, of = self.suspects(), dict(files)
         self.unfit = []
@@ -70,7 +73,9 @@ class Messages:
         suspects.beside = None
         suspects.check(self._topic)
         if beside:
-            for number, _, row, at, content in self.again(of, lambda one: _is_in(beside, one)):
+            for number, _, row, at, content in self.chosen(
+                of, lambda one: content_hash(*one[:2]) in beside
+            ):
                 if not suspects.keyless or content[0] is not None:
                     self.send_rows(deliveries, number, row, at)
             deliveries.flush()
@@ -79,7 +84,7 @@ class Messages:
             found, before = self.suspects(), 0
             alone = found.of(producing().Deliveries(settings))
             try:
-                chosen = self.again(of, lambda content: suspects.have(*content[:2]))
+                chosen = self.chosen(of, lambda content: suspects.includes(*content[:2]))
                 for number, place, row, at, _ in chosen:
                     self.send_rows(alone, number, row, at)
                     alone.flush()
@@ -96,13 +101,13 @@ class Messages:
         return Suspects(self._columns.key is not None)
 
     def without_key(self, files: Mapping[int, BatchFile], suspects: Suspects) -> list[Refused]:
-        """Return all rows without a key if the topic has refused one of them for that; else none.
+        """Return all rows without a key if the topic has refused one for that reason; else none.
 
-        Raises DeliveryError if more rows have no key than may be refused.
+        Raises DeliveryError if there are more than `MAX_REFUSED`.
         """
         refused: list[Refused] = []
         for number, place, *_ in (
-            self.again(files, lambda one: one[0] is None) if suspects.keyless else ()
+            self.chosen(files, lambda one: one[0] is None) if suspects.keyless else ()
         ):
             refused.append((number, place, suspects.keyless))
             if len(refused) > MAX_REFUSED:
@@ -114,9 +119,10 @@ class Messages:
         return refused
 
     def send(self, deliveries: Deliveries, files: Iterable[tuple[int, BatchFile]]) -> None:
-        """Send the rows of numbered files; a flush of `deliveries` waits for their delivery.
+        """Pass the rows of files to a producer, whose flush waits for their delivery.
 
-        Rows with text that is not UTF-8 are not sent, and added to `unfit`.
+        Rows with text that is not UTF-8 are not sent, and added to `unfit`. ``files``: files with
+        their indexes in `SinkBatch.files`.
         """
         for number, file in files:
             at = 0
@@ -127,14 +133,18 @@ class Messages:
                 at += len(rows)
 
     def send_rows(self, deliveries: Deliveries, number: int, rows: pa.RecordBatch, at: int) -> None:
-        """Send rows of a numbered file; ``at`` is the number of the first row."""
+        """Pass rows of a file to a producer.
+
+        ``number``: the file's index. ``at``: the number of the first row among those to be sent.
+        Both are in the header ``ackcore-row``.
+        """
         for _, (key, value, headers) in self._contents(number, rows, at):
             deliveries.send(self._topic, value, key, headers)
 
     def _contents(
         self, number: int, rows: pa.RecordBatch, at: int
     ) -> Iterator[tuple[int, Content]]:
-        """Yield number, key, value and headers of each row whose text is valid.
+        """Yield key, value and headers of each row whose text is UTF-8, with the row's index.
 
         The headers include the sink's own.
         """
@@ -153,10 +163,14 @@ class Messages:
                 headers.append((MESSAGE_ID, _id_bytes(ids[i].as_py())))
             yield i, (key, value, headers)
 
-    def again(
+    def chosen(
         self, files: Mapping[int, BatchFile], chosen: Callable[[Content], bool]
     ) -> Iterator[tuple[int, int, pa.RecordBatch, int, Content]]:
-        """Yield the rows whose message is chosen: file, place, row, message number and content."""
+        """Read the files again, and yield the rows whose message satisfies a predicate.
+
+        Yields the file's index, the row's place, the row, its number for `send_rows`, and the
+        message.
+        """
         for number, file in files.items():
             at = 0
             for rows, places in read_with_places(file, self._nonacked):
@@ -167,27 +181,29 @@ class Messages:
 
 
 class Suspects:
-    """Messages that are too large, lack a key, or were in one request with such a message.
+    """The undelivered messages that may be too large, lack a key, or shared a request with one.
 
-    Delivery reports have no headers, so messages are identified by key and value.  If several rows
-    have the same key and value, one of them may be sent twice.
+    Delivery reports have no headers, so a message is known by the hash of its key and value. If
+    several rows have the same key and value, one of them may be sent twice. ``keyed``: whether the
+    sink has a column of keys, so that the row is at fault if its message has none.
     """
 
     def __init__(self, keyed: bool) -> None:
         self.count = 0  # messages that may be too large
         #: The broker's error for the last of them, and for the last message without a key.
         self.said = self.keyless = ""
-        #: Hashes of messages that were in one request with an invalid one; None: these are errors.
+        #: Hashes of messages that shared a request with a refused one. None: they are errors.
         self.beside: set[int] | None = None
-        self._keyed = keyed  # the sink has a column of keys: a missing key is the row's fault
+        self._keyed = keyed
         self._large: set[int] = set()
 
     def of(self, deliveries: Deliveries) -> Deliveries:
-        """Register this object for the delivery failures of a producer, and return the producer."""
+        """Record the delivery failures of a producer from now on; return the producer."""
         deliveries.on_undelivered = self._add
         return deliveries
 
     def _add(self, one: Undelivered) -> bool:
+        """Record a failure; return False if it is an error that no row has caused."""
         at = content_hash(one.key, one.value)
         if one.why == "beside":
             if self.beside is not None:
@@ -203,12 +219,15 @@ class Suspects:
         return True
 
     def check(self, topic: str, known: int = 0) -> None:
-        """Raise DeliveryError if there are too many messages to send each by itself."""
+        """Raise DeliveryError if there are too many messages to send each alone.
+
+        ``known``: the number of rows that are refused already.
+        """
         if self.count + known > MAX_REFUSED:
             raise self._error(topic, f"too many to send each again alone (at most {MAX_REFUSED})")
 
-    def none_is(self, topic: str) -> DeliveryError:
-        """Return the error for messages that are too large only together."""
+    def none_too_large(self, topic: str) -> DeliveryError:
+        """Return the error for messages that the topic refuses together and accepts alone."""
         return self._error(topic, "though none of them is too large alone")
 
     def _error(self, topic: str, why: str) -> DeliveryError:
@@ -218,28 +237,24 @@ class Suspects:
         )
         return error
 
-    def have(self, key: bytes | str | None, value: bytes | str | None) -> bool:
-        """Return whether a message may be too large."""
+    def includes(self, key: bytes | str | None, value: bytes | str | None) -> bool:
+        """Return whether the message with this key and value may be too large."""
         return content_hash(key, value) in self._large
 
 
-def _is_in(hashes: set[int], content: Content) -> bool:
-    return content_hash(*content[:2]) in hashes
-
-
 def content_size(content: Content) -> int:
-    """Return the size of a message in bytes, without the header of its row number."""
+    """Return the size of a message in bytes, without its header ``ackcore-row``."""
     key, value, headers = content
     others = [part for header in headers if header[0] != ROW for part in header]
-    return sum(map(len, map(_bytes, (key, value, *others))))
+    return sum(map(len, map(_encoded, (key, value, *others))))
 
 
 def content_hash(*content: bytes | str | None) -> int:
     """Return the hash of a message's key and value."""
-    return hash(tuple(map(_bytes, content)))
+    return hash(tuple(map(_encoded, content)))
 
 
-def _bytes(part: bytes | str | None) -> bytes:
+def _encoded(part: bytes | str | None) -> bytes:
     return part.encode() if isinstance(part, str) else part or b""
 
 

@@ -43,9 +43,9 @@ def to_parquet(
     shows a column ``batch_id``. On a file system the sink renames a complete directory into place,
     and keeps it when the same rows are written again.
 
-    A bucket has no renames, and HDFS is written like a bucket. Each file appears whole, but a
-    reader may see only some files of a micro-batch meanwhile. The same rows always get the same
-    file names. Where other rows replace them, files without rows stay under the old names.
+    A bucket has no renames, and HDFS is written like a bucket. Each file appears whole, but until
+    the last one is there, a reader sees only some files of a micro-batch. The same rows always get
+    the same file names. If other rows replace them, files without rows stay under the old names.
 
     Parameters
     ----------
@@ -77,41 +77,47 @@ class ParquetSink(ParquetDirectory):
         self._stages = os.path.join(self.path, _STAGES)
 
     def _has_rows(self) -> bool:
-        """Return whether there is a directory of a micro-batch, even one without files."""
+        """Return whether there is a directory of a micro-batch."""
         try:
             return any(name.startswith("batch_id=") for name in os.listdir(self.path))
         except (FileNotFoundError, NotADirectoryError):  # `put` makes it, or names the file
             return False
 
-    def write(self, accepted: SinkBatch) -> None:
+    def write(self, batch: SinkBatch) -> None:
         """Write the rows of a micro-batch directly from the files of its run."""
-        self.claim(accepted.sink, accepted.deployment, accepted.checkpoint)
-        batch_id, content = accepted.batch_id, accepted.fingerprint()
+        self.claim(batch.sink, batch.deployment, batch.checkpoint)
+        batch_id, content = batch.batch_id, batch.fingerprint()
         stage = self._stage(batch_id)
-        names = [] if self._holds(batch_id, content) else self._write_parts(accepted, stage)
+        names = [] if self._holds(batch_id, content) else self._write_parts(batch, stage)
         self._publish(batch_id, stage, names, content)
 
-    def _write_parts(self, accepted: SinkBatch, stage: str) -> Iterable[Any]:
-        """Write the rows to a stage, and return one-column rows: the names of the valid files."""
-        files, nonacked, compression = accepted.files, accepted.nonacked, self.compression
+    def _write_parts(self, batch: SinkBatch, stage: str) -> Iterable[Any]:
+        """Write the rows to a stage, and return the names of the valid files, each as a row."""
+        files, nonacked, compression = batch.files, batch.nonacked, self.compression
         size = sum(file.size() for file in files)
-        if is_small(accepted.rows, size):
-            name = _write_part(stage, "part", compression, read_all(files, nonacked))
-            return [] if name is None else [(name,)]
-        tasks = min(len(files), task_slots(accepted.spark))
+        if is_small(batch.rows, size):
+            has_rows = _write_part(stage, "part", compression, read_all(files, nonacked))
+            return [("part",)] if has_rows else []
+        tasks = min(len(files), task_slots(batch.spark))
 
         def write(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             mine = (files[i] for batch in ids for i in batch.column(0).to_pylist())
             rows = (batch for file in mine for batch in read_sink_file(file, nonacked))
-            yield from _write_in_task(stage, compression, rows)
+            context = TaskContext.get()
+            assert context is not None
+            # The name contains the attempt: two copies of a task may run at once.
+            name = f"part-{context.partitionId():05}-{context.taskAttemptId()}"
+            if _write_part(stage, name, compression, rows):
+                yield pa.RecordBatch.from_pydict({"name": [name]})
 
-        jobs = accepted.spark.range(0, len(files), 1, tasks).mapInArrow(write, "name string")
+        jobs = batch.spark.range(0, len(files), 1, tasks).mapInArrow(write, "name string")
         return jobs.collect()
 
     def _stage(self, batch_id: int) -> str:
-        """Make an empty directory for unfinished files, which readers ignore.
+        """Make a new stage: a directory for unfinished files, which readers ignore.
 
-        Each call makes another one, since tasks of an earlier driver may still write to theirs.
+        Stages of earlier attempts are removed. Each call makes a new one, since tasks of an earlier
+        driver may still write to theirs.
         """
         os.makedirs(self._stages, exist_ok=True)
         left = [
@@ -136,7 +142,10 @@ class ParquetSink(ParquetDirectory):
         return os.path.join(self._stages, f"{batch_id}.{secrets.token_hex(8)}.tmp")
 
     def _holds(self, batch_id: int, content: str) -> bool:
-        """Return whether a micro-batch's directory is complete and has that content."""
+        """Return whether a micro-batch's directory is complete and has these rows.
+
+        ``content``: their `SinkBatch.fingerprint`, which is part of the files' names.
+        """
         try:
             names = os.listdir(self._final(batch_id))
         except FileNotFoundError:
@@ -151,9 +160,9 @@ class ParquetSink(ParquetDirectory):
     def _publish(self, batch_id: int, stage: str, names: Iterable[Any], content: str) -> None:
         """Move the valid files of tasks into place, unless the same rows are there.
 
-        ``stage``: the directory that `_stage` made. ``names``: the names of the valid files. Files
-        of other task attempts, and of abandoned tasks, stay in the stage. ``content``: the unique
-        id of these rows, which is part of the files' names.
+        ``stage``: the directory that `_stage` made. It is removed, with the files of other task
+        attempts in it. ``names``: the names of the valid files, each as a row. ``content``: as in
+        `_holds`.
         """
         whole, final = os.path.join(stage, "whole"), self._final(batch_id)
         written = sorted(row[0] for row in names)
@@ -181,22 +190,7 @@ class ParquetSink(ParquetDirectory):
             os.rmdir(self._stages)
 
 
-def _write_in_task(
-    stage: str, compression: str, rows: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Write a task's rows, and yield the name of its file unless there are none."""
-    context = TaskContext.get()
-    assert context is not None
-    # The name contains the attempt: two copies of a task may run at once.
-    part = f"part-{context.partitionId():05}-{context.taskAttemptId()}"
-    name = _write_part(stage, part, compression, rows)
-    if name is not None:
-        yield pa.RecordBatch.from_pydict({"name": [name]})
-
-
-def _write_part(
-    stage: str, name: str, compression: str, batches: Iterable[pa.RecordBatch]
-) -> str | None:
-    """Write rows to a Parquet file and sync it. Return its name, or None without rows."""
+def _write_part(stage: str, name: str, compression: str, batches: Iterable[pa.RecordBatch]) -> bool:
+    """Write rows to a Parquet file and sync it. Return False if there are no rows."""
     with open(os.path.join(stage, "parts", name), "wb") as file:
-        return name if write_parquet(file, compression, batches) else None
+        return write_parquet(file, compression, batches)

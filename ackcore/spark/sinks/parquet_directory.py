@@ -1,4 +1,4 @@
-"""The common part of Parquet sinks on a file system and in a bucket."""
+"""The common part of the Parquet sinks: checks of columns, the owner's note, and files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.errors import PySparkException
 
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.versions import SPARK, from_arrow_schema, to_arrow_schema
+from ackcore.spark.sinks.columns import has_type, spark_schema
 from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.stores.interface import StoreConflict
 from ackcore.spark.stores.opening import is_bucket, open_store
@@ -50,12 +50,15 @@ _UNREAD: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 if SPARK < (4, 1):
     _UNREAD["nulls only"] = pa.types.is_null, "a type, or drop the column"
 
-#: Note of a directory's owner, in JSON: deployment, sink and checkpoint.
+#: The name of the note of a directory's owner: deployment, sink and checkpoint in JSON.
 OWNER = "_ackcore.json"
 
 
 def is_small(rows: int, size: int) -> bool:
-    """Return whether the driver writes the rows faster than a Spark job. ``size`` is in bytes."""
+    """Return whether the driver writes rows itself, faster than a Spark job.
+
+    ``rows``: their number. ``size``: the bytes of their files.
+    """
     return rows <= DRIVER_ROWS and size <= DRIVER_BYTES
 
 
@@ -77,21 +80,16 @@ def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) ->
                 "guard() in the frame or in outputs"
             )
         for unread, (is_unread, instead) in _UNREAD.items():
-            if _has(field.type, is_unread):
+            if has_type(field.type, is_unread):
                 raise TypeError(
                     f"sink {name!r} writes Parquet for Spark, which cannot read {unread}, and "
                     f"column {field.name!r} is {field.type}; have the bolt emit {instead}"
                 )
-    if any(_has(field.type, pa.types.is_duration) for field in schema):
-        for field in schema:
-            try:
-                from_arrow_schema(pa.schema([field]))
-            except PySparkException:
-                raise TypeError(
-                    f"sink {name!r} writes a duration, so its files need the Spark type of every "
-                    f"column, and Spark has no type for {field.type} of column {field.name!r}; "
-                    "have the bolt emit another type"
-                ) from None
+    if any(has_type(field.type, pa.types.is_duration) for field in schema):
+        spark_schema(
+            f"sink {name!r} writes a duration, so its files need the Spark type of every column",
+            schema,
+        )
     for field, why in unfit_for_parquet(schema):
         raise TypeError(
             f"sink {name!r} writes Parquet, which cannot hold column {field.name!r} of "
@@ -100,9 +98,8 @@ def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) ->
 
 
 class ParquetDirectory(Sink):
-    """A place of Parquet files, with one directory or prefix for each micro-batch."""
+    """Base class of the Parquet sinks, with a directory or prefix for each micro-batch."""
 
-    #: Other rows under a batch id replace its earlier rows.
     replaces = True
 
     def __init__(self, path: Place, compression: str) -> None:
@@ -118,14 +115,15 @@ class ParquetDirectory(Sink):
         return f"to_parquet({self.path!r})"
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """See `check_columns`."""
+        """Raise TypeError if Parquet cannot hold a column, or Spark cannot read it back."""
         check_columns(sink, schema, case_sensitive)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
-        """Record one sink of one checkpoint as the owner. A repeated call has no effect.
+        """Put a note that names this sink of this deployment as the owner of the directory.
 
-        Raises CheckpointForeign if the place has micro-batches of another query, which have the
-        same numbers. Raises StateError if the place cannot be read or written.
+        A repeated call has no effect. Raises CheckpointForeign if the directory has another owner,
+        or rows without a note, since its micro-batches may have the same numbers. Raises StateError
+        if it cannot be read or written.
         """
         owner = {"deployment": deployment, "sink": sink, "checkpoint": checkpoint}
         note = self._store.get(OWNER)
@@ -147,7 +145,7 @@ class ParquetDirectory(Sink):
 
 
 def read_note(note: bytes) -> Any:
-    """Return the content of a JSON note, or None if the note is damaged."""
+    """Return the value of a JSON note, or None if the note is damaged."""
     try:
         return json.loads(note)
     except ValueError:
@@ -155,7 +153,7 @@ def read_note(note: bytes) -> Any:
 
 
 def is_owner(found: Any, deployment: str, sink: str) -> bool:
-    """Return whether the note of a directory names this sink of this deployment as its owner."""
+    """Return whether the value of a note names this sink of this deployment as the owner."""
     return (
         isinstance(found, dict)
         and found.get("deployment") == deployment
@@ -166,8 +164,10 @@ def is_owner(found: Any, deployment: str, sink: str) -> bool:
 def owned_by_another(
     place: str, found: Any, deployment: str, checkpoint: str, has_rows: bool
 ) -> str:
-    """Return an error message that names the owner, from its note, and the way to release the
-    place.
+    """Return the message of the error for a directory with another owner, and a way out.
+
+    ``place``: the directory. ``found``: the value of its note. ``deployment``, ``checkpoint``: of
+    the refused query. ``has_rows``: whether the directory has rows.
     """
     owner = "another checkpoint or another sink"
     if isinstance(found, dict) and found.get("deployment") == deployment:
@@ -219,24 +219,19 @@ def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordB
 
 def _with_intervals(table: pa.Table) -> pa.Table:
     """Add the metadata with which Spark reads durations as intervals, not as integers."""
-    if not any(_has(field.type, pa.types.is_duration) for field in table.schema):
+    if not any(has_type(field.type, pa.types.is_duration) for field in table.schema):
         return table
     spark = from_arrow_schema(table.schema)
     target = to_arrow_schema(spark)  # in microseconds
     fields = [
-        there if _has(here.type, pa.types.is_duration) else here
+        there if has_type(here.type, pa.types.is_duration) else here
         for here, there in zip(table.schema, target, strict=True)
     ]
     return table.cast(pa.schema(fields, metadata={_SPARK_SCHEMA: spark.json()}))
 
 
-def _has(kind: pa.DataType, is_such: Callable[[pa.DataType], bool]) -> bool:
-    """Return whether a type, or a part of it at any depth, satisfies a predicate."""
-    return is_such(kind) or any(_has(kind.field(i).type, is_such) for i in range(kind.num_fields))
-
-
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Combine batches to tables of about a row group."""
+    """Combine batches to tables of about the size of a row group."""
     found: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

@@ -4,8 +4,8 @@ A bucket has no renames, and its listings may lag. So the name of a file follows
 ``batch_id=7/part-00001-of-00004-<content>.parquet``, where the content is the fingerprint of the
 micro-batch's rows. The number of files depends only on the files of the run. Another process that
 writes the same rows, after a crash or beside an abandoned task or driver, writes the same objects.
-Before the files, the sink puts the note ``_ackcore/batch_id=7.json``, if there is none. The note
-has the content, the number of files, and the names of the files that these replace.
+Before the files, the sink puts the note ``_ackcore/batch_id=7.json``. The note has the content, the
+number of files, and the names of the files that these replace.
 
 A micro-batch may get other rows later, for example if a sink around this one refuses some. Then a
 conditional put replaces the note that was read, and the files get new names. A paused driver or an
@@ -18,14 +18,13 @@ from __future__ import annotations
 import json
 import secrets
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from ackcore._records import Int64s
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
@@ -37,7 +36,7 @@ from ackcore.spark.sinks.parquet_directory import (
     read_note,
     write_parquet,
 )
-from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, read_all, read_sink_file
+from ackcore.spark.sinks.sink_batch import SinkBatch, read_all, read_sink_file
 from ackcore.spark.stores.interface import Store, StoreConflict
 
 #: Approximate bytes of the run's files that go into one Parquet file.
@@ -47,20 +46,16 @@ _AT_ONCE = 16
 
 
 class ParquetParts(NamedTuple):
-    """The names of the objects that hold a micro-batch's rows."""
+    """The names of the files that hold a micro-batch's rows."""
 
     #: The unique part of the names: `SinkBatch.fingerprint`, and after it a number if the rows
     #: replaced others.
     content: str
-    files: int  # the largest number of files; one without rows is not written
+    files: int  # the number of files; those without rows are not written
 
     def name(self, batch_id: int, number: int) -> str:
-        """Return the key of one object."""
+        """Return the key of file ``number`` in the bucket."""
         return f"batch_id={batch_id}/part-{number:05}-of-{self.files:05}-{self.content}.parquet"
-
-    def are_of(self, fingerprint: str, files: int) -> bool:
-        """Return whether the objects hold rows with a fingerprint, in a number of files."""
-        return self.files == files and self.content.partition("-")[0] == fingerprint
 
 
 class ParquetObjects(ParquetDirectory):
@@ -99,17 +94,17 @@ class ParquetObjects(ParquetDirectory):
         failpoint("in-sink", batch.batch_id)
 
     def _writer(self, parts: ParquetParts, batch: SinkBatch) -> Callable[..., None]:
-        """Return a function that writes the file of a number, in any process, unless it has no
-        rows.
+        """Return a function that writes one file, in any process, if it has rows.
 
-        Its arguments are the number and, unless they are to be read from the run's files, the rows.
+        Its arguments are the file's number, and optionally its rows, if they were read before.
         """
         store, compression = self._store, self.compression
         batch_id, files, nonacked = batch.batch_id, batch.files, batch.nonacked
 
         def write(number: int, rows: Iterable[pa.RecordBatch] | None = None) -> None:
             if rows is None:
-                rows = _one_by_one(files[number :: parts.files], nonacked)
+                mine = files[number :: parts.files]
+                rows = (each for file in mine for each in read_sink_file(file, nonacked))
             key = parts.name(batch_id, number)
             with tempfile.TemporaryDirectory() as place:
                 path = Path(place, "part.parquet")
@@ -125,17 +120,18 @@ class ParquetObjects(ParquetDirectory):
         return write
 
     def _announce(self, batch: SinkBatch, files: int) -> ParquetParts:
-        """Write the note of the files to come, and empty the files that they replace.
+        """Write the note of the files to be written, empty the files that they replace, and return
+        their names.
 
         An existing note is always replaced. So the conditional put of a paused driver that has read
-        it fails.
+        it fails. ``files``: the number of files to be written.
         """
         batch_id, fingerprint = batch.batch_id, batch.fingerprint()
         key, parts = _note_of(batch_id), ParquetParts(fingerprint, files)
         whose = {"deployment": batch.deployment, "sink": batch.sink}
         check_fence()
         try:
-            self._store.replace(key, _noted(whose, parts, ()), None)
+            self._store.replace(key, _note(whose, parts, ()), None)
         except StoreConflict:
             found = self._store.get(key)
             if found is None:
@@ -149,7 +145,7 @@ class ParquetObjects(ParquetDirectory):
             return parts
         replaced = {ParquetParts(*each) for each in before["replaced"]}
         last = ParquetParts(before["content"], before["parts"])
-        if last.are_of(fingerprint, files):
+        if (last.content.partition("-")[0], last.files) == (fingerprint, files):
             parts = last
         else:
             replaced.add(last)
@@ -157,7 +153,7 @@ class ParquetObjects(ParquetDirectory):
             parts = ParquetParts(f"{fingerprint}-{len(replaced)}", files)
         # After the read of the note: a driver that takes over from now on replaces the note.
         check_fence()
-        self._store.replace(key, _noted(whose, parts, replaced), found.version)
+        self._store.replace(key, _note(whose, parts, replaced), found.version)
         self._empty(batch, replaced)
         return parts
 
@@ -184,9 +180,10 @@ def _note_of(batch_id: int) -> str:
     return f"_ackcore/batch_id={batch_id}.json"
 
 
-def _noted(
+def _note(
     whose: Mapping[str, str], parts: ParquetParts, replaced: Collection[ParquetParts]
 ) -> bytes:
+    """Return the bytes of a note; ``whose``: the deployment and the sink."""
     # A random token makes each note's bytes unique, as its version may depend on them.
     about = {**whose, "write": secrets.token_hex(16)}
     content, files = parts
@@ -195,20 +192,12 @@ def _noted(
 
 
 def _check_announced(store: Store, batch_id: int, parts: ParquetParts) -> None:
-    """Check that the note of a micro-batch still names these rows.
-
-    Raises CheckpointInUse if other rows have replaced them.
-    """
+    """Raise CheckpointInUse if the note of a micro-batch names other files by now."""
     found = store.get(_note_of(batch_id))
     note = {} if found is None else read_note(found.data)
     if (note.get("content"), note.get("parts")) != parts:
         raise CheckpointInUse(
-            f"micro-batch {batch_id} in {store.url} now has other rows, which a driver that took "
-            "over from this one, or a later attempt, has written; this attempt writes no more. Let "
+            f"micro-batch {batch_id} in {store.url} was written with other rows meanwhile, by "
+            "another driver or by a later attempt of this one; this attempt writes no more. Let "
             "the other driver run, or stop it and start this query again"
         )
-
-
-def _one_by_one(files: Sequence[BatchFile], nonacked: Int64s) -> Iterator[pa.RecordBatch]:
-    for file in files:
-        yield from read_sink_file(file, nonacked)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ackcore.topology.parts import MAX_REFUSED
-
 if TYPE_CHECKING:
     from ackcore.spark.sinks.postgres_sink import PostgresSink
 
@@ -17,7 +15,6 @@ def to_postgres(
     *,
     keys: str | Sequence[str] | None = None,
     marker: str = "ackcore_batches",
-    max_refused: int = MAX_REFUSED,
 ) -> PostgresSink:
     """Return a sink that writes the rows of ACKED records into a table of PostgreSQL.
 
@@ -42,10 +39,6 @@ def to_postgres(
     marker : str, default "ackcore_batches"
         The table with the number of each sink's last micro-batch, in the schema of `table` unless
         it names another one. Created if it does not exist.
-    max_refused : int, default 10_000
-        The maximum number of refused rows per micro-batch, which are searched within the
-        transaction. One more ends the query (`TooManyRefused`), and nothing of the micro-batch is
-        written.
 
     Raises
     ------
@@ -57,7 +50,8 @@ def to_postgres(
     Notes
     -----
     A row that violates a constraint, or has a value that does not fit its column, is refused: its
-    record becomes a dead letter with PostgreSQL's error, and the other rows are written.
+    record becomes a dead letter with PostgreSQL's error, and the other rows are written. More than
+    10,000 such rows in a micro-batch end the query (`TooManyRefused`), and none of it is written.
 
     If other rows can be written, a row is also refused in these cases: a trigger rejects it
     (``P0001``) or fails for it; it violates NOT NULL of a domain or of another table; its text is
@@ -71,4 +65,4 @@ def to_postgres(
         raise ImportError(
             "to_postgres() needs psycopg, which is not installed: pip install 'ackcore[postgres]'"
         ) from error
-    return PostgresSink(dsn, table, keys, marker, max_refused)
+    return PostgresSink(dsn, table, keys, marker)

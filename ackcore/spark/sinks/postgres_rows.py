@@ -10,17 +10,20 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import psycopg
 import pyarrow as pa
 
-from ackcore._records import Int64s
 from ackcore.spark.sinks.copy_format import as_csv
-from ackcore.spark.sinks.postgres_catalog import asking, nulls_differ, quoted, way_into
-from ackcore.spark.sinks.rejects import RefusalCount
-from ackcore.spark.sinks.sink_batch import SinkBatch, read_with_places
+from ackcore.spark.sinks.postgres_catalog import (
+    Connection,
+    columns_of,
+    nulls_differ,
+    quoted,
+    write_access,
+)
+from ackcore.spark.sinks.sink_batch import SinkBatch
 
 #: The maximum number of rows that are sent, and bisected, at a time.
 _CHUNK = 1 << 16
@@ -47,95 +50,86 @@ _NOT_ALLOWED = "42501"
 Chunks = Iterator[tuple[int, pa.RecordBatch]]
 
 
-class Into(NamedTuple):
-    """The destination of rows."""
-
-    table: str  # the table's name in SQL
-    names: Sequence[str]  # the columns, in the order of the stream's columns
-    keys: Sequence[str]  # the key columns among them
-    #: For each column, True if its lists become PostgreSQL arrays, False if they become JSON.
-    arrays: list[bool]
-
-
 class PostgresRows:
     """The writer of one micro-batch's rows.
 
-    ``connection``: a connection with an open transaction. ``chunks``: yields the rows as `numbered`
-    does; called again if some rows are refused. ``count``: counts the refused rows.
+    ``connection``: a connection with an open transaction. ``table``: the table's name in SQL.
+    ``keys``: the key columns. ``check``: raises if too many rows are refused.
     """
 
     def __init__(
         self,
-        connection: psycopg.Connection[Any],
-        into: Into,
-        chunks: Callable[[], Chunks],
-        count: RefusalCount[psycopg.Error],
+        connection: Connection,
+        table: str,
+        keys: Sequence[str],
+        batch: SinkBatch,
+        check: Callable[[dict[int, psycopg.Error]], None],
     ) -> None:
-        self._connection, self._into, self._chunks, self._count = connection, into, chunks, count
-        self._ask = asking(connection)
-        self._named = ", ".join(map(quoted, into.names))
-        self._way = way_into(self._ask, into.table)
-        #: Whether any row was written.
-        self._any_taken = False
+        self._connection, self._table, self._keys = connection, table, keys
+        self._batch, self._check = batch, check
+        self._names = batch.schema().names
+        self._named = ", ".join(map(quoted, self._names))
+        columns = columns_of(connection, table)
+        #: For each column, True if its lists become PostgreSQL arrays, False if they become JSON.
+        self._arrays = [name in columns and columns[name].is_array for name in self._names]
+        self._access = write_access(connection, table)
+        #: The errors of refused rows, by row number.
+        self._refused: dict[int, psycopg.Error] = {}
+        #: Whether any row was written into the table, or into the temporary table.
+        self._any_written = False
 
     def write(self) -> dict[int, psycopg.Error]:
         """Write the rows; return the errors of refused rows, by row number."""
-        refused = self._write_and_bisect()
-        for error in () if self._any_taken else refused.values():
-            if self._is_of_table(error) or (self._is_suspect(error) and len(refused) > 1):
+        self._write_and_bisect()
+        for error in () if self._any_written else self._refused.values():
+            if self._is_of_table(error) or (self._is_suspect(error) and len(self._refused) > 1):
                 raise error  # perhaps a trigger of the whole table: no row is at fault
-        return refused
+        return self._refused
 
-    def _write_and_bisect(self) -> dict[int, psycopg.Error]:
+    def _write_and_bisect(self) -> None:
         # A deferred constraint would refuse the whole micro-batch at its end.
         self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        if self._way.copies and not self._into.keys:
-            copy = f"COPY {self._into.table} ({self._named}) FROM STDIN (FORMAT csv)"
-            return self._copy_all(copy, numbered=False)[0]
+        if self._access.by_copy and not self._keys:
+            copy = f"COPY {self._table} ({self._named}) FROM STDIN (FORMAT csv)"
+            self._copy_all(copy, numbered=False)
+            return
         self._connection.execute(
             f"CREATE TEMP TABLE {_STAGE} ON COMMIT DROP AS SELECT {self._named},"
-            f" NULL::bigint AS {_ROW} FROM {self._into.table} WITH NO DATA"
+            f" NULL::bigint AS {_ROW} FROM {self._table} WITH NO DATA"
         )
         copy = f"COPY {_STAGE} ({self._named}, {_ROW}) FROM STDIN (FORMAT csv)"
-        refused, rows = self._copy_all(copy, numbered=True)
-        return {**refused, **self._merge_all(rows, sorted(refused))}
+        self._merge_all(self._copy_all(copy, numbered=True))
 
-    def _copy_all(self, copy: str, *, numbered: bool) -> tuple[dict[int, psycopg.Error], int]:
-        """Copy the rows; return the errors of refused rows, by row number, and the row count."""
+    def _copy_all(self, copy: str, *, numbered: bool) -> int:
+        """Copy the rows by a COPY statement; return the number of all rows, refused ones included.
+
+        ``numbered``: whether the statement has a last column for the row's number.
+        """
         rows = 0
 
-        def texts(chunks: Chunks) -> Iterator[Any]:
-            nonlocal rows
-            for first, chunk in chunks:
-                yield as_csv(chunk, self._into.arrays, first if numbered else None)
-                rows = first + len(chunk)
-
         def send(chunks: Chunks) -> None:
+            nonlocal rows
             with self._connection.cursor() as cursor, cursor.copy(copy) as out:
-                for text in texts(chunks):
-                    out.write(text)
+                for first, chunk in chunks:
+                    out.write(as_csv(chunk, self._arrays, first if numbered else None))
+                    rows = first + len(chunk)
 
-        if self._is_taken(lambda: send(self._chunks())) is None:
-            return {}, rows
-        refused: dict[int, psycopg.Error] = {}
-        for first, chunk in self._chunks():
+        if self._try_write(lambda: send(_chunks_of(self._batch))) is None:
+            return rows
+        for first, chunk in _chunks_of(self._batch):
 
             def write(start: int, stop: int, first: int = first, chunk: Any = chunk) -> None:
                 send(iter([(start, chunk.slice(start - first, stop - start))]))
 
-            refused.update(self._bisect(first, first + len(chunk), write))
+            self._bisect(first, first + len(chunk), write)
             rows = first + len(chunk)
-        return refused, rows
+        return rows
 
-    def _merge_all(self, rows: int, absent: Sequence[int]) -> dict[int, psycopg.Error]:
-        """Merge the copied rows into the table; return the errors of refused rows, by row number.
-
-        ``absent`` are the numbers of rows that the copy refused.
-        """
-        into = self._into
-        distinct, tail = self._by_keys() if into.keys else ("", f" ORDER BY {_ROW}")
+    def _merge_all(self, rows: int) -> None:
+        """Merge the temporary table into the table; ``rows``: the result of `_copy_all`."""
+        distinct, tail = self._by_keys() if self._keys else ("", f" ORDER BY {_ROW}")
         head = (
-            f"INSERT INTO {into.table} ({self._named}) SELECT {distinct}{self._named}"
+            f"INSERT INTO {self._table} ({self._named}) SELECT {distinct}{self._named}"
             f" FROM {_STAGE} WHERE {_ROW} BETWEEN "
         )
 
@@ -143,35 +137,37 @@ class PostgresRows:
             self._connection.execute(f"{head}{start} AND {stop - 1}{tail}")
 
         # Memory for the sort; a larger setting of the user is kept.
-        self._ask(
+        self._connection.execute(
             "SELECT set_config('work_mem', '64MB', true) WHERE pg_size_bytes("
             "current_setting('work_mem')) < 64 * 1024 * 1024"
         )
-        error = self._is_taken(lambda: write(0, rows))
+        error = self._try_write(lambda: write(0, rows))
         if error is None:
-            return {}
-        self._any_taken = False  # only the temporary table has rows
+            return
+        self._any_written = False  # only the temporary table has rows
         self._connection.execute(f"CREATE INDEX ON {_STAGE} ({_ROW})")
         self._connection.execute(f"ANALYZE {_STAGE}")
-        return dict(self._bisect(0, rows, write, absent, error))
+        self._bisect(0, rows, write, sorted(self._refused), error)
 
     def _by_keys(self) -> tuple[str, str]:
         """Return the DISTINCT and ON CONFLICT clauses that keep the last row of each key."""
-        into = self._into
-        keys = ", ".join(map(quoted, into.keys))
+        keys = ", ".join(map(quoted, self._keys))
         unlike = ""
-        if nulls_differ(self._ask, into.table, into.keys):
-            some = " OR ".join(f"{quoted(key)} IS NULL" for key in into.keys)
+        if nulls_differ(self._connection, self._table, self._keys):
+            some = " OR ".join(f"{quoted(key)} IS NULL" for key in self._keys)
             unlike = f", CASE WHEN {some} THEN {_ROW} END"
-        others = [quoted(name) for name in into.names if name not in into.keys]
+        others = [quoted(name) for name in self._names if name not in self._keys]
         sets = ", ".join(f"{name} = EXCLUDED.{name}" for name in others)
         return f"DISTINCT ON ({keys}{unlike}) ", (
             f" ORDER BY {keys}{unlike}, {_ROW} DESC ON CONFLICT ({keys}) DO "
             f"{f'UPDATE SET {sets}' if sets else 'NOTHING'}"
         )
 
-    def _is_taken(self, write: Callable[[], None]) -> psycopg.Error | None:
-        """Write within a savepoint; return the error if a row was refused, None otherwise."""
+    def _try_write(self, write: Callable[[], None]) -> psycopg.Error | None:
+        """Call ``write`` within a savepoint.
+
+        Returns the error if PostgreSQL refused a row, None if not. Raises all other errors.
+        """
         try:
             with self._connection.transaction():
                 write()
@@ -188,19 +184,18 @@ class PostgresRows:
         return state.startswith(_REFUSALS) and state not in _OURS
 
     def _is_suspect(self, error: psycopg.Error) -> bool:
-        """Return whether the error counts as a row's fault only if other rows can be written."""
+        """Return whether an error refuses a row only if other rows can be written."""
         return (error.sqlstate or "").startswith(_SUSPECT) or self._is_of_table(error)
 
     def _is_of_table(self, error: psycopg.Error) -> bool:
-        """Return whether the error may come from the table and not from a row.
+        """Return whether the table may have caused an error, and not the values of a row.
 
-        Such errors are violations of a policy, and nulls in a column that the stream does not have.
-        Such a null may also come from a trigger, or from a domain, for which PostgreSQL names no
-        column.
+        Such errors are violations of a policy, and nulls in a column that the stream does not have,
+        or that PostgreSQL does not name.
         """
         if error.sqlstate == _NOT_ALLOWED:
-            return self._way.has_policies
-        return error.sqlstate == _NOT_NULL and error.diag.column_name not in self._into.names
+            return self._access.has_policies
+        return error.sqlstate == _NOT_NULL and error.diag.column_name not in self._names
 
     def _bisect(
         self,
@@ -209,11 +204,12 @@ class PostgresRows:
         write: Callable[[int, int], None],
         absent: Sequence[int] = (),
         error: psycopg.Error | None = None,
-    ) -> Iterator[tuple[int, psycopg.Error]]:
-        """Write rows by bisection, in their order; yield the rows that are refused alone.
+    ) -> None:
+        """Write rows by bisection, in their order, and add the refused ones to `_refused`.
 
-        The numbers of ``absent`` rows are sorted; ``error`` is the error of the whole range, if
-        known.
+        ``start``, ``stop``: the range of row numbers. ``write``: writes such a range. ``absent``:
+        the sorted numbers of rows that it cannot write. ``error``: the error of the whole range, or
+        None if it was not tried.
         """
         pending: list[tuple[int, int, psycopg.Error | None]] = [(start, stop, error)]
         suspects = 0
@@ -222,40 +218,26 @@ class PostgresRows:
             if bisect_left(absent, stop) - bisect_left(absent, start) == stop - start:
                 continue  # no row of this range was copied
             if error is None:
-                error = self._is_taken(lambda a=start, b=stop: write(a, b))  # type: ignore[misc]
+                error = self._try_write(lambda a=start, b=stop: write(a, b))  # type: ignore[misc]
             if error is None:
-                self._any_taken = True
+                self._any_written = True
                 continue
             if stop - start == 1:
                 suspects += self._is_suspect(error)
-                if suspects >= _HOPELESS and not self._any_taken:
+                if suspects >= _HOPELESS and not self._any_written:
                     raise error
-                self._count.add(error)
-                yield start, error
+                self._refused[start] = error
+                self._check(self._refused)
             else:
                 middle = (start + stop) // 2
                 pending += [(middle, stop, None), (start, middle, None)]
 
 
-def numbered(batch: SinkBatch) -> Chunks:
-    """Yield the rows in batches, each with the number of its first row."""
+def _chunks_of(batch: SinkBatch) -> Chunks:
+    """Yield the rows of a micro-batch in chunks, each with the number of its first row."""
     first = 0
     for rows in batch.record_batches():
         for at in range(0, len(rows), _CHUNK):
             chunk = rows.slice(at, _CHUNK)
             yield first, chunk
             first += len(chunk)
-
-
-def placed(
-    batch: SinkBatch, refused: dict[int, psycopg.Error]
-) -> Iterator[tuple[int, int, psycopg.Error]]:
-    """Yield file, place and error of each refused row; ``refused`` has the errors by row number."""
-    numbers: Int64s = np.array(sorted(refused), np.int64)
-    first = 0
-    for file, about in enumerate(batch.files):
-        for rows, places in read_with_places(about, batch.nonacked):
-            start, stop = np.searchsorted(numbers, [first, first + len(rows)])
-            for row in numbers[start:stop].tolist():
-                yield file, int(places[row - first]), refused[row]
-            first += len(rows)

@@ -1,9 +1,9 @@
-"""The rows that a sink refuses, and the reasons."""
+"""`SinkRejects`: the rows that a sink refuses, and the reasons."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,63 +25,52 @@ E = TypeVar("E", bound=BaseException)
 
 
 class InvalidRejects(TypeError, ValueError):
-    """A sink returned an invalid `SinkRejects`, or refused rows that it was not given.
+    """A `SinkRejects` is invalid: it has wrong arguments, or names rows that the sink did not get.
 
-    This is a programming error in the sink, not an outage: it ends the query at once.
+    This is a programming error in the sink. It ends the query without a retry.
     """
+
+
+#: The maximum number of refused rows that are searched in a micro-batch. Each costs some statements
+#: in a transaction, or some calls of the sink.
+MAX_REFUSED = 10_000
 
 
 class TooManyRefused(RuntimeError):
-    """A sink refuses more rows of a micro-batch than its limit.
+    """A sink refuses too many rows of a micro-batch.
 
-    Nothing of the micro-batch is written, or it will be replaced.  The error ends the query at
-    once.
+    The limit is 10,000 rows that a database refuses or that are found by ``isolate``. A sink of
+    ``"<table>.changes"`` or ``"<table>.closed"`` may refuse none. Nothing of the micro-batch is
+    written, or the next attempt replaces it. The error ends the query without a retry.
     """
 
 
-def too_many_refused(
-    where: str, batch_id: int, limit: int, first: BaseException, left: str, costs: str
-) -> TooManyRefused:
-    """Return the error.
+def too_many_refused(where: str, batch_id: int, first: BaseException, left: str) -> TooManyRefused:
+    """Return the error for more than `MAX_REFUSED` refused rows.
 
-    ``left`` is a sentence on what is written; ``costs`` is a clause on the cost of a higher limit.
+    ``where``: the sink, and its table if it has one. ``first``: the error of the first refused row.
+    ``left``: a sentence that says whether rows of the micro-batch are written.
     """
     return TooManyRefused(
-        f"{where} refuses more than {limit} rows of micro-batch {batch_id}, the first with "
-        f"{type(first).__name__}: {one_line(first)}. {left}. If the table is the cause, change it; "
-        f"if the rows are the cause, raise max_refused, {costs}. Then start again on the same "
-        "checkpoint: the sink gets the same rows"
+        f"{where} refuses more than {MAX_REFUSED:,} rows of micro-batch {batch_id}, the first with "
+        f"{type(first).__name__}: {one_line(first)}. {left}. If the sink or its table is the "
+        "cause, change it. If the rows are the cause, declare a sink of your own that raises "
+        "SinkRejects with these rows and calls this one with the others. Then start again on the "
+        "same checkpoint: the sink gets the same rows"
     )
 
 
-class RefusalCount(Generic[E]):
-    """The number of rows of a micro-batch that a database has refused, with a limit.
+def check_refused(
+    where: str, batch_id: int, without_values: Callable[[E], BaseException], refused: dict[int, E]
+) -> None:
+    """Raise `TooManyRefused` if a database has refused more than `MAX_REFUSED` rows.
 
-    ``where``: the sink and its target. ``limit``: the maximum number of refused rows.
-    ``without_values``: returns an error without values of rows.
+    ``where``: the sink and its table. ``without_values``: returns an error without values of rows.
+    ``refused``: the errors by row number.
     """
-
-    def __init__(
-        self, where: str, batch_id: int, limit: int, without_values: Callable[[E], BaseException]
-    ) -> None:
-        self._where, self._batch_id, self._limit = where, batch_id, limit
-        self._without_values = without_values
-        self._count = 0
-        self._first: E | None = None
-
-    def add(self, error: E) -> None:
-        """Count a refused row; raise `TooManyRefused` above the limit."""
-        self._first = self._first or error
-        self._count += 1
-        if self._count > self._limit:
-            raise too_many_refused(
-                self._where,
-                self._batch_id,
-                self._limit,
-                self._without_values(self._first),
-                "Nothing of the micro-batch is written",
-                "which costs some statements per row, all in one transaction",
-            )
+    if len(refused) > MAX_REFUSED:
+        first = without_values(next(iter(refused.values())))
+        raise too_many_refused(where, batch_id, first, "Nothing of the micro-batch is written")
 
 
 class SinkRejects(Exception):
@@ -111,9 +100,10 @@ class SinkRejects(Exception):
         rows.  It is a `TypeError` and a `ValueError`; it ends the query without a retry.
     """
 
-    #: The refused values; None if the rows are named by their places.
+    #: The values that name the rows; None if `places` names them.
     values: pa.Table | None
-    #: The numbers of the rows' files in `SinkBatch.files`, and their places in them; or None.
+    #: For each row, the index of its file in `SinkBatch.files`, and of the row in this file; None
+    #: if `values` names the rows.
     places: tuple[Int64s, Int64s] | None
     #: The distinct reasons, and for each row the index of its reason.
     reasons: list[str | BaseException]
@@ -126,30 +116,31 @@ class SinkRejects(Exception):
         if self.places is None:
             self.values = _table(rows)
         self.reasons, self.reason_of = _reasons(reasons, len(self))
-        super().__init__(f"{len(self)} rows are refused{_told(self.reasons)}")
+        super().__init__(f"{len(self)} rows are refused{_first_reason(self.reasons)}")
 
     @classmethod
     def at(cls, files: npt.ArrayLike, rows: npt.ArrayLike, reasons: Reasons) -> SinkRejects:
-        """Return a `SinkRejects` that names rows by their places, for use in ``write``.
+        """Return a `SinkRejects` that names rows by their places in the files of a `SinkBatch`.
 
         Parameters
         ----------
         files : array_like of int
-            For each refused row, the number of its file in `SinkBatch.files`.
+            For each refused row, the index of its file in `SinkBatch.files`.
         rows : array_like of int
-            For each refused row, its place in its file, as `read_with_places` yields it.
+            For each refused row, its index in this file, as `read_with_places` yields it.
         reasons : str, exception, sequence of them, or column of texts
             One reason for all rows, or one for each.
         """
         of, at = _numbers(files, "files"), _numbers(rows, "rows")
         if len(of) != len(at):
             raise InvalidRejects(
-                f"files has {len(of)} items and rows has {len(at)}; they must pair up one by one"
+                f"files of SinkRejects.at() has {len(of)} items and rows has {len(at)}; they must "
+                "pair up one by one"
             )
         return cls(pa.table({}), reasons, _places=(of, at))
 
     def __len__(self) -> int:
-        """Return the number of refused rows that are named."""
+        """Return the number of places, or of rows of values, that name refused rows."""
         if self.places is not None:
             return len(self.places[0])
         assert self.values is not None
@@ -167,15 +158,15 @@ def _table(rows: Any) -> pa.Table:
     if hasattr(rows, "sparkSession"):
         return to_arrow(rows)
     raise InvalidRejects(
-        "rows must be a table, a batch or a DataFrame with some of the stream's columns, got "
-        f"{type(rows).__name__}; pyarrow.table({{'id': [...]}}) makes one"
+        "rows of SinkRejects must be a pyarrow.Table, a RecordBatch or a DataFrame with some of "
+        f"the stream's columns, got {type(rows).__name__}; pyarrow.table({{'id': [...]}}) makes one"
     )
 
 
 def _numbers(values: npt.ArrayLike, name: str) -> Int64s:
     found = np.asarray(values)
     if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
-        raise InvalidRejects(f"{name} must be integers, got {values!r:.80}")
+        raise InvalidRejects(f"{name} of SinkRejects.at() must be integers, got {values!r:.80}")
     return found.astype(np.int64)
 
 
@@ -191,7 +182,7 @@ def _reasons(reasons: Reasons, n: int) -> tuple[list[str | BaseException], Int32
         raise _no_reason(type(reasons).__name__)
     if len(of) != n:
         raise InvalidRejects(
-            f"{len(of)} reasons are given for {n} rows; give one for each, or one for all"
+            f"SinkRejects has {len(of)} reasons for {n} rows; give one for each, or one for all"
         )
     return found, of
 
@@ -224,10 +215,11 @@ def _of_sequence(
 
 
 def _no_reason(got: str) -> InvalidRejects:
-    return InvalidRejects(f"a reason must be a text or an exception, got {got}")
+    return InvalidRejects(f"each reason of SinkRejects must be a str or an exception, got {got}")
 
 
-def _told(reasons: list[str | BaseException]) -> str:
+def _first_reason(reasons: list[str | BaseException]) -> str:
+    """Return the first reason for the message of a `SinkRejects`."""
     if not reasons:
         return ""
     first = reasons[0]

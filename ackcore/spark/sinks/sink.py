@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -12,14 +11,13 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign, one_line
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import raised_by
-from ackcore.spark.base.versions import from_arrow_schema
+from ackcore.spark.sinks.columns import spark_schema
 from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.sinks.sink_batch import SinkBatch
 
@@ -42,9 +40,8 @@ class Sink(ABC):
 
     1. `check` when a query starts, before anything runs; also for queries that are then refused.
     2. `claim` after that, once the driver owns the checkpoint.
-    3. `write` for each micro-batch in which rows were emitted to the sink. Micro-batches come in
-       the order of their numbers. All rows may belong to records that are not ACKED; the sink then
-       gets none.
+    3. `write` for each micro-batch in which rows were emitted to the sink, in the order of their
+       numbers. It gets the rows of ACKED records only, which may be none.
     4. `release` when the query or `run_batch` has ended.
 
     After a crash or an error, `write` is called again with the same number and the same rows. Each
@@ -63,8 +60,8 @@ class Sink(ABC):
     #: Whether `write` calls `check_fence` itself before its first effect. Otherwise ackcore checks
     #: before each call that this driver still owns the checkpoint.
     checks_fence: bool = False
-    #: A directory or a place in a bucket to which no other sink may write. `TopologyBuilder.build`
-    #: refuses two sinks with the same one.
+    #: A directory, or a prefix in a bucket, to which no other sink may write.
+    #: `TopologyBuilder.build` refuses two sinks with the same one.
     own_place: str | None = None
 
     def check(  # noqa: B027
@@ -132,31 +129,28 @@ class Sink(ABC):
         """
 
     def release(self, sink: str, deployment: str) -> None:  # noqa: B027
-        """Close what the sink keeps open for a query. Does nothing by default.
+        """Close connections that the sink keeps open for a query. Does nothing by default.
 
-        A later `write` may open it again. An error is logged.
+        A later `write` may open them again. An error is logged.
         """
 
 
 class Written(NamedTuple):
-    """The record of the last micro-batch that a `TransactionalSink` has written.
+    """The last micro-batch that a `TransactionalSink` has written, as recorded in its store.
 
     Attributes
     ----------
     number : int
         The number of the micro-batch, at least 0; negative if there was none.
     content : str
-        `SinkBatch.content`, or `ANY_CONTENT`.
-    refused : SinkRejects, optional
-        The rows that were refused while the others were written.
+        `SinkBatch.content` of the micro-batch, or `ANY_CONTENT`.
     """
 
     number: int
     content: str
-    refused: SinkRejects | None = None
 
 
-#: A content that equals all others. A user sets it to have a written number accepted.
+#: A content that equals all others. A user records it to have a micro-batch counted as written.
 ANY_CONTENT = "any"
 
 
@@ -168,11 +162,12 @@ class TransactionalSink(Sink, Generic[T]):
     these methods in one transaction:
 
     1. `begin`, and `read_number` in the new transaction.
-    2. If the store has the micro-batch with the same content, nothing is written. If it has this
+    2. A check that this driver still owns the checkpoint; if not, `CheckpointInUse` is raised.
+       ackcore also checks before it calls `write`, because `begin` may end the session of another
+       driver.
+    3. If the store has the micro-batch with the same content, nothing is written. If it has this
        number with other content, or a later number, the checkpoint was restored from a backup or
-       another query wrote them: `CheckpointForeign`.
-    3. A check that this driver still owns the checkpoint: `CheckpointInUse`. ackcore also checks
-       before it calls `write`, because `begin` may end the session of another driver.
+       another query wrote them, and `CheckpointForeign` is raised.
     4. `write_rows`, `record` and `commit`.
 
     Two drivers must not both commit the same micro-batch. So `read_number` locks the number until
@@ -185,33 +180,35 @@ class TransactionalSink(Sink, Generic[T]):
     def begin(self, batch: SinkBatch) -> AbstractContextManager[T]:
         """Return a context manager that begins a transaction and yields it.
 
-        On exit it rolls the transaction back unless `commit` was called, and translates errors of
-        the store, if need be. It may use a connection that stays open until `release`.
+        On exit it rolls the transaction back unless `commit` was called. It may use a connection
+        that stays open until `release`, and raise other errors in place of those of the store.
         """
 
     @abstractmethod
     def read_number(self, transaction: T, batch: SinkBatch) -> Written | None:
-        """Return the recorded last micro-batch of ``(batch.deployment, batch.sink)``, or None."""
+        """Return what `record` has stored for ``(batch.deployment, batch.sink)``, or None."""
 
     @abstractmethod
     def write_rows(self, transaction: T, batch: SinkBatch) -> SinkRejects | None:
         """Write the rows of ``batch.record_batches()``.
 
-        Returns or raises `SinkRejects` as `Sink.write` does.
+        Returns or raises `SinkRejects` if rows are refused. Either way the transaction is rolled
+        back, and `write` is called again without these rows.
         """
 
     @abstractmethod
     def record(self, transaction: T, batch: SinkBatch, written: Written) -> None:
-        """Replace the recorded micro-batch of ``(batch.deployment, batch.sink)``."""
+        """Store ``written`` for ``(batch.deployment, batch.sink)``, in place of the one before."""
 
     @abstractmethod
     def commit(self, transaction: T) -> None:
-        """Commit the transaction. If its outcome is unknown, raise: the next call looks it up."""
+        """Commit the transaction. Raise if the outcome is unknown: the next call reads it."""
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return how a user has micro-batches from this one to ``last`` written again.
+        """Return advice on how to have micro-batches from ``batch`` to ``last`` written again.
 
-        The text is the end of a `CheckpointForeign`. Override it to name the statement to run.
+        It is the end of the message of a `CheckpointForeign`. Override it to name the statement
+        that a user must run.
         """
         return (
             f"or delete the number that {self!r} has recorded for deployment {batch.deployment} "
@@ -220,10 +217,11 @@ class TransactionalSink(Sink, Generic[T]):
         )
 
     def write(self, batch: SinkBatch) -> SinkRejects | None:
-        """Write the rows of a micro-batch and its number in one transaction, unless it is there.
+        """Write the rows of a micro-batch and its number in one transaction, if the store lacks it.
 
-        Raises CheckpointForeign if the store has this micro-batch with other rows, or a later one.
-        Raises CheckpointInUse if another driver has taken over. Raises errors of the subclass.
+        Raises CheckpointForeign if the store has this micro-batch with other rows, or a later one;
+        CheckpointInUse if another driver has taken over; SinkRejects if rows are refused; and
+        errors of the subclass.
         """
         number, content = batch.batch_id, batch.content()
         with self.begin(batch) as transaction:
@@ -233,7 +231,7 @@ class TransactionalSink(Sink, Generic[T]):
             check_fence()
             if found is not None and found.number >= number:
                 if found.number == number and found.content in (content, ANY_CONTENT):
-                    return found.refused
+                    return None
                 raise CheckpointForeign(
                     f"{self!r} has micro-batch {found.number} of sink {batch.sink!r}, and the "
                     f"checkpoint {batch.checkpoint} is at micro-batch {number}"
@@ -242,41 +240,39 @@ class TransactionalSink(Sink, Generic[T]):
                     f"with a new checkpoint, {self.advice(batch, found.number)}"
                 )
             refused = self.write_rows(transaction, batch)
-            self.record(transaction, batch, Written(number, content, refused))
+            if refused is not None:
+                raise refused  # a repeated call would find the number, and could not refuse again
+            self.record(transaction, batch, Written(number, content))
             failpoint("in-transaction", number)
             self.commit(transaction)
-        return refused
+        return None
 
 
 class Connections(Generic[C]):
-    """The open connections of one writer, by deployment and sink.
+    """The open connections of one sink object, by deployment and sink name.
 
-    A pickled copy is empty, so that a writer can be sent to workers or copied.  Several threads may
-    use it, but only one at a time for the same deployment and sink.
+    A pickled copy is empty, so that the sink object can be sent to workers. Several threads may use
+    it, but only one at a time for the same deployment and name.
     """
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], C] = {}
-        self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[Connections[C]], tuple[()]]:
         return type(self), ()
 
     def get(self, sink: str, deployment: str) -> C | None:
-        """Return a sink's open connection, or None."""
-        with self._lock:
-            return self._open.get((deployment, sink))
+        """Return the open connection, or None."""
+        return self._open.get((deployment, sink))
 
     def put(self, sink: str, deployment: str, connection: C) -> C:
-        """Store a sink's open connection, and return it."""
-        with self._lock:
-            self._open[deployment, sink] = connection
+        """Store an open connection, and return it."""
+        self._open[deployment, sink] = connection
         return connection
 
     def release(self, sink: str, deployment: str) -> None:
-        """Close a sink's connection, if one is open."""
-        with self._lock:
-            found = self._open.pop((deployment, sink), None)
+        """Close the connection, if one is open."""
+        found = self._open.pop((deployment, sink), None)
         if found is not None:
             found.close()
 
@@ -291,23 +287,16 @@ class FunctionSink(Sink):
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise TypeError if Spark has no type for a column, so that there is no DataFrame."""
-        for field in schema:
-            try:
-                from_arrow_schema(pa.schema([field]))
-            except PySparkException:
-                raise TypeError(
-                    f"sink {sink!r} gets a DataFrame, and Spark has no type for {field.type} of "
-                    f"column {field.name!r}; have the bolt emit another type, or use to_parquet()"
-                ) from None
+        spark_schema(f"sink {sink!r}", schema)
 
     def write(self, batch: SinkBatch) -> SinkRejects | None:
-        """Call the function. A result other than `SinkRejects` is ignored."""
+        """Call the function; return its result if that is a `SinkRejects`, else None."""
         answer = self._function(batch.frame(), batch.batch_id)
         return answer if isinstance(answer, SinkRejects) else None
 
 
 def as_sink(writer: Sink | Callable[[DataFrame, int], object]) -> Sink:
-    """Return a writer that was passed to `TopologyBuilder.sink` as a `Sink`."""
+    """Return a sink as it is, and a function as a `FunctionSink`."""
     return writer if isinstance(writer, Sink) else FunctionSink(writer)
 
 
@@ -318,15 +307,14 @@ def check_sink(
     case_sensitive: bool = False,
     isolated: bool = False,
 ) -> None:
-    """Refuse a writer that could not write the rows of a stream, before anything runs.
+    """Check before a query starts that a writer can write the rows of a stream.
 
     Raises TypeError if the writer is neither a sink nor a function of (DataFrame, batch id), or
     cannot be isolated. Raises the errors of `Sink.check`.
 
-    ``name``: the sink's name, for errors. ``writer``: the writer that was passed to
-    `TopologyBuilder.sink`. ``schema``: the stream's schema, or None if it is not known.
-    ``case_sensitive``: whether the session distinguishes columns whose names differ only in case.
-    ``isolated``: whether the topology sets ``isolate`` for it.
+    ``writer``: the argument of `TopologyBuilder.sink`. ``schema``: the stream's schema, or None if
+    it is not known. ``isolated``: whether the topology sets ``isolate``. ``name`` and
+    ``case_sensitive``: as in `Sink.check`.
     """
     if not isinstance(writer, Sink):
         must = f"sink {name!r} must be a function of (DataFrame, batch_id) or a Sink"
@@ -344,16 +332,16 @@ def check_sink(
     sink = as_sink(writer)
     if isolated and not sink.replaces:
         raise TypeError(
-            f"sink {name!r} cannot be isolated: {writer!r} does not replace the rows that it has "
-            "written under the same number (Sink.replaces). Have it return or raise "
-            "ackcore.spark.SinkRejects"
+            f"sink {name!r} cannot have isolate: {writer!r} does not replace the rows that it has "
+            "written under the same number (Sink.replaces). Leave isolate out, and have the sink "
+            "return or raise ackcore.spark.SinkRejects"
         )
     if schema is not None:
         sink.check(name, schema, case_sensitive)
 
 
 def release_sinks(writers: Mapping[str, Any], deployment: str) -> None:
-    """Release the sink of each writer; a failure is logged."""
+    """Call `Sink.release` of each writer, by sink name; an error is logged."""
     for name, writer in writers.items():
         error = raised_by(partial(as_sink(writer).release, name, deployment))
         if error is not None:

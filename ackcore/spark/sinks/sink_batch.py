@@ -26,22 +26,23 @@ _NO_PLACES: Int64s = np.empty(0, np.int64)
 
 
 class BatchFile(NamedTuple):
-    """A file with rows for a sink; read it with `read_sink_file`."""
+    """A file with rows for a sink; `read_sink_file` reads it."""
 
     #: The path of an Arrow IPC stream file that driver and executors can read; a URL in a bucket.
     path: str
     #: The number of rows in the file, including rows that the sink does not get.  None if it was
     #: not recorded.
     rows: int | None
-    refused: Int64s = _NO_PLACES  # the places in the file of rows that the sink has refused; sorted
-    #: The first place to read and the end (exclusive), if only a part of the file is to be read.
+    #: The places of rows that the sink has refused, sorted. A place is the row's index in the file.
+    refused: Int64s = _NO_PLACES
+    #: The first place to read and the end (exclusive); None for the whole file.
     within: tuple[int, int] | None = None
     #: The size of the file in bytes.  None if it was not recorded; the file is then on a file
     #: system.
     nbytes: int | None = None
 
-    def of_rows(self) -> RowFile:
-        """Return the path with the recorded numbers of rows and bytes."""
+    def row_file(self) -> RowFile:
+        """Return path, rows and bytes for `read_rows`, which checks them."""
         return RowFile(self.path, self.rows, self.nbytes)
 
     def size(self) -> int:
@@ -72,7 +73,7 @@ class SinkBatch:
         The files with the rows.  They also have rows of `nonacked` roots and rows that the sink has
         refused; `read_sink_file` and `read_with_places` leave those out.
     nonacked : numpy.ndarray of int64
-        The roots whose rows are left out; sorted.
+        The root ids of the records that are not ACKED, sorted. Their rows are left out.
     age_ms : int or None, default None
         The time in milliseconds since the micro-batch was planned, if an earlier driver may have
         passed its rows to the sink.  None if that is impossible.
@@ -96,7 +97,7 @@ class SinkBatch:
         """Return the stream's schema."""
         file = self.files[0]
         # The last column holds the roots.
-        return pa.schema(list(read_schema(file.of_rows()))[:-1])
+        return pa.schema(list(read_schema(file.row_file()))[:-1])
 
     def record_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows on the driver, in the stream's columns.
@@ -107,9 +108,10 @@ class SinkBatch:
             yield from read_sink_file(file, self.nonacked)
 
     def numbered(self) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
-        """Yield the batches of `record_batches`, each with unique, growing numbers of its rows.
+        """Yield the batches of `record_batches`, each with the numbers of its rows.
 
-        `refuse` takes these numbers. All calls for a micro-batch give a row the same number.
+        The numbers are unique and increase, with gaps. A row has the same number in all calls for a
+        micro-batch. `refuse` takes these numbers.
         """
         for i, file in enumerate(self.files):
             for rows, places in read_with_places(file, self.nonacked):
@@ -125,12 +127,12 @@ class SinkBatch:
         reasons : str, exception, sequence of them, or column of texts
             One reason for all rows, or one for each.
         """
-        return SinkRejects.at(*places_of(np.asarray(numbers, np.int64)), reasons)
+        return SinkRejects.at(*split_numbers(np.asarray(numbers, np.int64)), reasons)
 
     def fingerprint(self) -> str:
-        """Return 16 hex digits that identify these rows, from file names and left-out rows.
+        """Return 16 hex digits that identify these rows, made of file names and left-out rows.
 
-        They change when rows are recorded as refused; see `content`.
+        They change when rows are recorded as refused. Those of `content` do not.
         """
         files = [
             [
@@ -155,7 +157,7 @@ class SinkBatch:
     def verify(self) -> None:
         """Raise `RowFileDamaged` if a file has changed since its run wrote it."""
         for file in self.files:
-            read_rows(file.of_rows())
+            read_rows(file.row_file())
 
     def frame(self, numbers: str | None = None) -> DataFrame:
         """Return the rows as a DataFrame with one partition per file.
@@ -184,8 +186,8 @@ class SinkBatch:
         return self.spark.range(0, len(files), 1, len(files)).mapInArrow(read, declared)
 
 
-def _digest(said: bytes) -> str:
-    return blake2b(said, digest_size=8, person=b"ackcore.accepted").hexdigest()
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=8, person=b"ackcore.accepted").hexdigest()
 
 
 #: The number of objects that the driver reads in parallel.
@@ -196,12 +198,12 @@ _NO_END = 1 << _PLACE_BITS
 
 
 def row_numbers(file: int, places: Int64s) -> Int64s:
-    """Return row numbers in the order of the rows, made of the file's number and their places."""
+    """Return numbers for rows of a file, made of the file's index and the rows' places in it."""
     return (np.int64(file) << _PLACE_BITS) | places
 
 
-def places_of(numbers: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the file numbers and the places in the files for some `row_numbers`."""
+def split_numbers(numbers: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the indexes of files and the places of rows of which `row_numbers` are made."""
     return numbers >> _PLACE_BITS, numbers & ((1 << _PLACE_BITS) - 1)
 
 
@@ -210,8 +212,7 @@ def read_sink_file(file: BatchFile, nonacked: Int64s) -> Iterator[pa.RecordBatch
 
     Raises RowFileDamaged before the first row, if the file has changed since its run wrote it.
 
-    ``file``: one of `SinkBatch.files`. ``nonacked``: `SinkBatch.nonacked`, the roots whose rows are
-    left out; sorted.
+    ``file``: one of `SinkBatch.files`. ``nonacked``: `SinkBatch.nonacked`.
     """
     for rows, _ in read_with_places(file, nonacked):
         yield rows
@@ -234,19 +235,19 @@ def read_all(files: Sequence[BatchFile], nonacked: Int64s) -> Iterator[pa.Record
 def read_with_places(file: BatchFile, nonacked: Int64s) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
     """Yield the batches of `read_sink_file`, each with the places of its rows in the file.
 
-    `SinkRejects.at` names a row by its file's number in `SinkBatch.files` and its place there.
+    `SinkRejects.at` names a row by the index of its file in `SinkBatch.files` and its place.
     """
     for batch, places in read_with_roots(file, nonacked):
         yield batch.select(batch.schema.names[:-1]), places
 
 
 def read_with_roots(file: BatchFile, nonacked: Int64s) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
-    """Yield the batches of `read_with_places` with one more column: each row's root or roots."""
+    """Yield the batches of `read_with_places` with one more column: each row's root id or ids."""
     start, stop = (0, _NO_END) if file.within is None else file.within
     if start >= stop:
         return
     first = 0
-    for batch in read_rows(file.of_rows()):
+    for batch in read_rows(file.row_file()):
         if first >= stop:
             break
         if first + len(batch) <= start:

@@ -1,4 +1,4 @@
-"""The error of a sink whose target cannot be used, and errors without secrets and values."""
+"""`SinkUnavailable`, and functions that remove secrets and values of rows from error texts."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class SinkUnavailable(RuntimeError):
 
 
 def unavailable(sink: str, where: str, said: str, way_out: str) -> SinkUnavailable:
-    """Return the error.
+    """Return a `SinkUnavailable` whose message has these parts.
 
-    ``where``: the sink's target, without secrets: ``table words at host=db dbname=shop``. ``said``:
-    the cause, without secrets. ``way_out``: the advice to the user, without a full stop at its end.
+    ``where``: the sink's target, such as ``table words at host=db dbname=shop``. ``said``: the
+    cause. ``way_out``: the advice to the user, without a full stop. None of them has secrets.
     """
     said = " ".join(_COLOURS.sub("", said).split())[:_LONGEST].rstrip(".")
     return SinkUnavailable(f"sink {sink!r}, {where}: {said}. {way_out}")
@@ -47,9 +47,10 @@ def unavailable(sink: str, where: str, said: str, way_out: str) -> SinkUnavailab
 def unavailable_by(
     sink: str, where: str, error: Exception, secrets: Iterable[object], way_out: str
 ) -> SinkUnavailable:
-    """Return the error for a library's error, whose text may contain secrets.
+    """Return a `SinkUnavailable` for a library's error, whose text may contain ``secrets``.
 
-    The library's error is its ``__cause__``, unless that shows a secret.
+    The library's error is its ``__cause__``, unless that shows a secret. The other arguments are
+    those of `unavailable`.
     """
     text = f"{type(error).__name__}: {error}"
     said = redacted(text, secrets)
@@ -72,7 +73,7 @@ def redacted(text: str, secrets: Iterable[object]) -> str:
 
 
 def bare(address: str) -> str:
-    """Return an address without login and parameters; a file path is returned unchanged."""
+    """Return a URL without login and parameters; a file path is returned unchanged."""
     if "://" not in address:
         return address
     scheme, slashes, place = address.partition("?")[0].rpartition("://")
@@ -81,17 +82,17 @@ def bare(address: str) -> str:
 
 
 def secrets_of(address: str) -> list[str]:
-    """Return the secrets in an address: its password, and its parameters' values."""
+    """Return the secrets in a URL: its password, and its parameters' values."""
     place, _, parameters = address.partition("?")
     login = place.partition("://")[2].rpartition("@")[0]
     return [login.partition(":")[2], *re.findall("=([^&]+)", parameters)]
 
 
 def shown_message(state: str, message: str, context: str | None) -> str:
-    """Return PostgreSQL's error without values of rows.
+    """Return the message of PostgreSQL's error without values of rows.
 
-    ``state``, ``message``, ``context``: the error's SQLSTATE, message and context. The detail is
-    left out, since it shows the row.
+    ``state``, ``message``, ``context``: the error's SQLSTATE, message and context. If the message
+    shows a value, the result is the SQLSTATE and the column's name.
     """
     if not state.startswith(_OF_VALUES):
         return message
