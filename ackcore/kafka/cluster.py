@@ -1,9 +1,6 @@
 """Requests to a cluster: its partitions, their first and last offsets, a group's offsets.
 
-A request covers many partitions at once, and each has its own answer: one without a leader does not
-delay the others.
-
-Requests about a group's offsets do not use the admin client, see `committer`.
+A request covers many partitions, and each has its own answer or failure.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ _CONSUMERS_OWN = re.compile(
 
 
 class TopicPartition(NamedTuple):
-    """The name of a partition; equal to the plain pair."""
+    """Topic and number of a partition, as a pair."""
 
     topic: str
     partition: int
@@ -48,7 +45,7 @@ class TopicPartition(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """A partition of the cluster."""
+    """A partition that the cluster has, with the id of its topic."""
 
     topic: str
     partition: int
@@ -56,7 +53,7 @@ class Partition(NamedTuple):
 
     @property
     def key(self) -> TopicPartition:
-        """The name of the partition."""
+        """Topic and number."""
         return TopicPartition(self.topic, self.partition)
 
 
@@ -66,9 +63,7 @@ class _Bounds(NamedTuple):
 
 
 class Watermarks(_Bounds):
-    """The bounds of a partition: its first offset ``low``, and ``high``, the next one to become
-    readable.
-    """
+    """The first offset of a partition, ``low``, and its end ``high``, the last one plus 1."""
 
     epoch: int | None = None  # the epoch of the answering leader, if it sends one; not compared
 
@@ -81,7 +76,7 @@ class Committed(NamedTuple):
 
 
 class PartitionFailure(NamedTuple):
-    """The reason why a partition has no answer."""
+    """The reason why a request failed for one partition."""
 
     code: str  # librdkafka's name, for example ``UNKNOWN_MEMBER_ID``
     text: str
@@ -89,14 +84,17 @@ class PartitionFailure(NamedTuple):
 
 
 class PartitionAnswers(NamedTuple, Generic[Answer]):
-    """The answers by partition, and the failures. A partition in neither has no answer."""
+    """The answer or the failure of each partition of a request.
+
+    A partition for which the brokers have nothing, such as no committed offset, is in neither.
+    """
 
     found: dict[TopicPartition, Answer]
     failed: dict[TopicPartition, PartitionFailure]
 
 
 class UnknownTopics(RuntimeError):
-    """Named topics do not exist, or may not be seen.
+    """Named topics do not exist, or this user may not read their metadata.
 
     Attributes
     ----------
@@ -114,7 +112,7 @@ class UnknownTopics(RuntimeError):
 
 
 class ClusterFailed(RuntimeError):
-    """A request about the cluster as a whole has failed, or took too long."""
+    """A request failed as a whole, and not for single partitions, or timed out."""
 
 
 class Cluster:
@@ -130,7 +128,7 @@ class Cluster:
         self._timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
         #: The client's last connection error.
         self._causes: deque[str] = deque(maxlen=1)
-        made = settings.client({}, {**DEFAULTS, "error_cb": _noting(self._causes)})
+        made = settings.client_config({}, {**DEFAULTS, "error_cb": _error_callback(self._causes)})
         level = str(made.get("isolation.level", "read_committed"))
         self._isolation = (
             IsolationLevel.READ_UNCOMMITTED
@@ -153,7 +151,7 @@ class Cluster:
         pattern: str | re.Pattern[str] | None = None,
         missing_ok: bool = False,
     ) -> list[Partition]:
-        """Return all partitions of topics, by topic and number.
+        """Return all partitions of topics, ordered by topic and number.
 
         Raises UnknownTopics if named topics do not exist, unless ``missing_ok``. Raises
         ClusterFailed if no broker answers in time.
@@ -163,7 +161,7 @@ class Cluster:
         raising.
         """
         if (topics is None) == (pattern is None):
-            raise TypeError("partitions() takes either topics or pattern")
+            raise TypeError("partitions() must have topics or a pattern, and not both")
         names = sorted(set(topics)) if topics is not None else self._matching(pattern or "")
         if not names:
             return []
@@ -177,7 +175,9 @@ class Cluster:
             elif failure.code in _NOT_THERE:
                 missing[topic] = failure.text
             else:
-                raise ClusterFailed(f"topic {topic!r} cannot be described: {failure.text}")
+                raise ClusterFailed(
+                    f"the partitions of topic {topic!r} cannot be listed: {failure.text}"
+                )
         if missing and not missing_ok and pattern is None:
             raise UnknownTopics(missing)
         return sorted(found)
@@ -193,8 +193,10 @@ class Cluster:
         return sorted(name for name in topics if fits(name) and not name.startswith("__"))
 
     def watermarks(self, partitions: Iterable[tuple[str, int]]) -> PartitionAnswers[Watermarks]:
-        """Return the first and last offsets of partitions; for ``read_committed`` the last
-        stable one."""
+        """Return the first offset and the end of each partition.
+
+        With ``isolation.level=read_committed``, the default, the end is the last stable offset.
+        """
         keys = _keys(partitions)
         lows = self._offsets(keys, _EARLIEST)
         highs = self._offsets(keys, _LATEST)
@@ -207,7 +209,7 @@ class Cluster:
         return PartitionAnswers(found, {**lows.failed, **highs.failed})
 
     def bounds_of(self, topic: str) -> dict[TopicPartition, Watermarks]:
-        """Return the first and last offsets of each partition of a topic, in order.
+        """Return the first offset and the end of each partition of a topic, in order.
 
         Raises UnknownTopics if the topic does not exist. Raises ClusterFailed if no broker answers
         in time, or the offsets of a partition are unknown.
@@ -224,9 +226,9 @@ class Cluster:
     def offsets_for_time(
         self, partitions: Iterable[tuple[str, int]], timestamp_ms: int
     ) -> PartitionAnswers[int]:
-        """Return the first offsets whose records have a time, in ms since 1970, or a later one.
+        """Return each partition's first offset with that time or a later one, in ms since 1970.
 
-        For a partition without such a record, it is the end.
+        A partition without such a record has its end as the answer.
         """
         keys = _keys(partitions)
         # The ends first: a record that is written between the two requests may have that time.
@@ -241,7 +243,10 @@ class Cluster:
     def _offsets(
         self, keys: Sequence[TopicPartition], spec: OffsetSpec
     ) -> PartitionAnswers[tuple[int, int | None]]:
-        """Return offsets with their leaders' epochs."""
+        """Return one offset of each partition, with the epoch of the leader that answered.
+
+        ``spec``: which offset: the earliest, the latest, or the first of a time.
+        """
         if not keys:
             return PartitionAnswers({}, {})
         asked = self._admin.list_offsets(
@@ -266,9 +271,9 @@ class Cluster:
         if not keys:
             return PartitionAnswers({}, {})
         own: dict[str, Any] = {"group.id": group, "enable.auto.commit": False}
-        consumer = Consumer(self._settings.client(own, DEFAULTS))
+        consumer = Consumer(self._settings.client_config(own, DEFAULTS))
         try:
-            return self._until_it_stays(lambda: self._committed(consumer, keys))
+            return self._retry_moves(lambda: self._committed(consumer, keys))
         finally:
             consumer.close()
 
@@ -289,14 +294,13 @@ class Cluster:
         *,
         patience_s: float = _MOVES_S,
     ) -> PartitionAnswers[Committed]:
-        """Commit offsets of a group without members, in one request if they fit into it.
+        """Commit offsets of a group that has no members.
 
-        ``offsets``: the next offset to read and its metadata, as `ackcore.offsets.Commit`.
-        ``patience_s``: seconds of retries while the coordinator moves, or does not answer. The call
-        takes at most 3 s more.
+        ``offsets``: the next offset to read and the metadata of each partition. ``patience_s``:
+        seconds of retries while the group's coordinator moves or does not answer. The call takes
+        at most 3 s more.
 
-        Returns the committed partitions, and the failed ones. Errors of brokers and the network do
-        not raise.
+        Errors of brokers and the network do not raise: they are failures in the result.
         """
         wanted = {TopicPartition(*key): Committed(*value) for key, value in offsets.items()}
         found: dict[TopicPartition, Committed] = {}
@@ -323,7 +327,7 @@ class Cluster:
                 failed.update({key: failure for key in keys if key not in found})
             return PartitionAnswers(found, failed)
 
-        return self._until_it_stays(commit, patience_s)
+        return self._retry_moves(commit, patience_s)
 
     def _commit(
         self,
@@ -339,14 +343,14 @@ class Cluster:
             [[ClientPartition(*key, *wanted[key]) for key in keys] for keys in requests],
             min(self._timeout_s, _COMMIT_S, patience_s),
         )
-        if committer.owes:
-            self._committers.pop(group).give_up()
+        if committer.overdue:
+            self._committers.pop(group).abandon()
         return answers
 
-    def _until_it_stays(
+    def _retry_moves(
         self, ask: Callable[[], PartitionAnswers[Committed]], patience_s: float = _MOVES_S
     ) -> PartitionAnswers[Committed]:
-        """Send a request about a group; retry it for ``patience_s`` while its coordinator moves."""
+        """Call ``ask``, again for ``patience_s`` while the group's coordinator moves."""
         began, asked = time.monotonic(), 0
         while True:
             answers = ask()
@@ -371,7 +375,7 @@ class Cluster:
     def _results(
         self, futures: Mapping[Any, Future[Any]]
     ) -> dict[Any, tuple[Any, PartitionFailure | None]]:
-        """Return the result of each future: an answer, or the failure."""
+        """Wait for the admin client's futures. Return the answer or the failure of each."""
         results: dict[Any, tuple[Any, PartitionFailure | None]] = {}
         for key, future in futures.items():
             try:
@@ -389,13 +393,13 @@ class Cluster:
         }
 
     def _cause(self) -> str:
-        """Return the client's last connection error, or "". A poll makes the client report it."""
+        """Return the admin client's last connection error, or ""."""
         while self._admin.poll(0):
             pass
         return self._causes.pop() if self._causes else ""
 
     def _with_cause(self, failure: PartitionFailure, cause: str) -> PartitionFailure:
-        """Return a failure, with the cause and the remedy in its text if no broker has answered."""
+        """Add a connection error and the remedy to a failure's text, if no broker has answered."""
         if failure.code not in _UNREACHED:
             return failure
         text = f"{failure.text}, after {cause}" if cause else failure.text
@@ -423,9 +427,10 @@ class Cluster:
         self.close()
 
 
-def _noting(causes: deque[str]) -> Callable[[KafkaError], None]:
-    """Return a callback that stores the client's errors. A bound method would keep the client
-    alive.
+def _error_callback(causes: deque[str]) -> Callable[[KafkaError], None]:
+    """Return a callback for the client's errors that appends them to ``causes``.
+
+    It is no method of `Cluster`: the client would keep the object alive.
     """
 
     def note(error: KafkaError) -> None:

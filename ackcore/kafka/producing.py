@@ -198,7 +198,7 @@ class Deliveries:
             own["transactional.id"] = transactional_id
             defaults = {**SIZES, "transaction.timeout.ms": _TRANSACTION_MS}
         try:
-            self._producer: Producer | None = Producer(settings.client(own, defaults))
+            self._producer: Producer | None = Producer(settings.client_config(own, defaults))
         except KafkaException as error:
             raise DeliveryError(
                 f"the settings of the producer are refused: {self._told(error.args[0])}"
@@ -409,7 +409,7 @@ class Transactions:
             # After the call above all earlier transactions are committed or aborted, so the offset
             # that this reads does not change any more.
             consumer = Consumer(
-                settings.client(
+                settings.client_config(
                     {
                         "group.id": transactional_id,
                         "enable.auto.commit": False,

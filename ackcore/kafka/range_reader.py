@@ -125,7 +125,7 @@ class RangeReader:
                 theirs(error)
 
         try:
-            conf = settings.client(_OWN, _DEFAULTS)
+            conf = settings.client_config(_OWN, _DEFAULTS)
             self._consumer = raw_consumer(conf, hear) or Consumer({**conf, "error_cb": hear})
         except KafkaException as error:
             text = settings.redacted(exception_text(error))

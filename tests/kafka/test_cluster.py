@@ -172,7 +172,7 @@ def test_brokers_that_cannot_be_reached_are_named_with_the_cause_and_no_line_for
     said = "Connection refused.*; check that bootstrap_servers='127.0.0.1:1' is right"
     with Cluster(settings, timeout_s=0.5) as cluster:
         with pytest.raises(
-            ClusterFailed, match=f"topic 't' cannot be described: .*, after .*{said}"
+            ClusterFailed, match=f"the partitions of topic 't' cannot be listed: .*, after .*{said}"
         ):
             cluster.partitions(["t"])
         with pytest.raises(ClusterFailed, match=f"the topics cannot be listed: .*, after .*{said}"):
@@ -302,7 +302,7 @@ def test_a_coordinator_that_moves_takes_the_commit(mock_kafka):
 
 
 def given_up():
-    return "ackcore-kafka-given-up" in [thread.name for thread in threading.enumerate()]
+    return "ackcore-kafka-abandoned" in [thread.name for thread in threading.enumerate()]
 
 
 def test_no_commit_waits_for_long_where_there_is_no_coordinator(mock_kafka, monkeypatch):

@@ -106,12 +106,12 @@ class ClientThread:
             while not self._stopping:
                 self._turn()
         except BaseException as error:
-            self._ends_with(error)
+            self._set_error(error)
             self.drain_s = 0.0
         try:
             self._end()
         except BaseException as error:
-            self._ends_with(error)
+            self._set_error(error)
         finally:
             with self._changed:
                 for key in self._held.assigned:
@@ -120,7 +120,7 @@ class ClientThread:
                 self._changed.notify_all()
 
     def _subscribe(self) -> None:
-        if not self.settings.by_hand:
+        if not self.settings.is_manual:
             self._client.subscribe(
                 list(self.settings.topics),
                 on_assign=self._on_assign,
@@ -128,7 +128,7 @@ class ClientThread:
                 on_lost=self._on_lost,
             )
         elif self.settings.tasks is None:
-            self._take_by_hand(self.settings.partitions)
+            self._assign_manually(self.settings.partitions)
         else:
             found = self._topics.subscribed()
             tasks = self.settings.tasks
@@ -136,7 +136,7 @@ class ClientThread:
                 self._log.warning(
                     "there are %d tasks and %d partitions: some tasks have none", tasks, len(found)
                 )
-            self._take_by_hand(self._share(found))
+            self._assign_manually(self._task_partitions(found))
 
     def _end(self) -> None:
         keys = self._held.assigned
@@ -168,7 +168,7 @@ class ClientThread:
         librdkafka does not leave when it closes a cooperative member without partitions.  The next
         rebalance of the group would then wait until that member's session times out.
         """
-        if self.settings.by_hand or self.settings.protocol != "cooperative":
+        if self.settings.is_manual or self.settings.protocol != "cooperative":
             return
         self._client.unsubscribe()
         until = time.monotonic() + _LEAVE_S
@@ -176,10 +176,10 @@ class ClientThread:
             self._client.poll(min(left_s, SHORT_LOOK_S))
 
     def _turn(self) -> None:
-        self._see_to_topics()
-        self._reading.go_on()
+        self._handle_topic_changes()
+        self._reading.apply_positions()
         self._reading.pause_and_resume()
-        self._see_to_records()
+        self._handle_failures()
         if now_ms() >= self._next_commit_ms or (self._asked and not self._commits.under_way):
             self._asked = False
             self._next_commit_ms = now_ms() + round(self.settings.commit_interval_s * 1000)
@@ -187,15 +187,15 @@ class ClientThread:
         busy = self._dead_letters is not None and self._dead_letters.under_way > 0
         self._reading.read(busy=busy)
 
-    def _see_to_records(self) -> None:
+    def _handle_failures(self) -> None:
         """Handle timed-out and dead records."""
         now = now_ms()
         with self._changed:
             self._held.expire(now)
-            letters = self._held.dying()
+            letters = self._held.take_dying()
             excess = self._held.dead_limit.excess
         if excess is not None:
-            self._keep_last(letters)
+            self._store_last_letters(letters)
             raise TooManyDead(
                 f"{excess.message}: records without a stored dead letter were not committed, and "
                 "are read again at the next start; see the reasons in the dead letters",
@@ -211,13 +211,13 @@ class ClientThread:
                 )
             return
         self._dead_letters.put(letters, now)
-        kept = self._dead_letters.turn(now, self._held.is_dying)
+        kept = self._dead_letters.poll(now, self._held.is_dying)
         if kept:
             with self._changed:
                 for letter in kept:
-                    self._held.dead(letter)
+                    self._held.letter_stored(letter)
 
-    def _keep_last(self, letters: list[DyingRecord]) -> None:
+    def _store_last_letters(self, letters: list[DyingRecord]) -> None:
         """Store dead letters before the consumer ends because of too many.
 
         Otherwise each new start would read the same records and end again.
@@ -227,10 +227,10 @@ class ClientThread:
         until = time.monotonic() + self.drain_s
         self._dead_letters.put(letters, now_ms())
         while True:
-            kept = self._dead_letters.turn(now_ms(), self._held.is_dying)
+            kept = self._dead_letters.poll(now_ms(), self._held.is_dying)
             with self._changed:
                 for letter in kept:
-                    self._held.dead(letter)
+                    self._held.letter_stored(letter)
                 if not self._dead_letters.under_way or time.monotonic() >= until:
                     return
                 self._changed.wait(SHORT_LOOK_S)
@@ -256,7 +256,7 @@ class ClientThread:
             self.settings.on_assign(self._consumer, list(keys))
         return self._reading.positions(keys)
 
-    def _see_to_topics(self) -> None:
+    def _handle_topic_changes(self) -> None:
         """Detect topics that were created again and, with ``tasks``, new partitions."""
         if self._reading.had_error:
             self._topics.soon(now_ms())
@@ -267,17 +267,17 @@ class ClientThread:
         if found is None:
             return
         if self.settings.tasks is not None:
-            self._take_by_hand(self._share(found))
+            self._assign_manually(self._task_partitions(found))
         ids = ids_of(found)
-        self._reading.learn_ids(ids)
+        self._reading.update_topic_ids(ids)
         self._seen.update({topic: one for topic, one in ids.items() if one is not None})
 
-    def _share(self, partitions: list[Partition]) -> list[Key]:
+    def _task_partitions(self, partitions: list[Partition]) -> list[Key]:
         """Return this task's partitions: task, task + tasks, ... of the ordered list."""
         mine = sorted(partitions)[self.settings.task :: self.settings.tasks]
         return [(one.topic, one.partition) for one in mine]
 
-    def _take_by_hand(self, wanted: Iterable[Key]) -> None:
+    def _assign_manually(self, wanted: Iterable[Key]) -> None:
         """Assign these partitions, and no others, without the group."""
         wanted = list(wanted)
         with self._changed:
@@ -287,7 +287,7 @@ class ClientThread:
         if held and not gone and not new:
             return
         if gone:
-            self._let_go(gone)
+            self._release(gone)
         if new:
             wait_until_known(self._client, [(each.topic, each.partition) for each in new])
             self._begin(new)
@@ -306,9 +306,9 @@ class ClientThread:
         client.resume(begun)  # as above
 
     def _on_revoke(self, client: Consumer, partitions: list[TopicPartition]) -> None:
-        self._let_go([(found.topic, found.partition) for found in partitions])
+        self._release([(found.topic, found.partition) for found in partitions])
 
-    def _let_go(self, keys: list[Key]) -> None:
+    def _release(self, keys: list[Key]) -> None:
         self._drain(keys)
         self._commits.send_last(self._client, keys)
         self._reading.forget(keys)
@@ -323,10 +323,10 @@ class ClientThread:
         with self._changed:
             self._held.close(keys)
             self._held.seal(keys)
-        self._tell_revoked(keys)
+        self._call_on_revoke(keys)
         self._reading.forget(keys)
 
-    def _tell_revoked(self, keys: list[Key]) -> None:
+    def _call_on_revoke(self, keys: list[Key]) -> None:
         with self._changed:
             held = set(self._held.assigned)
         keys = [key for key in keys if key in held]  # a closing client revokes them again
@@ -335,14 +335,14 @@ class ClientThread:
         try:
             self.settings.on_revoke(self._consumer, keys)
         except BaseException as error:  # done records are committed nevertheless
-            self._ends_with(error)
+            self._set_error(error)
             self._stopping = True
 
     def _drain(self, keys: list[Key]) -> None:
         """Stop delivering records of partitions, and wait up to ``drain_s`` for those in flight."""
         with self._changed:
             self._held.close(keys)
-        self._tell_revoked(keys)
+        self._call_on_revoke(keys)
         started = time.monotonic()
         while True:
             with self._changed:
@@ -358,9 +358,9 @@ class ClientThread:
                 )
                 return
             try:
-                self._see_to_records()
+                self._handle_failures()
             except Exception as error:  # done records are committed nevertheless
-                self._ends_with(error)
+                self._set_error(error)
                 self._stopping = True
                 return
             with self._changed:
@@ -372,14 +372,14 @@ class ClientThread:
     def _commit(self) -> None:
         """Send the changed offsets, unless earlier commits are still unanswered."""
         if not self._commits.under_way:
-            self._reading.pass_markers()
+            self._reading.skip_markers()
             self._commits.send(self._client)
 
-    def _ends_with(self, error: BaseException) -> None:
+    def _set_error(self, error: BaseException) -> None:
         """Store the error that ends the consumer, without secrets. The first error counts."""
         self.error = self.error or redacted_error(error, self.settings.client)
 
     def _fatal(self, error: ConsumerError) -> None:
-        self._ends_with(error)
+        self._set_error(error)
         self.drain_s = 0.0  # later answers cannot be committed
         self._stopping = True

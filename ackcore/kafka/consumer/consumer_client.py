@@ -69,7 +69,7 @@ def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> C
     defaults["queued.min.messages"] = min(settings.limits.held, 100_000)
     # Finds new partitions, and new topics that match a pattern.
     defaults["topic.metadata.refresh.interval.ms"] = round(settings.refresh_s * 1000)
-    config = settings.client.client(own, defaults)
+    config = settings.client.client_config(own, defaults)
     try:
         return Consumer(config)
     except KafkaException as error:
@@ -109,7 +109,7 @@ def wait_until_known(client: Consumer, partitions: Iterable[Key]) -> None:
             time.sleep(_PAUSE_S)
 
 
-def answer_of(ask: Callable[[], _T], what: str) -> _T:
+def ask_brokers(ask: Callable[[], _T], what: str) -> _T:
     """Send a request, again while a leader or a coordinator moves, and return the brokers' answer.
 
     Raises ConsumerError if the brokers do not answer within 30 s. The message names the request by
@@ -129,7 +129,7 @@ def answer_of(ask: Callable[[], _T], what: str) -> _T:
         time.sleep(_PAUSE_S)
 
 
-def without_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:
+def checked_answer(partitions: list[TopicPartition]) -> list[TopicPartition]:
     """Return an answer, or raise KafkaException with the first error in it."""
     for found in partitions:
         if found.error is not None:
@@ -142,7 +142,7 @@ def watermarks(client: Consumer, partition: TopicPartition) -> tuple[int, int]:
 
     Raises ConsumerError if the broker does not answer.
     """
-    low, high = answer_of(
+    low, high = ask_brokers(
         lambda: client.get_watermark_offsets(partition, REQUEST_S),
         f"the first and last offset of {partition.topic}-{partition.partition}",
     )
@@ -263,7 +263,7 @@ class Commits:
                 refused.append((why, one))
                 continue
             with self._changed:
-                self._held.committed(one)
+                self._held.commit_confirmed(one)
         return bool(refused) and self._refused(refused)
 
     def _refused(self, refused: _Refused) -> bool:
@@ -277,7 +277,7 @@ class Commits:
             self._held.counts.rejected += len(refused)
             # librdkafka may report the error for all; the longest was certainly refused.
             longest = max(too_large, key=len, default="")
-            shorter = self._held.shorten_metadata(longest)
+            shorter = self._held.metadata_too_large(longest)
         if is_fatal(error):
             self._fatal(ConsumerError(f"the consumer cannot commit: {error.str()}"))
         self.last_refusal = error.str()

@@ -203,7 +203,7 @@ class ConsumerSettings:
         return DeadLimit(self.max_dead, self.max_dead_ratio, self.max_dead_window)
 
     @property
-    def by_hand(self) -> bool:
+    def is_manual(self) -> bool:
         """Whether the user gives the partitions, so that the group assigns none."""
         return bool(self.partitions) or self.tasks is not None
 

@@ -19,7 +19,12 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, TopicPartition
 
 from ackcore.kafka.commit_metadata import CommitOrigin
-from ackcore.kafka.consumer.consumer_client import REQUEST_S, answer_of, watermarks, without_errors
+from ackcore.kafka.consumer.consumer_client import (
+    REQUEST_S,
+    ask_brokers,
+    checked_answer,
+    watermarks,
+)
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.held_partition import Key
 from ackcore.kafka.kafka_errors import OffsetsOutOfRange
@@ -32,7 +37,7 @@ ANOTHER_LOG = "another log"
 _WAY_OUT = "to read the new topic from its beginning, set out_of_range='earliest' or 'latest'"
 
 
-class Begun(NamedTuple):
+class AssignedStart(NamedTuple):
     """The start position of an assigned partition."""
 
     key: Key
@@ -50,7 +55,7 @@ def begin(
     ids: Mapping[str, str | None],
     seen: Mapping[str, str],
     is_new: Callable[[Key], bool],
-) -> list[Begun]:
+) -> list[AssignedStart]:
     """Decide where partitions begin.
 
     Raises OffsetsOutOfRange if a topic was deleted and created again, or a partition is too far
@@ -64,7 +69,7 @@ def begin(
     """
     log = settings.client.logger(_log)
     found = _committed(client, settings, partitions)
-    goes_on = [_goes_on(each, settings, ids.get(each.topic), seen) for each in found]
+    goes_on = [_continued(each, settings, ids.get(each.topic), seen) for each in found]
     new = [each for each, kept in zip(found, goes_on, strict=True) if kept is None]
     # Before the times: a record that is written between the two requests may have that time.
     marks = {_key(each): watermarks(client, each) for each in new}
@@ -81,7 +86,7 @@ def begin(
                 offset, why = low, NEW_PARTITION
             kept = decode_metadata(*key, offset, None), why
         elif kept[1] == "group" and (done := kept[0].state.end) > kept[0].state.committable:
-            kept = _another_log(client, settings, each, done) or kept
+            kept = _shorter_log(client, settings, each, done) or kept
         restored, why = kept
         offset = restored.state.committable
         level = logging.WARNING if why in (MADE_ANEW, ANOTHER_LOG) else logging.INFO
@@ -100,8 +105,8 @@ def begin(
             origin = origin._replace(
                 topic=was.topic or CommitOrigin.of(seen.get(key[0]), None).topic
             )
-        near = _near(client, settings, each, offset)
-        begun.append(Begun(key, restored, why == "group", origin, topic_id, near))
+        near = _skip_to(client, settings, each, offset)
+        begun.append(AssignedStart(key, restored, why == "group", origin, topic_id, near))
     return begun
 
 
@@ -109,7 +114,7 @@ def _key(partition: TopicPartition) -> Key:
     return partition.topic, partition.partition
 
 
-def _goes_on(
+def _continued(
     found: TopicPartition, settings: ConsumerSettings, topic_id: str | None, seen: Mapping[str, str]
 ) -> tuple[Restored, str] | None:
     """Return the position to continue at, with the reason; None to begin at ``start``."""
@@ -128,7 +133,7 @@ def _goes_on(
     return restored, "group"
 
 
-def _another_log(
+def _shorter_log(
     client: Consumer, settings: ConsumerSettings, partition: TopicPartition, done: int
 ) -> tuple[Restored, str] | None:
     """Return the start in a log that is shorter than the done offsets; None if the log is long
@@ -152,7 +157,7 @@ def _another_log(
     return decode_metadata(*key, offset, None), ANOTHER_LOG
 
 
-def _near(
+def _skip_to(
     client: Consumer, settings: ConsumerSettings, partition: TopicPartition, offset: int
 ) -> int | None:
     """Return the offset ``max_offset_behind`` before the end; None if ``offset`` is not below."""
@@ -181,8 +186,8 @@ def _committed(
     client: Consumer, settings: ConsumerSettings, partitions: Sequence[TopicPartition]
 ) -> list[TopicPartition]:
     asked = [TopicPartition(found.topic, found.partition) for found in partitions]
-    return answer_of(
-        lambda: without_errors(client.committed(asked, REQUEST_S)),
+    return ask_brokers(
+        lambda: checked_answer(client.committed(asked, REQUEST_S)),
         f"the committed offsets of group {settings.group_id!r}",
     )
 
@@ -197,8 +202,8 @@ def _of_time(client: Consumer, settings: ConsumerSettings, keys: Sequence[Key]) 
     if wanted is None or not keys:
         return {}
     asked = [TopicPartition(*key, wanted) for key in keys]
-    answered = answer_of(
-        lambda: without_errors(client.offsets_for_times(asked, REQUEST_S)),
+    answered = ask_brokers(
+        lambda: checked_answer(client.offsets_for_times(asked, REQUEST_S)),
         f"the first offsets of {settings.start}",
     )
     return {(one.topic, one.partition): one.offset for one in answered if one.offset >= 0}

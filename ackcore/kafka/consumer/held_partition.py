@@ -253,7 +253,7 @@ class HeldPartition:
         )
 
 
-class TakenAt:
+class DeliveryTimes:
     """Deliveries that may time out, in the order in which they were taken."""
 
     def __init__(self) -> None:

@@ -31,13 +31,13 @@ from ackcore.kafka.consumer.held_partition import (
     OUT,
     WAITING,
     WAITING_CAUSE,
+    DeliveryTimes,
     DyingRecord,
     Held,
     HeldPartition,
     Key,
     Limits,
     PartitionCommit,
-    TakenAt,
     named_runs,
 )
 from ackcore.offsets import decode_metadata
@@ -85,7 +85,7 @@ class HeldRecords:
         self._fresh_is_next = False
         # A heap, ordered by due time.
         self._waiting: list[tuple[int, int, HeldPartition, int]] = []
-        self._taken_at = TakenAt()
+        self._taken_at = DeliveryTimes()
         self._dying: list[DyingRecord] = []
         self._sequence = 0
         self._metadata = MetadataForm()
@@ -137,7 +137,7 @@ class HeldRecords:
         self._partitions[key].sought = True
         return True
 
-    def sought(self) -> dict[Key, int]:
+    def take_seeks(self) -> dict[Key, int]:
         """Return the offsets of the partitions that `seek` has moved since the last call."""
         found = {key: each for key, each in self._partitions.items() if each.sought}
         for each in found.values():
@@ -149,13 +149,13 @@ class HeldRecords:
         found = self._partitions.get(key)
         return None if found is None or found.closing or found.sought else found
 
-    def is_of(self, key: Key, deployment: int) -> None:
+    def set_deployment(self, key: Key, deployment: int) -> None:
         """Set the deployment in a partition's commits; commit it even if no record is done."""
         if (found := self._partitions.get(key)) is not None:
             found.deployment = deployment
             found.changes += 1
 
-    def is_another_log(self, key: Key, offset: int, deployment: int) -> None:
+    def expect_other_log(self, key: Key, offset: int, deployment: int) -> None:
         """Record that a partition's log differs from the one that was read, from an offset on.
 
         Done offsets of the former log are not committed above that offset. Otherwise the new
@@ -163,7 +163,7 @@ class HeldRecords:
         """
         if (found := self._reading(key)) is not None:
             found.other_from, found.committed = offset, None
-            self.is_of(key, deployment)
+            self.set_deployment(key, deployment)
 
     def close(self, keys: Iterable[Key]) -> None:
         """Stop delivering records of partitions. Records that are out may still be answered."""
@@ -264,7 +264,7 @@ class HeldRecords:
             self._moved(found)
         return n
 
-    def lose(
+    def skip_lost(
         self, key: Key, stop: int, now_ms: int, keep: bool, why: Failure = LOST_UPSTREAM
     ) -> int:
         """Record that the records of a partition below an offset cannot be read.
@@ -531,7 +531,7 @@ class HeldRecords:
 
     # Dead letters.
 
-    def dying(self) -> list[DyingRecord]:
+    def take_dying(self) -> list[DyingRecord]:
         """Return the dead letters that are to be stored, each once."""
         letters, self._dying = self._dying, []
         return [letter for letter in letters if self.is_dying(letter)]
@@ -548,7 +548,7 @@ class HeldRecords:
             and record.offset in found.held
         )
 
-    def dead(self, letter: DyingRecord) -> bool:
+    def letter_stored(self, letter: DyingRecord) -> bool:
         """Record that a dead letter is stored. Return whether its record was still held."""
         if not self.is_dying(letter):
             return False
@@ -590,9 +590,9 @@ class HeldRecords:
             for key, (generation, number) in changes.items()
         )
 
-    def committed(self, done: PartitionCommit) -> None:
+    def commit_confirmed(self, done: PartitionCommit) -> None:
         """Record that the broker has a commit."""
-        self._metadata.taken(done.commit.metadata)
+        self._metadata.accepted(done.commit.metadata)
         found = self._partitions.get((done.topic, done.partition))
         if found is not None and found.generation == done.generation:
             found.committed_changes = max(found.committed_changes, done.changes)
@@ -600,9 +600,9 @@ class HeldRecords:
             self.counts.committed += 1
             self._wake()
 
-    def shorten_metadata(self, metadata: str) -> bool:
+    def metadata_too_large(self, metadata: str) -> bool:
         """Choose shorter metadata after a broker refused these. Return False if they were empty."""
-        return self._metadata.refused(metadata)
+        return self._metadata.too_large(metadata)
 
     # How much may be read.
 

@@ -30,9 +30,9 @@ from ackcore.kafka.consumer.consumer_letters import (
     PARTITION,
     REASON,
     TOPIC,
-    deaths,
+    death_count,
+    header_number,
     is_of_topology,
-    number_in,
 )
 from ackcore.kafka.consumer.consumer_records import UNREADABLE_HEADERS, Headers
 from ackcore.kafka.producing import DeliveryError, Mark, Transactions, check_options, check_topic
@@ -299,7 +299,7 @@ def _letter(headers: Headers) -> _Letter | None:
         return None
     if is_of_topology(headers):  # `ackcore.spark.replay` sends these back
         return None
-    partition, attempts = (number_in(told[name]) for name in (PARTITION, ATTEMPTS))
+    partition, attempts = (header_number(told[name]) for name in (PARTITION, ATTEMPTS))
     kind, _, _ = (told[REASON] or b"").partition(b": ")
     # Without attempts the letter represents a range.
     if partition is None or not attempts:
@@ -311,4 +311,4 @@ def _letter(headers: Headers) -> _Letter | None:
         return None
     # The header with the number of deaths is kept.
     came = [each for each in headers if each[0] not in OURS or each[0] == DEATHS]
-    return _Letter(topic, partition, came, deaths(headers))
+    return _Letter(topic, partition, came, death_count(headers))

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.consumer.consumer_client import record_of, watermarks
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
-from ackcore.kafka.consumer.consumer_starts import Begun
+from ackcore.kafka.consumer.consumer_starts import AssignedStart
 from ackcore.kafka.consumer.held_partition import Key
 from ackcore.kafka.consumer.held_records import TOO_FAR_BEHIND, HeldRecords
 from ackcore.kafka.kafka_errors import ConsumerError, OffsetsOutOfRange, is_fatal
@@ -84,10 +84,10 @@ class PartitionReading:
         self.ends: dict[Key, int] = {}
         #: Whether an error occurred that may come from a deleted topic.
         self.had_error = False
-        self._incremental = settings.protocol != "eager" and not settings.by_hand
+        self._incremental = settings.protocol != "eager" and not settings.is_manual
         self._paused = 0
         self._say_ms = 0
-        self._begun: dict[Key, Begun] = {}
+        self._begun: dict[Key, AssignedStart] = {}
         self._assigned_now: set[Key] = set()
         # Partitions whose position in the client may be from the assignment before.
         self._unpositioned: set[Key] = set()
@@ -101,7 +101,7 @@ class PartitionReading:
 
     # Partitions.
 
-    def begin(self, begun: Iterable[Begun]) -> None:
+    def begin(self, begun: Iterable[AssignedStart]) -> None:
         """Add partitions at their start positions. The caller assigns them at `positions`."""
         with self._changed:
             generation = self._next_generation()
@@ -118,10 +118,10 @@ class PartitionReading:
                     deployment=each.origin.deployment,
                 )
                 if each.origin != CommitOrigin.read(each.restored.deployment):
-                    self._held.is_of(each.key, each.origin.deployment)
+                    self._held.set_deployment(each.key, each.origin.deployment)
                 if each.near is not None:
                     keep = self._settings.dead_letters is not None
-                    self._held.lose(each.key, each.near, now_ms(), keep, TOO_FAR_BEHIND)
+                    self._held.skip_lost(each.key, each.near, now_ms(), keep, TOO_FAR_BEHIND)
 
     def positions(self, keys: Iterable[Key]) -> list[TopicPartition]:
         """Return those of these partitions that are held, with the offsets to assign them at."""
@@ -152,7 +152,7 @@ class PartitionReading:
         # From the clock: a late commit may come from the process before this one.
         return max(self._held.generation + 1, time.time_ns() // 1_000_000)
 
-    def learn_ids(self, ids: Mapping[str, str | None]) -> None:
+    def update_topic_ids(self, ids: Mapping[str, str | None]) -> None:
         """Store the present ids of topics. A topic with a new id was created again.
 
         Raises OffsetsOutOfRange if a topic was created again, and ``out_of_range`` is "fail".
@@ -165,7 +165,7 @@ class PartitionReading:
             self._begun[key] = begun._replace(topic_id=now, origin=known)
             if begun.topic_id is None and not begun.origin.is_other_topic(known):
                 with self._changed:
-                    self._held.is_of(key, known.deployment)
+                    self._held.set_deployment(key, known.deployment)
                 continue
             what = f"the topic of {key[0]}-{key[1]} was deleted and created again"
             if self._settings.on_out_of_range == "fail":
@@ -175,10 +175,10 @@ class PartitionReading:
                 )
             self._log.warning("%s, and is read from its beginning", what)
             # Records that come now are ignored, and read again when the former ones are done.
-            self._is_another_log(key, 0)
+            self._plan_other_log(key, 0)
             self._client.pause([TopicPartition(*key)])
 
-    def _is_another_log(self, key: Key, offset: int, epoch: int | None = None) -> None:
+    def _plan_other_log(self, key: Key, offset: int, epoch: int | None = None) -> None:
         """Plan to read a partition from an offset once all records read of it are done.
 
         Give ``epoch`` if all records below the offset are of that leader. The broker then refuses
@@ -188,7 +188,7 @@ class PartitionReading:
         if epoch is None:
             self._epochs.pop(key, None)
         with self._changed:
-            self._held.is_another_log(key, offset, self._begun[key].origin.deployment)
+            self._held.expect_other_log(key, offset, self._begun[key].origin.deployment)
 
     # Reading.
 
@@ -330,13 +330,13 @@ class PartitionReading:
         if key in self._other_logs:
             return
         if position > high:
-            self.learn_ids(self._topic_ids([key[0]]))
+            self.update_topic_ids(self._topic_ids([key[0]]))
             if key in self._other_logs:
                 return
         what = f"{name} cannot be read from offset {position}: it has offsets [{low}, {high})"
         if policy == "fail":
             if position > high:
-                self._end_before_another_log(key, low, high)
+                self._commit_common_log(key, low, high)
             raise OffsetsOutOfRange(
                 f"{what}; to continue at its beginning or end, set out_of_range='earliest' or "
                 "'latest': with dead_letters, a dead letter names the lost offsets"
@@ -347,11 +347,11 @@ class PartitionReading:
             self._log.warning(
                 "%s: it was truncated or its topic created again, and is read from %d", what, target
             )
-            self._is_another_log(key, target)
+            self._plan_other_log(key, target)
             return
         with self._changed:
             keep = self._settings.dead_letters is not None
-            lost = self._held.lose(key, target, now_ms(), keep)
+            lost = self._held.skip_lost(key, target, now_ms(), keep)
         self._log.warning(
             "%s: %d offsets are lost, and reading continues at %d", what, lost, target
         )
@@ -374,7 +374,7 @@ class PartitionReading:
         if other is None:
             return False
         what = f"{name} was read up to {position}, and its log was truncated at {other}"
-        self._is_another_log(key, other, epoch)
+        self._plan_other_log(key, other, epoch)
         if self._settings.on_out_of_range == "fail":
             raise OffsetsOutOfRange(
                 f"{what}; start the consumer again, which reads from there or from below, or set "
@@ -383,7 +383,7 @@ class PartitionReading:
         self._log.warning("%s; it is read again from there", what)
         return True
 
-    def _end_before_another_log(self, key: Key, low: int, high: int) -> None:
+    def _commit_common_log(self, key: Key, low: int, high: int) -> None:
         """Commit the done offsets only up to the place where a shorter log differs from the one
         read.
 
@@ -394,14 +394,14 @@ class PartitionReading:
             return  # without an epoch or a topic id the place is unknown
         with suppress(ConnectionError):
             other = truncated_at(self._settings.client, key, low, high, epoch, _ASK_S)
-            self._is_another_log(key, high if other is None else other)
+            self._plan_other_log(key, high if other is None else other)
 
-    def go_on(self) -> None:
+    def apply_positions(self) -> None:
         """Resume partitions after a seek, a refusal, or the last done record of a former log."""
         with self._changed:
-            sought = self._held.sought()
+            sought = self._held.take_seeks()
             for key in sought:
-                self._held.is_of(key, self._begun[key].origin.deployment)
+                self._held.set_deployment(key, self._begun[key].origin.deployment)
                 self._forget_place(key)
         if sought:
             self._read_from(sought)
@@ -429,7 +429,7 @@ class PartitionReading:
             self._read_from({key: target})
             self._client.resume([TopicPartition(*key)])
 
-    def pass_markers(self) -> None:
+    def skip_markers(self) -> None:
         """Move past transaction markers in partitions where all records are done."""
         with self._changed:
             keys = self._held.assigned
