@@ -19,7 +19,7 @@ from ackcore.kafka.cluster import Partition
 from ackcore.kafka.consumer.consumer_client import Commits, make_client, wait_until_known
 from ackcore.kafka.consumer.consumer_letters import dead_letters_of
 from ackcore.kafka.consumer.consumer_settings import OTHER_TOPIC, ConsumerSettings
-from ackcore.kafka.consumer.consumer_starts import begin
+from ackcore.kafka.consumer.consumer_starts import decide_starts
 from ackcore.kafka.consumer.held_partition import DyingRecord, Key
 from ackcore.kafka.consumer.held_records import HeldRecords
 from ackcore.kafka.consumer.partition_reading import SHORT_LOOK_S, PartitionReading, now_ms
@@ -35,7 +35,7 @@ _LEAVE_S = 0.5
 class ClientThread:
     """A thread that reads into `HeldRecords` and commits the records that are done.
 
-    ``held``: used under ``changed`` only. ``changed``: notified when a record may be taken, or was
+    ``held``: guarded by ``changed``. ``changed``: notified when a record may be taken, or was
     answered. ``consumer``: the first argument of the callbacks of the settings.
     """
 
@@ -73,20 +73,20 @@ class ClientThread:
     # From other threads.
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the thread."""
         self._thread.start()
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs in this thread, that is, in a callback."""
+        """Whether the caller runs in this thread, as the user's callbacks do."""
         return threading.current_thread() is self._thread
 
     def stop(self) -> None:
-        """Stop reading, drain the records in flight, commit, and end. Does not wait for the end."""
+        """Make the thread drain the records in flight, commit, and end. Does not wait for it."""
         self._stopping = True
 
     def commit_soon(self) -> None:
-        """Commit in the next turn in which no other commit is under way. Does not wait for it."""
+        """Make the thread commit once its commits under way are answered. Does not wait for it."""
         self._asked = True
 
     def join(self, timeout_s: float) -> None:
@@ -165,8 +165,8 @@ class ClientThread:
     def _leave(self) -> None:
         """Leave the group before the client closes.
 
-        librdkafka does not leave when it closes a cooperative member without partitions.  The next
-        rebalance of the group would then wait until that member's session times out.
+        librdkafka does not leave when it closes a cooperative member without partitions. The next
+        rebalance would wait until that member's session times out.
         """
         if self.settings.is_manual or self.settings.protocol != "cooperative":
             return
@@ -188,7 +188,11 @@ class ClientThread:
         self._reading.read(busy=busy)
 
     def _handle_failures(self) -> None:
-        """Handle timed-out and dead records."""
+        """Fail the records that timed out, and store the dead letters of dead ones.
+
+        Raises TooManyDead if too many are dead, and RecordDead if one is and there is no place for
+        dead letters.
+        """
         now = now_ms()
         with self._changed:
             self._held.expire(now)
@@ -197,8 +201,8 @@ class ClientThread:
         if excess is not None:
             self._store_last_letters(letters)
             raise TooManyDead(
-                f"{excess.message}: records without a stored dead letter were not committed, and "
-                "are read again at the next start; see the reasons in the dead letters",
+                f"{excess.message}. Dead records without a stored dead letter were not committed, "
+                "and are read again at the next start; see the reasons in the dead letters",
                 limit=excess.limit,
             )
         if self._dead_letters is None:
@@ -218,7 +222,7 @@ class ClientThread:
                     self._held.letter_stored(letter)
 
     def _store_last_letters(self, letters: list[DyingRecord]) -> None:
-        """Store dead letters before the consumer ends because of too many.
+        """Store the last dead letters before the consumer ends with `TooManyDead`.
 
         Otherwise each new start would read the same records and end again.
         """
@@ -238,7 +242,7 @@ class ClientThread:
     # Assignments.
 
     def _begin(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Add partitions at their start positions; return them with the offsets to read from."""
+        """Decide where new partitions begin; return them with the offsets to read from."""
         dead = self.settings.dead_letters
         if any(each.topic == dead for each in partitions):
             raise ConsumerError(
@@ -247,7 +251,7 @@ class ClientThread:
             )
         ids = self._topics.ids({each.topic for each in partitions})
         is_new = self._topics.is_new
-        begun = begin(self._client, self.settings, partitions, ids, self._seen, is_new)
+        begun = decide_starts(self._client, self.settings, partitions, ids, self._seen, is_new)
         self._seen.update({topic: found for topic, found in ids.items() if found is not None})
         self._reading.begin(begun)
         self._next_commit_ms = 0  # commit new start positions at once
@@ -257,7 +261,7 @@ class ClientThread:
         return self._reading.positions(keys)
 
     def _handle_topic_changes(self) -> None:
-        """Detect topics that were created again and, with ``tasks``, new partitions."""
+        """Detect topics that were created again and, with ``tasks``, assign new partitions."""
         if self._reading.had_error:
             self._topics.soon(now_ms())
             self._reading.had_error = False
@@ -273,12 +277,12 @@ class ClientThread:
         self._seen.update({topic: one for topic, one in ids.items() if one is not None})
 
     def _task_partitions(self, partitions: list[Partition]) -> list[Key]:
-        """Return this task's partitions: task, task + tasks, ... of the ordered list."""
+        """Return the partitions of this task: the numbers task, task + tasks, ... of the list."""
         mine = sorted(partitions)[self.settings.task :: self.settings.tasks]
         return [(one.topic, one.partition) for one in mine]
 
     def _assign_manually(self, wanted: Iterable[Key]) -> None:
-        """Assign these partitions, and no others, without the group."""
+        """Read exactly these partitions, which the group did not assign."""
         wanted = list(wanted)
         with self._changed:
             held = self._held.assigned
@@ -339,7 +343,7 @@ class ClientThread:
             self._stopping = True
 
     def _drain(self, keys: list[Key]) -> None:
-        """Stop delivering records of partitions, and wait up to ``drain_s`` for those in flight."""
+        """Stop delivering records of partitions, and wait up to ``drain_s`` for open answers."""
         with self._changed:
             self._held.close(keys)
         self._call_on_revoke(keys)
@@ -370,13 +374,13 @@ class ClientThread:
     # Commits.
 
     def _commit(self) -> None:
-        """Send the changed offsets, unless earlier commits are still unanswered."""
+        """Commit the done records, unless earlier commits are still unanswered."""
         if not self._commits.under_way:
             self._reading.skip_markers()
             self._commits.send(self._client)
 
     def _set_error(self, error: BaseException) -> None:
-        """Store the error that ends the consumer, without secrets. The first error counts."""
+        """Store the error that ends the consumer, without secrets. Later errors are ignored."""
         self.error = self.error or redacted_error(error, self.settings.client)
 
     def _fatal(self, error: ConsumerError) -> None:

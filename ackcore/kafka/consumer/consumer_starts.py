@@ -1,13 +1,16 @@
-"""Start positions of the partitions that a consumer is assigned: named, logged decisions.
+"""The offset at which a consumer begins to read each partition that it is assigned.
+
+The reason is logged, by one of these names:
 
 - "group": the committed offset.
 - "earliest", "latest", "timestamp", "explicit": the position that ``start`` names, for a partition
   without a committed offset. With "forced, " before it, also for one that has such an offset.
-- "topic made anew": the beginning of a topic that was deleted and created again since it was read.
-- "new partition": the beginning of a partition that was added while its topic was read. Its end, or
-  the first offset of a time, may be behind its first records.
-- "another log": the position that ``out_of_range`` names, in a log that is shorter than the done
-  offsets.
+- "topic made anew": the first offset of a topic that was deleted and created again since it was
+  read.
+- "new partition": the first offset of a partition that was added while its topic was read. With
+  "latest" or a time, its first records would be skipped.
+- "another log": the position that ``out_of_range`` names, because the partition ends below offsets
+  that were committed as done.
 """
 
 from __future__ import annotations
@@ -38,17 +41,17 @@ _WAY_OUT = "to read the new topic from its beginning, set out_of_range='earliest
 
 
 class AssignedStart(NamedTuple):
-    """The start position of an assigned partition."""
+    """An assigned partition, and the offset at which it begins."""
 
     key: Key
     restored: Restored
     committed: bool  # whether the committed state is the start
     origin: CommitOrigin
     topic_id: str | None
-    near: int | None  # records below this offset are too far behind; None if none are
+    skip_to: int | None  # records below this offset are too far behind; None if none are
 
 
-def begin(
+def decide_starts(
     client: Consumer,
     settings: ConsumerSettings,
     partitions: Sequence[TopicPartition],
@@ -56,16 +59,16 @@ def begin(
     seen: Mapping[str, str],
     is_new: Callable[[Key], bool],
 ) -> list[AssignedStart]:
-    """Decide where partitions begin.
+    """Decide where newly assigned partitions begin, and log it.
 
     Raises OffsetsOutOfRange if a topic was deleted and created again, or a partition is too far
     behind, and ``out_of_range`` is "fail". Raises ConsumerError if the broker does not answer a
     request.
 
-    ``client``, ``settings``: the client and the settings of a consumer. ``partitions``: the
-    partitions that the consumer is assigned. ``ids``: the ids of their topics; None if unknown.
-    ``seen``: the ids that the topics had when this consumer last read them. ``is_new``: returns
-    whether a partition was added to its topic after this consumer began to read the topic.
+    ``client``, ``settings``: of the consumer. ``partitions``: the partitions that it is assigned.
+    ``ids``: the present ids of their topics; None if unknown. ``seen``: the ids that the topics had
+    when this consumer last read them. ``is_new``: returns whether a partition was added to its
+    topic after this consumer began to read the topic.
     """
     log = settings.client.logger(_log)
     found = _committed(client, settings, partitions)
@@ -105,8 +108,8 @@ def begin(
             origin = origin._replace(
                 topic=was.topic or CommitOrigin.of(seen.get(key[0]), None).topic
             )
-        near = _skip_to(client, settings, each, offset)
-        begun.append(AssignedStart(key, restored, why == "group", origin, topic_id, near))
+        skip_to = _skip_to(client, settings, each, offset)
+        begun.append(AssignedStart(key, restored, why == "group", origin, topic_id, skip_to))
     return begun
 
 
@@ -117,7 +120,10 @@ def _key(partition: TopicPartition) -> Key:
 def _continued(
     found: TopicPartition, settings: ConsumerSettings, topic_id: str | None, seen: Mapping[str, str]
 ) -> tuple[Restored, str] | None:
-    """Return the position to continue at, with the reason; None to begin at ``start``."""
+    """Return the state to continue from and the reason; None if the partition begins at ``start``.
+
+    ``found``: the partition with its committed offset.
+    """
     key = _key(found)
     now = CommitOrigin.of(topic_id, settings.force_from_start)
     was_seen = CommitOrigin.of(seen.get(found.topic), None)
@@ -136,11 +142,10 @@ def _continued(
 def _shorter_log(
     client: Consumer, settings: ConsumerSettings, partition: TopicPartition, done: int
 ) -> tuple[Restored, str] | None:
-    """Return the start in a log that is shorter than the done offsets; None if the log is long
-    enough.
+    """Return where to begin in a partition that ends below its done offsets; else None.
 
-    The client raises an error below the committed offset. Above it, the client would wait for new
-    records, which would then count as done.
+    Such a partition was truncated, or its topic created again. If it were read at its committed
+    offset, new records with offsets up to ``done`` would count as done.
     """
     low, high = watermarks(client, partition)
     if done <= high:
@@ -160,7 +165,10 @@ def _shorter_log(
 def _skip_to(
     client: Consumer, settings: ConsumerSettings, partition: TopicPartition, offset: int
 ) -> int | None:
-    """Return the offset ``max_offset_behind`` before the end; None if ``offset`` is not below."""
+    """Return the offset up to which records are skipped by ``max_offset_behind``; None if none are.
+
+    ``offset``: the offset at which the partition would begin.
+    """
     most = settings.max_offset_behind
     if most is None:
         return None
@@ -193,8 +201,7 @@ def _committed(
 
 
 def _of_time(client: Consumer, settings: ConsumerSettings, keys: Sequence[Key]) -> dict[Key, int]:
-    """Return the first offset per partition of the time in ``start``; empty if ``start`` is no
-    time.
+    """Return the first offset of the time in ``start`` by partition; empty if it is no time.
 
     Partitions without a record of that time or later are left out.
     """

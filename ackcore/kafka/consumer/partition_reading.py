@@ -119,9 +119,9 @@ class PartitionReading:
                 )
                 if each.origin != CommitOrigin.read(each.restored.deployment):
                     self._held.set_deployment(each.key, each.origin.deployment)
-                if each.near is not None:
+                if each.skip_to is not None:
                     keep = self._settings.dead_letters is not None
-                    self._held.skip_lost(each.key, each.near, now_ms(), keep, TOO_FAR_BEHIND)
+                    self._held.skip_lost(each.key, each.skip_to, now_ms(), keep, TOO_FAR_BEHIND)
 
     def positions(self, keys: Iterable[Key]) -> list[TopicPartition]:
         """Return those of these partitions that are held, with the offsets to assign them at."""
