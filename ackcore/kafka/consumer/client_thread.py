@@ -263,11 +263,11 @@ class ClientThread:
     def _handle_topic_changes(self) -> None:
         """Detect topics that were created again and, with ``tasks``, assign new partitions."""
         if self._reading.had_error:
-            self._topics.soon(now_ms())
+            self._topics.hurry(now_ms())
             self._reading.had_error = False
         with self._changed:
             topics = {topic for topic, _ in self._held.assigned}
-        found = self._topics.look(topics, now_ms())
+        found = self._topics.poll(topics, now_ms())
         if found is None:
             return
         if self.settings.tasks is not None:

@@ -23,7 +23,7 @@ from ackcore.kafka.consumer.consumer_records import Failure, Headers, KafkaRecor
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.held_partition import DyingRecord
 from ackcore.kafka.kafka_errors import ConsumerError, error_text, is_fatal
-from ackcore.kafka.producing import SIZES, way_out
+from ackcore.kafka.producing import SIZES, remedy
 from ackcore.retry import capped_doubling
 
 _log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class TopicLetterStore:
         def delivered(error: KafkaError | None, _: object = None) -> None:
             if error is not None:
                 self._note(error)
-            said = None if error is None else error_text(error) + way_out(error)
+            said = None if error is None else error_text(error) + remedy(error)
             report(letter, said and f"topic {self._topic!r}: {said}")
 
         record = letter.record
