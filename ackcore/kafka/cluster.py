@@ -6,11 +6,13 @@ A request covers many partitions, and each has its own answer or failure.
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
-from typing import Any, Generic, NamedTuple, TypeVar
+from functools import wraps
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as ClientPartition
@@ -23,6 +25,7 @@ from ackcore.kafka.kafka_errors import error_text, exception_text
 from ackcore.retry import capped_doubling
 
 Answer = TypeVar("Answer")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 #: Seconds of retries while a group's coordinator moves, or while its first one is elected.
 _MOVES_S = 5.0
@@ -115,8 +118,19 @@ class ClusterFailed(RuntimeError):
     """A request failed as a whole, and not for single partitions, or timed out."""
 
 
+def _one_at_a_time(method: _Method) -> _Method:
+    """Decorate a method of `Cluster`: it waits for the requests of other threads to end."""
+
+    @wraps(method)
+    def locked(self: Cluster, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return cast(_Method, locked)
+
+
 class Cluster:
-    """A client that makes requests to a cluster. One thread at a time may call its methods.
+    """A client that makes requests to a cluster, one at a time. Any thread may call its methods.
 
     ``settings``: the connection to the brokers. ``timeout_s``: the time-out of each request.
 
@@ -125,6 +139,7 @@ class Cluster:
 
     def __init__(self, settings: ClientSettings, *, timeout_s: float = 30.0) -> None:
         self._settings = settings
+        self._lock = threading.RLock()
         self._timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
         #: The client's last connection error.
         self._causes: deque[str] = deque(maxlen=1)
@@ -144,6 +159,7 @@ class Cluster:
             text = settings.redacted(exception_text(error))
             raise ValueError(f"options are refused by librdkafka: {text}") from None
 
+    @_one_at_a_time
     def partitions(
         self,
         topics: Iterable[str] | None = None,
@@ -192,6 +208,7 @@ class Cluster:
         fits = re.compile(pattern).fullmatch
         return sorted(name for name in topics if fits(name) and not name.startswith("__"))
 
+    @_one_at_a_time
     def watermarks(self, partitions: Iterable[tuple[str, int]]) -> PartitionAnswers[Watermarks]:
         """Return the first offset and the end of each partition.
 
@@ -223,6 +240,7 @@ class Cluster:
             )
         return {key: answers.found[key] for key in keys}
 
+    @_one_at_a_time
     def offsets_for_time(
         self, partitions: Iterable[tuple[str, int]], timestamp_ms: int
     ) -> PartitionAnswers[int]:
@@ -263,6 +281,7 @@ class Cluster:
                 failed[key] = failure
         return PartitionAnswers(found, failed)
 
+    @_one_at_a_time
     def committed(
         self, group: str, partitions: Iterable[tuple[str, int]]
     ) -> PartitionAnswers[Committed]:
@@ -287,6 +306,7 @@ class Cluster:
             return PartitionAnswers({}, dict.fromkeys(keys, failure))
         return self._by_partition(answered, lambda one: Committed(one.offset, one.metadata or ""))
 
+    @_one_at_a_time
     def commit(
         self,
         group: str,

@@ -79,8 +79,8 @@ def test_a_plan_is_what_is_on_record():
         (RefusedOffsets("a", 1, 0, 3, Reason("s", "LostUpstream", "gone", final=True).encode()),),
     )
     assert OffsetPlan.of(json.loads(json.dumps(plan.body()))) == plan
-    assert plan.carried().positions == plan.positions
-    assert not plan.carried().tasks
+    assert plan.taking_nothing().positions == plan.positions
+    assert not plan.taking_nothing().tasks
 
 
 @given(RANGES, st.integers(1, 5))

@@ -352,8 +352,8 @@ class Consumer:
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"this Consumer was made in process {self._pid}, and is used in process "
-                f"{os.getpid()}, which was forked and has no thread that reads; make a Consumer after "
-                "the fork"
+                f"{os.getpid()}, which was forked and has no thread that reads; make a Consumer "
+                "after the fork"
             )
         return self._changed
 

@@ -1,9 +1,8 @@
-"""Commits to a consumer group after each micro-batch: first offsets not done, and metadata."""
+"""Commits of the done offsets to a consumer group, after each micro-batch."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from itertools import combinations
@@ -40,13 +39,14 @@ Key = tuple[str, int]
 
 
 def states(plan: OffsetPlan, waiting: Iterable[pa.Table]) -> Iterator[tuple[str, int, OffsetState]]:
-    """Yield topic, partition and done offsets of each partition after a micro-batch.
+    """Yield topic, number and done offsets of each partition after a micro-batch.
 
-    ``plan``: the plan of the micro-batch. ``waiting``: the spout's records that wait for a retry
-    after it.
+    All offsets below the plan's position are done, except those of waiting records.
+
+    ``waiting``: the spout's records that wait for a retry.
     """
     wait = _by_partition(waiting)
-    for topic, partition, position in plan.each():
+    for topic, partition, position in plan.items():
         rows = wait.get((topic, partition))
         if rows is None:
             state = OffsetState(position.next, position.next, *_NO_HOLES)
@@ -56,7 +56,7 @@ def states(plan: OffsetPlan, waiting: Iterable[pa.Table]) -> Iterator[tuple[str,
 
 
 def _state(next_: int, waiting: Int64s, attempts: Int32s) -> OffsetState:
-    """Return the state in which all offsets below ``next_`` are done, except the waiting ones."""
+    """Return a state with all offsets below ``next_`` done, except the sorted waiting ones."""
     # Offsets from next_ on are of a former topic, or were truncated.
     if len(waiting) and waiting[-1] >= next_:
         below = int(np.searchsorted(waiting, next_))
@@ -73,7 +73,7 @@ def _state(next_: int, waiting: Int64s, attempts: Int32s) -> OffsetState:
 
 
 def _by_partition(tables: Iterable[pa.Table]) -> dict[tuple[str, int], tuple[Int64s, Int32s]]:
-    """Return the sorted, distinct waiting offsets of each partition, and their attempts."""
+    """Return the waiting offsets of each partition, sorted and distinct, and their attempts."""
     # Replayed records were done before: their offsets stay committed.
     parts = [table.filter(pc.equal(table[REPLAYED], 0)).select(_NEEDED) for table in tables]
     rows = pa.concat_tables(parts) if parts else None
@@ -94,9 +94,9 @@ def _by_partition(tables: Iterable[pa.Table]) -> dict[tuple[str, int], tuple[Int
 
 
 class CommitCache:
-    """A cache of the last commits, since most partitions do not change between micro-batches.
+    """Encodes commits, and reuses the last one of a partition that did not change.
 
-    ``deployment``: the key of the checkpoint that makes the commits.
+    ``deployment``: the key of the checkpoint, whose hash the metadata hold.
     """
 
     def __init__(self, deployment: int) -> None:
@@ -108,7 +108,10 @@ class CommitCache:
     def commits(
         self, done: Mapping[tuple[str, int], OffsetState], topic_ids: Mapping[str, str]
     ) -> dict[tuple[str, int], Commit]:
-        """Return the commit of each partition, for topics with these ids."""
+        """Return the commit of each partition.
+
+        ``done``: the done offsets by partition. ``topic_ids``: the ids of the topics, where known.
+        """
         whose = {
             topic: CommitOrigin.of(topic_ids.get(topic), self.name).deployment
             for topic in {topic for topic, _ in done}
@@ -126,7 +129,10 @@ class CommitCache:
     def learn(
         self, sent: Mapping[tuple[str, int], Commit], answers: PartitionAnswers[Committed]
     ) -> bool:
-        """Apply the answers to commits. Return whether to retry too large ones in a new form."""
+        """Adapt the metadata's length to the answers to commits.
+
+        Returns whether commits were too large, and are to be encoded and sent again.
+        """
         for each in answers.found:
             self._form.taken(sent[each].metadata)
         too_large = [
@@ -150,22 +156,17 @@ def _is_same(one: OffsetState, other: OffsetState) -> bool:
     )
 
 
-class Teller(NamedTuple):
-    """A spout that commits to a group: its name, the group, the brokers, and its partitions or
-    sources.
-    """
+class GroupUse(NamedTuple):
+    """A spout that commits to a group, for `refuse_shared_groups`."""
 
     spout: str
     group_id: str
     bootstrap_servers: str
-    of: Collection[Hashable]
+    of: Collection[Hashable]  # its partitions, or the numbers of its sources
 
 
-def refuse_two_tellers(tellers: Iterable[Teller]) -> None:
-    """Raise ValueError if two spouts commit the same partitions to one group.
-
-    A reader that begins at the group's offsets would skip records that only one spout has done.
-    """
+def refuse_shared_groups(tellers: Iterable[GroupUse]) -> None:
+    """Raise ValueError if two spouts commit the same partitions to one group."""
     for one, other in combinations(tellers, 2):
         if one[1:3] == other[1:3] and not set(one.of).isdisjoint(other.of):
             raise ValueError(
@@ -176,11 +177,10 @@ def refuse_two_tellers(tellers: Iterable[Teller]) -> None:
             )
 
 
-class ToldGroup:
-    """A consumer group to which a spout commits.
+class GroupCommitter:
+    """Commits the done offsets of a spout to its consumer group, and repeats failed commits.
 
-    ``spout``: the name of the spout. ``group_id``: the name of the group. ``deployment``: the key
-    of the checkpoint that makes the commits.
+    ``spout``: the name of the spout. ``deployment``: the key of the checkpoint.
     """
 
     def __init__(self, spout: str, group_id: str, deployment: int) -> None:
@@ -189,7 +189,7 @@ class ToldGroup:
         self._cache = CommitCache(deployment)
         self._origin = CommitOrigin.of(None, self._cache.name)
         #: The last confirmed commit of each partition.
-        self._told: dict[Key, tuple[int, str]] = {}
+        self._confirmed: dict[Key, tuple[int, str]] = {}
         self._repeat_at = self._next_at = 0.0
         #: The number of failed commits in a row, and the time of the next repeat.
         self._failures = 0
@@ -198,15 +198,12 @@ class ToldGroup:
 
     @property
     def is_due(self) -> bool:
-        """Whether a failed commit is to be repeated now, by any micro-batch."""
+        """Whether a micro-batch is due to repeat a failed commit."""
         return self._again_at is not None and time.monotonic() >= self._again_at
 
-    def tell_of_others(
-        self, cluster: Cluster, asking: threading.Lock, partitions: Iterable[Key]
-    ) -> None:
-        """Warn if another deployment is known to have committed to the group."""
-        with asking:
-            committed = cluster.committed(self._group_id, partitions).found
+    def warn_of_others(self, cluster: Cluster, partitions: Iterable[Key]) -> None:
+        """Warn if the last commit of a partition is from another deployment."""
+        committed = cluster.committed(self._group_id, partitions).found
         for (topic, partition), (offset, metadata) in committed.items():
             known = CommitOrigin.read(
                 decode_metadata(topic, partition, offset, metadata).deployment
@@ -220,41 +217,34 @@ class ToldGroup:
                 )
                 return
 
-    def tell(
-        self,
-        cluster: Cluster,
-        asking: threading.Lock,
-        done: Mapping[Key, OffsetState],
-        topic_ids: Mapping[str, str],
+    def commit(
+        self, cluster: Cluster, done: Mapping[Key, OffsetState], topic_ids: Mapping[str, str]
     ) -> dict[Key, int]:
-        """Commit the done offsets; return the last committed offset of each partition that has one.
+        """Commit the done offsets. Return the committed offsets that the broker has confirmed.
 
-        A failed commit is repeated with the next one. The result has only commits that the broker
-        confirmed. Raises CheckpointInUse if another driver has taken over.
+        A failed commit is repeated with the next one. Raises CheckpointInUse if another driver has
+        taken over the checkpoint.
 
-        ``cluster``: the cluster that receives the commit. ``asking``: a lock held during requests:
-        only one thread at a time may use a cluster. ``done``: the done offsets, by partition.
-        ``topic_ids``: the ids of the topics, where known.
+        ``done``: the done offsets by partition. ``topic_ids``: the ids of the topics, where known.
         """
         commits = self._cache.commits(done, topic_ids)
-        new = {each: one for each, one in commits.items() if self._told.get(each) != one}
+        new = {each: one for each, one in commits.items() if self._confirmed.get(each) != one}
         now = time.monotonic()
         if now >= self._repeat_at:
             new, self._repeat_at = commits, now + _REPEAT_S
         if new and now >= self._next_at:
             # Kafka accepts commits from non-members: an older driver's would move the group back.
             check_fence()
-            with asking:
+            answers = cluster.commit(self._group_id, new)
+            while self._cache.learn(new, answers):
+                self._confirmed.update({each: new[each] for each in answers.found})
+                commits = self._cache.commits(done, topic_ids)
+                new = {each: commits[each] for each in answers.failed}
                 answers = cluster.commit(self._group_id, new)
-                while self._cache.learn(new, answers):
-                    self._told.update({each: new[each] for each in answers.found})
-                    commits = self._cache.commits(done, topic_ids)
-                    new = {each: commits[each] for each in answers.failed}
-                    answers = cluster.commit(self._group_id, new)
             took_s = time.monotonic() - now
             if answers.failed and took_s >= _SLOW_S:
                 self._next_at = now + took_s + min(_TIMES * took_s, _LONGEST_S)
-            self._told.update({each: new[each] for each in answers.found})
+            self._confirmed.update({each: new[each] for each in answers.found})
             self._failures = self._failures + 1 if answers.failed else 0
             self._again_at = self._after_failures(now) if answers.failed else None
             if answers.failed and not self._complained:
@@ -269,7 +259,7 @@ class ToldGroup:
             self._complained = bool(answers.failed)
         elif new and self._again_at is None:
             self._again_at = self._next_at
-        return {each: offset for each, (offset, _) in self._told.items()}
+        return {each: offset for each, (offset, _) in self._confirmed.items()}
 
     def _after_failures(self, now: float) -> float:
         pause_ms = capped_doubling(
