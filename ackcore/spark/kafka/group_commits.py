@@ -134,13 +134,13 @@ class CommitCache:
         Returns whether commits were too large, and are to be encoded and sent again.
         """
         for each in answers.found:
-            self._form.taken(sent[each].metadata)
+            self._form.accepted(sent[each].metadata)
         too_large = [
             sent[each].metadata
             for each, failure in answers.failed.items()
             if failure.code == "OFFSET_METADATA_TOO_LARGE"
         ]
-        if not self._form.refused(max(too_large, key=len, default="")):
+        if not self._form.too_large(max(too_large, key=len, default="")):
             return False
         self._last = {}
         return True
