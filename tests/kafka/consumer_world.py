@@ -589,8 +589,8 @@ def world_of(*arguments):
         patch.setattr(
             client_thread, "dead_letters_of", lambda settings: PendingLetters(Keeper(world.making))
         )
-        world.begin_partitions = client_thread.begin
-        patch.setattr(client_thread, "begin", world.began)
+        world.begin_partitions = client_thread.decide_starts
+        patch.setattr(client_thread, "decide_starts", world.began)
         patch.setattr(partition_reading, "now_ms", lambda: world.now)
         patch.setattr(partition_reading, "truncated_at", world.truncated_at)
         # By the clock, of which all have one and the same.

@@ -33,10 +33,10 @@ class Topics:
     def ids(self, topics):
         return self.found
 
-    def look(self, topics, now_ms):
+    def poll(self, topics, now_ms):
         return self.seen.pop(0) if self.seen else None
 
-    def soon(self, now_ms):
+    def hurry(self, now_ms):
         pass
 
     def is_new(self, key):

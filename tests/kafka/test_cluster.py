@@ -74,7 +74,7 @@ def test_a_pattern_names_topics_whole_and_none_of_kafkas_own(kafka, cluster):
         (f"{stem}-b", 1),
     ]
     assert cluster.partitions(pattern="nothing is called so") == []
-    with pytest.raises(TypeError, match="either topics or pattern"):
+    with pytest.raises(TypeError, match="must have topics or a pattern, and not both"):
         cluster.partitions([stem], pattern=stem)
 
 
