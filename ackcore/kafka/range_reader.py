@@ -7,10 +7,8 @@ offsets raise `OffsetsLost`. Damaged data, which librdkafka would skip, raise `R
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -86,7 +84,7 @@ _DEFAULTS: dict[str, Any] = {
 class RangeReader:
     """A consumer that reads ranges, one after another. Close it, or use it in ``with``.
 
-    One thread reads at a time; any thread may close it.
+    Only one thread may use it.
 
     Raises ValueError if librdkafka refuses the settings.
 
@@ -113,9 +111,7 @@ class RangeReader:
         self._timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
         self._heard = ""
         self._reading: OffsetRange | None = None
-        #: Guards the two flags below.  Re-entrant: a signal handler may close a reader in use.
-        self._lock = threading.RLock()
-        self._is_in_use = self._is_closed = False
+        self._is_closed = False
         theirs = settings.options.get("error_cb")
 
         def hear(error: KafkaError) -> None:
@@ -157,37 +153,10 @@ class RangeReader:
                 "its end, close its iterator, or use two readers"
             )
         self._reading = range_
-        batches = self._assigned(range_)
         try:
-            while True:
-                with self._in_use():
-                    self._check_open()
-                    batch = next(batches, None)
-                if batch is None:
-                    return
-                yield batch
-                del batch  # its memory may be the next one's
+            yield from self._assigned(range_)
         finally:
-            with self._in_use():
-                batches.close()
             self._reading = None
-
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """Prevent other threads from closing the consumer, whose memory holds the messages."""
-        with self._lock:
-            self._is_in_use = True
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._is_in_use = False
-                if self._is_closed:
-                    self._consumer.close()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise RuntimeError("the reader is closed; make another one")
 
     def _assigned(self, range_: OffsetRange) -> Generator[pa.RecordBatch]:
         self._heard = ""
@@ -210,8 +179,7 @@ class RangeReader:
         place = 0  # index of the first message that was not handled
         last, asked = time.monotonic(), False
         while rest.size:
-            self._check_open()
-            if place >= len(messages):  # also after the consumer was closed
+            if place >= len(messages):
                 room = (self._batch_bytes - columns.bytes) / size
                 n = min(rest.size, self._rows_left, max(1, min(int(room), _MOST_MESSAGES)))
                 messages = []  # the next ones reuse the memory of these
@@ -312,11 +280,9 @@ class RangeReader:
         return OffsetsLost(rest, low, high)
 
     def close(self) -> None:
-        """Close the connections. A read in another thread fails, and closes them then."""
-        with self._lock:
-            self._is_closed = True
-            if not self._is_in_use:
-                self._consumer.close()
+        """Close the connections."""
+        self._is_closed = True
+        self._consumer.close()
 
     def __enter__(self) -> Self:
         return self

@@ -136,8 +136,9 @@ class ConsumerSettings:
     def _check_topics(self) -> None:
         if bool(self.topics) == bool(self.partitions):
             raise ValueError(
-                "topics or partitions must be given, and not both: the group assigns the partitions "
-                f"of topics; got topics={self.topics!r} and partitions={self.partitions!r}"
+                "topics or partitions must be given, and not both: the group assigns the "
+                f"partitions of topics; got topics={self.topics!r} and "
+                f"partitions={self.partitions!r}"
             )
         dead = self.dead_letters
         if dead is not None and not isinstance(dead, str) and not callable(dead):
