@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._records import Int32s, Int64s, OffsetState
+from ackcore._records import Int64s, OffsetState
 from ackcore.kafka.cluster import Cluster, Committed, PartitionAnswers
 from ackcore.kafka.commit_metadata import CommitOrigin, MetadataForm
 from ackcore.offsets import Commit, decode_metadata
 from ackcore.retry import capped_doubling
 from ackcore.spark.base.atomic import check_fence
-from ackcore.spark.base.schemas import ATTEMPT, REPLAYED
+from ackcore.spark.base.schemas import REPLAYED
 from ackcore.spark.kafka.plans import OffsetPlan
 
 _log = logging.getLogger("ackcore")
@@ -32,8 +32,6 @@ _AGAIN_S, _LONGEST_AGAIN_S = 1.0, 300.0
 _REPEAT_S = 3600.0
 
 _NO_OFFSETS, _NO_ATTEMPTS = np.empty(0, np.int64), np.empty(0, np.int32)
-_NO_HOLES = _NO_OFFSETS, _NO_OFFSETS, _NO_OFFSETS, _NO_ATTEMPTS
-_NEEDED = ("topic", "partition", "offset", ATTEMPT)
 
 Key = tuple[str, int]
 
@@ -47,20 +45,16 @@ def states(plan: OffsetPlan, waiting: Iterable[pa.Table]) -> Iterator[tuple[str,
     """
     wait = _by_partition(waiting)
     for topic, partition, position in plan.items():
-        rows = wait.get((topic, partition))
-        if rows is None:
-            state = OffsetState(position.next, position.next, *_NO_HOLES)
-        else:
-            state = _state(position.next, *rows)
-        yield topic, partition, state
+        yield topic, partition, _state(position.next, wait.get((topic, partition), _NO_OFFSETS))
 
 
-def _state(next_: int, waiting: Int64s, attempts: Int32s) -> OffsetState:
+def _state(next_: int, waiting: Int64s) -> OffsetState:
     """Return a state with all offsets below ``next_`` done, except the sorted waiting ones."""
+    if not len(waiting):  # as most partitions
+        return OffsetState(next_, next_, *[_NO_OFFSETS] * 3, _NO_ATTEMPTS)
     # Offsets from next_ on are of a former topic, or were truncated.
     if len(waiting) and waiting[-1] >= next_:
-        below = int(np.searchsorted(waiting, next_))
-        waiting, attempts = waiting[:below], attempts[:below]
+        waiting = waiting[: int(np.searchsorted(waiting, next_))]
     apart = np.ones(len(waiting) + 1, np.bool_)
     np.greater(waiting[1:] - waiting[:-1], 1, out=apart[1:-1])
     starts, ends = waiting[apart[:-1]], waiting[apart[1:]] + 1
@@ -68,28 +62,26 @@ def _state(next_: int, waiting: Int64s, attempts: Int32s) -> OffsetState:
     if len(ends) and ends[-1] >= next_:  # no offset above the last run is done
         end, starts, ends = int(starts[-1]), starts[:-1], ends[:-1]
     first = int(starts[0]) if len(starts) else end
-    failed = attempts > 0
-    return OffsetState(first, end, starts, ends, waiting[failed], attempts[failed])
+    return OffsetState(first, end, starts, ends, _NO_OFFSETS, _NO_ATTEMPTS)
 
 
-def _by_partition(tables: Iterable[pa.Table]) -> dict[tuple[str, int], tuple[Int64s, Int32s]]:
-    """Return the waiting offsets of each partition, sorted and distinct, and their attempts."""
+def _by_partition(tables: Iterable[pa.Table]) -> dict[tuple[str, int], Int64s]:
+    """Return the waiting offsets of each partition, sorted and distinct."""
     # Replayed records were done before: their offsets stay committed.
-    parts = [table.filter(pc.equal(table[REPLAYED], 0)).select(_NEEDED) for table in tables]
+    names = ["topic", "partition", "offset"]
+    parts = [table.filter(pc.equal(table[REPLAYED], 0)).select(names) for table in tables]
     rows = pa.concat_tables(parts) if parts else None
     if rows is None or not len(rows):
         return {}
     topics = rows["topic"].combine_chunks().dictionary_encode()
     names, of = topics.dictionary.to_pylist(), topics.indices.to_numpy()
-    partitions, offsets, attempts = (rows[name].to_numpy() for name in _NEEDED[1:])
+    partitions, offsets = rows["partition"].to_numpy(), rows["offset"].to_numpy()
     order = np.lexsort((offsets, partitions, of))
     of, partitions, offsets = of[order], partitions[order], offsets[order]
-    attempts = attempts[order].astype(np.int32)
     cuts = np.flatnonzero((np.diff(of) != 0) | (np.diff(partitions) != 0)) + 1
     found = {}
     for start, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(of)], strict=True):
-        some, first = np.unique(offsets[start:end], return_index=True)
-        found[names[of[start]], int(partitions[start])] = some, attempts[start:end][first]
+        found[names[of[start]], int(partitions[start])] = np.unique(offsets[start:end])
     return found
 
 
@@ -151,8 +143,6 @@ def _is_same(one: OffsetState, other: OffsetState) -> bool:
         one[:2] == other[:2]
         and np.array_equal(one.hole_starts, other.hole_starts)
         and np.array_equal(one.hole_ends, other.hole_ends)
-        and np.array_equal(one.failed, other.failed)
-        and np.array_equal(one.attempts, other.attempts)
     )
 
 

@@ -197,7 +197,7 @@ class KafkaSources(PlannedRows):
             topics = {range_.topic for some in planned.tasks for range_ in some}
             again = read if topics <= planned.topic_ids.keys() else None
             snapshot = Snapshot(ids, read, again)
-            found.append(InputFrame(self._empty, name, snapshot, planned.refused, planned.tried))
+            found.append(InputFrame(self._empty, name, snapshot, planned.refused))
         return found
 
     def backlogs(self, plan: Plan) -> Mapping[str, Backlog]:

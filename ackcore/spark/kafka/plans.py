@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
-from ackcore.spark.tasks.record_ids import RETRIES, RefusedOffsets, Tried
+from ackcore.spark.tasks.record_ids import RETRIES, RefusedOffsets
 
 #: The smallest number of records for a task of its own.
 LEAST = 10_000
@@ -50,8 +50,6 @@ class OffsetPlan:
     lost: tuple[OffsetRange, ...] = ()
     #: The dead records of lost ranges, and of read records that are dead at once.
     refused: tuple[RefusedOffsets, ...] = ()
-    #: Records that failed before, from the metadata of the group with which the checkpoint began.
-    tried: tuple[Tried, ...] = ()
 
     def body(self) -> dict[str, Any]:
         """Return the plan for JSON."""
@@ -66,7 +64,6 @@ class OffsetPlan:
             "tasks": [[list(one) for one in some] for some in self.tasks],
             "lost": [list(one) for one in self.lost],
             "refused": [list(one) for one in self.refused],
-            "tried": [list(one) for one in self.tried],
         }
 
     @classmethod
@@ -82,21 +79,11 @@ class OffsetPlan:
             tuple(tuple(OffsetRange(*one) for one in some) for some in body["tasks"]),
             tuple(OffsetRange(*one) for one in body["lost"]),
             tuple(RefusedOffsets(*one) for one in body["refused"]),
-            tuple(Tried(*one) for one in body["tried"]),
         )
 
     def taking_nothing(self) -> OffsetPlan:
         """Return a plan with the same positions that takes no offsets."""
-        return replace(self, tasks=(), lost=(), refused=(), tried=self.untaken())
-
-    def untaken(self) -> tuple[Tried, ...]:
-        """Return those of ``tried`` at or above the positions."""
-        positions = self.positions
-        return tuple(
-            one
-            for one in self.tried
-            if (at := positions.get(one.topic, {}).get(one.partition)) and one.offset >= at.next
-        )
+        return replace(self, tasks=(), lost=(), refused=())
 
     def items(self) -> Iterator[tuple[str, int, Position]]:
         """Yield topic, number and position of each partition."""

@@ -276,10 +276,6 @@ class SpoutOffsets:
             evenly(ranges, tasks),
             tuple(one.range for one in gone),
             tuple(one.refused(self.name) for one in gone),
-            (
-                *(one for start in starts.values() for one in start.tried),
-                *(one for one in (before.untaken() if before else ()) if one[:2] not in starts),
-            ),
         )
         self.intake.planned(records_in(ranges))
         return plan

@@ -12,7 +12,7 @@ from ackcore.kafka.spout import KafkaSpout
 from ackcore.kafka.start_positions import MADE_ANEW, NEW_PARTITION, first_offset
 from ackcore.offsets import decode_metadata
 from ackcore.spark.kafka.plans import OffsetPlan, Position
-from ackcore.spark.tasks.record_ids import RefusedOffsets, Tried
+from ackcore.spark.tasks.record_ids import RefusedOffsets
 from ackcore.topology.tuples import Reason
 
 
@@ -67,7 +67,6 @@ class Start(NamedTuple):
     holes: tuple[OffsetRange, ...] = ()  # the ranges below ``next`` that are read, too
     #: The ranges that are not read, because they were deleted or are too far behind.
     gone: tuple[SkippedRange, ...] = ()
-    tried: tuple[Tried, ...] = ()  # the records in the holes that failed before
 
     @property
     def lowest(self) -> int:
@@ -112,9 +111,7 @@ def _first(spout: KafkaSpout, found: PartitionFacts) -> Start:
             # may belong to other records.  If that is unknown, perhaps none of its records is done.
             is_same = was.topic and was.topic == now.topic
             return Start(offset, "group") if is_same else Start(low, "out of range")
-        failed = zip(state.failed.tolist(), state.attempts.tolist(), strict=True)
-        tried = tuple(Tried(found.topic, found.partition, *each) for each in failed)
-        return Start(state.end, "group", tuple(holes), tried=tried)
+        return Start(state.end, "group", tuple(holes))
     return Start(
         *first_offset(spout.start, (found.topic, found.partition), low, high, found.of_time)
     )
@@ -153,7 +150,6 @@ def _cut_below(found: PartitionFacts, start: Start, low: int, kind: str, said: s
             hole._replace(start=max(hole.start, low)) for hole in start.holes if hole.stop > low
         ),
         gone=(*start.gone, *(SkippedRange(one, kind, said) for one in gone)),
-        tried=tuple(one for one in start.tried if one.offset >= low),
     )
 
 
