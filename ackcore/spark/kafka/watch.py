@@ -18,10 +18,9 @@ BEAT_S = 30.0
 
 
 class Watch(Attendant):
-    """A thread that polls Kafka and triggers a micro-batch when there are new records.
+    """A thread that polls Kafka for new records and triggers one micro-batch for them.
 
-    After that it waits for `look_again`. ``look``: returns whether there are new records; an
-    exception counts as no. ``beat``: triggers a micro-batch.
+    ``look``: returns whether there are new records. An exception counts as no.
     """
 
     def __init__(self, look: Callable[[], bool], beat: Callable[[], object]) -> None:
@@ -31,7 +30,7 @@ class Watch(Attendant):
         self._asked = False
 
     def look_again(self) -> None:
-        """Poll again, because the triggered micro-batch has run or will not run."""
+        """Resume polling, because the triggered micro-batch has run or will not run."""
         with self._changed:
             self._asked = False
             self._changed.notify()
@@ -71,11 +70,7 @@ class Watch(Attendant):
 
 
 def pause_s(took_s: float, failures: int) -> float:
-    """Return the seconds until the next poll.
-
-    ``took_s``: the duration of the last poll, which found nothing. ``failures``: the number of
-    failed polls in a row.
-    """
+    """Return the seconds until the next poll, after one without new records or after failures."""
     if failures:
         return capped_doubling(round(POLL_S * 1000), failures, round(LONGEST_S * 1000)) / 1000
     return min(LONGEST_S, max(POLL_S, SHARE * took_s))
