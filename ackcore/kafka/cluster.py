@@ -83,7 +83,6 @@ class PartitionFailure(NamedTuple):
 
     code: str  # librdkafka's name, for example ``UNKNOWN_MEMBER_ID``
     text: str
-    retriable: bool  # whether a retry may succeed
 
 
 class PartitionAnswers(NamedTuple, Generic[Answer]):
@@ -164,7 +163,7 @@ class Cluster:
         self,
         topics: Iterable[str] | None = None,
         *,
-        pattern: str | re.Pattern[str] | None = None,
+        pattern: str | None = None,
         missing_ok: bool = False,
     ) -> list[Partition]:
         """Return all partitions of topics, ordered by topic and number.
@@ -198,7 +197,7 @@ class Cluster:
             raise UnknownTopics(missing)
         return sorted(found)
 
-    def _matching(self, pattern: str | re.Pattern[str]) -> list[str]:
+    def _matching(self, pattern: str) -> list[str]:
         try:
             topics = self._admin.list_topics(timeout=self._timeout_s).topics
         except KafkaException as error:
@@ -405,7 +404,7 @@ class Cluster:
                 results[key] = None, self._failure(error.args[0] if error.args else None)
             except TimeoutError:
                 text = f"no answer within {self._timeout_s:g} s"
-                results[key] = None, PartitionFailure("_TIMED_OUT", text, True)
+                results[key] = None, PartitionFailure("_TIMED_OUT", text)
         cause = self._cause()
         return {
             key: (answer, failure and self._with_cause(failure, cause))
@@ -431,9 +430,8 @@ class Cluster:
 
     def _failure(self, error: Any) -> PartitionFailure:
         if not isinstance(error, KafkaError):
-            return PartitionFailure("UNKNOWN", self._settings.redacted(str(error)), False)
-        retriable = error.retriable() or error.code() in _RETRIABLE
-        return PartitionFailure(error.name(), self._settings.redacted(error_text(error)), retriable)
+            return PartitionFailure("UNKNOWN", self._settings.redacted(str(error)))
+        return PartitionFailure(error.name(), self._settings.redacted(error_text(error)))
 
     def close(self) -> None:
         """Close the connections."""
@@ -481,23 +479,6 @@ _OF_ONE = {
     KafkaError.OFFSET_METADATA_TOO_LARGE,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
-}
-#: Temporary errors that confluent-kafka does not flag as retriable.
-_RETRIABLE = {
-    KafkaError._TIMED_OUT,
-    KafkaError._TIMED_OUT_QUEUE,
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._WAIT_COORD,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.REBALANCE_IN_PROGRESS,
-    # The group has members at present.
-    KafkaError.UNKNOWN_MEMBER_ID,
 }
 
 

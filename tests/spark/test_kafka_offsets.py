@@ -69,7 +69,7 @@ class Cluster:
 
     def split(self, found):
         """Part what is asked of partitions that answer from that of those that are mute."""
-        failure = PartitionFailure("NOT_LEADER_FOR_PARTITION", "no leader", True)
+        failure = PartitionFailure("NOT_LEADER_FOR_PARTITION", "no leader")
         good = {each: one for each, one in found.items() if each[1] not in self.mute}
         return PartitionAnswers(good, dict.fromkeys(found.keys() - good.keys(), failure))
 
