@@ -66,7 +66,7 @@ class ReadTimedOut(TimeoutError):
     timeout_s : float
         The time without a record, in seconds.
     cause : str
-        The last error of the client.
+        The last event that the client reported, an error or the end of the partition.
     """
 
     def __init__(self, range: OffsetRange, timeout_s: float, cause: str) -> None:

@@ -203,7 +203,7 @@ class Deliveries:
             self._producer: Producer | None = Producer(settings.client_config(own, defaults))
         except KafkaException as error:
             raise DeliveryError(
-                f"the settings of the producer are refused: {self._error_text(error.args[0])}"
+                f"librdkafka refused the producer's settings: {self._error_text(error.args[0])}"
             ) from None
 
     @property
@@ -350,7 +350,7 @@ class Deliveries:
             return function(wait_s)
         except KafkaException as error:  # a fatal error
             text = self._error_text(error.args[0])
-            raise DeliveryError(f"the producer has ended: {text}") from None
+            raise DeliveryError(f"the producer failed, and can send nothing more: {text}") from None
 
     def _on_failure(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:

@@ -1,4 +1,4 @@
-"""Ranges of offsets, and the Arrow columns of the records that are read from them."""
+"""`OffsetRange`, and the Arrow columns of the records that are read from one."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from ackcore._columns import as_count
 
 #: Names of two decisions of `Consumer` and `KafkaSpout` to begin at the first record: the topic was
 #: deleted and created again, or the partition was added to it.
-MADE_ANEW, NEW_PARTITION = "topic made anew", "new partition"
+MADE_ANEW, NEW_PARTITION = "topic created again", "new partition"
 
 #: A name, a time with its zone, or offsets by topic and partition.
 Start = str | datetime | Mapping[tuple[str, int], int]

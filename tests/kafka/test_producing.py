@@ -133,7 +133,9 @@ def test_what_librdkafka_says_is_told_without_secrets(mock_kafka, closing):
 
 
 def test_a_setting_that_librdkafka_does_not_have_is_refused(mock_kafka):
-    with pytest.raises(DeliveryError, match=r"refused: No such configuration property: \"colour\""):
+    with pytest.raises(
+        DeliveryError, match=r"settings: No such configuration property: \"colour\""
+    ):
         Deliveries(settings(mock_kafka, colour="red"))
 
 

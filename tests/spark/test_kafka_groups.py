@@ -81,7 +81,7 @@ def test_what_was_done_of_a_topic_is_not_committed_to_one_that_was_made_anew(
     assert kafka.committed(group, topic)[0] < 0  # it is forgotten with its topic
     assert run_batch(topology(spout, kept), spark, tmp_path / "batch").acked == 3
     on = start(topology(spout, Kept()), spark, tmp_path / "one", trigger={"availableNow": True})
-    with pytest.raises(Exception, match=r"made anew, and lost='refuse'.*a new checkpoint"):
+    with pytest.raises(Exception, match=r"created again, and lost='refuse'.*a new checkpoint"):
         on.await_termination(300)
     assert kafka.committed(group, topic)[0] < 0
     with Cluster(ClientSettings(kafka.bootstrap_servers)) as cluster:  # one that crossed that

@@ -51,7 +51,7 @@ def later(next_, low=10, high=100, **known):
         ({}, later(100), None),
         ({}, later(101), Start(10, "out of range")),
         ({}, later(101, is_same=True), Start(100, "truncated")),
-        ({}, later(50, is_other=True), Start(10, "topic made anew")),
+        ({}, later(50, is_other=True), Start(10, "topic created again")),
         ({}, later(50, other_from=30), Start(30, "truncated")),
         ({}, later(101, is_same=True, other_from=30), Start(30, "truncated")),
         ({"max_offset_behind": 1}, later(50), None),
@@ -127,14 +127,18 @@ def test_a_group_goes_on_with_its_holes():
     at = first(high=25, committed=tuple(commit))
     assert decide(spout(), at._replace(topic_id="one")) == Start(22, "group")
     assert decide(spout(), at) == Start(10, "out of range")
-    assert decide(spout(), at._replace(topic_id="two")) == Start(10, "topic made anew")
+    assert decide(spout(), at._replace(topic_id="two")) == Start(10, "topic created again")
 
 
 @pytest.mark.parametrize(
     ("deployment", "topic_id", "start"),
     [
         (CommitOrigin.of("one", "a checkpoint").deployment, "one", Start(40, "group")),
-        (CommitOrigin.of("one", "a checkpoint").deployment, "two", Start(10, "topic made anew")),
+        (
+            CommitOrigin.of("one", "a checkpoint").deployment,
+            "two",
+            Start(10, "topic created again"),
+        ),
         (CommitOrigin.of("one", "a checkpoint").deployment, None, Start(40, "group")),
         (CommitOrigin.of(None, "a checkpoint").deployment, "two", Start(40, "group")),
         (7, "two", Start(40, "group")),  # as checkpoints committed before they named topics

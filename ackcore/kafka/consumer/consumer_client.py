@@ -293,8 +293,13 @@ class Commits:
         if is_fatal(error):
             self._fatal(ConsumerError(f"the consumer cannot commit: {error.str()}"))
         self.last_refusal = error.str()
-        what = "fenced" if error.code() in _FENCED else "refused"
-        self._log.warning("a commit of %d partitions was %s: %s", len(refused), what, error.str())
+        if error.code() in _FENCED:
+            what, why = "fenced", "; the group has removed this member or assigns partitions anew"
+        else:
+            what, why = "refused", ""
+        self._log.warning(
+            "a commit of %d partitions was %s: %s%s", len(refused), what, error.str(), why
+        )
         return shorter
 
 

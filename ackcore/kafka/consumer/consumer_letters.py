@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -52,6 +52,7 @@ _OF_CONSUMERS = (
     *("isolation.", "check.crcs", "coordinator.", "consume.", "offset."),
 )
 
+#: Called with a dead letter and None once it is stored, or with the error why it is not.
 Report = Callable[[DyingRecord, str | None], None]
 
 
@@ -120,23 +121,6 @@ def _reason_header(reason: str) -> bytes:
     return cut.decode(errors="ignore").encode()
 
 
-class LetterStore(Protocol):
-    """The interface of a place for dead letters. Neither method waits."""
-
-    def store(self, letter: DyingRecord, report: Report) -> None:
-        """Begin to store a dead letter.
-
-        A later `poll` calls ``report(letter, None)`` once it is stored, or ``report(letter,
-        error)`` with the reason why not. An error that occurs at once is reported at once.
-        """
-
-    def poll(self) -> None:
-        """Report the letters that were stored, or not, since the last call."""
-
-    def close(self) -> None:
-        """Stop. Letters that are not stored yet are dropped."""
-
-
 class TopicLetterStore:
     """Stores dead letters in a topic, by an idempotent producer.
 
@@ -155,7 +139,7 @@ class TopicLetterStore:
         self._fatal: KafkaError | None = None
 
     def store(self, letter: DyingRecord, report: Report) -> None:
-        """Send a dead letter. It is stored when all in-sync replicas have it."""
+        """Send a dead letter. It is stored when all in-sync replicas have it: see `poll`."""
 
         def delivered(error: KafkaError | None, _: object = None) -> None:
             if error is not None:
@@ -218,7 +202,7 @@ class CallableLetterStore:
         self._done: deque[tuple[DyingRecord, Report, Future[object]]] = deque()
 
     def store(self, letter: DyingRecord, report: Report) -> None:
-        """Queue a call of the function."""
+        """Queue a call of the function with a dead letter."""
         future = self._thread.submit(self._function, letter.record, letter.failure)
         future.add_done_callback(lambda done: self._done.append((letter, report, done)))
 
@@ -248,7 +232,7 @@ class PendingLetters:
     ``log``: receives a warning about a letter that could not be stored, at most once a minute.
     """
 
-    def __init__(self, store: LetterStore, log: Log = _log) -> None:
+    def __init__(self, store: TopicLetterStore | CallableLetterStore, log: Log = _log) -> None:
         self._log = log
         self._store = store
         self._kept: list[DyingRecord] = []

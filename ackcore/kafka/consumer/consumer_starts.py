@@ -5,7 +5,7 @@ The reason is logged, by one of these names:
 - "group": the committed offset.
 - "earliest", "latest", "timestamp", "explicit": the position that ``start`` names, for a partition
   without a committed offset. With "forced, " before it, also for one that has such an offset.
-- "topic made anew": the first offset of a topic that was deleted and created again since it was
+- "topic created again": the first offset of a topic that was deleted and created again since it was
   read.
 - "new partition": the first offset of a partition that was added while its topic was read. With
   "latest" or a time, its first records would be skipped.

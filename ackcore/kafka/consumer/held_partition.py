@@ -30,7 +30,7 @@ _MOST_NAMED = 20
 
 
 class Limits(NamedTuple):
-    """The limits on the records that a consumer holds at a time, and on their bytes."""
+    """The limits on the numbers and bytes of the records that a consumer holds at a time."""
 
     in_flight: int = 10_000  # records of one partition: out and dying
     in_flight_bytes: int = 16 << 20

@@ -310,7 +310,7 @@ class PartitionReading:
                 f"{self._settings.group_id!r} by Kafka's tools, and start the consumer again"
             )
         elif is_fatal(error) or code in _FINAL:
-            raise ConsumerError(f"the consumer cannot continue to read: {error.str()}")
+            raise ConsumerError(f"the client of the consumer has failed for good: {error.str()}")
         else:
             self._log.warning("the client reported an error, and continues: %s", error.str())
 
