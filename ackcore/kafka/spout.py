@@ -45,10 +45,10 @@ class KafkaSpout:
         deployment may commit to it: the two would move its offsets back and forth. Neither would
         lose a record, because each continues from its checkpoint.
     start : {"group", "earliest", "latest"}, datetime or mapping, default "group"
-        Where a new checkpoint begins: after the records that the group's commits name as done, or
-        at the earliest record without a commit; at the earliest; at the latest; at the first record
-        of a time (with its zone); or at offsets by (topic, partition). To begin there again, use a
-        new checkpoint.
+        Where a new checkpoint begins. "group": after the records that the group's commits name as
+        done, or at the earliest record without a commit. Else: at the earliest or latest record, at
+        the first one of a time (with its zone), or at offsets by (topic, partition). To begin there
+        again, use a new checkpoint.
     max_records : int, optional
         The maximum number of offsets in a micro-batch. If there are more partitions with records,
         it takes one of each. The offsets of a micro-batch are divided evenly among its tasks.
@@ -70,11 +70,11 @@ class KafkaSpout:
         that existed when it was planned and do not exist now. Then the query ends with an error.
         There is no such limit for brokers that do not answer.
     deserializer : callable, optional
-        A plain function that converts the bytes of a value, for instance ``json.loads``. A
-        deserializer of confluent-kafka also receives its ``SerializationContext``. If it raises,
-        the record fails, and its dead letter has the original bytes. Null values stay null. If it
-        has a method ``prepare``, each task calls that first: create the client of a schema registry
-        there, which cannot be pickled.
+        A plain function that converts the bytes of a value, for instance ``json.loads``. Its
+        result is copied, so it may reuse one object. A deserializer of confluent-kafka also
+        receives its ``SerializationContext``. If it raises, the record fails, and its dead letter
+        has the original bytes. Null values stay null. If it has a method ``prepare``, each task
+        calls that first: create the client of a schema registry there, which cannot be pickled.
     value_type : pyarrow.DataType, optional
         The type of the deserialized values, required with `deserializer`. A value must keep its
         meaning in this type, or its record fails. Fields of a struct are matched by name:

@@ -327,7 +327,7 @@ class PartitionReading:
         high = self.ends[key]
         policy = self._settings.on_out_of_range
         name = f"{key[0]}-{key[1]}"
-        if low <= position <= high and not self._is_truncated(key, low, position):
+        if low <= position <= high and not self._handle_truncation(key, low, position):
             if position == low:  # no record below is left to compare epochs with
                 self._epochs.pop(key, None)
             self._resets[key] = times = self._resets.get(key, 0) + 1
@@ -370,11 +370,10 @@ class PartitionReading:
         self._epochs.pop(key, None)
         self._read_from({key: target})
 
-    def _is_truncated(self, key: Key, low: int, position: int) -> bool:
-        """Return whether a partition was truncated below the position and written anew.
+    def _handle_truncation(self, key: Key, low: int, position: int) -> bool:
+        """Check whether a partition was truncated below the position; if so, read it again.
 
-        If so, it is read again from where the logs differ. Raises OffsetsOutOfRange instead if
-        ``out_of_range`` is "fail".
+        Returns whether it was. Raises OffsetsOutOfRange if it was and ``out_of_range`` is "fail".
         """
         epoch, name = self._epochs.get(key), f"{key[0]}-{key[1]}"
         if epoch is None:
