@@ -51,7 +51,7 @@ def states(plan: OffsetPlan, waiting: Iterable[pa.Table]) -> Iterator[tuple[str,
 def _state(next_: int, waiting: Int64s) -> OffsetState:
     """Return a state with all offsets below ``next_`` done, except the sorted waiting ones."""
     if not len(waiting):  # as most partitions
-        return OffsetState(next_, next_, *[_NO_OFFSETS] * 3, _NO_ATTEMPTS)
+        return OffsetState(next_, next_, _NO_OFFSETS, _NO_OFFSETS, _NO_OFFSETS, _NO_ATTEMPTS)
     # Offsets from next_ on are of a former topic, or were truncated.
     if len(waiting) and waiting[-1] >= next_:
         waiting = waiting[: int(np.searchsorted(waiting, next_))]
