@@ -47,7 +47,7 @@ Value = str | int | float | bool | Callable[..., Any] | Log
 class ClientSettings:
     """The addresses of brokers, and librdkafka's settings of the connection.
 
-    It can be pickled if its callbacks can. Neither its ``repr`` nor errors show a secret.
+    Neither its ``repr`` nor its errors show a secret.
 
     ``bootstrap_servers``: ``host:port`` of brokers, separated by commas. ``options``: librdkafka
     settings: ``security.protocol``, ``sasl.*``, ``ssl.*``, ``oauth_cb``, ``isolation.level``,
@@ -62,26 +62,26 @@ class ClientSettings:
         self.bootstrap_servers = _servers(bootstrap_servers)
         self.options = _checked(options)
 
-    def client(
+    def client_config(
         self, own: Mapping[str, Value], defaults: Mapping[str, Value] | None = None
     ) -> dict[str, Any]:
-        """Return the configuration of a client.
+        """Return the configuration for a client of confluent-kafka.
 
-        ``own``: settings that the client requires; the user's options do not override them.
-        ``defaults``: settings that the user's options override.
+        ``own``: settings that override the user's options. ``defaults``: settings that the user's
+        options override.
         """
         where = {"bootstrap.servers": self.bootstrap_servers}
         return {**where, **(defaults or {}), **self.options, **own}
 
     def redacted(self, text: str) -> str:
-        """Return a text without the secrets of these settings."""
+        """Replace each secret of these settings in a text by "[redacted]"."""
         # The longest first: a short one may be part of it.
         for secret in sorted(self._secrets(), key=len, reverse=True):
             text = text.replace(secret, _REDACTED)
         return text
 
     def logger(self, logger: Logger) -> RedactedLog:
-        """Return a logger that removes these secrets from messages; librdkafka may use it too."""
+        """Return a logger that removes these secrets from its messages."""
         return RedactedLog(logger, self)
 
     def _secrets(self) -> set[str]:

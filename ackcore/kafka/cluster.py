@@ -1,19 +1,18 @@
 """Requests to a cluster: its partitions, their first and last offsets, a group's offsets.
 
-A request covers many partitions at once, and each has its own answer: one without a leader does not
-delay the others.
-
-Requests about a group's offsets do not use the admin client, see `committer`.
+A request covers many partitions, and each has its own answer or failure.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
-from typing import Any, Generic, NamedTuple, TypeVar
+from functools import wraps
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as ClientPartition
@@ -26,6 +25,7 @@ from ackcore.kafka.kafka_errors import error_text, exception_text
 from ackcore.retry import capped_doubling
 
 Answer = TypeVar("Answer")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 #: Seconds of retries while a group's coordinator moves, or while its first one is elected.
 _MOVES_S = 5.0
@@ -38,7 +38,7 @@ _CONSUMERS_OWN = re.compile(
 
 
 class TopicPartition(NamedTuple):
-    """The name of a partition; equal to the plain pair."""
+    """Topic and number of a partition, as a pair."""
 
     topic: str
     partition: int
@@ -48,7 +48,7 @@ class TopicPartition(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """A partition of the cluster."""
+    """A partition that the cluster has, with the id of its topic."""
 
     topic: str
     partition: int
@@ -56,7 +56,7 @@ class Partition(NamedTuple):
 
     @property
     def key(self) -> TopicPartition:
-        """The name of the partition."""
+        """Topic and number."""
         return TopicPartition(self.topic, self.partition)
 
 
@@ -66,9 +66,7 @@ class _Bounds(NamedTuple):
 
 
 class Watermarks(_Bounds):
-    """The bounds of a partition: its first offset ``low``, and ``high``, the next one to become
-    readable.
-    """
+    """The first offset of a partition, ``low``, and its end ``high``, the last one plus 1."""
 
     epoch: int | None = None  # the epoch of the answering leader, if it sends one; not compared
 
@@ -81,22 +79,24 @@ class Committed(NamedTuple):
 
 
 class PartitionFailure(NamedTuple):
-    """The reason why a partition has no answer."""
+    """The reason why a request failed for one partition."""
 
     code: str  # librdkafka's name, for example ``UNKNOWN_MEMBER_ID``
     text: str
-    retriable: bool  # whether a retry may succeed
 
 
 class PartitionAnswers(NamedTuple, Generic[Answer]):
-    """The answers by partition, and the failures. A partition in neither has no answer."""
+    """The answer or the failure of each partition of a request.
+
+    A partition for which the brokers have nothing, such as no committed offset, is in neither.
+    """
 
     found: dict[TopicPartition, Answer]
     failed: dict[TopicPartition, PartitionFailure]
 
 
 class UnknownTopics(RuntimeError):
-    """Named topics do not exist, or may not be seen.
+    """Named topics do not exist, or this user may not read their metadata.
 
     Attributes
     ----------
@@ -114,11 +114,22 @@ class UnknownTopics(RuntimeError):
 
 
 class ClusterFailed(RuntimeError):
-    """A request about the cluster as a whole has failed, or took too long."""
+    """A request failed as a whole, and not for single partitions, or timed out."""
+
+
+def _one_at_a_time(method: _Method) -> _Method:
+    """Decorate a method of `Cluster`: it waits for the requests of other threads to end."""
+
+    @wraps(method)
+    def locked(self: Cluster, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return cast(_Method, locked)
 
 
 class Cluster:
-    """A client that makes requests to a cluster. One thread at a time may call its methods.
+    """A client that makes requests to a cluster, one at a time. Any thread may call its methods.
 
     ``settings``: the connection to the brokers. ``timeout_s``: the time-out of each request.
 
@@ -127,10 +138,11 @@ class Cluster:
 
     def __init__(self, settings: ClientSettings, *, timeout_s: float = 30.0) -> None:
         self._settings = settings
+        self._lock = threading.RLock()
         self._timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
         #: The client's last connection error.
         self._causes: deque[str] = deque(maxlen=1)
-        made = settings.client({}, {**DEFAULTS, "error_cb": _noting(self._causes)})
+        made = settings.client_config({}, {**DEFAULTS, "error_cb": _error_callback(self._causes)})
         level = str(made.get("isolation.level", "read_committed"))
         self._isolation = (
             IsolationLevel.READ_UNCOMMITTED
@@ -146,14 +158,15 @@ class Cluster:
             text = settings.redacted(exception_text(error))
             raise ValueError(f"options are refused by librdkafka: {text}") from None
 
+    @_one_at_a_time
     def partitions(
         self,
         topics: Iterable[str] | None = None,
         *,
-        pattern: str | re.Pattern[str] | None = None,
+        pattern: str | None = None,
         missing_ok: bool = False,
     ) -> list[Partition]:
-        """Return all partitions of topics, by topic and number.
+        """Return all partitions of topics, ordered by topic and number.
 
         Raises UnknownTopics if named topics do not exist, unless ``missing_ok``. Raises
         ClusterFailed if no broker answers in time.
@@ -163,7 +176,7 @@ class Cluster:
         raising.
         """
         if (topics is None) == (pattern is None):
-            raise TypeError("partitions() takes either topics or pattern")
+            raise TypeError("partitions() must have topics or a pattern, and not both")
         names = sorted(set(topics)) if topics is not None else self._matching(pattern or "")
         if not names:
             return []
@@ -177,12 +190,14 @@ class Cluster:
             elif failure.code in _NOT_THERE:
                 missing[topic] = failure.text
             else:
-                raise ClusterFailed(f"topic {topic!r} cannot be described: {failure.text}")
+                raise ClusterFailed(
+                    f"the partitions of topic {topic!r} cannot be listed: {failure.text}"
+                )
         if missing and not missing_ok and pattern is None:
             raise UnknownTopics(missing)
         return sorted(found)
 
-    def _matching(self, pattern: str | re.Pattern[str]) -> list[str]:
+    def _matching(self, pattern: str) -> list[str]:
         try:
             topics = self._admin.list_topics(timeout=self._timeout_s).topics
         except KafkaException as error:
@@ -192,9 +207,12 @@ class Cluster:
         fits = re.compile(pattern).fullmatch
         return sorted(name for name in topics if fits(name) and not name.startswith("__"))
 
+    @_one_at_a_time
     def watermarks(self, partitions: Iterable[tuple[str, int]]) -> PartitionAnswers[Watermarks]:
-        """Return the first and last offsets of partitions; for ``read_committed`` the last
-        stable one."""
+        """Return the first offset and the end of each partition.
+
+        With ``isolation.level=read_committed``, the default, the end is the last stable offset.
+        """
         keys = _keys(partitions)
         lows = self._offsets(keys, _EARLIEST)
         highs = self._offsets(keys, _LATEST)
@@ -207,7 +225,7 @@ class Cluster:
         return PartitionAnswers(found, {**lows.failed, **highs.failed})
 
     def bounds_of(self, topic: str) -> dict[TopicPartition, Watermarks]:
-        """Return the first and last offsets of each partition of a topic, in order.
+        """Return the first offset and the end of each partition of a topic, in order.
 
         Raises UnknownTopics if the topic does not exist. Raises ClusterFailed if no broker answers
         in time, or the offsets of a partition are unknown.
@@ -221,12 +239,13 @@ class Cluster:
             )
         return {key: answers.found[key] for key in keys}
 
+    @_one_at_a_time
     def offsets_for_time(
         self, partitions: Iterable[tuple[str, int]], timestamp_ms: int
     ) -> PartitionAnswers[int]:
-        """Return the first offsets whose records have a time, in ms since 1970, or a later one.
+        """Return each partition's first offset with that time or a later one, in ms since 1970.
 
-        For a partition without such a record, it is the end.
+        A partition without such a record has its end as the answer.
         """
         keys = _keys(partitions)
         # The ends first: a record that is written between the two requests may have that time.
@@ -241,7 +260,10 @@ class Cluster:
     def _offsets(
         self, keys: Sequence[TopicPartition], spec: OffsetSpec
     ) -> PartitionAnswers[tuple[int, int | None]]:
-        """Return offsets with their leaders' epochs."""
+        """Return one offset of each partition, with the epoch of the leader that answered.
+
+        ``spec``: which offset: the earliest, the latest, or the first of a time.
+        """
         if not keys:
             return PartitionAnswers({}, {})
         asked = self._admin.list_offsets(
@@ -258,6 +280,7 @@ class Cluster:
                 failed[key] = failure
         return PartitionAnswers(found, failed)
 
+    @_one_at_a_time
     def committed(
         self, group: str, partitions: Iterable[tuple[str, int]]
     ) -> PartitionAnswers[Committed]:
@@ -266,9 +289,9 @@ class Cluster:
         if not keys:
             return PartitionAnswers({}, {})
         own: dict[str, Any] = {"group.id": group, "enable.auto.commit": False}
-        consumer = Consumer(self._settings.client(own, DEFAULTS))
+        consumer = Consumer(self._settings.client_config(own, DEFAULTS))
         try:
-            return self._until_it_stays(lambda: self._committed(consumer, keys))
+            return self._retry_moves(lambda: self._committed(consumer, keys))
         finally:
             consumer.close()
 
@@ -282,6 +305,7 @@ class Cluster:
             return PartitionAnswers({}, dict.fromkeys(keys, failure))
         return self._by_partition(answered, lambda one: Committed(one.offset, one.metadata or ""))
 
+    @_one_at_a_time
     def commit(
         self,
         group: str,
@@ -289,14 +313,13 @@ class Cluster:
         *,
         patience_s: float = _MOVES_S,
     ) -> PartitionAnswers[Committed]:
-        """Commit offsets of a group without members, in one request if they fit into it.
+        """Commit offsets of a group that has no members.
 
-        ``offsets``: the next offset to read and its metadata, as `ackcore.offsets.Commit`.
-        ``patience_s``: seconds of retries while the coordinator moves, or does not answer. The call
-        takes at most 3 s more.
+        ``offsets``: the next offset to read and the metadata of each partition. ``patience_s``:
+        seconds of retries while the group's coordinator moves or does not answer. The call takes
+        at most 3 s more.
 
-        Returns the committed partitions, and the failed ones. Errors of brokers and the network do
-        not raise.
+        Errors of brokers and the network do not raise: they are failures in the result.
         """
         wanted = {TopicPartition(*key): Committed(*value) for key, value in offsets.items()}
         found: dict[TopicPartition, Committed] = {}
@@ -323,7 +346,7 @@ class Cluster:
                 failed.update({key: failure for key in keys if key not in found})
             return PartitionAnswers(found, failed)
 
-        return self._until_it_stays(commit, patience_s)
+        return self._retry_moves(commit, patience_s)
 
     def _commit(
         self,
@@ -339,14 +362,14 @@ class Cluster:
             [[ClientPartition(*key, *wanted[key]) for key in keys] for keys in requests],
             min(self._timeout_s, _COMMIT_S, patience_s),
         )
-        if committer.owes:
-            self._committers.pop(group).give_up()
+        if committer.overdue:
+            self._committers.pop(group).abandon()
         return answers
 
-    def _until_it_stays(
+    def _retry_moves(
         self, ask: Callable[[], PartitionAnswers[Committed]], patience_s: float = _MOVES_S
     ) -> PartitionAnswers[Committed]:
-        """Send a request about a group; retry it for ``patience_s`` while its coordinator moves."""
+        """Call ``ask``, again for ``patience_s`` while the group's coordinator moves."""
         began, asked = time.monotonic(), 0
         while True:
             answers = ask()
@@ -371,7 +394,7 @@ class Cluster:
     def _results(
         self, futures: Mapping[Any, Future[Any]]
     ) -> dict[Any, tuple[Any, PartitionFailure | None]]:
-        """Return the result of each future: an answer, or the failure."""
+        """Wait for the admin client's futures. Return the answer or the failure of each."""
         results: dict[Any, tuple[Any, PartitionFailure | None]] = {}
         for key, future in futures.items():
             try:
@@ -381,7 +404,7 @@ class Cluster:
                 results[key] = None, self._failure(error.args[0] if error.args else None)
             except TimeoutError:
                 text = f"no answer within {self._timeout_s:g} s"
-                results[key] = None, PartitionFailure("_TIMED_OUT", text, True)
+                results[key] = None, PartitionFailure("_TIMED_OUT", text)
         cause = self._cause()
         return {
             key: (answer, failure and self._with_cause(failure, cause))
@@ -389,13 +412,13 @@ class Cluster:
         }
 
     def _cause(self) -> str:
-        """Return the client's last connection error, or "". A poll makes the client report it."""
+        """Return the admin client's last connection error, or ""."""
         while self._admin.poll(0):
             pass
         return self._causes.pop() if self._causes else ""
 
     def _with_cause(self, failure: PartitionFailure, cause: str) -> PartitionFailure:
-        """Return a failure, with the cause and the remedy in its text if no broker has answered."""
+        """Add a connection error and the remedy to a failure's text, if no broker has answered."""
         if failure.code not in _UNREACHED:
             return failure
         text = f"{failure.text}, after {cause}" if cause else failure.text
@@ -407,9 +430,8 @@ class Cluster:
 
     def _failure(self, error: Any) -> PartitionFailure:
         if not isinstance(error, KafkaError):
-            return PartitionFailure("UNKNOWN", self._settings.redacted(str(error)), False)
-        retriable = error.retriable() or error.code() in _RETRIABLE
-        return PartitionFailure(error.name(), self._settings.redacted(error_text(error)), retriable)
+            return PartitionFailure("UNKNOWN", self._settings.redacted(str(error)))
+        return PartitionFailure(error.name(), self._settings.redacted(error_text(error)))
 
     def close(self) -> None:
         """Close the connections."""
@@ -423,9 +445,10 @@ class Cluster:
         self.close()
 
 
-def _noting(causes: deque[str]) -> Callable[[KafkaError], None]:
-    """Return a callback that stores the client's errors. A bound method would keep the client
-    alive.
+def _error_callback(causes: deque[str]) -> Callable[[KafkaError], None]:
+    """Return a callback for the client's errors that appends them to ``causes``.
+
+    It is no method of `Cluster`: the client would keep the object alive.
     """
 
     def note(error: KafkaError) -> None:
@@ -456,23 +479,6 @@ _OF_ONE = {
     KafkaError.OFFSET_METADATA_TOO_LARGE,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
-}
-#: Temporary errors that confluent-kafka does not flag as retriable.
-_RETRIABLE = {
-    KafkaError._TIMED_OUT,
-    KafkaError._TIMED_OUT_QUEUE,
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._WAIT_COORD,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.REBALANCE_IN_PROGRESS,
-    # The group has members at present.
-    KafkaError.UNKNOWN_MEMBER_ID,
 }
 
 

@@ -1,4 +1,4 @@
-"""The metadata of a commit: its topic and deployment, and the length that the broker accepts."""
+"""The metadata of a commit: the origin of the commit, and the length that the broker accepts."""
 
 from __future__ import annotations
 
@@ -19,41 +19,36 @@ _CLOSE = 16
 
 
 class CommitOrigin(NamedTuple):
-    """The topic and deployment of a commit, in 64 bits of its metadata; 0 where unknown or unnamed.
+    """Hashes of the topic's id and of the deployment's name, in the metadata of a commit.
 
-    A topic that was created again has the name and partitions of the former one, and a late commit
-    for the former topic may be stored for the new one. So the metadata holds the topic's id and the
-    deployment. The deployment of a `Consumer` is the ``force_from_start`` for which the partition
-    has begun. That of a topology on Spark is its checkpoint. Of the 64 bits, 24 mark commits of
-    ackcore, 20 are from the topic's id and 20 from the deployment's name. Two topics, or names, are
-    confused with odds of one in a million.
+    They tell whether a committed offset is from a former topic of the same name, or from another
+    deployment. The name is the ``force_from_start`` of a `Consumer`, or the key of a checkpoint on
+    Spark. The origin takes 64 bits: 24 mark commits of ackcore, and each hash has 20. Two topics,
+    or two names, have the same hash with odds of one in a million.
     """
 
-    topic: int
-    name: int
+    topic: int  # 0 if the id is unknown
+    name: int  # 0 without a name
 
     @classmethod
     def of(cls, topic_id: str | None, name: str | None) -> CommitOrigin:
-        """Return the origin of a topic's id and a deployment's name."""
+        """Hash a topic's id and a deployment's name."""
         return cls(_bits(topic_id), _bits(name))
 
     @classmethod
     def read(cls, deployment: int | None) -> CommitOrigin:
-        """Return the origin in a commit's deployment; an unknown one (0, 0) if it holds none.
-
-        A deployment without the mark of 24 bits holds no origin.
-        """
+        """Return the origin in 64 bits of metadata; (0, 0) if they lack the mark of ackcore."""
         if deployment is None or deployment % 2**64 >> 2 * _BITS != _TAG:
             return cls(0, 0)
         return cls(deployment >> _BITS & _MASK, deployment & _MASK)
 
     @property
     def deployment(self) -> int:
-        """The deployment, in the form that `encode_metadata` takes."""
+        """The origin as 64 bits, the argument ``deployment`` of `encode_metadata`."""
         return (_TAG << 2 * _BITS) + (self.topic << _BITS) + self.name
 
     def is_other_topic(self, now: CommitOrigin) -> bool:
-        """Return whether both topics are known and differ."""
+        """Return whether both topic ids are known and differ."""
         return bool(self.topic and now.topic) and self.topic != now.topic
 
 
@@ -65,11 +60,11 @@ def _bits(text: str | None) -> int:
 
 
 class MetadataForm:
-    """The length limit of metadata, and whether it has wide characters.
+    """Encodes done offsets as metadata of a length that the broker accepts.
 
     Brokers do not publish their limit. It is found by bisection, between the longest accepted
     metadata and the shortest refused. Most brokers count characters, some count bytes. So the
-    search uses no wide characters. They are tried again once, at the limit found.
+    search uses no characters of several bytes. They are tried again once, at the limit found.
     """
 
     def __init__(self) -> None:
@@ -92,22 +87,25 @@ class MetadataForm:
     def encode(
         self, topic: str, partition: int, generation: int, state: OffsetState, deployment: int
     ) -> Commit:
-        """Return the commit of a partition in this state; see `encode_state`."""
+        """Return the offset and the metadata to commit for a partition in this state.
+
+        The arguments are those of `encode_state`. Metadata that would not fit are left out.
+        """
         of = topic, partition, generation, state, deployment
         limit = self._limit
         commit = encode_state(*of, limit=max(limit, LEAST_LIMIT), wide=self._wide)
         return commit if len(commit.metadata) <= limit else commit._replace(metadata="")
 
-    def taken(self, metadata: str) -> None:
+    def accepted(self, metadata: str) -> None:
         """Record that the broker accepted this metadata."""
         self._taken = max(self._taken, len(metadata))
         if not self._wide and self._is_known and self._try_wide_again:
             self._wide, self._try_wide_again = True, False
 
-    def refused(self, metadata: str) -> bool:
-        """Record that the broker found this metadata too large. Return whether to try again.
+    def too_large(self, metadata: str) -> bool:
+        """Record that the broker found this metadata too large. Return whether to encode again.
 
-        The empty string changes nothing, and returns False.
+        Does nothing for "", and returns False.
         """
         size = len(metadata)
         if not metadata.isascii():

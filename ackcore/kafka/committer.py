@@ -1,11 +1,10 @@
-"""Commits of a group's offsets by a consumer without partitions, membership or generation.
+"""Commits of a group's offsets by a consumer that is no member of the group.
 
-One request covers all partitions of a group. The broker refuses it while the group has members. The
-admin client is not used: in librdkafka 2.16 its requests to a group's coordinator crash the process
-in two cases. One is a broken connection, as when the broker is killed
+The broker refuses them while the group has members. The admin client is not used, neither here nor
+to read committed offsets: in librdkafka 2.16 its requests to a group's coordinator crash the
+process in two cases. One is a broken connection, as when the broker is killed
 (`rd_kafka_admin_coord_request` frees memory that its caller uses). The other is a broker that
-answers that it is no longer the coordinator (`rd_kafka_handle_OffsetFetch`). So such a consumer
-also reads the committed offsets.
+answers that it is no longer the coordinator (`rd_kafka_handle_OffsetFetch`).
 """
 
 from __future__ import annotations
@@ -43,7 +42,10 @@ CommitAnswer = tuple[KafkaError | None, list[ClientPartition]]
 
 
 def commit_requests(group: str, metadata: Mapping[_Key, str]) -> Iterator[list[_Key]]:
-    """Yield the partitions of each request, given the metadata of each partition."""
+    """Divide a group's partitions into requests that a broker accepts by size; yield each.
+
+    ``metadata``: the metadata to commit for each partition.
+    """
     keys: list[_Key] = []
     size = 0
     for key, text in metadata.items():
@@ -58,10 +60,10 @@ def commit_requests(group: str, metadata: Mapping[_Key, str]) -> Iterator[list[_
 
 
 class Committer:
-    """A consumer without partitions that commits offsets of its group.
+    """A client that commits offsets of a group without members.
 
-    Attributes: ``owes``: the number of overdue answers. They must not be mistaken for answers to a
-    later request.
+    Attributes: ``overdue``: the number of requests whose answers did not come in time. With any,
+    use another `Committer`, since a late answer would count for a later request.
     """
 
     def __init__(self, settings: ClientSettings, group: str) -> None:
@@ -75,27 +77,23 @@ class Committer:
             # Not a method: the reference cycle would keep the consumer alive.
             "on_commit": lambda error, partitions: answers.append((error, partitions)),
         }
-        self.owes = 0
+        self.overdue = 0
         self._has_coordinator = False
         self._answers = answers
-        self._consumer = Consumer(settings.client(own, DEFAULTS))
+        self._consumer = Consumer(settings.client_config(own, DEFAULTS))
 
-    def give_up(self) -> None:
-        """Release the client in a background thread, without waiting.
-
-        The client waits for overdue answers. The thread ends with the process.
-        """
+    def abandon(self) -> None:
+        """Close the client in a background thread, since closing waits for overdue answers."""
         box = [self._consumer]
         del self._consumer
-        name = "ackcore-kafka-given-up"
+        name = "ackcore-kafka-abandoned"
         threading.Thread(target=box.clear, name=name, daemon=True).start()
 
     def _find_coordinator(self, one: ClientPartition, timeout_s: float) -> KafkaError | None:
-        """Return the error of the coordinator look-up, or None if a coordinator is known.
+        """Look up the group's coordinator. Return the error, or None once it is known.
 
-        Without a coordinator, librdkafka 2.16 keeps a commit, and a client that is released, for
-        its session's time-out. This happens with a cluster's first commit, while the broker creates
-        the offsets topic.
+        Without a coordinator, as while the broker creates the offsets topic, librdkafka 2.16 would
+        keep a commit, and the close of the client, waiting for the session's time-out.
         """
         if self._has_coordinator:
             return None
@@ -109,7 +107,10 @@ class Committer:
         return answer.error
 
     def commit(self, requests: list[list[ClientPartition]], timeout_s: float) -> list[CommitAnswer]:
-        """Send all requests, then wait for the answers and return them."""
+        """Send requests, and return their answers in order.
+
+        A request without an answer within ``timeout_s`` has the error ``_TIMED_OUT``.
+        """
         until = time.monotonic() + timeout_s
         error = self._find_coordinator(requests[0][0], timeout_s) if requests else None
         if error is not None:
@@ -118,14 +119,14 @@ class Committer:
         for request in requests:
             try:
                 self._consumer.commit(offsets=request, asynchronous=True)
-                self.owes += 1
+                self.overdue += 1
             except KafkaException as raised:
                 found[request[0].topic, request[0].partition] = raised.args[0], []
-        while self.owes and time.monotonic() < until:
+        while self.overdue and time.monotonic() < until:
             self._consumer.poll(_POLL_S)
             while self._answers:
                 error, answered = self._answers.pop()
-                self.owes -= 1
+                self.overdue -= 1
                 found.update({(one.topic, one.partition): (error, answered) for one in answered})
         none: CommitAnswer = KafkaError(KafkaError._TIMED_OUT), []
         return [found.get((request[0].topic, request[0].partition), none) for request in requests]

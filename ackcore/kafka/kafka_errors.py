@@ -1,4 +1,4 @@
-"""The errors of requests to Kafka and of reading it. None contains a secret."""
+"""Errors of consumers and of readers of Kafka, and their texts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ackcore.kafka.ranges import OffsetRange
 
 
 def is_fatal(error: KafkaError) -> bool:
-    """Return whether a client has ended with this error.
+    """Return whether a client can do nothing more after this error.
 
-    The errors in answers and messages have no fatal flag, so their code is checked. The error of a
-    second process with the same ``group.instance.id`` is fatal, too.
+    An error in an answer or a message lacks the flag, so its code is checked. The code
+    FENCED_INSTANCE_ID means that another process has the same ``group.instance.id``.
     """
     return error.fatal() or error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID)
 
@@ -24,20 +24,20 @@ class ConsumerError(RuntimeError):
 
 
 class OffsetsOutOfRange(ConsumerError):
-    """The next offset to read was deleted, or does not exist yet."""
+    """The next offset to read was deleted, or is above the end of its partition."""
 
 
 class OffsetsLost(RuntimeError):
-    """Offsets of a range no longer exist in the partition, or do not exist again yet.
+    """Offsets of a range were deleted, or the partition now ends before the range.
 
     Attributes
     ----------
     range : OffsetRange
         The part of the range that was not read yet. All before it was read.
     low, high : int
-        The first offset of the partition, and the offset of its next record. The lost offsets are
-        those below ``low``. If ``range.start`` is above ``high``, the partition was truncated or
-        its topic created again, and ``low`` has no meaning.
+        The first offset of the partition, and its end. The lost offsets are those below ``low``.
+        If ``range.start`` is above ``high``, the partition was truncated or its topic created
+        again, and it is unknown which records are lost.
     """
 
     def __init__(self, range: OffsetRange, low: int, high: int) -> None:
@@ -57,7 +57,7 @@ class OffsetsLost(RuntimeError):
 
 
 class ReadTimedOut(TimeoutError):
-    """A read of a range has timed out, because no record came.
+    """No record of a range came within the reader's time-out.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class ReadTimedOut(TimeoutError):
     timeout_s : float
         The time without a record, in seconds.
     cause : str
-        The last message about the brokers.
+        The last event that the client reported, an error or the end of the partition.
     """
 
     def __init__(self, range: OffsetRange, timeout_s: float, cause: str) -> None:
@@ -78,11 +78,10 @@ class ReadTimedOut(TimeoutError):
 
 
 class ReadFailed(RuntimeError):
-    """A range cannot be read, and waiting would not help.
+    """A range cannot be read, and a retry would not help.
 
-    The code is ``_AUTO_OFFSET_RESET`` or ``_LOG_TRUNCATION`` if the log of the partition was
-    truncated below ``range.start`` and written again. It is then not known which of its records
-    were read before. In contrast, after `OffsetsLost` all offsets that are left are unchanged.
+    The code is ``_AUTO_OFFSET_RESET`` or ``_LOG_TRUNCATION`` if the partition was truncated below
+    ``range.start`` and written anew, so that records which were read have been replaced by others.
 
     Attributes
     ----------
@@ -103,18 +102,18 @@ class ReadFailed(RuntimeError):
 
 
 def error_text(error: KafkaError) -> str:
-    """Return a client's error message with the name that its documentation uses."""
+    """Return an error's message and its name, for example ``_TIMED_OUT``."""
     return f"{error.str()} ({error.name()})"
 
 
 def exception_text(error: KafkaException) -> str:
-    """Return a confluent-kafka exception's message with the name that its documentation uses."""
+    """Return an exception's message and the name of its error, if it has one."""
     cause = error.args[0] if error.args else None
     return error_text(cause) if isinstance(cause, KafkaError) else str(error)
 
 
 def shown_error(error: BaseException) -> str:
-    """Return the text of an error, also if its ``__str__``, which is user code, raises."""
+    """Return ``str(error)``, or a note if the error's ``__str__`` raises."""
     try:
         return str(error)
     except Exception as broken:
@@ -122,10 +121,10 @@ def shown_error(error: BaseException) -> str:
 
 
 def redacted_error(error: BaseException, settings: ClientSettings) -> BaseException:
-    """Return an error without the secrets of settings: the same object if it contains none.
+    """Remove the secrets of settings from an error; return the same object if it has none.
 
-    Otherwise it is a new error, of the same class if that class takes a text. It has no cause,
-    since the cause may contain secrets as well. An error of confluent-kafka keeps its code.
+    Otherwise returns a new error without causes, of the same class if the class takes one text.
+    An error of confluent-kafka keeps its code.
     """
     shown = [shown_error(each) for each in (error, *_chain(error))]
     if all(settings.redacted(text) == text for text in shown):
@@ -144,7 +143,7 @@ def redacted_error(error: BaseException, settings: ClientSettings) -> BaseExcept
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Return the causes of an error, in order."""
+    """Return the cause of an error, the cause of that cause, and so on."""
     found: list[BaseException] = []
     behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     while behind is not None and behind not in found:

@@ -1,4 +1,4 @@
-"""Conversion of rows to messages: the columns of key, value and headers, and their formats."""
+"""Conversion of Arrow rows to the keys, values and headers of messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Content = tuple[bytes | str | None, bytes | str | None, list[tuple[str, bytes | 
 
 
 class MessageColumns(NamedTuple):
-    """The columns that hold the parts of a message."""
+    """The names of the columns that become the key, the value and the headers of messages."""
 
     key: str | None = None  # a column of text or bytes; no keys if None
     #: A column of text or bytes, sent unchanged, or a struct, sent as JSON; the whole row as JSON
@@ -24,12 +24,9 @@ class MessageColumns(NamedTuple):
     headers: str | None = None  # a list of structs of key and value, or a map; text or bytes
 
     def check(self, what: str, schema: pa.Schema) -> None:
-        """Raise if columns are missing or have an unsuitable type.
+        """Raise ValueError if a column is missing, and TypeError if its type cannot be sent.
 
-        Raises ValueError if a column is missing. Raises TypeError if a column has a type that has
-        no form as bytes for Kafka.
-
-        ``what``: the beginning of error messages. ``schema``: the schema of the rows.
+        ``what``: the beginning of the error message. ``schema``: the schema of the rows.
         """
         for argument, name in zip(self._fields, self, strict=True):
             if name is not None and schema.get_all_field_indices(name) == []:
@@ -72,9 +69,9 @@ class MessageColumns(NamedTuple):
         return [schema.field(self.value)] if pa.types.is_struct(kind) else []
 
     def unfit(self, batch: pa.RecordBatch, *more: str | None) -> dict[int, str]:
-        """Return the positions of rows that would send text that is not UTF-8, with the reasons.
+        """Return the rows whose text is not UTF-8: the reason by position in the batch.
 
-        ``*more``: columns that are sent besides key, value and headers.
+        ``*more``: columns that are sent besides key, value and headers; None is ignored.
         """
         names = batch.schema.names if self.value is None else (self.value,)
         found: dict[int, str] = {}
@@ -85,10 +82,10 @@ class MessageColumns(NamedTuple):
         return found
 
     def contents(self, batch: pa.RecordBatch) -> Iterator[Content]:
-        """Yield key, value and headers of each row's message. The caller may change the header
-        lists.
+        """Yield key, value and headers of each row's message. The header lists are new.
 
-        Text that is not UTF-8 is sent unchanged in a key or a value, and escaped elsewhere.
+        Text that is not UTF-8 stays unchanged in a key or a value, and is escaped in JSON and in
+        headers.
         """
         n, schema = len(batch), batch.schema
         keys = [None] * n if self.key is None else _unchanged(batch.column(self.key))
@@ -124,7 +121,7 @@ def _unchanged(column: pa.Array) -> list[bytes | str | None]:
 
 
 def is_text_or_bytes(kind: pa.DataType) -> bool:
-    """Return whether values of a type are sent to Kafka unchanged."""
+    """Return whether a type is text or bytes, which are sent unchanged."""
     is_ = pa.types
     tests = (is_.is_string, is_.is_large_string, is_.is_binary, is_.is_large_binary)
     return any(test(kind) for test in tests) or is_.is_fixed_size_binary(kind)
@@ -134,7 +131,7 @@ _Read = Callable[[Any], list[tuple[str, bytes | None]]]
 
 
 def _headers_of(kind: pa.DataType) -> _Read | None:
-    """Return the function that converts a column's values to headers; None for another type."""
+    """Return the conversion of values of a type to headers; None if the type has none."""
     is_ = pa.types
     if is_.is_map(kind):
         fits = is_.is_string(kind.key_type) and is_text_or_bytes(kind.item_type)

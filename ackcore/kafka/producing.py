@@ -1,4 +1,4 @@
-"""Delivery of messages with a check of every failure report, and numbered transactions.
+"""Sending of messages: `Deliveries`, and `Transactions` that store a number with the messages.
 
 The producers are idempotent and wait for all in-sync replicas. After an error, the caller closes
 the producer and starts with a new one.
@@ -53,15 +53,15 @@ _OVERDUE_S = 5.0
 #: The number of messages between checks for failures.
 _EVERY = 1000
 
-_SHUT_OUT = (
+_FENCED_REMEDY = (
     "another driver has taken over, or the transaction took longer than transaction.timeout.ms: "
     "raise this setting in options, or let a micro-batch take fewer records"
 )
 
-_WAYS_OUT = {
-    KafkaError._FENCED: _SHUT_OUT,
-    KafkaError.INVALID_PRODUCER_EPOCH: _SHUT_OUT,
-    KafkaError.PRODUCER_FENCED: _SHUT_OUT,
+_REMEDIES = {
+    KafkaError._FENCED: _FENCED_REMEDY,
+    KafkaError.INVALID_PRODUCER_EPOCH: _FENCED_REMEDY,
+    KafkaError.PRODUCER_FENCED: _FENCED_REMEDY,
     KafkaError.MSG_SIZE_TOO_LARGE: (
         "raise max.message.bytes of the topic, and message.max.bytes if options set it, or send "
         "less"
@@ -92,23 +92,26 @@ _WAYS_OUT = {
 
 
 def check_options(settings: ClientSettings, *, but: Collection[str] = ()) -> None:
-    """Raise ValueError for an option that a producer here sets itself, except those in ``but``."""
+    """Raise ValueError if the options of ``settings`` have one that a producer sets itself.
+
+    ``but``: names that are allowed nevertheless.
+    """
     for name, why in _OURS.items():
         if name in settings.options and name not in but:
             raise ValueError(f"options must not have {name!r}: {why}")
 
 
 def check_topic(topic: str) -> None:
-    """Raise TypeError or ValueError if a topic's name is no text, or empty."""
+    """Raise TypeError if the argument ``topic`` is no text, and ValueError if it is empty."""
     if not isinstance(topic, str):
         raise TypeError(f"topic must be a str, got {type(topic).__name__}")
     if not topic:
         raise ValueError("topic must be the name of a topic, got ''")
 
 
-def way_out(error: KafkaError) -> str:
-    """Return the remedy for an error, as the end of a sentence; "" if none is known."""
-    found = _WAYS_OUT.get(error.code())
+def remedy(error: KafkaError) -> str:
+    """Return "; " and what the user can do about an error; "" if nothing is known."""
+    found = _REMEDIES.get(error.code())
     return f"; {found}" if found else ""
 
 
@@ -131,7 +134,7 @@ PASSING = {
 
 
 class Undelivered(NamedTuple):
-    """A message that its topic refuses, or that shared a request with such a message."""
+    """A message that was refused with its request, by its own fault or another message's."""
 
     #: "size": the message or its request is too large. "no key": the topic requires a key.
     #: "beside": another record of the request is invalid.
@@ -156,21 +159,20 @@ def _why(error: KafkaError, key: bytes | None) -> Literal["size", "no key", "bes
 
 
 class DeliveryError(RuntimeError):
-    """Kafka did not take a message. The error names the topic and the reason."""
+    """A message or a transaction failed. The error names the topic and the reason."""
 
 
 class Deliveries:
-    """A producer and its messages under way. One thread at a time may use it.
+    """A producer that raises if a message is not delivered. One thread at a time may use it.
 
-    ``settings``: the connection to the brokers. ``transactional_id``: the transactional id, if the
-    messages are sent in transactions.
+    ``settings``: the connection to the brokers. ``transactional_id``: set if the messages are sent
+    in transactions.
 
-    Raises ValueError if an option is set here. Raises DeliveryError if librdkafka refuses the
-    settings.
+    Raises ValueError if the options have one that a producer sets itself. Raises DeliveryError if
+    librdkafka refuses the settings.
 
-    Attributes: ``on_undelivered``: called with each `Undelivered` message; None by default. It
-    returns whether it handles the message. A handled message is no failure, except in a
-    transaction, which it ends.
+    Attributes: ``on_undelivered``: a function that is called with each `Undelivered` message; None
+    by default. If it returns True, the message counts as no failure, except in a transaction.
     """
 
     def __init__(self, settings: ClientSettings, *, transactional_id: str | None = None) -> None:
@@ -198,28 +200,28 @@ class Deliveries:
             own["transactional.id"] = transactional_id
             defaults = {**SIZES, "transaction.timeout.ms": _TRANSACTION_MS}
         try:
-            self._producer: Producer | None = Producer(settings.client(own, defaults))
+            self._producer: Producer | None = Producer(settings.client_config(own, defaults))
         except KafkaException as error:
             raise DeliveryError(
-                f"the settings of the producer are refused: {self._told(error.args[0])}"
+                f"librdkafka refused the producer's settings: {self._error_text(error.args[0])}"
             ) from None
 
     @property
     def producer(self) -> Producer:
-        """The producer. Raises DeliveryError once it is closed or given up."""
+        """The producer of confluent-kafka. Raises DeliveryError once it is closed or abandoned."""
         if self._producer is None:
             raise DeliveryError("the producer is closed")
         return self._producer
 
-    def reach(self, topic: str) -> None:
-        """Request a topic's metadata, to check that a broker answers. The topic need not exist.
+    def check_broker(self, topic: str) -> None:
+        """Raise DeliveryError if no broker answers within 10 s.
 
-        Raises DeliveryError if no broker answers within 10 s.
+        ``topic``: the topic of the request; it need not exist.
         """
         try:
             self.producer.list_topics(topic, timeout=_REACH_S)
         except KafkaException as error:
-            told = self._told(error.args[0])
+            told = self._error_text(error.args[0])
             raise DeliveryError(f"no broker answers within {_REACH_S:g} s: {told}") from None
 
     def send(
@@ -232,14 +234,13 @@ class Deliveries:
     ) -> None:
         """Queue a message; it is delivered once `flush` has returned.
 
-        Raises DeliveryError if an earlier message was not delivered, or this one cannot be.
+        Raises DeliveryError if an earlier message was not delivered, or this one cannot be queued.
 
-        ``value``, ``key``: text is sent as UTF-8. ``headers``: in order. ``partition``: by default
-        the key determines it.
+        ``value``, ``key``: text is sent as UTF-8. ``partition``: by default the key determines it.
         """
         self._sent += 1
         if self._sent % _EVERY == 0:
-            self._look(0)
+            self._check_failures(0)
         about: dict[str, Any] = {} if headers is None else {"headers": headers}
         if partition is not None:
             about["partition"] = partition
@@ -248,23 +249,23 @@ class Deliveries:
                 self.producer.produce(topic, value, key, **about)
                 return
             except BufferError:
-                self._look(_SLICE_S)
+                self._check_failures(_SLICE_S)
             except KafkaException as error:
                 self._fail(error.args[0], topic, _bytes(key), _bytes(value))
-                self._look(0)
+                self._check_failures(0)
                 return
 
     def flush(self) -> None:
         """Wait until all messages are delivered. Raises DeliveryError if one was not delivered."""
         while self._serve(self.producer.flush, _SLICE_S):
-            self._look(0)
-        self._look(0)
+            self._check_failures(0)
+        self._check_failures(0)
 
     def close(self, *, in_transaction: bool = False) -> None:
         """Drop undelivered messages and close the producer. A second call does nothing.
 
-        ``in_transaction``: whether a transaction may be open. ``Producer.close`` would abort it,
-        and wait without limit for brokers that are away.
+        ``in_transaction``: whether a transaction may be open. Then the producer is not closed, only
+        dropped: its ``close`` would wait without limit for brokers to abort the transaction.
         """
         producer, self._producer = self._producer, None
         if producer is None:
@@ -278,10 +279,10 @@ class Deliveries:
     def call(
         self, what: str, function: Callable[..., object], *args: object, timeout_s: float = 1.0
     ) -> None:
-        """Call a function of the producer with a time-out as its last argument, until it succeeds.
+        """Call a function of the producer, again while its error is temporary.
 
-        Raises DeliveryError if it fails for good, or still fails after 60 s. ``what`` begins the
-        message.
+        The function gets ``*args`` and ``timeout_s``. Raises DeliveryError after a permanent error,
+        and if it still fails after 60 s. ``what``: the beginning of the message.
         """
         until = time.monotonic() + _TIMEOUT_MS / 1000
         while True:
@@ -291,15 +292,15 @@ class Deliveries:
             except KafkaException as error:
                 reason = error.args[0]
                 if not reason.retriable() or time.monotonic() > until:
-                    raise DeliveryError(f"{what}: {self._told(reason)}") from None
+                    raise DeliveryError(f"{what}: {self._error_text(reason)}") from None
             time.sleep(_PAUSE_S)  # some calls fail without having waited
 
     def call_apart(self, what: str, function: Callable[..., object], *args: object) -> None:
-        """Make a `call` in a separate thread, for a function that may never return.
+        """Do as `call`, in a separate thread, for a function that may ignore its time-out.
 
-        If the function does not return, its producer is abandoned. It is never closed, since that
-        would wait for the function. The next producer with its transactional id fences it. Raises
-        DeliveryError also if the function has not returned 5 s after its time-out of 30 s.
+        Raises DeliveryError also if the function has not returned 5 s after its time-out of 30 s.
+        The producer is then abandoned without closing it, which would wait for the function. The
+        next producer with its transactional id fences it.
         """
         raised: list[BaseException] = []
         done = threading.Event()
@@ -332,7 +333,7 @@ class Deliveries:
         if raised:
             raise raised[0]
 
-    def _look(self, wait_s: float) -> None:
+    def _check_failures(self, wait_s: float) -> None:
         self._serve(self.producer.poll, wait_s)
         if self._first is None:
             return
@@ -341,14 +342,15 @@ class Deliveries:
         failed = self._failures[topic]
         raise DeliveryError(
             f"topic {topic!r} did not take {failed} of {self._sent} messages that were sent: "
-            f"{self._told(error)}"
+            f"{self._error_text(error)}"
         )
 
     def _serve(self, function: Callable[[float], int], wait_s: float) -> int:
         try:
             return function(wait_s)
         except KafkaException as error:  # a fatal error
-            raise DeliveryError(f"the producer has ended: {self._told(error.args[0])}") from None
+            text = self._error_text(error.args[0])
+            raise DeliveryError(f"the producer failed, and can send nothing more: {text}") from None
 
     def _on_failure(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
@@ -357,7 +359,7 @@ class Deliveries:
     def _fail(self, error: KafkaError, topic: str, key: bytes | None, value: bytes | None) -> None:
         why = _why(error, key)
         if self.on_undelivered is not None and why is not None:
-            known = self.on_undelivered(Undelivered(why, key, value, self._told(error)))
+            known = self.on_undelivered(Undelivered(why, key, value, self._error_text(error)))
             if known and not self._ends_of_one:
                 return
         self._failures[topic] = self._failures.get(topic, 0) + 1
@@ -368,33 +370,34 @@ class Deliveries:
         if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._cause:
             self._cause = error.str()
 
-    def _told(self, error: KafkaError) -> str:
-        """Return an error's message, with librdkafka's last connection error and the remedy."""
+    def _error_text(self, error: KafkaError) -> str:
+        """Return an error's text, librdkafka's last connection error and the remedy.
+
+        Secrets are removed.
+        """
         told = error_text(error)
         if self._cause and self._cause != error.str():
             told += f", after {self._cause}"
-        return self._settings.redacted(told + way_out(error))
+        return self._settings.redacted(told + remedy(error))
 
 
 class Mark(NamedTuple):
-    """The last committed transaction of a transactional id."""
+    """A number and a note that are committed with a transaction."""
 
-    number: int  # the number of the transaction
-    note: str  # the note that was committed with it
+    number: int
+    note: str
 
 
 class Transactions:
-    """Numbered transactions; a new producer with the same id reads the number of the last one.
+    """Transactions that commit a `Mark` with their messages.
 
-    The number and a note are committed with the messages, as offset and metadata of partition 0 of
-    ``topic``. Their consumer group has the name of the transactional id and no members. A new
-    producer with the same id ends the open transactions of earlier ones, and reads the last
-    committed mark.
+    The mark is stored as committed offset and metadata of partition 0 of ``topic``, in a consumer
+    group without members that has the name of the transactional id. A new object with this id
+    fences all earlier ones, ends their open transactions, and reads the last mark: ``last``.
 
-    ``settings``: the connection to the brokers. ``transactional_id``: the transactional id. A new
-    producer with it fences all earlier ones. ``topic``: the topic of the messages.
+    ``settings``: the connection to the brokers. ``topic``: the topic of the messages.
 
-    Raises DeliveryError if the transactions cannot be initialized.
+    Raises DeliveryError if the brokers refuse, or do not answer.
     """
 
     def __init__(self, settings: ClientSettings, transactional_id: str, topic: str) -> None:
@@ -405,11 +408,11 @@ class Transactions:
         self._open = False
         consumer: Consumer | None = None
         try:
-            self._call("could not begin", self._producer.init_transactions)
+            self._call("could not be initialized", self._producer.init_transactions)
             # After the call above all earlier transactions are committed or aborted, so the offset
             # that this reads does not change any more.
             consumer = Consumer(
-                settings.client(
+                settings.client_config(
                     {
                         "group.id": transactional_id,
                         "enable.auto.commit": False,
@@ -422,9 +425,9 @@ class Transactions:
             found = self._committed(consumer)
         except KafkaException as error:
             self.close()
-            reason = self._deliveries._told(error.args[0])
+            reason = self._deliveries._error_text(error.args[0])
             raise DeliveryError(
-                f"{self._of}: the last transaction could not be read: {reason}"
+                f"{self._of}: the mark of the last one could not be read: {reason}"
             ) from None
         except BaseException:
             self.close()
@@ -438,7 +441,7 @@ class Transactions:
             self.last = Mark(found.offset - 1, found.metadata or "")
 
     def _committed(self, consumer: Consumer) -> TopicPartition:
-        """Return the group's committed offset; retry while its coordinator moves."""
+        """Return the offset that holds the last mark; retry while the group's coordinator moves."""
         until = time.monotonic() + _TIMEOUT_MS / 1000
         while True:
             try:
@@ -459,41 +462,41 @@ class Transactions:
     def _call(self, what: str, function: Callable[..., object], *args: object) -> None:
         self._deliveries.call(f"{self._of}: {what}", function, *args)
 
-    def is_sound(self) -> bool:
-        """Return whether no error has occurred so far.
+    def has_no_error(self) -> bool:
+        """Return whether the producer had no error so far, and so may be used again.
 
         After an error, librdkafka may wait for ever for a group's coordinator that was away.
         """
         with contextlib.suppress(DeliveryError):
-            self._deliveries._look(0)
+            self._deliveries._check_failures(0)
             return not self._deliveries._cause
         return False
 
     def begin(self) -> Deliveries:
-        """Begin a transaction, and return the deliveries for its messages."""
+        """Begin a transaction. Send its messages with the `Deliveries` that are returned."""
         try:
             self._producer.begin_transaction()
         except KafkaException as error:
-            reason = self._deliveries._told(error.args[0])
-            raise DeliveryError(f"{self._of}: could not begin: {reason}") from None
+            reason = self._deliveries._error_text(error.args[0])
+            raise DeliveryError(f"{self._of}: one could not begin: {reason}") from None
         self._open = True
         return self._deliveries
 
     def prepare(self, mark: Mark) -> None:
-        """Deliver the messages, and add a mark to the transaction."""
+        """Wait until all messages are delivered, and add a mark to the transaction."""
         self._deliveries.flush()
         place = TopicPartition(self._topic, 0, mark.number + 1, metadata=mark.note)
         send = self._producer.send_offsets_to_transaction
         # The call ignores its time-out while the group's coordinator is away.  A short time-out
         # would end the transaction whenever a coordinator moves.
-        what = f"{self._of}: number {mark.number} could not be added to its transaction"
+        what = f"{self._of}: the mark {mark.number} could not be added to the transaction"
         self._deliveries.call_apart(what, send, [place], self._group)
         self._marked = mark
 
     def commit(self) -> None:
-        """Make messages and mark visible, all at once. After an error they may be visible."""
+        """Commit messages and mark together. After an error, they may be committed or not."""
         self._call(
-            "it is unknown whether the last was committed", self._producer.commit_transaction
+            "it is unknown whether the last one was committed", self._producer.commit_transaction
         )
         self._open = False
         self.last = self._marked

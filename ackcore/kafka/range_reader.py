@@ -1,17 +1,14 @@
-"""Reading of offset ranges into Arrow batches: by position, without a group, each to its very end.
+"""Reading of offset ranges into Arrow batches, without a consumer group.
 
-A range ends at a record at or above its ``stop``, or when the reader's position reaches ``stop``:
-the position moves past compacted offsets and transaction markers. Deleted offsets raise
-`OffsetsLost`. Data that librdkafka cannot read, and would skip, raise `ReadFailed`.
+Offsets without a record are passed: those of compacted records and of transaction markers. Deleted
+offsets raise `OffsetsLost`. Damaged data, which librdkafka would skip, raise `ReadFailed`.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -48,7 +45,7 @@ _MOST_MESSAGES = 500
 _ASK_AFTER_S = 1.0
 #: Permanent errors.  Most other errors of a client are over when it reports them.  It reports
 #: unreadable data (`_BAD_MSG`; `_NOT_IMPLEMENTED` is an unknown magic byte) once and skips them.
-_REFUSALS = {
+_PERMANENT = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.UNKNOWN_TOPIC_ID,
@@ -87,7 +84,7 @@ _DEFAULTS: dict[str, Any] = {
 class RangeReader:
     """A consumer that reads ranges, one after another. Close it, or use it in ``with``.
 
-    One thread reads at a time; any thread may close it.
+    Only one thread may use it.
 
     Raises ValueError if librdkafka refuses the settings.
 
@@ -114,9 +111,7 @@ class RangeReader:
         self._timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
         self._heard = ""
         self._reading: OffsetRange | None = None
-        #: Guards the two flags below.  Re-entrant: a signal handler may close a reader in use.
-        self._lock = threading.RLock()
-        self._is_in_use = self._is_closed = False
+        self._is_closed = False
         theirs = settings.options.get("error_cb")
 
         def hear(error: KafkaError) -> None:
@@ -125,21 +120,21 @@ class RangeReader:
                 theirs(error)
 
         try:
-            conf = settings.client(_OWN, _DEFAULTS)
+            conf = settings.client_config(_OWN, _DEFAULTS)
             self._consumer = raw_consumer(conf, hear) or Consumer({**conf, "error_cb": hear})
         except KafkaException as error:
             text = settings.redacted(exception_text(error))
             raise ValueError(f"options are refused by librdkafka: {text}") from None
 
     def read(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a range in order, in `RECORD_SCHEMA`.
+        """Return an iterator over the records of a range, in order and in `RECORD_SCHEMA`.
 
-        Raises ValueError if the range begins below 0; at once. Raises RuntimeError if another range
-        is not read to its end and its iterator not closed, or the reader is closed. Raises
-        OffsetsLost if offsets of the range were deleted. The records before them were yielded.
-        Raises ReadTimedOut if nothing came for ``timeout_s``. Raises ReadFailed if the brokers
-        refuse, or send unreadable data, or the partition's log was truncated and written again. The
-        records before it were yielded.
+        Raises ValueError if the range begins below 0.
+
+        The iterator raises RuntimeError if another range is being read, or the reader is closed.
+        After it has yielded all records before the error, it raises OffsetsLost if offsets were
+        deleted, ReadTimedOut if no record came for ``timeout_s``, and ReadFailed if the brokers
+        refuse the request or send damaged data, or the partition was truncated and written anew.
         """
         if range_.start < 0:
             # librdkafka uses -1 for the end and -2 for the beginning.
@@ -158,37 +153,10 @@ class RangeReader:
                 "its end, close its iterator, or use two readers"
             )
         self._reading = range_
-        batches = self._assigned(range_)
         try:
-            while True:
-                with self._in_use():
-                    self._check_open()
-                    batch = next(batches, None)
-                if batch is None:
-                    return
-                yield batch
-                del batch  # its memory may be the next one's
+            yield from self._assigned(range_)
         finally:
-            with self._in_use():
-                batches.close()
             self._reading = None
-
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """Prevent other threads from closing the consumer, whose memory holds the messages."""
-        with self._lock:
-            self._is_in_use = True
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._is_in_use = False
-                if self._is_closed:
-                    self._consumer.close()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise RuntimeError("the reader is closed; make another one")
 
     def _assigned(self, range_: OffsetRange) -> Generator[pa.RecordBatch]:
         self._heard = ""
@@ -204,15 +172,14 @@ class RangeReader:
     def _batches(
         self, range_: OffsetRange
     ) -> Generator[pa.RecordBatch, None, pa.RecordBatch | None]:
-        """Yield batches; return the last one, or None if the range ends without a record."""
+        """Yield all batches of a range but the last, and return the last, or None without one."""
         rest, size = range_, 200.0  # estimated bytes of a record
         columns = RecordColumns(range_.topic, range_.partition)
         messages: list[Message] | RawMessages = []
         place = 0  # index of the first message that was not handled
         last, asked = time.monotonic(), False
         while rest.size:
-            self._check_open()
-            if place >= len(messages):  # also after the consumer was closed
+            if place >= len(messages):
                 room = (self._batch_bytes - columns.bytes) / size
                 n = min(rest.size, self._rows_left, max(1, min(int(room), _MOST_MESSAGES)))
                 messages = []  # the next ones reuse the memory of these
@@ -226,7 +193,7 @@ class RangeReader:
                 rest = rest._replace(start=_offset(messages[place - 1]) + 1)
             if place < len(messages) and rest.size:
                 if messages[place].error() is not None:
-                    rest, failure = self._take(messages[place], rest)
+                    rest, failure = self._handle_event(messages[place], rest)
                     place += 1
                 elif _offset(messages[place]) >= rest.stop:
                     rest = rest._replace(start=rest.stop)
@@ -239,12 +206,12 @@ class RangeReader:
                 text = self._settings.redacted(self._heard or "no broker has sent a reason")
                 failure = ReadTimedOut(rest, self._timeout_s, text)
             elif silent_s > _ASK_AFTER_S and not asked:
-                asked, failure = True, self._refused(rest)
+                asked, failure = True, self._topic_error(rest)
             # Small batches are combined, but not while records come slowly.
             over = failure is not None or not messages or not rest.size or not self._rows_left
             if columns.rows and (over or is_full or columns.bytes >= self._batch_bytes / 2):
                 self._rows_left = self._rows_left or self._batch_rows
-                batch = columns.taken()
+                batch = columns.take_batch()
                 if failure is None and not rest.size:
                     return batch
                 yield batch
@@ -254,37 +221,43 @@ class RangeReader:
                 raise failure
         return None
 
-    def _take(
+    def _handle_event(
         self, event: Message | RawMessage, rest: OffsetRange
     ) -> tuple[OffsetRange, Exception | None]:
-        """Handle an event; return the rest of the range, and an exception if reading must end."""
+        """Handle a message that is no record: the end of the partition, or an error.
+
+        Returns the rest of the range, and the exception to raise, or None to continue.
+        """
         error = event_error(event)
         if error.code() == KafkaError._PARTITION_EOF:
             position = event.offset() or 0
             self._heard = f"the partition ends at offset {position}"
             return rest._replace(start=max(rest.start, min(position, rest.stop))), None
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION):
-            return rest, self._lost(rest, error)
-        if error.fatal() or error.code() in _REFUSALS:
+            return rest, self._out_of_range(rest, error)
+        if error.fatal() or error.code() in _PERMANENT:
             return rest, ReadFailed(rest, error.name(), self._settings.redacted(error_text(error)))
         # The client retries by itself; if that does not help, ReadTimedOut follows.
         self._heard = error_text(error)
         return rest, None
 
-    def _refused(self, rest: OffsetRange) -> Exception | None:
-        """Return the error of the topic, if any. Brokers do not send this error to a consumer."""
+    def _topic_error(self, rest: OffsetRange) -> Exception | None:
+        """Ask the brokers whether the topic is missing or forbidden; return the error, or None.
+
+        They do not report this to a consumer that reads.
+        """
         try:
             topics = self._consumer.list_topics(rest.topic, timeout=_ASK_AFTER_S).topics
         except KafkaException as failed:
             self._heard = self._heard or exception_text(failed)
             return None
         error: KafkaError | None = topics[rest.topic].error if rest.topic in topics else None
-        if error is None or error.code() not in _REFUSALS:
+        if error is None or error.code() not in _PERMANENT:
             return None
         return ReadFailed(rest, error.name(), self._settings.redacted(error_text(error)))
 
-    def _lost(self, rest: OffsetRange, why: KafkaError) -> Exception:
-        """Return the exception for a next offset that the brokers do not have."""
+    def _out_of_range(self, rest: OffsetRange, why: KafkaError) -> Exception:
+        """Return the exception for an offset that the brokers refused as out of range."""
         partition = TopicPartition(rest.topic, rest.partition)
         try:
             # None after the time-out, though its stub does not allow None.
@@ -307,11 +280,9 @@ class RangeReader:
         return OffsetsLost(rest, low, high)
 
     def close(self) -> None:
-        """Close the connections. A read in another thread fails, and closes them then."""
-        with self._lock:
-            self._is_closed = True
-            if not self._is_in_use:
-                self._consumer.close()
+        """Close the connections."""
+        self._is_closed = True
+        self._consumer.close()
 
     def __enter__(self) -> Self:
         return self

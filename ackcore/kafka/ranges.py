@@ -1,4 +1,4 @@
-"""Ranges of offsets, and the Arrow columns of the records that are read from them."""
+"""`OffsetRange`, and the Arrow columns of the records that are read from one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _OFFSET_BYTES = 4
 
 
 class OffsetRange(NamedTuple):
-    """The offsets of a partition from ``start`` up to, but not including, ``stop``."""
+    """The offsets of a partition from ``start`` to ``stop`` - 1."""
 
     topic: str
     partition: int
@@ -52,7 +52,7 @@ class OffsetRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of offsets, which is the maximum number of records."""
+        """The number of offsets. There are at most as many records."""
         return max(0, self.stop - self.start)
 
     def __str__(self) -> str:
@@ -60,10 +60,10 @@ class OffsetRange(NamedTuple):
 
 
 class RecordColumns:
-    """The columns of records that were read from one partition and not yielded yet.
+    """Collects the records of one partition as Arrow columns, until they become a batch.
 
-    They hold copies of the messages' contents, so that librdkafka can reuse the memory of the
-    messages while it is in the processor's caches.
+    It copies the contents of messages, so that librdkafka can reuse their memory while it is in
+    the processor's caches.
     """
 
     def __init__(self, topic: str, partition: int) -> None:
@@ -75,24 +75,24 @@ class RecordColumns:
 
     @property
     def rows(self) -> int:
-        """The number of buffered rows."""
+        """The number of collected records."""
         return self._buffers.rows
 
     @property
     def bytes(self) -> int:
-        """The bytes buffered in keys, values and headers."""
+        """The size of the collected keys, values and headers, with their offsets in the columns."""
         return self._buffers.bytes + 2 * _OFFSET_BYTES * self._buffers.rows
 
     def add(self, messages: list[Message] | RawMessages, first: int, stop: int) -> int:
-        """Append the records of messages from index ``first`` on, up to an event or an offset.
+        """Add the records of messages, from index ``first`` on.
 
-        Returns the index of the first message that was not added: an event, a record at or above
-        ``stop``, or one that does not fit in a batch with those before it.
+        Returns the index of the first message that was not added: one that is no record, a record
+        whose offset is ``stop`` or above, or one that no longer fits into the batch.
         """
         return self._buffers.add(messages, first, stop)
 
-    def taken(self) -> pa.RecordBatch | None:
-        """Return the buffered rows as one batch, and clear them; None if there are none."""
+    def take_batch(self) -> pa.RecordBatch | None:
+        """Return the collected records as one batch, and begin anew; None if there are none."""
         found = self._buffers.taken()
         if found is None:
             return None

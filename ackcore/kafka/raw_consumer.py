@@ -1,9 +1,7 @@
-"""A consumer that creates no Python object per message. It uses confluent-kafka's librdkafka.
+"""A consumer that creates no Python object per message.
 
-confluent-kafka creates a Python object for each message, which costs more than all other
-processing, and it has no call for many messages. This module calls the public functions of the
-librdkafka that confluent-kafka has loaded, by ctypes, with the same settings. Callbacks need
-confluent-kafka itself: see `raw_consumer`.
+confluent-kafka creates one for each message, which costs more than all other processing. This
+module calls the public functions of the librdkafka that confluent-kafka has loaded, by ctypes.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ _OF_MESSAGES = (
 
 
 class _Library:
-    """The functions of the loaded librdkafka, by their names without ``rd_kafka_``."""
+    """The functions of librdkafka as attributes, by their names without ``rd_kafka_``."""
 
     def __init__(self) -> None:
         # The loader also searches the libraries that this one needs, so librdkafka's path, which
@@ -81,7 +79,7 @@ class _Library:
 
 @cache
 def _library() -> _Library | None:
-    """Return the library; None if its functions are hidden, or on another system."""
+    """Return the library; None if this build of confluent-kafka hides its functions."""
     try:
         return _Library()
     except (AttributeError, OSError):
@@ -93,13 +91,12 @@ def raw_consumer(
 ) -> RawConsumer | None:
     """Return a consumer with these settings; None if confluent-kafka's own must be used.
 
-    It returns None in four cases: a setting is neither text nor number (callbacks and loggers
-    belong to confluent-kafka); SASL may fetch a token, which confluent-kafka does its own way; the
-    Python backend runs; librdkafka cannot be called. Raises KafkaException if librdkafka refuses
-    the settings; it holds a `KafkaError`.
+    That is needed if a setting is neither text nor number, since callbacks and loggers belong to
+    confluent-kafka; with OAUTHBEARER, for which it fetches tokens; with the Python backend; and if
+    librdkafka cannot be called. Raises KafkaException if librdkafka refuses the settings.
 
-    ``conf``: the settings, in confluent-kafka's form, without ``error_cb``. ``heard``: called with
-    each error of the client itself, during a wait for messages.
+    ``conf``: the settings, as for confluent-kafka, without ``error_cb``. ``heard``: called with
+    each error of the client, while `RawConsumer.consume` waits.
     """
     plain = all(type(value) in (str, int, float, bool) for value in conf.values())
     mechanisms = (str(conf.get(name, "")).upper() for name in ("sasl.mechanism", "sasl.mechanisms"))
@@ -110,10 +107,10 @@ def raw_consumer(
 
 
 class RawConsumer:
-    """The part of confluent-kafka's consumer that `RangeReader` needs; see `raw_consumer`.
+    """A replacement for confluent-kafka's consumer, with the methods that `RangeReader` needs.
 
-    One thread at a time may use it. `close`, or its deletion, closes it. In a forked process it
-    counts as closed, and releases nothing, since its threads exist only in the parent.
+    One thread at a time may use it. Garbage collection closes it. In a forked process it counts as
+    closed, since librdkafka's threads exist only in the parent.
     """
 
     def __init__(
@@ -156,8 +153,9 @@ class RawConsumer:
             self._heard(KafkaError(code, _decoded(text)))
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read partitions from their offsets on, and nothing else. Raises KafkaException if
-        librdkafka refuses the assignment. Raises RuntimeError if the consumer is closed.
+        """Begin to read partitions at their offsets, instead of those before.
+
+        Raises KafkaException if librdkafka refuses. Raises RuntimeError if the consumer is closed.
         """
         self._check_open()
         library, wanted = self._library, list(partitions)
@@ -174,16 +172,15 @@ class RawConsumer:
             raise KafkaException(KafkaError(code))
 
     def unassign(self) -> None:
-        """Stop reading, and release the messages."""
+        """Stop reading. The messages that the last `consume` returned become invalid."""
         self._messages.clear()
         if self._is_open:  # an iterator may outlast its reader
             self._library.assign(self._client, None)
 
     def consume(self, most: int, timeout_s: float) -> RawMessages:
-        """Return up to ``most`` messages that come within ``timeout_s``. The next call releases
-        them.
+        """Return up to ``most`` messages that come within ``timeout_s``.
 
-        Raises RuntimeError if the consumer is closed.
+        They are valid until the next call. Raises RuntimeError if the consumer is closed.
         """
         self._check_open()
         self._messages.consume(most, timeout_s)
@@ -202,12 +199,12 @@ class RawConsumer:
             )
 
     def list_topics(self, topic: str, timeout: float) -> Any:
-        """Return the answer of a confluent-kafka consumer, created for this rare call."""
+        """Return the metadata of a topic, by a consumer of confluent-kafka for this one call."""
         with self._asking() as client:
             return client.list_topics(topic, timeout=timeout)
 
     def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> Any:
-        """Return the answer of a confluent-kafka consumer, like `list_topics`."""
+        """Return first offset and end of a partition; None if no broker answers in time."""
         with self._asking() as client:
             return client.get_watermark_offsets(partition, timeout=timeout)
 
@@ -230,7 +227,7 @@ class RawConsumer:
 
 
 def event_error(event: Message | RawMessage) -> KafkaError:
-    """Return the error in a message that is no record, of either consumer."""
+    """Return the error of a message that is no record, from either kind of consumer."""
     error = event.error()
     assert error is not None
     return error if isinstance(error, KafkaError) else KafkaError(*error)

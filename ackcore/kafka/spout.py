@@ -1,4 +1,4 @@
-"""Kafka as a source of a topology on Spark: its own spout, and a group for Spark's source."""
+"""`KafkaSpout`, and `KafkaGroup` for streams of Spark's own Kafka source."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ POLICIES = ("dead-letter", "refuse")
 
 
 class KafkaSpout:
-    """Partitions of Kafka, as a source for `TopologyBuilder.spout`.
+    """A source for `TopologyBuilder.spout`: the records of Kafka's topics.
 
     It emits ``key, value`` (binary), ``headers`` (a list of key and value), ``topic, partition,
-    offset, timestamp``. The message id is (topic, partition, offset). The object holds settings
-    only; each task creates its own reader. The checkpoint records which offsets are done, and after
-    each micro-batch they are committed to the group, so that lag monitors are right.
+    offset, timestamp``. The message id is (topic, partition, offset). The checkpoint records which
+    offsets are done. With ``group_id``, they are also committed after each micro-batch, so that lag
+    monitors are right.
 
     Parameters
     ----------
@@ -41,42 +41,40 @@ class KafkaSpout:
     bootstrap_servers : str
         ``host:port`` of brokers, separated by commas.
     group_id : str, optional
-        The consumer group whose offsets are committed. Without it none are. The group must have no
-        other consumer meanwhile. Two deployments that commit to one group move its offsets back and
-        forth. Neither loses a record, because each continues from its checkpoint, but a third one
-        that begins with the group skips the records that the last committer has done.
+        The consumer group whose offsets are committed. It must have no consumers, and no other
+        deployment may commit to it: the two would move its offsets back and forth. Neither would
+        lose a record, because each continues from its checkpoint.
     start : {"group", "earliest", "latest"}, datetime or mapping, default "group"
-        The start of a checkpoint that has no position yet: the group's committed offsets, with
-        their holes and failure counts, or else the earliest record; the earliest; the latest; the
-        first record of a time (with its zone); or offsets by (topic, partition). It counts once per
-        checkpoint, like Storm's ``forceFromStart`` for a newly submitted topology. To begin there
+        Where a new checkpoint begins. "group": after the records that the group's commits name as
+        done, or at the earliest record without a commit. Else: at the earliest or latest record, at
+        the first one of a time (with its zone), or at offsets by (topic, partition). To begin there
         again, use a new checkpoint.
     max_records : int, optional
-        The maximum number of offsets in a micro-batch, plus one for each partition that has any.
-        The offsets of a micro-batch are divided evenly among its tasks; large ranges are split.
+        The maximum number of offsets in a micro-batch. If there are more partitions with records,
+        it takes one of each. The offsets of a micro-batch are divided evenly among its tasks.
     target_batch_s : float, default 10
-        The target duration of a micro-batch. Without `max_records`, the number of offsets adapts to
-        it by the durations of earlier micro-batches. The target is at least twice the duration of
-        an empty micro-batch. In both cases a micro-batch never takes more records than could wait
-        if all failed (`max_waiting`).
+        The target duration of a micro-batch. Without ``max_records``, the number of offsets is
+        adapted to it, by the durations of earlier micro-batches. The target is at least twice the
+        duration of an empty micro-batch. With or without ``max_records``, a micro-batch takes no
+        more records than could wait if all failed: see the topology's ``max_waiting``.
     refresh_s : float, default 60
         The interval, in seconds, at which new partitions are looked for.
     max_offset_behind : int, optional
-        Records that are further behind the end of their partition, when the checkpoint begins, are
-        skipped.
+        When the checkpoint begins, records that are further than this behind the end of their
+        partition are skipped.
     lost : {"dead-letter", "refuse"}, default "dead-letter"
-        The handling of skipped offsets, and of offsets that were deleted before they were read: one
-        dead letter per range, which names it, or an error that ends the query.
+        What to do about skipped offsets, and offsets that were deleted before they were read: write
+        one dead letter per range, which names it, or end the query with an error.
     missing_timeout_s : float, default 600
-        The seconds for which a micro-batch waits for a planned topic, or planned offsets, that do
-        not exist at present; then the query ends with an error. It waits for brokers without limit.
+        How many seconds a micro-batch waits for a topic, or for offsets at the end of a partition,
+        that existed when it was planned and do not exist now. Then the query ends with an error.
+        There is no such limit for brokers that do not answer.
     deserializer : callable, optional
         A plain function that converts the bytes of a value, for instance ``json.loads``. Its
-        result is copied, so it may reuse one object. A deserializer of
-        confluent-kafka also receives its ``SerializationContext``. If it raises, the record fails,
-        and its dead letter has the original bytes. Nulls stay null. If it has a method ``prepare``,
-        each task calls that first: create the client of a schema registry there, which cannot be
-        pickled.
+        result is copied, so it may reuse one object. A deserializer of confluent-kafka also
+        receives its ``SerializationContext``. If it raises, the record fails, and its dead letter
+        has the original bytes. Null values stay null. If it has a method ``prepare``, each task
+        calls that first: create the client of a schema registry there, which cannot be pickled.
     value_type : pyarrow.DataType, optional
         The type of the deserialized values, required with `deserializer`. A value must keep its
         meaning in this type, or its record fails. Fields of a struct are matched by name:
@@ -136,14 +134,14 @@ class KafkaSpout:
 
     @property
     def emits(self) -> pa.Schema:
-        """The emitted columns. ``value`` has the type `value_type` if that is given."""
+        """The schema of the emitted columns. ``value`` is binary, or of the type ``value_type``."""
         if self.value_type is None:
             return self.schema
         place = self.schema.get_field_index("value")
         return self.schema.set(place, pa.field("value", self.value_type))
 
     def reads(self, topic: str) -> bool:
-        """Return whether a topic of that name is read, once it exists."""
+        """Return whether a topic of this name is, or would be, read."""
         if self.topics is not None:
             return topic in self.topics
         return re.fullmatch(self.pattern or "", topic) is not None
@@ -156,18 +154,18 @@ class KafkaSpout:
 class KafkaGroup:
     """A consumer group for Spark's own Kafka source: ``TopologyBuilder.spout(commit_group=)``.
 
-    After each micro-batch the group's committed offsets advance to the first record that waits, so
-    that lag monitors are right. As with a `KafkaSpout`, the metadata lists the done records above
-    it. Only the checkpoint decides where the query continues.
+    After each micro-batch, ackcore commits the offset of the first record that is not done, so that
+    lag monitors are right. The metadata list the done records above it. The query itself continues
+    from its checkpoint, not from the group.
 
     Parameters
     ----------
     group_id : str
-        The name of the group. It must have no other consumer meanwhile.
+        The name of the group. It must have no consumers.
     bootstrap_servers : str
         ``host:port`` of the brokers that the source reads, separated by commas.
     options : mapping, optional
-        Further librdkafka settings, security above all; the source's own settings are Java's.
+        Further librdkafka settings, security above all. Spark's source has settings of its own.
     """
 
     #: The kind of this group for `TopologyBuilder.spout`.
@@ -189,7 +187,7 @@ class KafkaGroup:
 def value_context(
     topic: str, headers: list[tuple[str, str | bytes | None]]
 ) -> SerializationContext:
-    """Return the context that a deserializer of confluent-kafka receives for a value."""
+    """Make the context that a deserializer of confluent-kafka receives with a value."""
     return SerializationContext(topic, MessageField.VALUE, headers)
 
 
@@ -213,7 +211,7 @@ def _topics(topics: Any, pattern: Any) -> tuple[str, ...] | None:
     if not names or not all(names):
         raise ValueError(f"topics must name at least one topic, got {topics!r}")
     if len(set(names)) < len(names):
-        raise ValueError(f"topics must be named once each, got {topics!r}")
+        raise ValueError(f"topics must not name a topic twice, got {topics!r}")
     return tuple(names)
 
 
@@ -227,7 +225,7 @@ def _deserializer(deserializer: Any, value_type: Any) -> tuple[Any, Any]:
     if (deserializer is None) != (value_type is None):
         raise ValueError(
             "deserializer and value_type must be given together: Spark needs the type of the "
-            "column before the deserializer runs"
+            "values before the deserializer runs"
         )
     if deserializer is None:
         return None, None

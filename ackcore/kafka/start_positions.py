@@ -1,4 +1,4 @@
-"""The start of a partition as the user gives it: by name, by time, or by offset."""
+"""The argument ``start`` of `Consumer` and `KafkaSpout`: a name, a time, or offsets."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ackcore._columns import as_count
 
 #: Names of two decisions of `Consumer` and `KafkaSpout` to begin at the first record: the topic was
 #: deleted and created again, or the partition was added to it.
-MADE_ANEW, NEW_PARTITION = "topic made anew", "new partition"
+MADE_ANEW, NEW_PARTITION = "topic created again", "new partition"
 
 #: A name, a time with its zone, or offsets by topic and partition.
 Start = str | datetime | Mapping[tuple[str, int], int]
 
 
 def as_start(start: Any, names: tuple[str, ...]) -> Start:
-    """Return a checked start; offsets are copied.
+    """Return the argument ``start``, checked.
 
-    Raises TypeError if offsets are not integers by (topic, partition). Raises ValueError if it is
-    none of the names, a time without a zone, or an offset below 0.
+    ``names``: the allowed names. Raises TypeError if offsets are not integers by (topic,
+    partition). Raises ValueError for another name, a time without a zone, or an offset below 0.
     """
     if isinstance(start, datetime):
         check_zone(start, "start")
@@ -44,7 +44,7 @@ def as_start(start: Any, names: tuple[str, ...]) -> Start:
 
 
 def check_zone(time: datetime, name: str) -> None:
-    """Raise ValueError for a time without a zone."""
+    """Raise ValueError if the argument ``name`` is a time without a zone."""
     if time.tzinfo is None:
         raise ValueError(
             f"{name} must be a time with its zone, got {time!r} without one; "
@@ -55,12 +55,14 @@ def check_zone(time: datetime, name: str) -> None:
 def first_offset(
     start: Start, key: tuple[str, int], low: int, high: int, of_time: int | None
 ) -> tuple[int, str]:
-    """Return the start offset of a partition, in range or not, and the decision's name.
+    """Return the offset at which a partition begins, and the reason, such as "latest".
 
-    ``start``: the requested start. With offsets, a partition without one begins at its earliest
-    record. ``key``: topic and partition. ``low``, ``high``: the first offset of the partition, and
-    its end. ``of_time``: the first offset of the requested time; None if no record has that time or
-    a later one.
+    The offset may be out of range. With offsets as ``start``, a partition without one begins at
+    its first record.
+
+    ``start``: the user's argument. ``key``: topic and number. ``low``, ``high``: the partition's
+    first offset and its end. ``of_time``: the first offset of the time in ``start``; None if no
+    record has that time or a later one.
     """
     if isinstance(start, Mapping):
         offset = start.get(key)
@@ -71,7 +73,7 @@ def first_offset(
 
 
 def time_ms(start: Start) -> int | None:
-    """Return the requested time in milliseconds since 1970; None if the start is not a time."""
+    """Return the time in ``start`` in milliseconds since 1970; None if ``start`` is no time."""
     if not isinstance(start, datetime):
         return None
     # No record has a time below 0, and Kafka uses -1 for the end of a partition.

@@ -1,8 +1,8 @@
 """Detection of truncated logs, by the epochs of a partition's leaders.
 
-If a leader out of sync is elected, or a broker's disk is lost, the end of the log is lost. New
-records then reuse offsets of lost ones. Only brokers can detect this: they store the offset at
-which the epoch of each leader ended.
+If a leader out of sync is elected, or a broker's disk is lost, the end of the log is lost, and new
+records get the offsets of the lost ones. Brokers store the offset at which the epoch of each leader
+ended, so they can tell whether an offset still has the record that a leader of an epoch wrote.
 """
 
 from __future__ import annotations
@@ -38,23 +38,22 @@ def truncated_at(
     epoch: int,
     timeout_s: float = 30.0,
 ) -> int | None:
-    """Return the offset from which on a log differs from the one that a leader of an epoch had.
+    """Return the offset at which a partition's log was truncated and written anew.
 
-    Raises ConnectionError if the brokers do not answer in time.
+    Returns None if the log below ``position`` is the one that was read. Raises ConnectionError if
+    the brokers do not answer in time.
 
-    ``settings``: the connection to the brokers. ``partition``: topic and partition. ``low``: the
-    first offset of the partition. ``position``: the next offset to read. It must be in the
-    partition's present range. ``epoch``: the epoch of the leader that wrote the records below
-    ``position``, or a later one. ``timeout_s``: the longest time for all requests, in seconds.
-
-    The result is at least ``low``. It is None if the log below ``position`` is unchanged.
+    ``settings``: the connection to the brokers. ``partition``: topic and number. ``low``: the first
+    offset of the partition. ``position``: the next offset to read, at most the partition's end.
+    ``epoch``: the epoch of the leader that wrote the records below ``position``, or a later one.
+    ``timeout_s``: the longest time for all requests, in seconds.
     """
     until = time.monotonic() + timeout_s
 
     def is_same(offset: int) -> bool:
         where = TopicPartition(*partition, offset, leader_epoch=epoch)
         # A new client per request: one that already has an offset of the partition sends none.
-        consumer = Consumer(settings.client(_OWN, _DEFAULTS))
+        consumer = Consumer(settings.client_config(_OWN, _DEFAULTS))
         try:
             return _is_same(consumer, where, until)
         finally:
@@ -70,7 +69,11 @@ def truncated_at(
 
 
 def _is_same(consumer: Consumer, where: TopicPartition, until: float) -> bool:
-    """Return whether the brokers' log below an offset is the one that its epoch's leader had."""
+    """Return whether the log below an offset is the one that the leader of an epoch had.
+
+    ``where``: the partition, the offset and the epoch. ``until``: the deadline, by
+    ``time.monotonic``.
+    """
     consumer.assign([where])
     while time.monotonic() < until:
         message = consumer.poll(_POLL_S)
@@ -83,6 +86,6 @@ def _is_same(consumer: Consumer, where: TopicPartition, until: float) -> bool:
         ):
             return False
     raise ConnectionError(
-        f"no broker answered in time whether the log of {where.topic}-{where.partition} below "
-        f"offset {where.offset} is unchanged"
+        f"no broker has answered whether the log of {where.topic}-{where.partition} below offset "
+        f"{where.offset} was truncated"
     )

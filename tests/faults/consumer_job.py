@@ -26,7 +26,7 @@ from ackcore.kafka.consumer import consumer_client, consumer_letters
 POINTS = {
     "after the effect, before the ack": (Consumer, "ack", "before, with all else committed"),
     "after the dead letter is kept, before it is known": (
-        consumer_letters.LettersUnderWay,
+        consumer_letters.PendingLetters,
         "_report",
         "before",
     ),

@@ -201,7 +201,7 @@ class Effects:
     def note_commits(self, consumer) -> None:
         """Write, from now on, each commit of a consumer that a broker has taken."""
         held = consumer._held
-        take_in = held.committed
+        take_in = held.commit_confirmed
 
         def committed(done) -> None:
             offset, metadata = done.commit
@@ -209,7 +209,7 @@ class Effects:
             self._write(b"commit", done.partition, offset, done.generation, said)
             take_in(done)
 
-        held.committed = committed
+        held.commit_confirmed = committed
 
     def _write(self, kind: bytes, partition: int, offset: int, generation: int, more: bytes):
         numbers = partition, offset, generation, os.getpid()

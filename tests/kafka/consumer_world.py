@@ -17,7 +17,7 @@ from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.consumer import client_thread, partition_reading, topic_watch
 from ackcore.kafka.consumer.client_thread import ClientThread
-from ackcore.kafka.consumer.consumer_letters import LettersUnderWay
+from ackcore.kafka.consumer.consumer_letters import PendingLetters
 from ackcore.kafka.consumer.consumer_records import Failure
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.held_partition import OUT
@@ -132,10 +132,10 @@ class Keeper:
     def __init__(self, member):
         self._member = member
 
-    def keep(self, letter, report):
+    def store(self, letter, report):
         self._member.letters.append((letter, report))
 
-    def turn(self):
+    def poll(self):
         pass
 
     def close(self):
@@ -362,7 +362,7 @@ class World:
         fetch, begun = member.client.fetches.get(key), member.reading._begun.get(key)
         if fetch and fetch.read and begun and begun.topic_id and not self.silent:
             member.belief[key] = self.cluster.logs[key].version  # it is noticed
-        member.thread._ends_with(error)
+        member.thread._set_error(error)
         member.thread._end()
         self.how = self.how[0], "earliest", self.how[2]
         self.crash(member)
@@ -587,10 +587,10 @@ def world_of(*arguments):
         patch.setattr(client_thread, "_LEAVE_S", 0.0)
         patch.setattr(client_thread, "wait_until_known", lambda *_: None)
         patch.setattr(
-            client_thread, "dead_letters_of", lambda settings: LettersUnderWay(Keeper(world.making))
+            client_thread, "dead_letters_of", lambda settings: PendingLetters(Keeper(world.making))
         )
-        world.begin_partitions = client_thread.begin
-        patch.setattr(client_thread, "begin", world.began)
+        world.begin_partitions = client_thread.decide_starts
+        patch.setattr(client_thread, "decide_starts", world.began)
         patch.setattr(partition_reading, "now_ms", lambda: world.now)
         patch.setattr(partition_reading, "truncated_at", world.truncated_at)
         # By the clock, of which all have one and the same.

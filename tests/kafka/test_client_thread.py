@@ -33,10 +33,10 @@ class Topics:
     def ids(self, topics):
         return self.found
 
-    def look(self, topics, now_ms):
+    def poll(self, topics, now_ms):
         return self.seen.pop(0) if self.seen else None
 
-    def soon(self, now_ms):
+    def hurry(self, now_ms):
         pass
 
     def is_new(self, key):
@@ -281,7 +281,7 @@ def test_a_log_that_was_truncated_and_filled_up_again_is_read_from_there(
     monkeypatch.setattr(partition_reading, "truncated_at", truncated_at)
     records = [lambda n=n: Message(n, epoch=4) for n in range(3)]
     client.script = [lambda: assigned(client), *records, lambda: out_of_range(3)]
-    says = "t-0 was read up to 3, and its log was truncated at 1"
+    says = "t-0 was read up to offset 3, and then its log was truncated at offset 1"
     ends = pytest.raises(ConsumerError, match=says) if policy == "fail" else nullcontext()
     with ends, consuming(monkeypatch, client, out_of_range=policy) as consumer:
         first = take(consumer, 3)
@@ -298,7 +298,7 @@ def test_a_log_that_was_truncated_and_filled_up_again_is_read_from_there(
         client.script.append(lambda: Message(1, epoch=5))
         assert [one.offset for one in consumer.poll(1, 20.0)] == [1]
     if policy != "fail":
-        assert f"{says}; it is read again from there" in caplog.text
+        assert f"{says} and written anew; it is read again from that offset" in caplog.text
 
 
 def test_leaders_are_asked_for_the_log_of_the_last_marker_that_was_passed(monkeypatch):
@@ -575,7 +575,7 @@ def test_what_cannot_be_read_is_no_gap(monkeypatch):
     consumer = Consumer("t", **arguments)
     read = []
     with pytest.raises(
-        ConsumerError, match=r"t-0 cannot be read from offset 1 on: .*after the damaged"
+        ConsumerError, match=r"t-0 has damaged records at offset 1 or above: .*to skip them, commit"
     ):
         take_all(consumer, read)
     assert set(read) <= {0}

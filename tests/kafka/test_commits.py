@@ -15,7 +15,7 @@ from ackcore import OffsetTracker
 from ackcore.kafka.commit_metadata import MetadataForm
 from ackcore.kafka.consumer import consumer_letters
 from ackcore.kafka.consumer.consumer_client import Commits
-from ackcore.kafka.consumer.consumer_letters import LettersUnderWay, TopicKeeper, headers_of
+from ackcore.kafka.consumer.consumer_letters import PendingLetters, TopicLetterStore, headers_of
 from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord
 from ackcore.kafka.consumer.held_partition import DyingRecord
 from ackcore.kafka.consumer.held_records import HeldRecords
@@ -33,16 +33,16 @@ def test_a_reason_is_no_longer_than_a_header_may_be_and_what_is_not_kept_is_said
     assert reason.decode().startswith("E: é")
 
     class Refuses:
-        def keep(self, letter, report):
+        def store(self, letter, report):
             report(letter, "it is too large")
 
-        def turn(self):
+        def poll(self):
             pass
 
-    letters = LettersUnderWay(Refuses())
+    letters = PendingLetters(Refuses())
     letters.put([letter], 0)
     for now_ms in range(1000, 130_000, 1000):
-        assert letters.turn(now_ms, lambda letter: True) == []
+        assert letters.poll(now_ms, lambda letter: True) == []
     assert caplog.text.count("t-0@7 is not stored: it is too large") == 3
 
 
@@ -109,12 +109,12 @@ def test_no_letter_is_forgotten_when_their_producer_is_made_anew(monkeypatch):
     monkeypatch.setattr(
         consumer_letters, "Producer", lambda config: made.append(1) or Ended(config)
     )
-    letters = LettersUnderWay(TopicKeeper("dead", {}))
+    letters = PendingLetters(TopicLetterStore("dead", {}))
     record = KafkaRecord("t", 0, 0, None, b"", [], None)
     failure = Failure("ValueError", "no")
     letters.put([DyingRecord(record._replace(offset=n), failure, 1) for n in range(5)], 0)
     while len(made) < 2:
-        assert letters.turn(0, lambda letter: True) == []
+        assert letters.poll(0, lambda letter: True) == []
     assert len(letters._waiting) == letters.under_way == 5
 
 
@@ -122,11 +122,11 @@ def test_a_dead_letter_topic_that_is_missing_is_named(monkeypatch):
     """The warning of a letter that waits says which topic is to be made."""
     missing = type("Missing", (Ended,), {"fatal": KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)})
     monkeypatch.setattr(consumer_letters, "Producer", missing)
-    keeper, said = TopicKeeper("orders-dead", {}), []
+    store, said = TopicLetterStore("orders-dead", {}), []
     record = KafkaRecord("t", 0, 0, None, b"", [], None)
     letter = DyingRecord(record, Failure("ValueError", "no"), 1)
-    keeper.keep(letter, lambda letter, error: said.append(error))
-    keeper.turn()
+    store.store(letter, lambda letter, error: said.append(error))
+    store.poll()
     assert said[0].startswith("topic 'orders-dead': ")
     assert said[0].endswith("create the topic")
 
@@ -288,9 +288,9 @@ class Group:
         commit = self.form.encode("t", 0, 1, self.tracker.state(), 7)
         if self.size(commit.metadata) > self.limit:
             self.refusals += 1
-            assert self.form.refused(commit.metadata)
+            assert self.form.too_large(commit.metadata)
             return None
-        self.form.taken(commit.metadata)
+        self.form.accepted(commit.metadata)
         return commit.metadata
 
     def again(self, metadata):

@@ -148,12 +148,12 @@ class Life:
         assert counted == (self.out.get(at) is record)
         if counted:
             del self.out[at]
-        self.letters += self.held.dying()
+        self.letters += self.held.take_dying()
 
     def pass_time(self, a, b):
         self.now += a * 500
         self.held.expire(self.now)
-        self.letters += self.held.dying()
+        self.letters += self.held.take_dying()
         dying = {
             (one.record.topic, one.record.partition, one.record.offset) for one in self.letters
         }
@@ -168,11 +168,11 @@ class Life:
         return held is not None and held.status == 1 and held.delivery == record.delivery
 
     def keep(self, a, b):
-        self.letters += self.held.dying()
+        self.letters += self.held.take_dying()
         if self.letters:
             letter = self.letters.pop(a % len(self.letters))
             record = letter.record
-            if self.held.dead(letter):
+            if self.held.letter_stored(letter):
                 self.done[record.topic, record.partition].add(record.offset)
 
     def commit(self, a, b):
@@ -211,7 +211,7 @@ class Life:
         self.floor[key] = one.commit.offset
         self.broker[key] = one.commit
         if b % 3 == 1:
-            self.held.committed(one)
+            self.held.commit_confirmed(one)
 
     def revoke(self, a, b):
         key = ("t", a % 2)
@@ -238,11 +238,11 @@ class Life:
         offset = min(b, self.ends[key])
         assert self.held.seek(key, offset)
         self.read(a, b)  # what the client has read already
-        assert self.held.lose(key, self.ends[key] + 9, self.now, keep=True) == 0
+        assert self.held.skip_lost(key, self.ends[key] + 9, self.now, keep=True) == 0
         self.held.advance(key, self.ends[key] + 9)
         assert self.held.position(key) == offset
-        assert self.held.sought() == {key: offset}
-        assert self.held.sought() == {}
+        assert self.held.take_seeks() == {key: offset}
+        assert self.held.take_seeks() == {}
         self.begin(key, offset)
         self.done[key] |= {each for each in self.log[key] if each < offset}
         self.sent = [one for one in self.sent if (one.topic, one.partition) != key]
@@ -279,7 +279,7 @@ class Life:
                 assert self.held.ack(record)
                 self.done[record.topic, record.partition].add(record.offset)
             self.out = {}
-            self.letters += self.held.dying()
+            self.letters += self.held.take_dying()
             while self.letters:
                 self.keep(0, 0)
             if all(self.held.is_idle(key) for key in self.log):
@@ -288,7 +288,7 @@ class Life:
             self.held.advance(key, self.ends[key])
         for one in self.held.commits():
             self.hold_to(one)
-            self.held.committed(one)
+            self.held.commit_confirmed(one)
             self.broker[one.topic, one.partition] = one.commit
         for key, (offset, _) in self.broker.items():
             assert offset == self.ends[key]

@@ -99,14 +99,14 @@ def test_the_last_failure_is_a_dead_letter_which_is_committed_over_when_kept():
         assert record.attempt == attempt
         held.fail(record, NO, now)
         now += 60_000
-    (letter,) = held.dying()
+    (letter,) = held.take_dying()
     assert (letter.record.offset, letter.failures, letter.failure) == (0, 3, NO)
-    assert held.dying() == []
+    assert held.take_dying() == []
     assert committed(held) == [0]
     assert held.unanswered([KEY]) == 1
-    assert held.dead(letter)
+    assert held.letter_stored(letter)
     assert committed(held) == [1]
-    assert not held.dead(letter)
+    assert not held.letter_stored(letter)
     assert held.counts.dead == 1
 
 
@@ -125,7 +125,7 @@ def test_a_failure_that_is_no_attempt_does_not_count_until_the_record_is_old():
         (record,) = held.take(1, now)
         assert record.attempt == attempt
         held.fail(record, NO, now, counts=False)
-    assert len(held.dying()) == 1
+    assert len(held.take_dying()) == 1
 
 
 def test_answers_count_once():
@@ -182,16 +182,16 @@ def test_what_had_died_when_its_dead_letter_was_lost_dies_again():
     again = holder(*one.commit, generation=2, max_attempts=1)
     read(again, 0)
     assert again.take(1, 0) == []
-    (letter,) = again.dying()
+    (letter,) = again.take_dying()
     assert letter.failures == 1
-    assert again.dead(letter)
+    assert again.letter_stored(letter)
 
 
 def test_a_start_is_committed_though_nothing_is_done():
     held = holder(7, committed=False)
     (one,) = held.commits()
     assert one.commit.offset == 7
-    held.committed(one)
+    held.commit_confirmed(one)
     assert held.commits() == []
 
 
@@ -202,7 +202,7 @@ def test_a_commit_that_crosses_an_ack_leaves_it_to_be_committed():
     held.ack(first)
     (sent,) = held.commits()
     held.ack(second)
-    held.committed(sent)
+    held.commit_confirmed(sent)
     assert committed(held) == [2]
 
 
@@ -317,16 +317,16 @@ def test_what_stops_intake_is_said_if_it_is_what_waits():
 def test_what_was_deleted_upstream_is_a_dead_letter_of_its_own():
     held = holder()
     read(held, 0)
-    assert held.lose(KEY, 10, 0, keep=True) == 9
-    (letter,) = held.dying()
+    assert held.skip_lost(KEY, 10, 0, keep=True) == 9
+    (letter,) = held.take_dying()
     assert letter.failure == Failure(
         "LostUpstream", "offsets 1 to 9 were deleted before they were read"
     )
     held.ack(held.take(1, 0)[0])
     assert committed(held) == [1]
-    held.dead(letter)
+    held.letter_stored(letter)
     assert committed(held) == [10]
-    assert held.lose(KEY, 12, 0, keep=False) == 2
+    assert held.skip_lost(KEY, 12, 0, keep=False) == 2
     assert committed(held) == [12]
     assert held.counts.lost == 11
 
@@ -339,8 +339,8 @@ def test_a_range_that_is_passed_over_is_not_done_before_its_letter_is_kept():
     held.ack(first)
     held.ack(third)
     held.fail(failing, NO, 0)
-    assert held.lose(KEY, 10, 0, keep=True) == 7
-    (letter,) = held.dying()
+    assert held.skip_lost(KEY, 10, 0, keep=True) == 7
+    (letter,) = held.take_dying()
     read(held, 10, 11)
     for record in held.take(2, 0):
         held.ack(record)
@@ -350,7 +350,7 @@ def test_a_range_that_is_passed_over_is_not_done_before_its_letter_is_kept():
     taken = again.take(20, 0)
     assert offsets(taken) == [1, *range(3, 10)]
     assert taken[0].attempt == 1
-    held.dead(letter)
+    held.letter_stored(letter)
     (sent,) = held.commits()
     assert read(holder(*sent.commit, generation=2), *range(1, 12)) == 1
 
@@ -369,8 +369,8 @@ def holes_of(*undone, n):
 def test_of_what_was_deleted_only_what_was_not_done_is_lost():
     """A poison head with thousands done behind it, and all of that deleted."""
     held = holder(*holes_of(0, 2000, 2001, n=5000), generation=2)
-    assert held.lose(KEY, 5010, 0, keep=True) == 13
-    (letter,) = held.dying()
+    assert held.skip_lost(KEY, 5010, 0, keep=True) == 13
+    (letter,) = held.take_dying()
     assert letter.record.offset == 0
     assert letter.failure.message == (
         "offsets 0, 2000 to 2001, 5000 to 5009 were deleted before they were read"
@@ -378,9 +378,9 @@ def test_of_what_was_deleted_only_what_was_not_done_is_lost():
     # Nor does a restart before the letter is kept make more of it.
     (sent,) = held.commits()
     again = holder(*sent.commit, generation=3)
-    assert again.lose(KEY, 5010, 0, keep=True) == 13
-    assert again.dying()[0].failure == letter.failure
-    held.dead(letter)
+    assert again.skip_lost(KEY, 5010, 0, keep=True) == 13
+    assert again.take_dying()[0].failure == letter.failure
+    held.letter_stored(letter)
     assert committed(held) == [5010]
     assert held.counts.lost == 13
 
@@ -390,7 +390,7 @@ def test_one_that_is_lost_above_records_in_flight_makes_none_of_them_done():
     read(held, 0, 1, 2, 3, 4, 5)
     taken = held.take(6, 0)
     held.ack(taken[1])
-    assert held.lose(KEY, 7, 0, keep=True) == 1
+    assert held.skip_lost(KEY, 7, 0, keep=True) == 1
     (sent,) = held.commits()
     again = holder(*sent.commit, generation=2)
     read(again, *range(9))
@@ -402,11 +402,11 @@ def test_one_that_is_lost_above_records_in_flight_makes_none_of_them_done():
 
 def test_a_letter_names_some_of_many_ranges_and_counts_all():
     held = holder(*holes_of(*range(0, 100, 2), n=100), generation=2)
-    assert held.lose(KEY, 99, 0, keep=True) == 50
-    (letter,) = held.dying()
+    assert held.skip_lost(KEY, 99, 0, keep=True) == 50
+    (letter,) = held.take_dying()
     named = ", ".join(str(offset) for offset in range(0, 40, 2))
     assert letter.failure.message.startswith(f"offsets {named} and more up to 98, 50 in all, were")
-    assert held.lose(KEY, 99, 0, keep=True) == 0
+    assert held.skip_lost(KEY, 99, 0, keep=True) == 0
 
 
 def test_retries_are_handed_out_while_nothing_more_is_read():
@@ -522,7 +522,7 @@ def test_a_record_behind_one_of_its_key_that_fails_waits_and_other_keys_go_on():
     assert (first.offset, first.attempt) == (0, 1)
     held.fail(first, NO, 1000)
     assert held.take(9, 99_999) == []  # its letter is not kept yet
-    assert held.dead(*held.dying())
+    assert held.letter_stored(*held.take_dying())
     assert offsets(held.take(9, 99_999)) == [1]
 
 
@@ -532,7 +532,7 @@ def test_a_letter_of_a_record_before_a_seek_is_not_asked_for():
     read(held, 0)
     held.fail(*held.take(1, 0), NO, 0, final=True)
     held.seek(KEY, 0)
-    assert held.dying() == []
+    assert held.take_dying() == []
     assert not held.seek(("t", 1), 0)
     held.close([KEY])
     assert not held.seek(KEY, 0)
@@ -544,13 +544,13 @@ def test_metadata_that_is_refused_down_to_nothing_is_committed_without_any():
     for record in held.take(4000, 0)[1::7]:
         held.ack(record)
     sizes = []
-    assert not held.shorten_metadata("")
-    while held.shorten_metadata((one := held.commits()[0]).commit.metadata):
+    assert not held.metadata_too_large("")
+    while held.metadata_too_large((one := held.commits()[0]).commit.metadata):
         assert decode_metadata(*KEY, *one.commit).state.committable == one.commit.offset == 0
         sizes.append(len(one.commit.metadata))
     assert one.commit == (0, "")
     assert sizes[1:] == sorted(sizes[1:], reverse=True)
-    held.committed(one)
+    held.commit_confirmed(one)
     assert held.commits() == []
 
 
@@ -558,11 +558,11 @@ def test_a_record_that_dies_as_it_is_read_holds_up_those_of_its_key():
     held = holder(ordered_by="key")
     some = [record._replace(key=b"a") for record in records(0, 1, 2, 3, 4)]
     held.read(KEY, some, [1] * 5, 0, {0: NO, 2: NO})
-    letters = held.dying()
+    letters = held.take_dying()
     assert held.take(9, 0) == []
-    assert held.dead(letters[1])
+    assert held.letter_stored(letters[1])
     assert held.take(9, 0) == []
-    assert held.dead(letters[0])
+    assert held.letter_stored(letters[0])
     for offset in (1, 3, 4):
         (record,) = held.take(9, 0)
         assert record.offset == offset

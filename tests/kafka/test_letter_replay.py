@@ -210,7 +210,7 @@ def test_a_call_that_sends_nothing_says_again_what_was_sent(counts, monkeypatch)
 
 def test_a_partition_that_does_not_answer_ends_it(counts, monkeypatch):
     def watermarks(self, keys):
-        return PartitionAnswers({}, dict.fromkeys(keys, PartitionFailure("X", "no leader", True)))
+        return PartitionAnswers({}, dict.fromkeys(keys, PartitionFailure("X", "no leader")))
 
     monkeypatch.setattr(Cluster, "watermarks", watermarks)
     with (

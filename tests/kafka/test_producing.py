@@ -127,13 +127,15 @@ def test_what_librdkafka_says_is_told_without_secrets(mock_kafka, closing):
     deliveries = closing(Deliveries(settings(mock_kafka, sasl_password="hunter2")))
     deliveries._on_error(KafkaError(KafkaError._TRANSPORT, "hunter2 is refused"))
     deliveries._on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "3/3 brokers are down"))
-    told = deliveries._told(KafkaError(KafkaError._TIMED_OUT, "no answer for hunter2"))
+    told = deliveries._error_text(KafkaError(KafkaError._TIMED_OUT, "no answer for hunter2"))
     assert told.startswith("no answer for [redacted]")
     assert "[redacted] is refused; check that the brokers" in told
 
 
 def test_a_setting_that_librdkafka_does_not_have_is_refused(mock_kafka):
-    with pytest.raises(DeliveryError, match=r"refused: No such configuration property: \"colour\""):
+    with pytest.raises(
+        DeliveryError, match=r"settings: No such configuration property: \"colour\""
+    ):
         Deliveries(settings(mock_kafka, colour="red"))
 
 

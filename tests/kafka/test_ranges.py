@@ -64,7 +64,7 @@ def test_no_secret_is_shown():
         assert not [secret for secret in SECRETS.values() if secret in text]
         assert "SASL_SSL" in text
         assert "/ca.pem" in text
-    assert settings.client({}, {})["sasl.password"] == "hunter2hunter2"
+    assert settings.client_config({}, {})["sasl.password"] == "hunter2hunter2"
     said = settings.redacted(f"librdkafka says {SECRETS}")
     assert not [secret for secret in SECRETS.values() if secret in said]
     # The longer one first: a part of it is left over otherwise.
@@ -90,7 +90,7 @@ def test_numbers_are_cut_out_of_no_text():
 
 def test_what_the_client_needs_wins_over_options_and_they_over_defaults():
     settings = ClientSettings("h:1", {"fetch.min.bytes": 5, "debug": "none"})
-    made = settings.client({"debug": "own"}, {"fetch.min.bytes": 1, "linger.ms": 2})
+    made = settings.client_config({"debug": "own"}, {"fetch.min.bytes": 1, "linger.ms": 2})
     assert made == {
         "bootstrap.servers": "h:1",
         "fetch.min.bytes": 5,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -15,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from servers import wait_until
 
 from ackcore import backend
-from ackcore.kafka import range_reader, raw_consumer
+from ackcore.kafka import raw_consumer
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.range_reader import RangeReader
 from ackcore.kafka.ranges import OffsetRange
@@ -122,51 +121,6 @@ def test_what_the_client_says_is_heard_and_it_can_be_left_at_any_time():
     left.assign([TopicPartition("t", 0, 0)])
     del left
     gc.collect()
-
-
-class Waiting:
-    """A consumer that is in `consume` until it may go on."""
-
-    def __init__(self):
-        self.calls, self.entered, self.may_go_on = [], threading.Event(), threading.Event()
-
-    def assign(self, partitions):
-        self.calls.append("assign")
-
-    def unassign(self):
-        self.calls.append("unassign")
-
-    def consume(self, most, timeout_s):
-        self.entered.set()
-        assert self.may_go_on.wait(20)
-        self.calls.append("consume")
-        return []
-
-    def close(self):
-        self.calls.append("close")
-
-
-def test_a_reader_that_is_closed_by_another_thread_is_left_by_the_one_that_reads(monkeypatch):
-    consumer, errors = Waiting(), []
-    monkeypatch.setattr(range_reader, "raw_consumer", lambda conf, heard: consumer)
-    reader = RangeReader(ClientSettings("127.0.0.1:1"))
-
-    def read():
-        try:
-            [*reader.read(OffsetRange("t", 0, 0, 9))]
-        except RuntimeError as error:
-            errors.append(str(error))
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    assert consumer.entered.wait(20)
-    reader.close()
-    assert consumer.calls == ["assign"]  # its messages lie where the other thread is about to look
-    consumer.may_go_on.set()
-    thread.join(20)
-    assert consumer.calls[:2] == ["assign", "consume"]
-    assert set(consumer.calls[2:]) == {"close"}
-    assert errors == ["the reader is closed; make another one"]
 
 
 FORKS = """

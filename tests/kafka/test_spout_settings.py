@@ -27,7 +27,7 @@ async def decode_async(value):
         ({"topics": None, "pattern": 5}, TypeError, "pattern must be a str"),
         ({"topics": 5}, TypeError, "topics must be the name of a topic or a list"),
         ({"topics": []}, ValueError, "at least one topic"),
-        ({"topics": ["t", "t"]}, ValueError, "named once each"),
+        ({"topics": ["t", "t"]}, ValueError, "must not name a topic twice"),
         ({"start": "now"}, ValueError, "start must be one of 'group', 'earliest', 'latest'"),
         ({"start": datetime(2026, 1, 1)}, ValueError, "a time with its zone"),
         ({"start": {"t": 5}}, TypeError, r"start must map \(topic, partition\) to an offset"),

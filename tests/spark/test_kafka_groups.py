@@ -30,7 +30,7 @@ from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.engine import batch
 from ackcore.spark.kafka import group_commits
-from ackcore.spark.kafka.group_commits import ToldGroup
+from ackcore.spark.kafka.group_commits import GroupCommitter
 from ackcore.spark.kafka.kafka_spouts import KafkaSources
 from ackcore.topology import BasicBolt, TopologyBuilder
 
@@ -45,9 +45,9 @@ def test_what_does_not_fit_into_the_brokers_metadata_is_left_out(kafka_broker):
     holes = 7 + np.cumsum(np.random.default_rng(5).integers(2, 9, 20_000))
     none = np.empty(0, np.int64), np.empty(0, np.int32)
     state = OffsetState(int(holes[0]), int(holes[-1]) + 2, holes, holes + 1, *none)
-    told = ToldGroup("lines", group, 5)
+    told = GroupCommitter("lines", group, 5)
     with Cluster(ClientSettings(kafka_broker.bootstrap_servers)) as cluster:
-        found = told.tell(cluster, threading.Lock(), {(topic, 0): state}, {topic: "its id"})
+        found = told.commit(cluster, {(topic, 0): state}, {topic: "its id"})
         assert found == {(topic, 0): holes[0]}
     offset, metadata = kafka_broker.committed(group, topic)
     assert 3_900 < len(metadata) <= 4_095
@@ -81,7 +81,7 @@ def test_what_was_done_of_a_topic_is_not_committed_to_one_that_was_made_anew(
     assert kafka.committed(group, topic)[0] < 0  # it is forgotten with its topic
     assert run_batch(topology(spout, kept), spark, tmp_path / "batch").acked == 3
     on = start(topology(spout, Kept()), spark, tmp_path / "one", trigger={"availableNow": True})
-    with pytest.raises(Exception, match=r"made anew, and lost='refuse'.*a new checkpoint"):
+    with pytest.raises(Exception, match=r"created again, and lost='refuse'.*a new checkpoint"):
         on.await_termination(300)
     assert kafka.committed(group, topic)[0] < 0
     with Cluster(ClientSettings(kafka.bootstrap_servers)) as cluster:  # one that crossed that
@@ -310,12 +310,12 @@ def test_a_commit_that_did_not_arrive_is_due_later_each_time(monkeypatch):
         failed = dict.fromkeys(commits if fails[0] else (), SimpleNamespace(text="no", code="no"))
         return SimpleNamespace(found={} if fails[0] else commits, failed=failed)
 
-    told = ToldGroup("lines", "g", 5)
+    told = GroupCommitter("lines", "g", 5)
     none = np.empty(0, np.int64)
     done = {("t", 0): OffsetState(3, 3, none, none, none, np.empty(0, np.int32))}
     waits = []
     for _ in range(12):
-        told.tell(SimpleNamespace(commit=commit), threading.Lock(), done, {})
+        told.commit(SimpleNamespace(commit=commit), done, {})
         assert not told.is_due
         began = now[0]
         while not told.is_due:
@@ -323,7 +323,7 @@ def test_a_commit_that_did_not_arrive_is_due_later_each_time(monkeypatch):
         waits.append(now[0] - began)
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
     fails[0] = False
-    told.tell(SimpleNamespace(commit=commit), threading.Lock(), done, {})
+    told.commit(SimpleNamespace(commit=commit), done, {})
     now[0] += 1000
     assert not told.is_due
 
@@ -340,12 +340,12 @@ def test_a_group_has_as_much_metadata_as_its_broker_takes():
         done.update((key, one) for key, one in commits.items() if key not in failed)
         return SimpleNamespace(found=commits.keys() - failed.keys(), failed=failed)
 
-    told = ToldGroup("lines", "g", 5)
+    told = GroupCommitter("lines", "g", 5)
     for end in range(holes[-1] + 2, holes[-1] + 12):
         many = OffsetState(holes[0], end, holes, holes + 1, *none)
         few = OffsetState(end, end, none[0], none[0], *none)
         states = {("t", 0): many, ("t", 1): few}
-        tell = told.tell(SimpleNamespace(commit=commit), threading.Lock(), states, {})
+        tell = told.commit(SimpleNamespace(commit=commit), states, {})
         assert tell == {("t", 0): holes[0], ("t", 1): end}
     assert 270 < len(done["t", 0].metadata) <= limit
     assert not done["t", 0].metadata.isascii()

@@ -69,7 +69,7 @@ class Cluster:
 
     def split(self, found):
         """Part what is asked of partitions that answer from that of those that are mute."""
-        failure = PartitionFailure("NOT_LEADER_FOR_PARTITION", "no leader", True)
+        failure = PartitionFailure("NOT_LEADER_FOR_PARTITION", "no leader")
         good = {each: one for each, one in found.items() if each[1] not in self.mute}
         return PartitionAnswers(good, dict.fromkeys(found.keys() - good.keys(), failure))
 
@@ -273,7 +273,7 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning(of):
     cluster.topic_id = "two"
     second = of(cluster).plan(first, 1, bounded=True)
     assert taken(second) == [(0, 0, 5)]
-    assert second.positions["t"][0].began == "topic made anew"
+    assert second.positions["t"][0].began == "topic created again"
     assert second.topic_ids == {"t": "two"}
 
 
@@ -297,7 +297,7 @@ def test_a_group_is_not_told_of_a_topic_what_is_done_of_the_one_before(of, caplo
     other = of(cluster, lost="refuse")
     plan = other.plan(None, 1, bounded=True)
     assert taken(plan) == [(0, 0, 9)]
-    assert "t-0 begins at offset 0, topic made anew" in caplog.text
+    assert "t-0 begins at offset 0, topic created again" in caplog.text
     other.commit(plan, [])
     assert cluster.told["t", 0][0] == 9
     assert taken(of(cluster).plan(None, 1, bounded=True)) == []
@@ -330,7 +330,7 @@ def test_a_topic_made_anew_of_which_nothing_answers_is_known_to_be_later(of):
     cluster.mute = set()
     third = it.plan(second, 1, bounded=True)
     assert taken(third) == [(0, 0, 100)]
-    assert third.positions["t"][0].began == "topic made anew"
+    assert third.positions["t"][0].began == "topic created again"
 
 
 @pytest.mark.parametrize("max_waiting", [0, 10])
@@ -417,7 +417,9 @@ def test_a_truncated_partition_goes_on_at_its_end(of):
         of(cluster, lost="refuse").plan(first, 1, bounded=True)
     # One that was made anew since its id was asked for is not taken for it.
     cluster.topic_id = "two"
-    assert it.plan(first, 1, bounded=True).positions["t"][0] == Position(98, 98, "topic made anew")
+    assert it.plan(first, 1, bounded=True).positions["t"][0] == Position(
+        98, 98, "topic created again"
+    )
 
 
 @pytest.mark.parametrize("named", [{"topics": "t"}, {"topics": None, "pattern": "t"}])

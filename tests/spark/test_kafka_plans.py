@@ -36,7 +36,7 @@ from ackcore.spark.kafka import plans
 from ackcore.spark.kafka import watch as watches
 from ackcore.spark.kafka.group_commits import CommitCache, states
 from ackcore.spark.kafka.plans import Intake, OffsetPlan, Position, evenly, records_in
-from ackcore.spark.kafka.spout_starts import lost_since, without
+from ackcore.spark.kafka.spout_starts import lost_since, without_deleted
 from ackcore.spark.kafka.watch import Watch, pause_s
 from ackcore.spark.tasks.decoding import ValueDecoder
 from ackcore.spark.tasks.record_ids import RefusedOffsets, SpoutSpec
@@ -79,8 +79,8 @@ def test_a_plan_is_what_is_on_record():
         (RefusedOffsets("a", 1, 0, 3, Reason("s", "LostUpstream", "gone", final=True).encode()),),
     )
     assert OffsetPlan.of(json.loads(json.dumps(plan.body()))) == plan
-    assert plan.carried().positions == plan.positions
-    assert not plan.carried().tasks
+    assert plan.taking_nothing().positions == plan.positions
+    assert not plan.taking_nothing().tasks
 
 
 @given(RANGES, st.integers(1, 5))
@@ -117,7 +117,6 @@ def test_what_is_committed_is_what_a_tracker_says(next_, wait, replayed):
     replayed = sorted(offset for offset in replayed if offset < next_)
     oracle = OffsetTracker("t", 0, 0, 0)
     oracle.emitted(np.arange(next_))
-    oracle.failed(np.array(wait, np.int64))
     oracle.acked(np.array(sorted({*range(next_)} - {*wait}), np.int64))
     table = waiting(*((0, at, 1, 0) for at in wait + former), *((0, at, 0, 2) for at in replayed))
     ((topic, partition, state),) = states(plan_of(p0=next_), [table])
@@ -137,7 +136,7 @@ WAITS = st.dictionaries(st.integers(0, 6), st.integers(0, 2), max_size=4)
 
 @given(st.lists(st.lists(st.tuples(st.integers(7, 9), WAITS), max_size=3), max_size=4))
 def test_a_partition_is_committed_as_it_is_now_whatever_it_was(batches):
-    """The next offset, what waits and how often it was tried, in each partition and micro-batch."""
+    """The next offset, what waits and its attempts, in each partition and micro-batch."""
     cache, whose = CommitCache(7), CommitOrigin.of("one", f"{7:016x}").deployment
     for found in batches:
         plan = plan_of(**{f"p{n}": next_ for n, (next_, _) in enumerate(found)})
@@ -156,7 +155,7 @@ def test_a_partition_that_did_not_change_is_not_encoded_again(monkeypatch):
 
     monkeypatch.setattr(commit_metadata, "encode_state", noted)
     cache, rows = CommitCache(7), [(0, 3, 1, 0), (1, 4, 1, 0)]
-    some = [rows[0], (1, 4, 2, 0)]
+    some = [rows[0], (1, 5, 1, 0)]
     for now, topic_id in ((rows, "one"), (rows, "one"), (some, "one"), (some, "two")):
         cache.commits(
             {(t, n): state for t, n, state in states(plan_of(p0=9, p1=9), [waiting(*now)])},
@@ -173,9 +172,6 @@ def test_each_partition_has_what_waits_of_it():
         1: (4, 4),
         2: (4, 4),
     }
-    assert found[1].failed.tolist() == [4, 5]
-    assert found[1].attempts.tolist() == [1, 2]
-    assert not len(found[0].failed)  # it was no attempt
 
 
 # ---------------------------------------------------------------------------------- what is emitted
@@ -487,7 +483,7 @@ def test_of_a_plan_what_is_gone_is_lost_and_the_rest_is_read(ranges, tasks, lows
     found = {("tu"[p % 2], p): low for p, low in lows.items()}
     spout = KafkaSpout(["t", "u"], bootstrap_servers="nowhere:9092")
     lost = lost_since(spout, before, found, {"t": None, "u": "second" if anew else "first"})
-    after = without(before, "lines", lost)
+    after = without_deleted(before, "lines", lost)
 
     def offsets(ranges):
         return [(one.topic, one.partition, n) for one in ranges for n in range(one.start, one.stop)]

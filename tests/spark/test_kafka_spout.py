@@ -435,24 +435,6 @@ def test_a_group_is_told_of_holes(spark, mock_kafka, checkpoint, kept, running):
     assert on.progress.lag == {"lines": 4}
 
 
-def test_attempts_that_a_group_knows_of_go_on(spark, mock_kafka, tmp_path, kept, running):
-    """A new checkpoint begins with the group's holes, which have had one attempt each."""
-    mock_kafka.create_topic("t")
-    mock_kafka.produce("t", [b"a", b"flaky", b"b", b"bad"])
-    hour = {"backoff_s": 3600.0, "max_backoff_s": 3600.0}
-    on = running(topology(source(mock_kafka, "t"), kept, **hour), spark, tmp_path / "one")
-    until(lambda: on.progress is not None and on.progress.acked, on)
-    on.stop()
-    assert mock_kafka.committed("g", "t")[0] == 1
-    spout = source(mock_kafka, "t", start="group")
-    counts = run_batch(topology(spout, kept, max_attempts=2), spark, tmp_path / "two")
-    # At its second attempt the one succeeds at once, and the other dies.
-    assert (counts.records, counts.acked, counts.dead, counts.retried) == (2, 1, 1, 0)
-    (letter,) = dead_letters(tmp_path / "two").collect()
-    assert (bytes(letter.payload.value), letter.attempts) == (b"bad", 2)
-    assert mock_kafka.committed("g", "t")[0] == 4
-
-
 @pytest.mark.parametrize(("far", "inline_bytes"), [(False, 0), (True, 0), (True, 1 << 17)])
 def test_only_what_failed_is_read_again(
     spark, mock_kafka, checkpoint, kept, monkeypatch, inline_bytes, far

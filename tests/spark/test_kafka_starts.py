@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 
 import numpy as np
@@ -17,9 +16,8 @@ from ackcore.kafka import KafkaSpout
 from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.offsets import encode_metadata
-from ackcore.spark.kafka.plans import OffsetPlan, Position, shares
+from ackcore.spark.kafka.plans import Position, shares
 from ackcore.spark.kafka.spout_starts import PartitionFacts, Start, decide
-from ackcore.spark.tasks.record_ids import Tried
 
 
 def spout(**settings):
@@ -53,7 +51,7 @@ def later(next_, low=10, high=100, **known):
         ({}, later(100), None),
         ({}, later(101), Start(10, "out of range")),
         ({}, later(101, is_same=True), Start(100, "truncated")),
-        ({}, later(50, is_other=True), Start(10, "topic made anew")),
+        ({}, later(50, is_other=True), Start(10, "topic created again")),
         ({}, later(50, other_from=30), Start(30, "truncated")),
         ({}, later(101, is_same=True, other_from=30), Start(30, "truncated")),
         ({"max_offset_behind": 1}, later(50), None),
@@ -100,28 +98,23 @@ def test_what_is_too_far_behind_is_not_read_where_the_start_was_out_of_range(low
 def test_holes_that_are_too_far_behind_are_not_read():
     tracker = OffsetTracker("t", 0, 0, 20)
     tracker.emitted(np.arange(20, 90))
-    tracker.failed(np.array([20]))
-    tracker.emitted(np.array([20]))
     tracker.acked(np.setdiff1d(np.arange(20, 90), [20, 21, 79, 80]))
     commit = encode_metadata(tracker, 7)
     start = decide(spout(max_offset_behind=20), first(committed=tuple(commit)))
     assert start[:3] == (90, "group", (OffsetRange("t", 0, 80, 81),))
     assert ranges(start) == [(20, 22, "TooFarBehind"), (79, 80, "TooFarBehind")]
-    assert start.tried == ()
 
 
 def test_a_group_goes_on_with_its_holes():
     tracker = OffsetTracker("t", 0, 0, 20)
     tracker.emitted(np.arange(20, 30))
     tracker.acked(np.array([20, 21, 24, 25, 28]))
-    for offset in (27, 29, 29):
-        tracker.failed(np.array([offset]))
-        tracker.emitted(np.array([offset]))
+    tracker.failed(np.array([27]))  # by a consumer
+    tracker.emitted(np.array([27]))
     commit = encode_metadata(tracker, CommitOrigin.of("one", "a checkpoint").deployment)
     start = decide(spout(), first(committed=tuple(commit)))
     assert (start.next, start.why) == (29, "group")
     assert start.holes == (OffsetRange("t", 0, 22, 24), OffsetRange("t", 0, 26, 28))
-    assert start.tried == (Tried("t", 0, 27, 1), Tried("t", 0, 29, 2))
     # Of what was deleted meanwhile only what was not done is lost.
     at = first(low=27, committed=tuple(commit))
     assert decide(spout(), at)[:3] == (29, "out of range", (OffsetRange("t", 0, 27, 28),))
@@ -134,14 +127,18 @@ def test_a_group_goes_on_with_its_holes():
     at = first(high=25, committed=tuple(commit))
     assert decide(spout(), at._replace(topic_id="one")) == Start(22, "group")
     assert decide(spout(), at) == Start(10, "out of range")
-    assert decide(spout(), at._replace(topic_id="two")) == Start(10, "topic made anew")
+    assert decide(spout(), at._replace(topic_id="two")) == Start(10, "topic created again")
 
 
 @pytest.mark.parametrize(
     ("deployment", "topic_id", "start"),
     [
         (CommitOrigin.of("one", "a checkpoint").deployment, "one", Start(40, "group")),
-        (CommitOrigin.of("one", "a checkpoint").deployment, "two", Start(10, "topic made anew")),
+        (
+            CommitOrigin.of("one", "a checkpoint").deployment,
+            "two",
+            Start(10, "topic created again"),
+        ),
         (CommitOrigin.of("one", "a checkpoint").deployment, None, Start(40, "group")),
         (CommitOrigin.of(None, "a checkpoint").deployment, "two", Start(40, "group")),
         (7, "two", Start(40, "group")),  # as checkpoints committed before they named topics
@@ -150,13 +147,6 @@ def test_a_group_goes_on_with_its_holes():
 def test_a_group_has_nothing_done_of_a_topic_that_was_made_anew_since(deployment, topic_id, start):
     commit = encode_metadata(OffsetTracker("t", 0, 0, 40), deployment)
     assert decide(spout(), first(committed=tuple(commit), topic_id=topic_id)) == start
-
-
-def test_what_failed_before_goes_on_with_its_attempts_when_it_is_taken():
-    tried = Tried("t", 0, 3, 2), Tried("t", 0, 9, 1), Tried("t", 1, 3, 5)
-    plan = OffsetPlan({"t": {0: Position(5, 20, "group")}}, tried=tried)
-    assert plan.untaken() == plan.carried().tried == tried[1:2]
-    assert OffsetPlan.of(json.loads(json.dumps(plan.body()))) == plan
 
 
 @given(

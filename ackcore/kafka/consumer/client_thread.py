@@ -19,7 +19,7 @@ from ackcore.kafka.cluster import Partition
 from ackcore.kafka.consumer.consumer_client import Commits, make_client, wait_until_known
 from ackcore.kafka.consumer.consumer_letters import dead_letters_of
 from ackcore.kafka.consumer.consumer_settings import OTHER_TOPIC, ConsumerSettings
-from ackcore.kafka.consumer.consumer_starts import begin
+from ackcore.kafka.consumer.consumer_starts import decide_starts
 from ackcore.kafka.consumer.held_partition import DyingRecord, Key
 from ackcore.kafka.consumer.held_records import HeldRecords
 from ackcore.kafka.consumer.partition_reading import SHORT_LOOK_S, PartitionReading, now_ms
@@ -35,7 +35,7 @@ _LEAVE_S = 0.5
 class ClientThread:
     """A thread that reads into `HeldRecords` and commits the records that are done.
 
-    ``held``: used under ``changed`` only. ``changed``: notified when a record may be taken, or was
+    ``held``: guarded by ``changed``. ``changed``: notified when a record may be taken, or was
     answered. ``consumer``: the first argument of the callbacks of the settings.
     """
 
@@ -73,20 +73,20 @@ class ClientThread:
     # From other threads.
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the thread."""
         self._thread.start()
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs in this thread, that is, in a callback."""
+        """Whether the caller runs in this thread, as the user's callbacks do."""
         return threading.current_thread() is self._thread
 
     def stop(self) -> None:
-        """Stop reading, drain the records in flight, commit, and end. Does not wait for the end."""
+        """Make the thread drain the records in flight, commit, and end. Does not wait for it."""
         self._stopping = True
 
     def commit_soon(self) -> None:
-        """Commit in the next turn in which no other commit is under way. Does not wait for it."""
+        """Make the thread commit once its commits under way are answered. Does not wait for it."""
         self._asked = True
 
     def join(self, timeout_s: float) -> None:
@@ -106,12 +106,12 @@ class ClientThread:
             while not self._stopping:
                 self._turn()
         except BaseException as error:
-            self._ends_with(error)
+            self._set_error(error)
             self.drain_s = 0.0
         try:
             self._end()
         except BaseException as error:
-            self._ends_with(error)
+            self._set_error(error)
         finally:
             with self._changed:
                 for key in self._held.assigned:
@@ -120,7 +120,7 @@ class ClientThread:
                 self._changed.notify_all()
 
     def _subscribe(self) -> None:
-        if not self.settings.by_hand:
+        if not self.settings.is_manual:
             self._client.subscribe(
                 list(self.settings.topics),
                 on_assign=self._on_assign,
@@ -128,7 +128,7 @@ class ClientThread:
                 on_lost=self._on_lost,
             )
         elif self.settings.tasks is None:
-            self._take_by_hand(self.settings.partitions)
+            self._assign_manually(self.settings.partitions)
         else:
             found = self._topics.subscribed()
             tasks = self.settings.tasks
@@ -136,7 +136,7 @@ class ClientThread:
                 self._log.warning(
                     "there are %d tasks and %d partitions: some tasks have none", tasks, len(found)
                 )
-            self._take_by_hand(self._share(found))
+            self._assign_manually(self._task_partitions(found))
 
     def _end(self) -> None:
         keys = self._held.assigned
@@ -165,10 +165,10 @@ class ClientThread:
     def _leave(self) -> None:
         """Leave the group before the client closes.
 
-        librdkafka does not leave when it closes a cooperative member without partitions.  The next
-        rebalance of the group would then wait until that member's session times out.
+        librdkafka does not leave when it closes a cooperative member without partitions. The next
+        rebalance would wait until that member's session times out.
         """
-        if self.settings.by_hand or self.settings.protocol != "cooperative":
+        if self.settings.is_manual or self.settings.protocol != "cooperative":
             return
         self._client.unsubscribe()
         until = time.monotonic() + _LEAVE_S
@@ -176,10 +176,10 @@ class ClientThread:
             self._client.poll(min(left_s, SHORT_LOOK_S))
 
     def _turn(self) -> None:
-        self._see_to_topics()
-        self._reading.go_on()
+        self._handle_topic_changes()
+        self._reading.apply_positions()
         self._reading.pause_and_resume()
-        self._see_to_records()
+        self._handle_failures()
         if now_ms() >= self._next_commit_ms or (self._asked and not self._commits.under_way):
             self._asked = False
             self._next_commit_ms = now_ms() + round(self.settings.commit_interval_s * 1000)
@@ -187,18 +187,22 @@ class ClientThread:
         busy = self._dead_letters is not None and self._dead_letters.under_way > 0
         self._reading.read(busy=busy)
 
-    def _see_to_records(self) -> None:
-        """Handle timed-out and dead records."""
+    def _handle_failures(self) -> None:
+        """Fail the records that timed out, and store the dead letters of dead ones.
+
+        Raises TooManyDead if too many are dead, and RecordDead if one is and there is no place for
+        dead letters.
+        """
         now = now_ms()
         with self._changed:
             self._held.expire(now)
-            letters = self._held.dying()
+            letters = self._held.take_dying()
             excess = self._held.dead_limit.excess
         if excess is not None:
-            self._keep_last(letters)
+            self._store_last_letters(letters)
             raise TooManyDead(
-                f"{excess.message}: records without a stored dead letter were not committed, and "
-                "are read again at the next start; see the reasons in the dead letters",
+                f"{excess.message}. Dead records without a stored dead letter were not committed, "
+                "and are read again at the next start; see the reasons in the dead letters",
                 limit=excess.limit,
             )
         if self._dead_letters is None:
@@ -211,14 +215,14 @@ class ClientThread:
                 )
             return
         self._dead_letters.put(letters, now)
-        kept = self._dead_letters.turn(now, self._held.is_dying)
+        kept = self._dead_letters.poll(now, self._held.is_dying)
         if kept:
             with self._changed:
                 for letter in kept:
-                    self._held.dead(letter)
+                    self._held.letter_stored(letter)
 
-    def _keep_last(self, letters: list[DyingRecord]) -> None:
-        """Store dead letters before the consumer ends because of too many.
+    def _store_last_letters(self, letters: list[DyingRecord]) -> None:
+        """Store the last dead letters before the consumer ends with `TooManyDead`.
 
         Otherwise each new start would read the same records and end again.
         """
@@ -227,10 +231,10 @@ class ClientThread:
         until = time.monotonic() + self.drain_s
         self._dead_letters.put(letters, now_ms())
         while True:
-            kept = self._dead_letters.turn(now_ms(), self._held.is_dying)
+            kept = self._dead_letters.poll(now_ms(), self._held.is_dying)
             with self._changed:
                 for letter in kept:
-                    self._held.dead(letter)
+                    self._held.letter_stored(letter)
                 if not self._dead_letters.under_way or time.monotonic() >= until:
                     return
                 self._changed.wait(SHORT_LOOK_S)
@@ -238,7 +242,7 @@ class ClientThread:
     # Assignments.
 
     def _begin(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Add partitions at their start positions; return them with the offsets to read from."""
+        """Decide where new partitions begin; return them with the offsets to read from."""
         dead = self.settings.dead_letters
         if any(each.topic == dead for each in partitions):
             raise ConsumerError(
@@ -247,7 +251,7 @@ class ClientThread:
             )
         ids = self._topics.ids({each.topic for each in partitions})
         is_new = self._topics.is_new
-        begun = begin(self._client, self.settings, partitions, ids, self._seen, is_new)
+        begun = decide_starts(self._client, self.settings, partitions, ids, self._seen, is_new)
         self._seen.update({topic: found for topic, found in ids.items() if found is not None})
         self._reading.begin(begun)
         self._next_commit_ms = 0  # commit new start positions at once
@@ -256,29 +260,29 @@ class ClientThread:
             self.settings.on_assign(self._consumer, list(keys))
         return self._reading.positions(keys)
 
-    def _see_to_topics(self) -> None:
-        """Detect topics that were created again and, with ``tasks``, new partitions."""
+    def _handle_topic_changes(self) -> None:
+        """Detect topics that were created again and, with ``tasks``, assign new partitions."""
         if self._reading.had_error:
-            self._topics.soon(now_ms())
+            self._topics.hurry(now_ms())
             self._reading.had_error = False
         with self._changed:
             topics = {topic for topic, _ in self._held.assigned}
-        found = self._topics.look(topics, now_ms())
+        found = self._topics.poll(topics, now_ms())
         if found is None:
             return
         if self.settings.tasks is not None:
-            self._take_by_hand(self._share(found))
+            self._assign_manually(self._task_partitions(found))
         ids = ids_of(found)
-        self._reading.learn_ids(ids)
+        self._reading.update_topic_ids(ids)
         self._seen.update({topic: one for topic, one in ids.items() if one is not None})
 
-    def _share(self, partitions: list[Partition]) -> list[Key]:
-        """Return this task's partitions: task, task + tasks, ... of the ordered list."""
+    def _task_partitions(self, partitions: list[Partition]) -> list[Key]:
+        """Return the partitions of this task: the numbers task, task + tasks, ... of the list."""
         mine = sorted(partitions)[self.settings.task :: self.settings.tasks]
         return [(one.topic, one.partition) for one in mine]
 
-    def _take_by_hand(self, wanted: Iterable[Key]) -> None:
-        """Assign these partitions, and no others, without the group."""
+    def _assign_manually(self, wanted: Iterable[Key]) -> None:
+        """Read exactly these partitions, which the group did not assign."""
         wanted = list(wanted)
         with self._changed:
             held = self._held.assigned
@@ -287,7 +291,7 @@ class ClientThread:
         if held and not gone and not new:
             return
         if gone:
-            self._let_go(gone)
+            self._release(gone)
         if new:
             wait_until_known(self._client, [(each.topic, each.partition) for each in new])
             self._begin(new)
@@ -306,9 +310,9 @@ class ClientThread:
         client.resume(begun)  # as above
 
     def _on_revoke(self, client: Consumer, partitions: list[TopicPartition]) -> None:
-        self._let_go([(found.topic, found.partition) for found in partitions])
+        self._release([(found.topic, found.partition) for found in partitions])
 
-    def _let_go(self, keys: list[Key]) -> None:
+    def _release(self, keys: list[Key]) -> None:
         self._drain(keys)
         self._commits.send_last(self._client, keys)
         self._reading.forget(keys)
@@ -323,10 +327,10 @@ class ClientThread:
         with self._changed:
             self._held.close(keys)
             self._held.seal(keys)
-        self._tell_revoked(keys)
+        self._call_on_revoke(keys)
         self._reading.forget(keys)
 
-    def _tell_revoked(self, keys: list[Key]) -> None:
+    def _call_on_revoke(self, keys: list[Key]) -> None:
         with self._changed:
             held = set(self._held.assigned)
         keys = [key for key in keys if key in held]  # a closing client revokes them again
@@ -335,14 +339,14 @@ class ClientThread:
         try:
             self.settings.on_revoke(self._consumer, keys)
         except BaseException as error:  # done records are committed nevertheless
-            self._ends_with(error)
+            self._set_error(error)
             self._stopping = True
 
     def _drain(self, keys: list[Key]) -> None:
-        """Stop delivering records of partitions, and wait up to ``drain_s`` for those in flight."""
+        """Stop delivering records of partitions, and wait up to ``drain_s`` for open answers."""
         with self._changed:
             self._held.close(keys)
-        self._tell_revoked(keys)
+        self._call_on_revoke(keys)
         started = time.monotonic()
         while True:
             with self._changed:
@@ -358,9 +362,9 @@ class ClientThread:
                 )
                 return
             try:
-                self._see_to_records()
+                self._handle_failures()
             except Exception as error:  # done records are committed nevertheless
-                self._ends_with(error)
+                self._set_error(error)
                 self._stopping = True
                 return
             with self._changed:
@@ -370,16 +374,16 @@ class ClientThread:
     # Commits.
 
     def _commit(self) -> None:
-        """Send the changed offsets, unless earlier commits are still unanswered."""
+        """Commit the done records, unless earlier commits are still unanswered."""
         if not self._commits.under_way:
-            self._reading.pass_markers()
+            self._reading.skip_markers()
             self._commits.send(self._client)
 
-    def _ends_with(self, error: BaseException) -> None:
-        """Store the error that ends the consumer, without secrets. The first error counts."""
+    def _set_error(self, error: BaseException) -> None:
+        """Store the error that ends the consumer, without secrets. Later errors are ignored."""
         self.error = self.error or redacted_error(error, self.settings.client)
 
     def _fatal(self, error: ConsumerError) -> None:
-        self._ends_with(error)
+        self._set_error(error)
         self.drain_s = 0.0  # later answers cannot be committed
         self._stopping = True

@@ -1,4 +1,4 @@
-"""A member of a consumer group whose records are acked or failed one by one, in any order."""
+"""`Consumer`: a member of a consumer group whose records are acked or failed one by one."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ class Consumer:
 
     `poll` delivers records. You ack or fail each, in any order and from any thread. A failed record
     is delivered again after a back-off, before new records. After ``max_attempts`` failures it
-    becomes a dead letter. The committed offset is the end of the records that are acked or stored
-    as dead letters. Records done above it are in the commit's metadata, so that a restart or a
-    rebalance does not deliver them again.
+    becomes a dead letter. A record is done once it is acked or stored as a dead letter. The
+    committed offset is that of the first record that is not done. The commit's metadata name the
+    done records above it, so that a restart or a rebalance does not deliver them again.
 
-    A thread of the consumer reads, commits every ``commit_interval_s``, and answers rebalances. It
-    delivers nothing more of a partition that is taken away. The delivered records of that partition
-    have ``drain_s`` to be answered, and are then committed. Later answers are counted and change
-    nothing: the next owner of the partition processes those records again.
+    A thread of the consumer reads, commits every ``commit_interval_s``, and handles rebalances. If
+    a partition is taken away, it waits up to ``drain_s`` for answers to the delivered records, and
+    commits. Later answers change nothing: the next owner of the partition processes those records
+    again.
 
     Parameters
     ----------
@@ -104,16 +104,16 @@ class Consumer:
         dead letter "TooFarBehind" names their offsets. If ``out_of_range`` is "fail", the consumer
         ends instead.
     out_of_range : {"earliest", "latest", "fail"}, optional
-        The handling of deleted next records: continue at the first record, or at the end, with a
-        dead letter that names the lost offsets (without ``dead_letters``, a warning), or end with
-        `OffsetsOutOfRange`. The default is ``"earliest"`` with ``dead_letters``, else ``"fail"``. A
+        What to do if the next records were deleted: continue at the first record or at the end,
+        with a dead letter that names the lost offsets (without ``dead_letters``, a warning); or end
+        with `OffsetsOutOfRange`. The default is "earliest" with ``dead_letters``, else "fail". A
         topic that was deleted and created again is read from its beginning, or, with "fail", also
         ends the consumer.
     dead_letters : str or callable, optional
-        A topic, which must not match ``topics``, or ``keep(record, failure)``. The callable is run
-        in a thread of its own, and must store the record before it returns. A record that cannot be
-        stored is tried again without end. By default the consumer ends with
-        `ackcore.dispatch.RecordDead`.
+        A topic for dead records, which must not match ``topics``; or a function ``keep(record,
+        failure)``, which runs in a thread of its own and must store the record before it returns.
+        A record that cannot be stored is tried again without end. By default, the first dead record
+        ends the consumer with `ackcore.dispatch.RecordDead`.
     max_dead : int, optional
         The largest number of dead records among the last ``max_dead_window`` that were acked or
         died. With one more, the consumer ends with `TooManyDead`.
@@ -125,8 +125,8 @@ class Consumer:
     max_attempts : int, default 5
         The number of failures after which a record is dead.
     backoff_s, max_backoff_s : float, default 1.0, 300.0
-        The longest wait after the first failure, and after any; it doubles in between. The actual
-        wait is random, from 1 ms up to that.
+        The longest wait before a retry, after the first failure and after any. In between it
+        doubles with each failure. The actual wait is random, from 1 ms up to that.
     timeout_s : float, optional
         A record that is not answered for this long has failed. An ack still counts until the
         record is delivered again.
@@ -237,9 +237,7 @@ class Consumer:
     # Records.
 
     def poll(self, n: int = 1, timeout_s: float | None = None) -> list[KafkaRecord]:
-        """Return up to n records to be processed: retries that are due, and new records.
-
-        While there are both, the two kinds alternate.
+        """Return up to n records to be processed: due retries and new records, alternating.
 
         Parameters
         ----------
@@ -350,11 +348,12 @@ class Consumer:
     # The consumer.
 
     def _own(self) -> threading.Condition:
-        """Return the lock. Raise RuntimeError in a process forked from the consumer's."""
+        """Return the lock of this consumer. Raise RuntimeError in a forked process."""
         if os.getpid() != self._pid:
             raise RuntimeError(
-                f"this Consumer belongs to process {self._pid}, and this is process {os.getpid()}: "
-                "a forked copy has no thread that polls; make a Consumer after the fork"
+                f"this Consumer was made in process {self._pid}, and is used in process "
+                f"{os.getpid()}, which was forked and has no thread that reads; make a Consumer "
+                "after the fork"
             )
         return self._changed
 
@@ -370,10 +369,9 @@ class Consumer:
         """Continue at another offset of a partition. Callbacks and any thread may call it.
 
         All records below the offset count as done, and their offsets are committed. All records
-        from the offset on are delivered again as new records, done or not. From now on `poll`
-        returns only those of the partition. Answers to its records in flight change nothing, and
-        its waiting retries and unstored dead letters are dropped. If the offset does not exist,
-        ``out_of_range`` applies.
+        from the offset on are delivered as new records, even if they were done. Answers to records
+        that were delivered before change nothing, and waiting retries and dead letters that are not
+        stored yet are dropped. If the offset does not exist, ``out_of_range`` applies.
 
         Parameters
         ----------
@@ -437,11 +435,11 @@ class Consumer:
 
     @property
     def stopped(self) -> bool:
-        """Whether no more records come."""
+        """Whether the consumer was stopped or has ended, so that `poll` returns no more records."""
         return self._stopped or self._thread.ended
 
     def stop(self) -> None:
-        """Stop reading, and end in the background. Any thread and signal handlers may call it."""
+        """End as `close` does, without waiting. Any thread and signal handlers may call it."""
         with self._own():
             self._stopped = True
             self._thread.stop()
@@ -482,7 +480,7 @@ class Consumer:
         self._raise_end()
 
     def _raise_end(self) -> None:
-        """Raise the error that ended the consumer, or the refusal of its last commit."""
+        """Raise the error that ended the consumer, or a ConsumerError for a refused last commit."""
         if self._thread.error is not None:
             raise self._thread.error
         refusal = self._thread.last_refusal

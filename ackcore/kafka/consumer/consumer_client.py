@@ -46,7 +46,9 @@ _Refused = list[tuple[KafkaError, PartitionCommit]]
 
 
 def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> Consumer:
-    """Return a client; it calls ``on_commit`` with the result of each asynchronous commit.
+    """Make the client of a consumer.
+
+    It calls ``on_commit`` with the result of each asynchronous commit.
 
     Raises ConsumerError if librdkafka refuses the settings.
     """
@@ -69,7 +71,7 @@ def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> C
     defaults["queued.min.messages"] = min(settings.limits.held, 100_000)
     # Finds new partitions, and new topics that match a pattern.
     defaults["topic.metadata.refresh.interval.ms"] = round(settings.refresh_s * 1000)
-    config = settings.client.client(own, defaults)
+    config = settings.client.client_config(own, defaults)
     try:
         return Consumer(config)
     except KafkaException as error:
@@ -77,16 +79,16 @@ def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> C
 
 
 def settings_refused(settings: ConsumerSettings, error: KafkaException) -> ConsumerError:
-    """Return the error for settings that librdkafka refuses."""
+    """Return a ConsumerError for librdkafka's refusal of a client's settings."""
     said = settings.client.redacted(error.args[0].str())
     return ConsumerError(f"librdkafka refused the settings of the client: {said}; correct options=")
 
 
 def wait_until_known(client: Consumer, partitions: Iterable[Key]) -> None:
-    """Make a client fetch the metadata of partitions, which may be new.
+    """Wait until the brokers list partitions, which may be new.
 
-    Without this call, librdkafka would refresh its metadata only after minutes. Raises
-    ConsumerError if the brokers still do not list the partitions after 30 s.
+    Without this call, the client would refresh its list only after minutes. Raises ConsumerError
+    if partitions are missing after 30 s.
     """
     until = time.monotonic() + REQUEST_S
     wanted = set(partitions)
@@ -109,11 +111,11 @@ def wait_until_known(client: Consumer, partitions: Iterable[Key]) -> None:
             time.sleep(_PAUSE_S)
 
 
-def answer_of(ask: Callable[[], _T], what: str) -> _T:
-    """Send a request, again while a leader or a coordinator moves, and return the brokers' answer.
+def ask_brokers(ask: Callable[[], _T], what: str) -> _T:
+    """Call ``ask`` until no leader or coordinator is moving, and return its result.
 
-    Raises ConsumerError if the brokers do not answer within 30 s. The message names the request by
-    ``what``.
+    Raises ConsumerError for other errors, and if this takes longer than 30 s. ``what`` names the
+    request in the message.
     """
     until = time.monotonic() + REQUEST_S
     while True:
@@ -129,8 +131,8 @@ def answer_of(ask: Callable[[], _T], what: str) -> _T:
         time.sleep(_PAUSE_S)
 
 
-def without_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:
-    """Return an answer, or raise KafkaException with the first error in it."""
+def checked_answer(partitions: list[TopicPartition]) -> list[TopicPartition]:
+    """Return the partitions of an answer. Raise KafkaException if one has an error."""
     for found in partitions:
         if found.error is not None:
             raise KafkaException(found.error)
@@ -142,7 +144,7 @@ def watermarks(client: Consumer, partition: TopicPartition) -> tuple[int, int]:
 
     Raises ConsumerError if the broker does not answer.
     """
-    low, high = answer_of(
+    low, high = ask_brokers(
         lambda: client.get_watermark_offsets(partition, REQUEST_S),
         f"the first and last offset of {partition.topic}-{partition.partition}",
     )
@@ -150,7 +152,10 @@ def watermarks(client: Consumer, partition: TopicPartition) -> tuple[int, int]:
 
 
 def record_of(key: Key, message: Message) -> tuple[KafkaRecord, Failure | None]:
-    """Return a message as a record, and the failure if its headers cannot be read."""
+    """Convert a message to a record, without its headers if they cannot be read.
+
+    In that case also returns the failure with which the record becomes a dead letter.
+    """
     kind, timestamp_ms = message.timestamp()
     offset = message.offset()
     assert offset is not None
@@ -167,10 +172,10 @@ def record_of(key: Key, message: Message) -> tuple[KafkaRecord, Failure | None]:
 
 
 class Commits:
-    """The commits of a consumer, sent in the client's thread.
+    """Commits the done records of a consumer, in the client's thread.
 
-    ``held``: used under ``changed`` only. ``fatal``: called with an error after which no commit can
-    succeed. ``log``: receives refused commits.
+    ``held``: guarded by ``changed``. ``fatal``: called with an error after which no commit can
+    succeed. ``log``: receives a warning about refused commits.
     """
 
     def __init__(
@@ -193,11 +198,14 @@ class Commits:
 
     @property
     def under_way(self) -> bool:
-        """Whether requests are still unanswered."""
+        """Whether a request of `send` is still unanswered."""
         return self._unanswered > 0
 
     def send(self, client: Consumer) -> None:
-        """Send the changed offsets. The client calls `answered` with the result of each request."""
+        """Commit all changes since the last commit, without waiting.
+
+        The client calls `answered` with the result of each request.
+        """
         self._sent = {}
         for some in self._requests(None):
             self._sent.update(_by_key(some))
@@ -206,16 +214,17 @@ class Commits:
                 client.commit(offsets=_offsets(some), asynchronous=True)
             except KafkaException as error:
                 self._unanswered -= 1
-                self._refused([(error.args[0], one) for one in some])
+                self._handle_refused([(error.args[0], one) for one in some])
 
     def answered(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """Apply the answer to a request."""
+        """Take the answer to a request of `send`."""
         self._unanswered = max(0, self._unanswered - 1)
-        self._take_in(error, partitions, self._sent)
+        self._apply_answer(error, partitions, self._sent)
 
     def send_last(self, client: Consumer, keys: list[Key]) -> None:
-        """Commit partitions that are taken away, and wait. Later answers for their records count as
-        stale.
+        """Commit partitions that are taken away, and wait for the broker.
+
+        From now on the user's answers for their records change nothing.
         """
         until = time.monotonic() + _LAST_S
         with self._changed:
@@ -234,9 +243,9 @@ class Commits:
                         time.sleep(_LOOK_S)
                         again = True
                         break
-                    again |= self._refused([(error, one) for one in some])
+                    again |= self._handle_refused([(error, one) for one in some])
                 else:
-                    again |= self._take_in(None, answer or [], _by_key(some))
+                    again |= self._apply_answer(None, answer or [], _by_key(some))
 
     def _requests(self, keys: Iterable[Key] | None) -> Iterator[list[PartitionCommit]]:
         with self._changed:
@@ -245,14 +254,16 @@ class Commits:
         for some in commit_requests(self._group_id, metadata):
             yield [commits[key] for key in some]
 
-    def _take_in(
+    def _apply_answer(
         self,
         error: KafkaError | None,
         partitions: list[TopicPartition],
         sent: Mapping[Key, PartitionCommit],
     ) -> bool:
-        """Apply an answer. Return whether refused commits may succeed with the metadata form chosen
-        now.
+        """Record which commits of an answer were accepted, and log the refused ones.
+
+        ``sent``: the commits that were sent. Returns whether refused ones should be sent again,
+        because shorter metadata were chosen.
         """
         refused: _Refused = []
         for found in partitions:
@@ -263,12 +274,13 @@ class Commits:
                 refused.append((why, one))
                 continue
             with self._changed:
-                self._held.committed(one)
-        return bool(refused) and self._refused(refused)
+                self._held.commit_confirmed(one)
+        return bool(refused) and self._handle_refused(refused)
 
-    def _refused(self, refused: _Refused) -> bool:
-        """Log refused commits; the next commits repeat their offsets. Return whether the form
-        changed.
+    def _handle_refused(self, refused: _Refused) -> bool:
+        """Log refused commits, which the next commits repeat.
+
+        Returns whether they should be sent again at once, with shorter metadata.
         """
         error = refused[0][0]
         code = KafkaError.OFFSET_METADATA_TOO_LARGE
@@ -277,12 +289,17 @@ class Commits:
             self._held.counts.rejected += len(refused)
             # librdkafka may report the error for all; the longest was certainly refused.
             longest = max(too_large, key=len, default="")
-            shorter = self._held.shorten_metadata(longest)
+            shorter = self._held.metadata_too_large(longest)
         if is_fatal(error):
             self._fatal(ConsumerError(f"the consumer cannot commit: {error.str()}"))
         self.last_refusal = error.str()
-        what = "fenced" if error.code() in _FENCED else "refused"
-        self._log.warning("a commit of %d partitions was %s: %s", len(refused), what, error.str())
+        if error.code() in _FENCED:
+            what, why = "fenced", "; the group has removed this member or assigns partitions anew"
+        else:
+            what, why = "refused", ""
+        self._log.warning(
+            "a commit of %d partitions was %s: %s%s", len(refused), what, error.str(), why
+        )
         return shorter
 
 

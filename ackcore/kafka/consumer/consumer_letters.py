@@ -1,8 +1,8 @@
-"""Dead letters of a consumer: stored in a topic, or by a callable, before their offsets are
-committed.
+"""Storage of a consumer's dead letters, in a topic or by a user's function.
 
-A dead letter that cannot be stored is tried again without end, at growing intervals. Meanwhile the
-consumer's in-flight limit pauses reading.
+The offset of a dead record is committed only after its dead letter is stored. A dead letter that
+cannot be stored is tried again without end, at growing intervals. Meanwhile the consumer's limit
+on records in flight pauses reading.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -23,7 +23,7 @@ from ackcore.kafka.consumer.consumer_records import Failure, Headers, KafkaRecor
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.held_partition import DyingRecord
 from ackcore.kafka.kafka_errors import ConsumerError, error_text, is_fatal
-from ackcore.kafka.producing import SIZES, way_out
+from ackcore.kafka.producing import SIZES, remedy
 from ackcore.retry import capped_doubling
 
 _log = logging.getLogger(__name__)
@@ -52,29 +52,31 @@ _OF_CONSUMERS = (
     *("isolation.", "check.crcs", "coordinator.", "consume.", "offset."),
 )
 
+#: Called with a dead letter and None once it is stored, or with the error why it is not.
 Report = Callable[[DyingRecord, str | None], None]
 
 
-def number_in(value: bytes | None) -> int | None:
-    """Return the number in a header, from 0 to 2**31 - 1; None if it holds no such number."""
+def header_number(value: bytes | None) -> int | None:
+    """Parse a header's value as a number from 0 to 2**31 - 1; return None if it is none."""
     if value is None or not value.isdigit() or len(value) > _DIGITS:
         return None
     number = int(value)
     return number if number < 2**31 else None
 
 
-def deaths(headers: Headers) -> int:
-    """Return the number of deaths in a record's headers; 0 if the header is no number."""
+def death_count(headers: Headers) -> int:
+    """Return the number of times a record has died, by its header ``ackcore-deaths``, or 0."""
     for name, value in reversed(headers):
-        if name == DEATHS and (number := number_in(value)) is not None:
+        if name == DEATHS and (number := header_number(value)) is not None:
             return number
     return 0
 
 
 def is_of_topology(headers: Headers) -> bool:
-    """Return whether a dead letter was written by a topology on Spark, and not by a `Consumer`.
+    """Return whether a dead letter is from a topology on Spark, and not from a `Consumer`.
 
-    The writer of a dead letter puts its own headers behind those of the record.
+    Both append their headers to those of the record. A topology appends ``ackcore-batch`` after
+    ``ackcore-reason``, and a consumer does not.
     """
     names = [name for name, _ in reversed(headers)]
     if OF_TOPOLOGY not in names or REASON not in names:
@@ -83,14 +85,15 @@ def is_of_topology(headers: Headers) -> bool:
 
 
 def headers_of(letter: DyingRecord) -> Headers:
-    """Return a dead letter's headers: the record's, and those with reason, origin and attempts.
+    """Return the headers of a dead letter.
 
-    The record's timestamp is one of them. The letter's own timestamp must be the time of the death:
-    retention goes by timestamps, so a broker would delete the letter of an old record at once.
-    Raises ConsumerError if the record has died more than 20 times.
+    They are the record's headers, then reason, topic, partition, offset, timestamp, attempts and
+    number of deaths. The message's own timestamp is the time of the death, because a broker would
+    delete the letter of an old record at once. Raises ConsumerError if the record has died more
+    than 20 times.
     """
     record, failure = letter.record, letter.failure
-    died = deaths(record.headers) + 1
+    died = death_count(record.headers) + 1
     if died > MAX_DEATHS:
         raise ConsumerError(
             f"{record.topic}-{record.partition}@{record.offset} has died {MAX_DEATHS} times: a "
@@ -105,39 +108,24 @@ def headers_of(letter: DyingRecord) -> Headers:
         DEATHS: died,
     }
     ours: Headers = [
-        (REASON, _cut(f"{failure.kind}: {failure.message}")),
+        (REASON, _reason_header(f"{failure.kind}: {failure.message}")),
         (TOPIC, record.topic.encode()),
         *((name, b"%d" % number) for name, number in numbers.items() if number is not None),
     ]
     return [*(each for each in record.headers if each[0] not in OURS), *ours]
 
 
-def _cut(reason: str) -> bytes:
-    """Return a reason as a header, cut so that a broker does not refuse the letter's size."""
+def _reason_header(reason: str) -> bytes:
+    """Return a reason as a header's value of at most 8 KiB."""
     cut = reason[:_REASON_BYTES].encode(errors="backslashreplace")[:_REASON_BYTES]
     return cut.decode(errors="ignore").encode()
 
 
-class Keeper(Protocol):
-    """The interface of a store of dead letters."""
+class TopicLetterStore:
+    """Stores dead letters in a topic, by an idempotent producer.
 
-    def keep(self, letter: DyingRecord, report: Report) -> None:
-        """Begin to store a dead letter. Calls ``report(letter, None)`` when it is stored, or
-        ``report(letter, error)`` with the reason why not.
-        """
-
-    def turn(self) -> None:
-        """Call the reports that are ready."""
-
-    def close(self) -> None:
-        """Release all resources."""
-
-
-class TopicKeeper:
-    """A topic that stores dead letters.
-
-    After a fatal error, which an idempotent producer may meet, a producer sends nothing more. It is
-    then replaced, and the undelivered letters are sent again.
+    After a fatal error, a producer sends nothing more. It is then replaced, and the undelivered
+    letters are reported as not stored.
 
     ``config``: the configuration of an idempotent producer. ``log``: receives a warning when the
     producer is replaced.
@@ -150,13 +138,13 @@ class TopicKeeper:
         self._producer = Producer(config)
         self._fatal: KafkaError | None = None
 
-    def keep(self, letter: DyingRecord, report: Report) -> None:
-        """See `Keeper.keep`. A letter is stored when all in-sync replicas have it."""
+    def store(self, letter: DyingRecord, report: Report) -> None:
+        """Send a dead letter. It is stored when all in-sync replicas have it: see `poll`."""
 
         def delivered(error: KafkaError | None, _: object = None) -> None:
             if error is not None:
                 self._note(error)
-            said = None if error is None else error_text(error) + way_out(error)
+            said = None if error is None else error_text(error) + remedy(error)
             report(letter, said and f"topic {self._topic!r}: {said}")
 
         record = letter.record
@@ -177,8 +165,8 @@ class TopicKeeper:
         if is_fatal(error):
             self._fatal = error
 
-    def turn(self) -> None:
-        """See `Keeper.turn`."""
+    def poll(self) -> None:
+        """Report the letters that were delivered, or not; replace a producer that has ended."""
         try:
             self._producer.poll(0)
         except KafkaException as error:
@@ -191,19 +179,19 @@ class TopicKeeper:
             self._producer, self._fatal = Producer(self._config), None
 
     def _end(self) -> int:
-        """Purge the letters under way; return the number of those without a report yet."""
+        """Cancel the undelivered letters. Return the number of those not reported within 1 s."""
         with suppress(KafkaException, RuntimeError):
             self._producer.purge()
             return self._producer.flush(1.0)
         return len(self._producer)
 
     def close(self) -> None:
-        """See `Keeper.close`. Undelivered letters are dropped: their offsets were not committed."""
+        """Cancel the undelivered letters. Their offsets were not committed."""
         self._end()
 
 
-class CallableKeeper:
-    """A function that stores dead letters in a thread of its own: ``function(record, failure)``.
+class CallableLetterStore:
+    """Stores dead letters by a user's ``function(record, failure)``, in a thread of its own.
 
     A letter is stored when the function returns.
     """
@@ -213,13 +201,13 @@ class CallableKeeper:
         self._thread = ThreadPoolExecutor(1, "ackcore-dead-letters")
         self._done: deque[tuple[DyingRecord, Report, Future[object]]] = deque()
 
-    def keep(self, letter: DyingRecord, report: Report) -> None:
-        """See `Keeper.keep`."""
+    def store(self, letter: DyingRecord, report: Report) -> None:
+        """Queue a call of the function with a dead letter."""
         future = self._thread.submit(self._function, letter.record, letter.failure)
         future.add_done_callback(lambda done: self._done.append((letter, report, done)))
 
-    def turn(self) -> None:
-        """See `Keeper.turn`."""
+    def poll(self) -> None:
+        """Report the letters whose calls have ended."""
         while self._done:
             letter, report, done = self._done.popleft()
             if done.cancelled():
@@ -229,7 +217,7 @@ class CallableKeeper:
             report(letter, None if error is None else ": ".join(Failure.of(error)))
 
     def close(self) -> None:
-        """See `Keeper.close`. Does not wait for a call that is under way."""
+        """Cancel the queued calls. A call that runs is not awaited."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
@@ -238,15 +226,15 @@ def _identity(letter: DyingRecord) -> tuple[str, int, int, int]:
     return record.topic, record.partition, record.offset, record.generation
 
 
-class LettersUnderWay:
-    """Dead letters under way, each until it is stored.
+class PendingLetters:
+    """The dead letters that are not stored yet. Each is tried again until it is stored.
 
-    ``log``: receives, at most once a minute, a letter that is not stored, with the reason.
+    ``log``: receives a warning about a letter that could not be stored, at most once a minute.
     """
 
-    def __init__(self, keeper: Keeper, log: Log = _log) -> None:
+    def __init__(self, store: TopicLetterStore | CallableLetterStore, log: Log = _log) -> None:
         self._log = log
-        self._keeper = keeper
+        self._store = store
         self._kept: list[DyingRecord] = []
         self._failures: dict[tuple[str, int, int, int], int] = {}
         self._waiting: list[tuple[int, int, DyingRecord]] = []
@@ -258,22 +246,24 @@ class LettersUnderWay:
         self.under_way = 0
 
     def put(self, letters: list[DyingRecord], now_ms: int) -> None:
-        """Begin to store dead letters."""
+        """Add dead letters, and begin to store them."""
         self._now_ms = now_ms
         for letter in letters:
             self.under_way += 1
-            self._keeper.keep(letter, self._report)
+            self._store.store(letter, self._report)
 
-    def turn(self, now_ms: int, wanted: Callable[[DyingRecord], bool]) -> list[DyingRecord]:
-        """Retry the letters that are due and still wanted; return the letters stored since the last
-        call.
+    def poll(self, now_ms: int, wanted: Callable[[DyingRecord], bool]) -> list[DyingRecord]:
+        """Return the letters stored since the last call, and try others again.
+
+        A letter is tried again when its wait is over and ``wanted(letter)`` is true. If that is
+        false, because its partition was taken away, the letter is dropped.
         """
         self._now_ms = now_ms
-        self._keeper.turn()
+        self._store.poll()
         while self._waiting and self._waiting[0][0] <= now_ms:
             letter = heapq.heappop(self._waiting)[2]
             if wanted(letter):
-                self._keeper.keep(letter, self._report)
+                self._store.store(letter, self._report)
             else:
                 self.under_way -= 1
                 self._failures.pop(_identity(letter), None)
@@ -305,22 +295,22 @@ class LettersUnderWay:
         heapq.heappush(self._waiting, (due_ms, self._sequence, letter))
 
     def close(self) -> None:
-        """Drop all letters that are not stored. Their records are not done."""
+        """Drop all letters that are not stored yet."""
         self._closed = True
-        self._keeper.close()
+        self._store.close()
 
 
-def dead_letters_of(settings: ConsumerSettings) -> LettersUnderWay | None:
-    """Return the store of dead letters that the settings name; None without one."""
+def dead_letters_of(settings: ConsumerSettings) -> PendingLetters | None:
+    """Return an empty `PendingLetters` for the settings; None without ``dead_letters``."""
     given, log = settings.dead_letters, settings.client.logger(_log)
     if given is None:
         return None
     if not isinstance(given, str):
-        return LettersUnderWay(CallableKeeper(given), log)
+        return PendingLetters(CallableLetterStore(given), log)
     own: dict[str, Value] = {"logger": log, "enable.idempotence": True, "acks": "all"}
-    config = settings.client.client(own, SIZES)
+    config = settings.client.client_config(own, SIZES)
     config = {name: of for name, of in config.items() if not name.startswith(_OF_CONSUMERS)}
     try:
-        return LettersUnderWay(TopicKeeper(given, config, log), log)
+        return PendingLetters(TopicLetterStore(given, config, log), log)
     except KafkaException as error:
         raise settings_refused(settings, error) from None

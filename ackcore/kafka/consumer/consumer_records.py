@@ -15,7 +15,7 @@ UNREADABLE_HEADERS = "UnreadableHeaders"
 
 
 class KafkaRecord(NamedTuple):
-    """A record of Kafka, and the number of its delivery."""
+    """A record of Kafka that a `Consumer` delivers; pass it to ``ack`` or ``fail``."""
 
     topic: str
     partition: int
@@ -37,7 +37,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, reason: BaseException | str) -> Failure:
-        """Return the failure in the argument of ``fail``."""
+        """Make the failure for ``reason``, the argument of `Consumer.fail`."""
         if isinstance(reason, BaseException):
             return cls(type(reason).__qualname__, shown_error(reason))
         return cls("Failed", reason)
@@ -66,7 +66,7 @@ class ConsumerCounts:
 
 
 class PartitionStats(NamedTuple):
-    """A snapshot of a partition that a consumer has."""
+    """A snapshot of an assigned partition: offsets, and counts of records that are not done."""
 
     topic: str
     partition: int

@@ -115,15 +115,15 @@ class ConsumerSettings:
             )
 
     def check_drain(self, drain_s: float) -> None:
-        """Raise ValueError for a drain that is longer than the group waits."""
+        """Raise ValueError if ``drain_s`` is negative, or too long for ``max.poll.interval.ms``."""
         if drain_s != 0:
             positive(drain_s, "drain_s", unit="seconds")
         most_s = self._max_poll_s() - _REVOKE_S
         if drain_s > most_s:
             raise ValueError(
-                f"drain_s must be at most {most_s:g}, {_REVOKE_S:g} s less than "
-                f"max.poll.interval.ms, got {drain_s:g}: the group removes a member that drains "
-                "for longer; raise max.poll.interval.ms in options"
+                f"drain_s must be at most {most_s:g}, got {drain_s:g}: the group removes a member "
+                f"after max.poll.interval.ms, and the last commit needs {_REVOKE_S:g} s of that; "
+                "raise max.poll.interval.ms in options"
             )
 
     def _max_poll_s(self) -> float:
@@ -136,7 +136,7 @@ class ConsumerSettings:
     def _check_topics(self) -> None:
         if bool(self.topics) == bool(self.partitions):
             raise ValueError(
-                "topics or partitions must be given, but not both: the group assigns the "
+                "topics or partitions must be given, and not both: the group assigns the "
                 f"partitions of topics; got topics={self.topics!r} and "
                 f"partitions={self.partitions!r}"
             )
@@ -159,10 +159,10 @@ class ConsumerSettings:
                 )
 
     def _fits(self, name: str, topic: str) -> bool:
-        """Return whether a topic is read by this name or pattern, as far as Python can judge.
+        """Return whether ``name``, a topic's name or a pattern, matches ``topic``.
 
-        The syntax of patterns is POSIX's in librdkafka, and RE2/J's in a broker (KIP-848). A topic
-        that Python does not match is refused when it is assigned.
+        Python's patterns differ from those of librdkafka (POSIX) and of brokers (RE2/J). If Python
+        does not find a match and there is one, the topic is refused when it is assigned.
         """
         if not name.startswith("^"):
             return name == topic
@@ -193,18 +193,18 @@ class ConsumerSettings:
 
     @property
     def limits(self) -> Limits:
-        """The limits on records and bytes held at a time."""
+        """The limits on records and bytes in flight and waiting."""
         return Limits(
             self.max_in_flight, self.max_in_flight_bytes, self.max_waiting, self.max_waiting_bytes
         )
 
     def dead_limit(self) -> DeadLimit:
-        """Return a new limit on dead records."""
+        """Make the limit for ``max_dead``, ``max_dead_ratio`` and ``max_dead_window``."""
         return DeadLimit(self.max_dead, self.max_dead_ratio, self.max_dead_window)
 
     @property
-    def by_hand(self) -> bool:
-        """Whether the user gives the partitions, so that the group assigns none."""
+    def is_manual(self) -> bool:
+        """Whether the consumer assigns its partitions itself: by ``partitions`` or ``tasks``."""
         return bool(self.partitions) or self.tasks is not None
 
     @property
@@ -214,16 +214,18 @@ class ConsumerSettings:
 
 
 def as_topics(topics: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return topic names, checked. One that begins with ``^`` is a pattern, as in librdkafka."""
+    """Return the argument ``topics`` as a tuple of names and patterns, checked."""
     names = (topics,) if isinstance(topics, str) else tuple(topics or ())
     for name in names:
         if not isinstance(name, str) or not name:
-            raise TypeError(f"topics must be names, got {name!r}")
+            raise TypeError(
+                f"topics must be the name of a topic or a list of names, got {name!r} as a name"
+            )
     return names
 
 
 def as_partitions(partitions: Sequence[tuple[str, int]] | None) -> tuple[tuple[str, int], ...]:
-    """Return partitions as pairs of topic and number, checked, each once."""
+    """Return the argument ``partitions`` as a tuple of pairs, checked and without duplicates."""
     found = []
     for each in partitions or ():
         match each:

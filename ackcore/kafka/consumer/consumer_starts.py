@@ -1,13 +1,16 @@
-"""Start positions of the partitions that a consumer is assigned: named, logged decisions.
+"""The offset at which a consumer begins to read each partition that it is assigned.
+
+The reason is logged, by one of these names:
 
 - "group": the committed offset.
 - "earliest", "latest", "timestamp", "explicit": the position that ``start`` names, for a partition
   without a committed offset. With "forced, " before it, also for one that has such an offset.
-- "topic made anew": the beginning of a topic that was deleted and created again since it was read.
-- "new partition": the beginning of a partition that was added while its topic was read. Its end, or
-  the first offset of a time, may be behind its first records.
-- "another log": the position that ``out_of_range`` names, in a log that is shorter than the done
-  offsets.
+- "topic created again": the first offset of a topic that was deleted and created again since it was
+  read.
+- "new partition": the first offset of a partition that was added while its topic was read. With
+  "latest" or a time, its first records would be skipped.
+- "another log": the position that ``out_of_range`` names, because the partition ends below offsets
+  that were committed as done.
 """
 
 from __future__ import annotations
@@ -19,7 +22,12 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, TopicPartition
 
 from ackcore.kafka.commit_metadata import CommitOrigin
-from ackcore.kafka.consumer.consumer_client import REQUEST_S, answer_of, watermarks, without_errors
+from ackcore.kafka.consumer.consumer_client import (
+    REQUEST_S,
+    ask_brokers,
+    checked_answer,
+    watermarks,
+)
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.held_partition import Key
 from ackcore.kafka.kafka_errors import OffsetsOutOfRange
@@ -32,39 +40,39 @@ ANOTHER_LOG = "another log"
 _WAY_OUT = "to read the new topic from its beginning, set out_of_range='earliest' or 'latest'"
 
 
-class Begun(NamedTuple):
-    """The start position of an assigned partition."""
+class AssignedStart(NamedTuple):
+    """An assigned partition, and the offset at which it begins."""
 
     key: Key
     restored: Restored
     committed: bool  # whether the committed state is the start
     origin: CommitOrigin
     topic_id: str | None
-    near: int | None  # records below this offset are too far behind; None if none are
+    skip_to: int | None  # records below this offset are too far behind; None if none are
 
 
-def begin(
+def decide_starts(
     client: Consumer,
     settings: ConsumerSettings,
     partitions: Sequence[TopicPartition],
     ids: Mapping[str, str | None],
     seen: Mapping[str, str],
     is_new: Callable[[Key], bool],
-) -> list[Begun]:
-    """Decide where partitions begin.
+) -> list[AssignedStart]:
+    """Decide where newly assigned partitions begin, and log it.
 
     Raises OffsetsOutOfRange if a topic was deleted and created again, or a partition is too far
     behind, and ``out_of_range`` is "fail". Raises ConsumerError if the broker does not answer a
     request.
 
-    ``client``, ``settings``: the client and the settings of a consumer. ``partitions``: the
-    partitions that the consumer is assigned. ``ids``: the ids of their topics; None if unknown.
-    ``seen``: the ids that the topics had when this consumer last read them. ``is_new``: returns
-    whether a partition was added to its topic after this consumer began to read the topic.
+    ``client``, ``settings``: of the consumer. ``partitions``: the partitions that it is assigned.
+    ``ids``: the present ids of their topics; None if unknown. ``seen``: the ids that the topics had
+    when this consumer last read them. ``is_new``: returns whether a partition was added to its
+    topic after this consumer began to read the topic.
     """
     log = settings.client.logger(_log)
     found = _committed(client, settings, partitions)
-    goes_on = [_goes_on(each, settings, ids.get(each.topic), seen) for each in found]
+    goes_on = [_continued(each, settings, ids.get(each.topic), seen) for each in found]
     new = [each for each, kept in zip(found, goes_on, strict=True) if kept is None]
     # Before the times: a record that is written between the two requests may have that time.
     marks = {_key(each): watermarks(client, each) for each in new}
@@ -81,7 +89,7 @@ def begin(
                 offset, why = low, NEW_PARTITION
             kept = decode_metadata(*key, offset, None), why
         elif kept[1] == "group" and (done := kept[0].state.end) > kept[0].state.committable:
-            kept = _another_log(client, settings, each, done) or kept
+            kept = _shorter_log(client, settings, each, done) or kept
         restored, why = kept
         offset = restored.state.committable
         level = logging.WARNING if why in (MADE_ANEW, ANOTHER_LOG) else logging.INFO
@@ -100,8 +108,8 @@ def begin(
             origin = origin._replace(
                 topic=was.topic or CommitOrigin.of(seen.get(key[0]), None).topic
             )
-        near = _near(client, settings, each, offset)
-        begun.append(Begun(key, restored, why == "group", origin, topic_id, near))
+        skip_to = _skip_to(client, settings, each, offset)
+        begun.append(AssignedStart(key, restored, why == "group", origin, topic_id, skip_to))
     return begun
 
 
@@ -109,10 +117,13 @@ def _key(partition: TopicPartition) -> Key:
     return partition.topic, partition.partition
 
 
-def _goes_on(
+def _continued(
     found: TopicPartition, settings: ConsumerSettings, topic_id: str | None, seen: Mapping[str, str]
 ) -> tuple[Restored, str] | None:
-    """Return the position to continue at, with the reason; None to begin at ``start``."""
+    """Return the state to continue from and the reason; None if the partition begins at ``start``.
+
+    ``found``: the partition with its committed offset.
+    """
     key = _key(found)
     now = CommitOrigin.of(topic_id, settings.force_from_start)
     was_seen = CommitOrigin.of(seen.get(found.topic), None)
@@ -128,14 +139,13 @@ def _goes_on(
     return restored, "group"
 
 
-def _another_log(
+def _shorter_log(
     client: Consumer, settings: ConsumerSettings, partition: TopicPartition, done: int
 ) -> tuple[Restored, str] | None:
-    """Return the start in a log that is shorter than the done offsets; None if the log is long
-    enough.
+    """Return where to begin in a partition that ends below its done offsets; else None.
 
-    The client raises an error below the committed offset. Above it, the client would wait for new
-    records, which would then count as done.
+    Such a partition was truncated, or its topic created again. If it were read at its committed
+    offset, new records with offsets up to ``done`` would count as done.
     """
     low, high = watermarks(client, partition)
     if done <= high:
@@ -152,10 +162,13 @@ def _another_log(
     return decode_metadata(*key, offset, None), ANOTHER_LOG
 
 
-def _near(
+def _skip_to(
     client: Consumer, settings: ConsumerSettings, partition: TopicPartition, offset: int
 ) -> int | None:
-    """Return the offset ``max_offset_behind`` before the end; None if ``offset`` is not below."""
+    """Return the offset up to which records are skipped by ``max_offset_behind``; None if none are.
+
+    ``offset``: the offset at which the partition would begin.
+    """
     most = settings.max_offset_behind
     if most is None:
         return None
@@ -181,15 +194,14 @@ def _committed(
     client: Consumer, settings: ConsumerSettings, partitions: Sequence[TopicPartition]
 ) -> list[TopicPartition]:
     asked = [TopicPartition(found.topic, found.partition) for found in partitions]
-    return answer_of(
-        lambda: without_errors(client.committed(asked, REQUEST_S)),
+    return ask_brokers(
+        lambda: checked_answer(client.committed(asked, REQUEST_S)),
         f"the committed offsets of group {settings.group_id!r}",
     )
 
 
 def _of_time(client: Consumer, settings: ConsumerSettings, keys: Sequence[Key]) -> dict[Key, int]:
-    """Return the first offset per partition of the time in ``start``; empty if ``start`` is no
-    time.
+    """Return the first offset of the time in ``start`` by partition; empty if it is no time.
 
     Partitions without a record of that time or later are left out.
     """
@@ -197,8 +209,8 @@ def _of_time(client: Consumer, settings: ConsumerSettings, keys: Sequence[Key]) 
     if wanted is None or not keys:
         return {}
     asked = [TopicPartition(*key, wanted) for key in keys]
-    answered = answer_of(
-        lambda: without_errors(client.offsets_for_times(asked, REQUEST_S)),
+    answered = ask_brokers(
+        lambda: checked_answer(client.offsets_for_times(asked, REQUEST_S)),
         f"the first offsets of {settings.start}",
     )
     return {(one.topic, one.partition): one.offset for one in answered if one.offset >= 0}

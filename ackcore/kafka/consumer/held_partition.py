@@ -1,4 +1,4 @@
-"""A partition in one generation of its assignment, and its records that are not done."""
+"""One assigned partition of a consumer, and its records that are not done."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_NAMED = 20
 
 
 class Limits(NamedTuple):
-    """The limits on records and bytes that a consumer holds at a time."""
+    """The limits on the numbers and bytes of the records that a consumer holds at a time."""
 
     in_flight: int = 10_000  # records of one partition: out and dying
     in_flight_bytes: int = 16 << 20
@@ -41,12 +41,12 @@ class Limits(NamedTuple):
 
     @property
     def held(self) -> int:
-        """The number of records of a partition at which reading stops: fresh, out and dying."""
+        """The number of records of a partition, without waiting ones, at which reading pauses."""
         return max(self.in_flight, self.ahead)
 
 
 class DyingRecord(NamedTuple):
-    """A record that failed for the last time. It is done when its dead letter is stored."""
+    """A dead record whose dead letter is not stored yet."""
 
     record: KafkaRecord
     failure: Failure
@@ -54,7 +54,7 @@ class DyingRecord(NamedTuple):
 
 
 class PartitionCommit(NamedTuple):
-    """The commit of a partition, and the version of the state from which it was made."""
+    """A commit of a partition. ``changes`` numbers the state that it holds."""
 
     topic: str
     partition: int
@@ -64,7 +64,7 @@ class PartitionCommit(NamedTuple):
 
 
 class Held:
-    """A record that is not done."""
+    """A record that a consumer has read and that is not done, with its status."""
 
     __slots__ = (
         "delivery",
@@ -88,12 +88,17 @@ class Held:
         self.timed_out = False  # whether it waits and its last delivery may still be acked
 
     def is_out(self, delivery: int) -> bool:
-        """Return whether the record is out, in the given delivery."""
+        """Return whether the user has this delivery of the record and has not answered it."""
         return self.status == OUT and self.delivery == delivery
 
 
 class HeldPartition:
-    """A partition in one generation of its assignment."""
+    """A partition that is assigned to a consumer, with its offsets, records and queues.
+
+    ``generation``: the number of this assignment. ``state``: the offset to begin at, and the done
+    offsets above it. ``committed``: whether the broker has this state. ``deployment``: the origin
+    that commits hold, see `CommitOrigin`.
+    """
 
     def __init__(
         self,
@@ -129,45 +134,43 @@ class HeldPartition:
         self.committed: int | None = state.committable if committed else None
 
     def hold(self, record: KafkaRecord, size: int, now_ms: int) -> Held:
-        """Add a record that is not done."""
+        """Add a record that was read."""
         held = self.held[record.offset] = Held(record, size, now_ms)
         self.count(held, 1)
         return held
 
     def queue(self, offset: int, key: object) -> None:
-        """Queue a new record, behind the records of its key. ``key`` None means no key."""
+        """Queue a new record for delivery, after those of the same key unless it is None."""
         line = self.lines.setdefault(key, deque()) if key is not None else deque()
         line.append(offset)
         if line[0] == offset:
             self.queues[FRESH].append(offset)
 
-    def leave(self, offset: int, key: object) -> None:
-        """Remove a done record from its key's queue, and queue the next record of that key."""
+    def release_key(self, offset: int, key: object) -> None:
+        """After a record is done, queue the next record of its key for delivery."""
         line = self.lines.get(key)
         if line is None or line[0] != offset:
             return
-        while (
-            line and line[0] not in self.held
-        ):  # records that died when read are done in any order
+        while line and line[0] not in self.held:  # records that died when read: in any order
             line.popleft()
         if line:
             self.queues[FRESH].appendleft(line[0])
         else:
             del self.lines[key]
 
-    def move(self, held: Held, status: int) -> None:
-        """Change the status of a record."""
+    def set_status(self, held: Held, status: int) -> None:
+        """Change the status of a record, and the counts by status."""
         self.count(held, -1)
         held.status = status
         self.count(held, 1)
 
     def count(self, held: Held, by: int) -> None:
-        """Add a record to the counts (1), or remove it (-1)."""
+        """Add a record to the counts by status (1), or remove it (-1)."""
         self.numbers[held.status] += by
         self.sizes[held.status] += by * held.size
 
     def has_next(self, status: int, limits: Limits) -> bool:
-        """Return whether a record of a status may be delivered."""
+        """Return whether a new (FRESH) or due (WAITING) record may be delivered now."""
         if self.closing or not self.queues[status]:
             return False
         # Dying records do not stop retries, which are held already.
@@ -175,9 +178,7 @@ class HeldPartition:
         return busy < limits.in_flight
 
     def next(self, status: int, limits: Limits) -> Held | None:
-        """Remove the next record of a status from its queue and return it; None if none may be
-        delivered.
-        """
+        """Remove and return the next record of a status; None if none may be delivered."""
         while self.has_next(status, limits):
             held = self.held.get(self.queues[status].popleft())
             if held is not None and held.status == status:
@@ -185,9 +186,7 @@ class HeldPartition:
         return None
 
     def not_done(self, stop: int) -> list[Run]:
-        """Return the runs of offsets from the position up to ``stop`` that were neither read, nor
-        done before a restart.
-        """
+        """Return the runs of offsets below ``stop`` that were neither read nor done before."""
         state = self.tracker.state()
         # No record above the last done one is done.
         starts = np.append(state.hole_starts, state.end).clip(self.tracker.position, stop)
@@ -196,7 +195,7 @@ class HeldPartition:
         return [(start, end) for start, end in runs if start < end]
 
     def commit(self, form: MetadataForm) -> PartitionCommit:
-        """Return the commit of this partition."""
+        """Return the commit that holds the present state."""
         self.lost = {first: runs for first, runs in self.lost.items() if first in self.held}
         state = self.tracker.state()
         if self.lost:
@@ -217,9 +216,9 @@ class HeldPartition:
         return self.sizes[FRESH] + self.sizes[OUT] + self.sizes[DYING]
 
     def cause_of_pause(self, limits: Limits, waiting: int, waiting_bytes: int) -> str:
-        """Return the reason to pause the partition, or "".
+        """Return the reason why reading of the partition must pause, or "".
 
-        ``waiting`` and ``waiting_bytes`` are the totals of the waiting records of all partitions.
+        ``waiting``, ``waiting_bytes``: the waiting records of all partitions, and their bytes.
         """
         if self.closing:
             return "revoked"
@@ -253,18 +252,18 @@ class HeldPartition:
         )
 
 
-class TakenAt:
-    """Deliveries that may time out, in the order in which they were taken."""
+class DeliveryTimes:
+    """The unanswered deliveries in the order of their times, to find those that time out."""
 
     def __init__(self) -> None:
         self._taken: deque[tuple[int, HeldPartition, Held, int]] = deque()
 
     def add(self, now_ms: int, found: HeldPartition, held: Held) -> None:
-        """Add a record that was taken just now."""
+        """Add a delivery that was made now."""
         self._taken.append((now_ms, found, held, held.delivery))
 
     def up_to(self, taken_ms: int) -> Iterator[tuple[HeldPartition, Held]]:
-        """Remove the deliveries taken up to a time, and yield those that are still out."""
+        """Remove the deliveries made up to a time, and yield those without an answer."""
         while self._taken and (self._taken[0][0] <= taken_ms or not self._is_out(self._taken[0])):
             each = self._taken.popleft()
             if self._is_out(each):
@@ -276,7 +275,7 @@ class TakenAt:
         return found.held.get(held.record.offset) is held and held.is_out(delivery)
 
     def trim(self, n_out: int) -> None:
-        """Remove answered deliveries once they outnumber the records that are out."""
+        """Remove the answered deliveries if there are many more entries than ``n_out``."""
         if len(self._taken) > 2 * n_out + 64:
             self._taken = deque(each for each in self._taken if self._is_out(each))
 
@@ -285,7 +284,7 @@ class TakenAt:
 
 
 def named_runs(runs: Sequence[Run]) -> str:
-    """Return runs of offsets as text. Of many runs, it names only the first ones."""
+    """Format runs of offsets for a dead letter. Of more than 20, it names the first and the end."""
     some = [f"{start} to {end - 1}" if end - start > 1 else str(start) for start, end in runs]
     if len(some) <= _MOST_NAMED:
         return ", ".join(some)
@@ -294,10 +293,10 @@ def named_runs(runs: Sequence[Run]) -> str:
 
 
 def _with(state: OffsetState, lost: Iterable[list[Run]]) -> OffsetState:
-    """Return a state in which lost ranges of offsets are not done.
+    """Return a state in which some done ranges are not done.
 
-    The tracker holds only the first offset of each range, so that the next start may still read the
-    others.
+    ``lost``: ranges of lost offsets whose dead letters are not stored yet. In the tracker, only
+    the first offset of them is not done.
     """
     holes = zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True)
     runs: list[Run] = []
@@ -315,7 +314,7 @@ def _with(state: OffsetState, lost: Iterable[list[Run]]) -> OffsetState:
 
 
 def _below(state: OffsetState, offset: int) -> OffsetState:
-    """Return the part of a state below the offset at which another log begins."""
+    """Return a state without the done and failed offsets from ``offset`` on."""
     failed = state.failed < offset
     return _with(state, [[(offset, max(offset + 1, state.end))]])._replace(
         committable=min(state.committable, offset),

@@ -1,12 +1,12 @@
-"""The records that a consumer holds, and the state of each. No I/O; time is an argument.
+"""The records that a consumer holds, and the status of each. No I/O; time is an argument.
 
 A record that was read is *fresh*. It is *out* while the user processes it. Then it is done, or
-*waiting* for its next attempt, or *dying*: on its way to the dead letters. When a waiting record is
-due, it goes before all fresh ones. A record is committed only when it is done: acked, or stored as
-a dead letter.
+*waiting* for its next attempt, or *dying*, that is, dead with a dead letter that is not stored yet.
+A record is committed only when it is done: acked, or stored as a dead letter.
 
-A partition is held for one generation of its assignment. One answer counts for each delivery that
-is out. All other answers are counted and change nothing.
+Each assignment of a partition has a number, its generation. An answer (ack or fail) counts if it is
+the first one to the last delivery of a record in the present generation. Other answers change
+nothing but the counts.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ackcore.kafka.consumer.held_partition import (
     OUT,
     WAITING,
     WAITING_CAUSE,
+    DeliveryTimes,
     DyingRecord,
     Held,
     HeldPartition,
     Key,
     Limits,
     PartitionCommit,
-    TakenAt,
     named_runs,
 )
 from ackcore.offsets import decode_metadata
@@ -54,11 +54,11 @@ class HeldRecords:
     """The records of all partitions that are assigned to a consumer.
 
     ``policy``: the attempts of a record, and the delays between them. ``limits``: the limits on
-    records and bytes held at a time. ``timeout_ms``: the time after which a record that is out has
-    failed. ``unavailable_timeout_ms``: the age of a record at which `Unavailable` begins to count
-    as an attempt. ``dead_limit``: receives the end of each record. ``ordered_by``: whether the
-    records of one key, or of one partition, are delivered one at a time, in order. ``wake``: called
-    when a record may be taken, or an awaited answer has come.
+    records and bytes. ``timeout_ms``: the time without an answer after which a delivery has failed.
+    ``unavailable_timeout_ms``: the age of a record at which `Unavailable` begins to count as an
+    attempt. ``dead_limit``: receives the number of records that were acked or died. ``ordered_by``:
+    "key" or "partition": records of one are delivered one at a time, in order. ``wake``: called
+    when a record may be taken, or an answer has come.
 
     All times are milliseconds of one monotonic clock.
     """
@@ -85,7 +85,7 @@ class HeldRecords:
         self._fresh_is_next = False
         # A heap, ordered by due time.
         self._waiting: list[tuple[int, int, HeldPartition, int]] = []
-        self._taken_at = TakenAt()
+        self._taken_at = DeliveryTimes()
         self._dying: list[DyingRecord] = []
         self._sequence = 0
         self._metadata = MetadataForm()
@@ -108,13 +108,12 @@ class HeldRecords:
         committed: bool = True,
         deployment: int = 0,
     ) -> None:
-        """Add a partition with its committed state.
+        """Add a partition, in place of an earlier assignment of it.
 
-        ``topic``, ``partition``: the partition. ``generation``: the number of this assignment of
-        the partition, above all earlier ones. ``state``: the offset to begin at, and the done
-        offsets above it. ``committed``: whether the broker has this state. If not, it is committed
-        even if no record is done. ``deployment``: the deployment in the partition's commits, as in
-        `encode_metadata`.
+        ``generation``: the number of this assignment, above that of all earlier ones. ``state``:
+        the offset to begin at, and the done offsets above it. ``committed``: whether the broker has
+        this state. If not, it is committed even if no record is done. ``deployment``: the origin
+        that commits hold, see `CommitOrigin`.
         """
         self.forget((topic, partition))
         self.generation = max(self.generation, generation)
@@ -122,11 +121,10 @@ class HeldRecords:
         self._partitions[found.key] = found
 
     def seek(self, key: Key, offset: int) -> bool:
-        """Read a partition from another offset. All offsets below it count as done, and none from
-        it on.
+        """Continue at another offset. All offsets below it count as done, and none from it on.
 
-        Returns False if the partition is not held, or is being taken away. Records of the partition
-        are ignored until `sought` has returned it.
+        Returns False if the partition is not held, or is being taken away. Until the client's
+        thread has called `take_seeks`, records that it reads of the partition are ignored.
         """
         found = self._partitions.get(key)
         if found is None or found.closing:
@@ -137,36 +135,36 @@ class HeldRecords:
         self._partitions[key].sought = True
         return True
 
-    def sought(self) -> dict[Key, int]:
-        """Return the offsets of the partitions that `seek` has moved since the last call."""
+    def take_seeks(self) -> dict[Key, int]:
+        """Return the partitions that `seek` has moved since the last call, with their offsets."""
         found = {key: each for key, each in self._partitions.items() if each.sought}
         for each in found.values():
             each.sought = False
         return {key: each.tracker.position for key, each in found.items()}
 
     def _reading(self, key: Key) -> HeldPartition | None:
-        """Return a partition, or None if the records that the client reads of it are ignored."""
+        """Return a partition; None if records that the client reads of it must be ignored."""
         found = self._partitions.get(key)
         return None if found is None or found.closing or found.sought else found
 
-    def is_of(self, key: Key, deployment: int) -> None:
-        """Set the deployment in a partition's commits; commit it even if no record is done."""
+    def set_deployment(self, key: Key, deployment: int) -> None:
+        """Set the origin that a partition's commits hold, and have it committed."""
         if (found := self._partitions.get(key)) is not None:
             found.deployment = deployment
             found.changes += 1
 
-    def is_another_log(self, key: Key, offset: int, deployment: int) -> None:
-        """Record that a partition's log differs from the one that was read, from an offset on.
+    def expect_other_log(self, key: Key, offset: int, deployment: int) -> None:
+        """Record that a partition has other records than those that were read, from an offset on.
 
-        Done offsets of the former log are not committed above that offset. Otherwise the new
-        records there would never be read if this process died first.
+        From now on, offsets done at or above it are not committed: the new records there would not
+        be read if this process died first.
         """
         if (found := self._reading(key)) is not None:
             found.other_from, found.committed = offset, None
-            self.is_of(key, deployment)
+            self.set_deployment(key, deployment)
 
     def close(self, keys: Iterable[Key]) -> None:
-        """Stop delivering records of partitions. Records that are out may still be answered."""
+        """Stop delivering records of partitions. Answers to delivered records still count."""
         for key in keys:
             if (found := self._partitions.get(key)) is None or found.closing:
                 continue
@@ -178,7 +176,7 @@ class HeldRecords:
             found.lines.clear()
 
     def seal(self, keys: Iterable[Key]) -> None:
-        """Accept no more answers for partitions whose last commit is being made."""
+        """Accept no more answers for partitions, because their last commit is being made."""
         for found in filter(None, map(self._partitions.get, keys)):
             found.sealed = True
 
@@ -196,21 +194,21 @@ class HeldRecords:
             heapq.heapify(self._waiting)
 
     def unanswered(self, keys: Iterable[Key]) -> int:
-        """Return the number of records that a drain waits for: those out or dying."""
+        """Return the number of records that are out or dying."""
         found = [self._partitions[key] for key in keys if key in self._partitions]
         return sum(each.numbers[OUT] + each.numbers[DYING] for each in found)
 
     @property
     def assigned(self) -> list[Key]:
-        """The partitions that are held."""
+        """The partitions that are assigned."""
         return list(self._partitions)
 
     def position(self, key: Key) -> int | None:
-        """Return the highest offset read of a partition plus 1; None if it is not held."""
+        """Return the next offset to read of a partition; None if it is not assigned."""
         return None if (found := self._partitions.get(key)) is None else found.tracker.position
 
     def is_idle(self, key: Key) -> bool:
-        """Return whether all records that were read of a partition are done; False after a seek."""
+        """Return whether all records that were read of a partition are done."""
         found = self._reading(key)
         return found is not None and not found.tracker.pending
 
@@ -224,11 +222,11 @@ class HeldRecords:
         now_ms: int,
         unreadable: Mapping[int, Failure] = MappingProxyType({}),
     ) -> int:
-        """Add records of one partition, in order of offset; return the number that were not done
-        before.
+        """Add records that were read of one partition, in order of offset.
 
-        Sets their generation, attempt and delivery. ``sizes`` are bytes. Records whose offset is in
-        ``unreadable`` are dead. Once too many are dead, no more records are added.
+        Returns the number of added records: those that were done before, or are held already, are
+        not. ``sizes``: the bytes of each record. ``unreadable``: failures by offset; these records
+        are dead at once.
         """
         found = self._reading(key)
         if found is None:
@@ -261,18 +259,17 @@ class HeldRecords:
         found.changes += 1
         self.counts.read += n
         if n:
-            self._moved(found)
+            self._status_changed(found)
         return n
 
-    def lose(
+    def skip_lost(
         self, key: Key, stop: int, now_ms: int, keep: bool, why: Failure = LOST_UPSTREAM
     ) -> int:
-        """Record that the records of a partition below an offset cannot be read.
+        """Skip the offsets of a partition below ``stop``, whose records cannot be read.
 
-        ``stop``: the first offset that is read. ``keep``: whether a dead letter must be stored
-        before these offsets are committed. ``why``: the failure in the dead letter; its text
-        follows the offsets. Returns the number of offsets that were lost, or are gaps; 0 if all of
-        them were done.
+        ``keep``: whether to make a dead letter that names them, which must be stored before they
+        are committed. ``why``: the failure in the dead letter; the offsets are put before its text.
+        Returns the number of skipped offsets that were not done.
         """
         found = self._reading(key)
         if found is None or stop <= found.tracker.position:
@@ -292,7 +289,7 @@ class HeldRecords:
         return lost
 
     def advance(self, key: Key, position: int) -> None:
-        """Move past offsets that hold transaction markers or lost records."""
+        """Move the next offset to read past offsets that hold no record."""
         found = self._reading(key)
         if found is not None and position > found.tracker.position:
             found.tracker.advance(position)
@@ -306,11 +303,10 @@ class HeldRecords:
     # Records out.
 
     def take(self, n: int, now_ms: int) -> list[KafkaRecord]:
-        """Return up to n records to be processed: due retries first, alternating with new records.
+        """Return up to n records to be processed.
 
-        No partition has more records out than its limit, and the partitions alternate. Without the
-        alternation, records that fail again and again would block new records as soon as they fill
-        the capacity of the process.
+        Due retries and new records alternate, so that records that fail again and again do not
+        block new ones. The partitions alternate, too. None has more records out than its limit.
         """
         taken: list[KafkaRecord] = []
         if self.dead_limit.excess is not None:
@@ -357,24 +353,22 @@ class HeldRecords:
                 found.in_turn.add(status)
                 turns.append(found)
 
-    def _moved(self, found: HeldPartition) -> None:
-        """Queue the partition for delivery after a record was added or changed its status."""
+    def _status_changed(self, found: HeldPartition) -> None:
+        """After a record was added or changed, let its partition take part in deliveries."""
         self._give_turns(found)
         self._wake()
 
     def _send(self, found: HeldPartition, held: Held, now_ms: int) -> KafkaRecord:
         held.delivery += 1
         held.timed_out = False
-        found.move(held, OUT)
+        found.set_status(held, OUT)
         held.record = held.record._replace(delivery=held.delivery)
         if self._timeout_ms is not None:
             self._taken_at.add(now_ms, found, held)
         return held.record
 
     def give_back(self, records: Iterable[KafkaRecord]) -> None:
-        """Put back records that were taken and not used, in front of the queues of their
-        partitions.
-        """
+        """Undo deliveries of records that the user did not get. They are delivered next."""
         for record in reversed(list(records)):
             found = self._of(record)
             held = None if found is None else found.held.get(record.offset)
@@ -384,14 +378,12 @@ class HeldRecords:
                 found.count(found.held.pop(record.offset), -1)
                 self.counts.dropped += 1
             else:
-                found.move(held, FRESH)
+                found.set_status(held, FRESH)
                 found.queues[FRESH].appendleft(record.offset)
-            self._moved(found)
+            self._status_changed(found)
 
     def due_in_ms(self, now_ms: int) -> int | None:
-        """Return the milliseconds until a record may be taken; None if none is waiting, or too many
-        died.
-        """
+        """Return the milliseconds until `take` has a record; None if no time is known for it."""
         if self.dead_limit.excess is not None:
             return None
         if any(
@@ -405,7 +397,7 @@ class HeldRecords:
     # Answers.
 
     def ack(self, record: KafkaRecord) -> bool:
-        """Record that a record is done. Return False if it was not in flight."""
+        """Record the user's ack. Return False if the answer changes nothing."""
         found, held = self._answered(record)
         if found is None or held is None:
             return False
@@ -424,7 +416,7 @@ class HeldRecords:
         counts: bool = True,
         after_ms: int = 0,
     ) -> bool:
-        """Record that a record failed. Return False if it was not in flight.
+        """Record that the user failed a record. Return False if the answer changes nothing.
 
         ``final``: whether the record is dead at once. ``counts``: whether the failure counts as an
         attempt. ``after_ms``: the shortest wait before the next attempt.
@@ -440,8 +432,9 @@ class HeldRecords:
         return True
 
     def expire(self, now_ms: int) -> int:
-        """Fail the deliveries that have timed out. An ack still counts until the record is taken
-        again.
+        """Fail the deliveries that have timed out, and return their number.
+
+        An ack of such a record still counts until it is delivered again.
         """
         if self._timeout_ms is None:
             return 0
@@ -467,7 +460,7 @@ class HeldRecords:
         return found
 
     def _answered(self, record: KafkaRecord) -> tuple[HeldPartition | None, Held | None]:
-        """Return the state of a record whose delivery may still be answered."""
+        """Return a record's partition and state; no state if the answer changes nothing."""
         found = self._of(record)
         held = None if found is None else found.held.get(record.offset)
         if held is None:
@@ -510,36 +503,34 @@ class HeldRecords:
         self._last_failure = f"{failure.kind}: {failure.message[:_MOST_SAID]}"
         held.record = record._replace(attempt=waiting.attempt)
         held.due_ms = waiting.due_ms
-        found.move(held, WAITING)
+        found.set_status(held, WAITING)
         self._sequence += 1
         heapq.heappush(self._waiting, (waiting.due_ms, self._sequence, found, record.offset))
-        self._moved(found)
+        self._status_changed(found)
 
     def _die(self, found: HeldPartition, held: Held, failure: Failure, failures: int) -> None:
-        found.move(held, DYING)
+        found.set_status(held, DYING)
         self._dying.append(DyingRecord(held.record, failure, failures))
-        self._moved(found)
+        self._status_changed(found)
 
     def _done(self, found: HeldPartition, offset: int) -> None:
         found.tracker.acked(offset)
         held = found.held.pop(offset)
         found.count(held, -1)
-        found.leave(offset, self._order_of(held.record))
+        found.release_key(offset, self._order_of(held.record))
         found.changes += 1
         found.last_done = found.changes
-        self._moved(found)
+        self._status_changed(found)
 
     # Dead letters.
 
-    def dying(self) -> list[DyingRecord]:
-        """Return the dead letters that are to be stored, each once."""
+    def take_dying(self) -> list[DyingRecord]:
+        """Return the dead records since the last call, whose dead letters are to be stored."""
         letters, self._dying = self._dying, []
         return [letter for letter in letters if self.is_dying(letter)]
 
     def is_dying(self, letter: DyingRecord) -> bool:
-        """Return whether a dead letter is still to be stored; False if its partition was taken
-        away.
-        """
+        """Return whether a dead letter is still to be stored: its partition is still assigned."""
         record = letter.record
         found = self._partitions.get((record.topic, record.partition))
         return (
@@ -548,8 +539,8 @@ class HeldRecords:
             and record.offset in found.held
         )
 
-    def dead(self, letter: DyingRecord) -> bool:
-        """Record that a dead letter is stored. Return whether its record was still held."""
+    def letter_stored(self, letter: DyingRecord) -> bool:
+        """Record that a dead letter is stored. Return False if its partition was taken away."""
         if not self.is_dying(letter):
             return False
         topic, partition, offset, *_ = letter.record
@@ -567,7 +558,7 @@ class HeldRecords:
         return [each.commit(self._metadata) for each in changed]
 
     def uncommitted(self) -> dict[Key, tuple[int, int]]:
-        """Return the generation and the changes of each partition with uncommitted changes."""
+        """Return the partitions with uncommitted changes, for `are_committed`."""
         return {
             key: (each.generation, each.changes)
             for key, each in self._partitions.items()
@@ -575,13 +566,13 @@ class HeldRecords:
         }
 
     def has_uncommitted(self) -> bool:
-        """Return whether the broker lacks a commit of some done records."""
+        """Return whether records are done that the broker has no commit of."""
         return any(each.last_done > each.committed_changes for each in self._partitions.values())
 
     def are_committed(self, changes: Mapping[Key, tuple[int, int]]) -> bool:
-        """Return whether all changes returned by `uncommitted` are committed.
+        """Return whether all changes returned by `uncommitted` are committed by now.
 
-        Partitions that were taken away meanwhile are ignored.
+        Partitions that were taken away since are ignored.
         """
         return not any(
             (found := self._partitions.get(key)) is not None
@@ -590,9 +581,9 @@ class HeldRecords:
             for key, (generation, number) in changes.items()
         )
 
-    def committed(self, done: PartitionCommit) -> None:
-        """Record that the broker has a commit."""
-        self._metadata.taken(done.commit.metadata)
+    def commit_confirmed(self, done: PartitionCommit) -> None:
+        """Record that the broker accepted a commit."""
+        self._metadata.accepted(done.commit.metadata)
         found = self._partitions.get((done.topic, done.partition))
         if found is not None and found.generation == done.generation:
             found.committed_changes = max(found.committed_changes, done.changes)
@@ -600,24 +591,24 @@ class HeldRecords:
             self.counts.committed += 1
             self._wake()
 
-    def shorten_metadata(self, metadata: str) -> bool:
-        """Choose shorter metadata after a broker refused these. Return False if they were empty."""
-        return self._metadata.refused(metadata)
+    def metadata_too_large(self, metadata: str) -> bool:
+        """Make metadata shorter after a broker refused these. Return False if they are ""."""
+        return self._metadata.too_large(metadata)
 
     # How much may be read.
 
     def room(self) -> int:
         """Return the number of records to request in the next read; 0 if all partitions are paused.
 
-        It is at least an eighth of the limit, so that a nearly full partition does not make all
-        reads small. All records of a read may be of one partition, which may so exceed its limit.
+        It is at least an eighth of the limit, so that one nearly full partition does not make all
+        reads small. A partition may exceed its limit by that.
         """
         limit = self._limits.held
         free = [limit - each.in_flight for each in self._partitions.values() if not each.cause]
         return max(min(free), limit // 8, 1) if free else 0
 
     def pauses(self) -> tuple[list[Key], list[Key]]:
-        """Return the partitions to pause and those to resume now, and set their causes."""
+        """Return the partitions to pause, and those to resume, since the last call."""
         waiting, waiting_bytes = self._waiting_now()
         pause: list[Key] = []
         resume: list[Key] = []
@@ -629,9 +620,7 @@ class HeldRecords:
         return pause, resume
 
     def stopped_by_waiting(self) -> str:
-        """Return the reason why waiting records pause reading, with the last failure; "" if they do
-        not.
-        """
+        """Return a warning if waiting records pause reading, with the last failure; else ""."""
         stopped = sum(each.cause == WAITING_CAUSE for each in self._partitions.values())
         if not stopped:
             return ""
@@ -644,7 +633,7 @@ class HeldRecords:
         )
 
     def _waiting_now(self) -> tuple[int, int]:
-        """Return the number and the bytes of all waiting records."""
+        """Return the number of all waiting records, and their bytes."""
         every = self._partitions.values()
         return sum(each.numbers[WAITING] for each in every), sum(
             each.sizes[WAITING] for each in every
@@ -656,5 +645,5 @@ class HeldRecords:
         return sum(bool(each.cause) for each in self._partitions.values())
 
     def partition_stats(self, now_ms: int) -> list[PartitionStats]:
-        """Return the statistics of each partition, without lags."""
+        """Return the statistics of each partition. Their lags are None."""
         return [each.stats(now_ms) for each in self._partitions.values()]

@@ -2,8 +2,8 @@
 
 Each partition of the dead-letter topic has a transactional id. The offset of the last letter sent
 is committed in the same transaction as the records. So each letter is sent once, whichever process
-dies at any time, and a call that runs at the same time is fenced. The commit also holds the topic's
-id: brokers delete the committed offsets of a deleted topic late, or not at all.
+dies at any time, and a call that runs at the same time is fenced. The commit also holds the id of
+the dead-letter topic, to detect that it was deleted and created again.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ackcore.kafka.consumer.consumer_letters import (
     PARTITION,
     REASON,
     TOPIC,
-    deaths,
+    death_count,
+    header_number,
     is_of_topology,
-    number_in,
 )
 from ackcore.kafka.consumer.consumer_records import UNREADABLE_HEADERS, Headers
 from ackcore.kafka.producing import DeliveryError, Mark, Transactions, check_options, check_topic
@@ -51,15 +51,14 @@ _REMEMBERED_MS = (7 * 24 - 1) * 3_600_000
 
 
 class SentBack(NamedTuple):
-    """The counts of letters that `replay_letters` handled.
+    """The counts of messages that `replay_letters` read.
 
     Attributes
     ----------
     sent : int
-        Letters sent to their topics.
+        Letters sent to the topics of their records.
     left : int
-        Letters that this and later calls leave out: they represent no record or only a part of one,
-        have died too often, or are not a consumer's.
+        Messages that this and later calls do not send: see `replay_letters`.
     """
 
     sent: int
@@ -89,15 +88,14 @@ def replay_letters(
     before. Readers of committed records (``isolation.level=read_committed``, librdkafka's default)
     receive each once, even if a process dies. The letters stay in their topic.
 
-    Brokers delete the offset of the last letter sent after ``offsets.retention.minutes`` (a week
-    by default) without a call. A topic keeps its letters until their segment is full or
-    ``segment.ms`` old, whatever its ``retention.ms``. So if the brokers have no entry for a
-    partition, letters older than a week may have been sent before, and ``since`` is required.
+    These messages are not sent: letters of offset ranges that were deleted or skipped
+    ("LostUpstream", "TooFarBehind"), which have no record; letters of records with unreadable
+    headers, which lack them; records that have died ``max_deaths`` times; letters of a topology on
+    Spark, for which there is `ackcore.spark.replay`; and messages that are no letters.
 
-    The call leaves messages that represent no record: ranges that were deleted or skipped
-    ("LostUpstream", "TooFarBehind"). It also leaves records with unreadable headers, since their
-    letters lack those headers, letters of a topology on Spark (`ackcore.spark.replay` sends them),
-    and any other message.
+    Brokers store the offset of the last letter sent, and delete it after a time without a call
+    (``offsets.retention.minutes``, a week by default). Without it, letters older than a week may
+    have been sent before, and ``since`` is required.
 
     Parameters
     ----------
@@ -106,14 +104,14 @@ def replay_letters(
     bootstrap_servers : str
         ``host:port`` of brokers, separated by commas.
     max_deaths : int, default 20
-        The number of deaths after which a record is left for good, whatever a later call sets. It
-        ends automatic loops.
+        A record that has died this number of times is not sent, nor by a later call with a larger
+        number. This ends automatic loops.
     since : datetime, optional
-        A time with its zone; earlier letters are left. To send all, give ``datetime(1970, 1, 1,
-        tzinfo=timezone.utc)``. It is required in four cases: brokers may have forgotten the sent
-        letters; their ``offsets.retention.minutes`` is less than a week; the topic was created
-        again, by its id (brokers before Kafka 2.8 have none); or a partition ends before the letter
-        that was sent last, so that its log was truncated or is another one.
+        A time with its zone; earlier letters are not sent. To send all, give ``datetime(1970, 1, 1,
+        tzinfo=timezone.utc)``. It is required if brokers may have deleted the offset of the last
+        letter sent; if the topic was created again; and if a partition ends before the letter that
+        was sent last. Give it, too, if ``offsets.retention.minutes`` is less than a week, or
+        brokers older than Kafka 2.8 had the topic created again: this is not detected.
     options : mapping, optional
         Further librdkafka settings. The user must be allowed to write to the topics that letters
         came from, with transactional ids that begin with ``ackcore-``, and to read in groups that
@@ -182,9 +180,13 @@ def _start(
     note: str,
     from_ms: int | None,
 ) -> tuple[int, int, int]:
-    """Return the first letter to send of a partition, its end, and the last letter sent before.
+    """Return which letters of a partition to send, and which were sent before.
 
-    Raises ValueError if it is not known which letters were sent, and no time is given.
+    Returns the offset of the first letter to send, the partition's end, and the offset of the last
+    letter sent before. Raises ValueError if the last is unknown and ``from_ms`` is None.
+
+    ``bounds``: the partition's first offset and its end. ``last``: the mark of the last letter
+    sent, whose note is the topic's id. ``note``: the present id. ``from_ms``: ``since``.
     """
     low, high = bounds
     done, of = (-1, "") if last is None else last
@@ -217,18 +219,21 @@ def _ms_of(since: datetime) -> int | None:
 
 
 def _since(cluster: Cluster, key: TopicPartition, ms: int) -> int:
-    """Return the offset of the first letter of a time or later; the end if there is none."""
+    """Return the offset of the first letter of a time or later; the end if it has none."""
     answers = cluster.offsets_for_time([key], ms)
     for failure in answers.failed.values():
         raise ClusterFailed(
-            f"the brokers did not find the first letter of {key} since a time: {failure.text}"
+            f"the first letter of {key} from a time on could not be looked up: {failure.text}"
         )
     (offset,) = answers.found.values()
     return offset
 
 
 def _refuse_forgotten(cluster: Cluster, key: TopicPartition, low: int) -> None:
-    """Raise ValueError if letters are so old that brokers may have forgotten which were sent."""
+    """Raise ValueError if a partition has letters of more than a week ago.
+
+    Brokers may have deleted the offset of the last one sent.
+    """
     ms = time.time_ns() // 1_000_000 - _REMEMBERED_MS
     if low < _since(cluster, key, ms):
         raise _since_missing(
@@ -250,13 +255,16 @@ def _name(topic: str, partition: int) -> str:
 
 
 def _to_send(message: Mapping[str, Any], most: int) -> _Letter | None:
-    """Return the letter in a message; None for a message that is not sent."""
+    """Return the letter in a message; None if it must not be sent."""
     letter = _letter([(one["key"], one["value"]) for one in message["headers"] or ()])
     return letter if letter is not None and letter.deaths < most else None
 
 
 def _missing(letter: _Letter, partitions: int) -> str | None:
-    """Return the reason why a letter's topic or partition is missing; None if it exists."""
+    """Return which topic or partition of a letter's record is missing, with the remedy; else None.
+
+    ``partitions``: the number of partitions of the topic.
+    """
     if letter.partition < partitions:
         return None
     if not partitions:
@@ -281,7 +289,7 @@ def _send(
     letters: Sequence[_Letter | None],
     note: str,
 ) -> None:
-    """Send the letters of messages in one transaction."""
+    """Send the letters of consecutive messages, and the mark of the last, in one transaction."""
     deliveries = transactions.begin()
     for message, letter in zip(messages, letters, strict=True):
         if letter is not None:
@@ -293,13 +301,13 @@ def _send(
 
 
 def _letter(headers: Headers) -> _Letter | None:
-    """Return the letter that a message's headers describe; None without a record to replay."""
+    """Return the letter that a message's headers describe; None if it has no record to send."""
     told = dict(headers)
     if not {TOPIC, PARTITION, ATTEMPTS, REASON} <= told.keys():
         return None
     if is_of_topology(headers):  # `ackcore.spark.replay` sends these back
         return None
-    partition, attempts = (number_in(told[name]) for name in (PARTITION, ATTEMPTS))
+    partition, attempts = (header_number(told[name]) for name in (PARTITION, ATTEMPTS))
     kind, _, _ = (told[REASON] or b"").partition(b": ")
     # Without attempts the letter represents a range.
     if partition is None or not attempts:
@@ -311,4 +319,4 @@ def _letter(headers: Headers) -> _Letter | None:
         return None
     # The header with the number of deaths is kept.
     came = [each for each in headers if each[0] not in OURS or each[0] == DEATHS]
-    return _Letter(topic, partition, came, deaths(headers))
+    return _Letter(topic, partition, came, death_count(headers))

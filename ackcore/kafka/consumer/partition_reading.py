@@ -1,4 +1,4 @@
-"""The reading side of a consumer's thread: client calls, errors, positions and pauses."""
+"""The reading of a consumer's partitions: calls of its client, errors, positions and pauses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.consumer.consumer_client import record_of, watermarks
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
-from ackcore.kafka.consumer.consumer_starts import Begun
+from ackcore.kafka.consumer.consumer_starts import AssignedStart
 from ackcore.kafka.consumer.held_partition import Key
 from ackcore.kafka.consumer.held_records import TOO_FAR_BEHIND, HeldRecords
 from ackcore.kafka.kafka_errors import ConsumerError, OffsetsOutOfRange, is_fatal
@@ -60,10 +60,10 @@ def now_ms() -> int:
 
 
 class PartitionReading:
-    """The reading of partitions into `HeldRecords`. The client's thread makes all calls.
+    """Reads partitions into `HeldRecords`. Only the client's thread uses it.
 
-    ``held``: used under ``changed`` only. ``topic_ids``: takes topics, requests their ids, and
-    waits for the answer.
+    ``held``: guarded by ``changed``. ``topic_ids``: returns the present ids of topics; it waits
+    for the brokers.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class PartitionReading:
         self.ends: dict[Key, int] = {}
         #: Whether an error occurred that may come from a deleted topic.
         self.had_error = False
-        self._incremental = settings.protocol != "eager" and not settings.by_hand
+        self._incremental = settings.protocol != "eager" and not settings.is_manual
         self._paused = 0
         self._say_ms = 0
-        self._begun: dict[Key, Begun] = {}
+        self._begun: dict[Key, AssignedStart] = {}
         self._assigned_now: set[Key] = set()
         # Partitions whose position in the client may be from the assignment before.
         self._unpositioned: set[Key] = set()
@@ -101,8 +101,8 @@ class PartitionReading:
 
     # Partitions.
 
-    def begin(self, begun: Iterable[Begun]) -> None:
-        """Add partitions at their start positions. The caller assigns them at `positions`."""
+    def begin(self, begun: Iterable[AssignedStart]) -> None:
+        """Add partitions that begin. The caller then assigns them to the client at `positions`."""
         with self._changed:
             generation = self._next_generation()
             for each in begun:
@@ -118,24 +118,27 @@ class PartitionReading:
                     deployment=each.origin.deployment,
                 )
                 if each.origin != CommitOrigin.read(each.restored.deployment):
-                    self._held.is_of(each.key, each.origin.deployment)
-                if each.near is not None:
+                    self._held.set_deployment(each.key, each.origin.deployment)
+                if each.skip_to is not None:
                     keep = self._settings.dead_letters is not None
-                    self._held.lose(each.key, each.near, now_ms(), keep, TOO_FAR_BEHIND)
+                    self._held.skip_lost(each.key, each.skip_to, now_ms(), keep, TOO_FAR_BEHIND)
 
     def positions(self, keys: Iterable[Key]) -> list[TopicPartition]:
-        """Return those of these partitions that are held, with the offsets to assign them at."""
+        """Return partitions with the offsets at which the client is to be assigned them."""
         with self._changed:
             found = [(key, self._held.position(key)) for key in keys]
         self._unpositioned.update(key for key, _ in found)
         return [self._at(key, offset) for key, offset in found if offset is not None]
 
     def _at(self, key: Key, offset: int) -> TopicPartition:
-        """Return a position, with the epoch that makes brokers refuse it in another log."""
+        """Return a position for the client, with the epoch of the last record read.
+
+        By the epoch, brokers refuse the position if the log was truncated below it.
+        """
         return TopicPartition(*key, offset, leader_epoch=self._epochs.get(key, _NO_EPOCH))
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """Remove partitions."""
+        """Remove partitions that were taken away."""
         with self._changed:
             for key in keys:
                 self._held.forget(key)
@@ -152,10 +155,11 @@ class PartitionReading:
         # From the clock: a late commit may come from the process before this one.
         return max(self._held.generation + 1, time.time_ns() // 1_000_000)
 
-    def learn_ids(self, ids: Mapping[str, str | None]) -> None:
-        """Store the present ids of topics. A topic with a new id was created again.
+    def update_topic_ids(self, ids: Mapping[str, str | None]) -> None:
+        """Compare the present ids of topics with the known ones, to detect re-created topics.
 
-        Raises OffsetsOutOfRange if a topic was created again, and ``out_of_range`` is "fail".
+        Such a topic is read from its beginning. Raises OffsetsOutOfRange instead if
+        ``out_of_range`` is "fail".
         """
         for key, begun in list(self._begun.items()):
             now = ids.get(key[0])
@@ -165,7 +169,7 @@ class PartitionReading:
             self._begun[key] = begun._replace(topic_id=now, origin=known)
             if begun.topic_id is None and not begun.origin.is_other_topic(known):
                 with self._changed:
-                    self._held.is_of(key, known.deployment)
+                    self._held.set_deployment(key, known.deployment)
                 continue
             what = f"the topic of {key[0]}-{key[1]} was deleted and created again"
             if self._settings.on_out_of_range == "fail":
@@ -175,25 +179,26 @@ class PartitionReading:
                 )
             self._log.warning("%s, and is read from its beginning", what)
             # Records that come now are ignored, and read again when the former ones are done.
-            self._is_another_log(key, 0)
+            self._plan_other_log(key, 0)
             self._client.pause([TopicPartition(*key)])
 
-    def _is_another_log(self, key: Key, offset: int, epoch: int | None = None) -> None:
+    def _plan_other_log(self, key: Key, offset: int, epoch: int | None = None) -> None:
         """Plan to read a partition from an offset once all records read of it are done.
 
-        Give ``epoch`` if all records below the offset are of that leader. The broker then refuses
-        the offset if the log has changed by then.
+        Until then, records that the client reads of it are ignored. ``epoch``: the epoch of the
+        leader that wrote all records below the offset, if there is one. By it, brokers refuse the
+        offset if the log has changed again.
         """
         self._other_logs[key] = offset
         if epoch is None:
             self._epochs.pop(key, None)
         with self._changed:
-            self._held.is_another_log(key, offset, self._begun[key].origin.deployment)
+            self._held.expect_other_log(key, offset, self._begun[key].origin.deployment)
 
     # Reading.
 
     def pause_and_resume(self) -> None:
-        """Pause partitions that have reached a limit, and resume those below it."""
+        """Pause the partitions that have reached a limit, and resume those that may be read."""
         with self._changed:
             pause, resume = self._held.pauses()
             self._paused = self._held.paused
@@ -210,9 +215,9 @@ class PartitionReading:
             self._fetch_now(resume)
 
     def _fetch_now(self, keys: Iterable[Key]) -> None:
-        """Make librdkafka fetch resumed partitions now, instead of up to 1 s later.
+        """Seek resumed partitions to where they are, which makes librdkafka fetch them at once.
 
-        Its broker thread sleeps, and of all calls for a partition only a seek wakes it.
+        Its broker thread may sleep for 1 s, and only a seek wakes it.
         """
         with self._changed:
             found = {key: self._held.position(key) for key in keys}
@@ -222,7 +227,10 @@ class PartitionReading:
                     self._client.seek(self._at(key, offset))
 
     def read(self, *, busy: bool) -> None:
-        """Read the available records, or wait for the first: briefly if ``busy`` or paused."""
+        """Read the available records, or wait up to 0.1 s for the first.
+
+        ``busy``: wait only 0.01 s, because dead letters are being stored.
+        """
         with self._changed:
             room = self._held.room()
         self._assigned_now.clear()
@@ -274,7 +282,7 @@ class PartitionReading:
             self._held.read(key, records, sizes, now_ms(), unreadable)
 
     def _read_from(self, offsets: Mapping[Key, int]) -> None:
-        """Read partitions from offsets by a new assignment, since a seek fails after an error."""
+        """Assign partitions anew, at other offsets. A seek would fail after an error."""
         self._unpositioned.update(offsets)
         begun = [self._at(key, offset) for key, offset in offsets.items()]
         if self._incremental:
@@ -297,16 +305,20 @@ class PartitionReading:
             with self._changed:
                 position = self._held.position(key)
             raise ConsumerError(
-                f"{key[0]}-{key[1]} cannot be read from offset {position} on: {error.str()}; "
-                "commit an offset after the damaged records to skip them"
+                f"{key[0]}-{key[1]} has damaged records at offset {position} or above: "
+                f"{error.str()}; to skip them, commit an offset after them for group "
+                f"{self._settings.group_id!r} by Kafka's tools, and start the consumer again"
             )
         elif is_fatal(error) or code in _FINAL:
-            raise ConsumerError(f"the consumer cannot continue to read: {error.str()}")
+            raise ConsumerError(f"the client of the consumer has failed for good: {error.str()}")
         else:
             self._log.warning("the client reported an error, and continues: %s", error.str())
 
     def _out_of_range(self, key: Key) -> None:
-        """Handle an offset out of range, after which the client stops reading the partition."""
+        """Handle the client's error that the next offset of a partition is out of range.
+
+        The client has stopped reading the partition.
+        """
         with self._changed:
             position = self._held.position(key)
         if position is None or key in self._other_logs:
@@ -315,7 +327,7 @@ class PartitionReading:
         high = self.ends[key]
         policy = self._settings.on_out_of_range
         name = f"{key[0]}-{key[1]}"
-        if low <= position <= high and not self._is_truncated(key, low, position):
+        if low <= position <= high and not self._handle_truncation(key, low, position):
             if position == low:  # no record below is left to compare epochs with
                 self._epochs.pop(key, None)
             self._resets[key] = times = self._resets.get(key, 0) + 1
@@ -330,16 +342,16 @@ class PartitionReading:
         if key in self._other_logs:
             return
         if position > high:
-            self.learn_ids(self._topic_ids([key[0]]))
+            self.update_topic_ids(self._topic_ids([key[0]]))
             if key in self._other_logs:
                 return
         what = f"{name} cannot be read from offset {position}: it has offsets [{low}, {high})"
         if policy == "fail":
             if position > high:
-                self._end_before_another_log(key, low, high)
+                self._commit_common_log(key, low, high)
             raise OffsetsOutOfRange(
-                f"{what}; to continue at its beginning or end, set out_of_range='earliest' or "
-                "'latest': with dead_letters, a dead letter names the lost offsets"
+                f"{what}; to continue at its first offset or its end, set out_of_range='earliest' "
+                "or 'latest': with dead_letters, a dead letter names the lost offsets"
             )
         target = low if policy == "earliest" else high
         if position > high:
@@ -347,21 +359,21 @@ class PartitionReading:
             self._log.warning(
                 "%s: it was truncated or its topic created again, and is read from %d", what, target
             )
-            self._is_another_log(key, target)
+            self._plan_other_log(key, target)
             return
         with self._changed:
             keep = self._settings.dead_letters is not None
-            lost = self._held.lose(key, target, now_ms(), keep)
+            lost = self._held.skip_lost(key, target, now_ms(), keep)
         self._log.warning(
             "%s: %d offsets are lost, and reading continues at %d", what, lost, target
         )
         self._epochs.pop(key, None)
         self._read_from({key: target})
 
-    def _is_truncated(self, key: Key, low: int, position: int) -> bool:
-        """Return whether the log below a position was truncated. If so, plan to read it again.
+    def _handle_truncation(self, key: Key, low: int, position: int) -> bool:
+        """Check whether a partition was truncated below the position; if so, read it again.
 
-        Raises OffsetsOutOfRange if the log was truncated, and ``out_of_range`` is "fail".
+        Returns whether it was. Raises OffsetsOutOfRange if it was and ``out_of_range`` is "fail".
         """
         epoch, name = self._epochs.get(key), f"{key[0]}-{key[1]}"
         if epoch is None:
@@ -373,35 +385,44 @@ class PartitionReading:
             return False  # the broker will refuse the position again
         if other is None:
             return False
-        what = f"{name} was read up to {position}, and its log was truncated at {other}"
-        self._is_another_log(key, other, epoch)
+        what = (
+            f"{name} was read up to offset {position}, and then its log was truncated at offset "
+            f"{other} and written anew"
+        )
+        self._plan_other_log(key, other, epoch)
         if self._settings.on_out_of_range == "fail":
             raise OffsetsOutOfRange(
-                f"{what}; start the consumer again, which reads from there or from below, or set "
-                "out_of_range='earliest' or 'latest' to continue without a restart"
+                f"{what}; start the consumer again: it reads from offset {other}, or from the "
+                "committed offset if that is lower. To continue without a restart, set "
+                "out_of_range='earliest' or 'latest'"
             )
-        self._log.warning("%s; it is read again from there", what)
+        self._log.warning("%s; it is read again from that offset", what)
         return True
 
-    def _end_before_another_log(self, key: Key, low: int, high: int) -> None:
-        """Commit the done offsets only up to the place where a shorter log differs from the one
-        read.
+    def _commit_common_log(self, key: Key, low: int, high: int) -> None:
+        """Before the consumer ends, keep offsets of a truncated log from being committed.
 
-        At the next start the log may be long enough again to hide the difference.
+        Offsets above the truncation are not committed as done: at the next start the log may be
+        long enough again to hide it.
         """
         epoch = self._epochs.get(key)
         if epoch is None or self._begun[key].topic_id is None:
-            return  # without an epoch or a topic id the place is unknown
+            return  # the offset of the truncation is unknown
         with suppress(ConnectionError):
             other = truncated_at(self._settings.client, key, low, high, epoch, _ASK_S)
-            self._is_another_log(key, high if other is None else other)
+            self._plan_other_log(key, high if other is None else other)
 
-    def go_on(self) -> None:
-        """Resume partitions after a seek, a refusal, or the last done record of a former log."""
+    def apply_positions(self) -> None:
+        """Make the client continue at new positions.
+
+        They come from `Consumer.seek`; from offsets that brokers refused, which are read again
+        after a pause; and from truncated or re-created partitions, once all records that were read
+        before are done.
+        """
         with self._changed:
-            sought = self._held.sought()
+            sought = self._held.take_seeks()
             for key in sought:
-                self._held.is_of(key, self._begun[key].origin.deployment)
+                self._held.set_deployment(key, self._begun[key].origin.deployment)
                 self._forget_place(key)
         if sought:
             self._read_from(sought)
@@ -429,8 +450,8 @@ class PartitionReading:
             self._read_from({key: target})
             self._client.resume([TopicPartition(*key)])
 
-    def pass_markers(self) -> None:
-        """Move past transaction markers in partitions where all records are done."""
+    def skip_markers(self) -> None:
+        """Count transaction markers behind the last record of a partition as done."""
         with self._changed:
             keys = self._held.assigned
             idle = [key for key in keys if self._held.is_idle(key) and key not in self._other_logs]

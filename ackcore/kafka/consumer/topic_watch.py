@@ -1,6 +1,6 @@
-"""The list of topics and partitions, refreshed in background threads.
+"""Look-ups of a consumer's topics, their ids and their partitions, in background threads.
 
-A consumer's own client does not provide topic ids, nor changes outside a group membership.
+The client of the consumer does not provide topic ids, nor new partitions without a group.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _SOON_MS = 500
 
 
 class TopicWatch:
-    """A periodic look-up of topics and their partitions.
+    """Looks up topics and their partitions every ``refresh_s``, and on request.
 
-    ``settings``: the topics, and the interval of look-ups. ``now_ms``: the time of a monotonic
-    clock, as all times here.
+    ``settings``: the settings of the consumer. ``now_ms``: the time of a monotonic clock, as all
+    times here.
     """
 
     def __init__(self, settings: ConsumerSettings, now_ms: int) -> None:
@@ -48,21 +48,21 @@ class TopicWatch:
         self._pattern = "|".join(f".*(?:{each}).*" for each in patterns)
 
     def subscribed(self) -> list[Partition]:
-        """Return all partitions of the subscribed topics, in order.
+        """Look up all partitions of the subscribed topics, ordered by topic and number.
 
         Raises ConsumerError if no broker answers, or a named topic does not exist.
         """
         return self._answer(lambda: self._subscribed(missing_ok=False))
 
     def ids(self, topics: Iterable[str]) -> dict[str, str | None]:
-        """Return the ids of those topics that exist. Raises ConsumerError if no broker answers."""
+        """Look up the ids of topics; missing topics are left out.
+
+        Raises ConsumerError if no broker answers.
+        """
         return ids_of(self._answer(lambda: self._of(topics)))
 
     def is_new(self, key: tuple[str, int]) -> bool:
-        """Return whether a partition did not exist at the first look-up of its topic.
-
-        All partitions of a topic that was created again since then are new.
-        """
+        """Return whether a partition, or its whole topic, was created after the first look-up."""
         topic, partition = key
         now = self._now.get(topic)
         partitions, first = self._first.get(topic, (partition + 1, now))
@@ -103,14 +103,15 @@ class TopicWatch:
     def _of(self, topics: Iterable[str]) -> list[Partition]:
         return self._cluster.partitions(topics, missing_ok=True)
 
-    def soon(self, now_ms: int) -> None:
-        """Schedule the next look-up at once, because a topic may have been deleted."""
+    def hurry(self, now_ms: int) -> None:
+        """Make the next look-up due, at the earliest 0.5 s after the last one."""
         self._next_ms = min(self._next_ms, max(now_ms, self._last_ms + _SOON_MS))
 
-    def look(self, topics: Collection[str], now_ms: int) -> list[Partition] | None:
-        """Return an answer that has come, or None; start a look-up if one is due. Does not wait.
+    def poll(self, topics: Collection[str], now_ms: int) -> list[Partition] | None:
+        """Return the partitions if a look-up has ended since the last call; else None.
 
-        With ``tasks`` the answer covers all subscribed topics, else the given ones.
+        Starts the next look-up if one is due, and does not wait for it. It is of ``topics``, or
+        with ``tasks`` of all subscribed topics.
         """
         found = None
         if self._asked is not None and self._asked.done():
@@ -139,5 +140,5 @@ class TopicWatch:
 
 
 def ids_of(partitions: Iterable[Partition]) -> dict[str, str | None]:
-    """Return the ids of the topics of partitions."""
+    """Return the topic ids in a list of partitions, by topic."""
     return {one.topic: one.topic_id for one in partitions}

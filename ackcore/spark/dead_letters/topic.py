@@ -159,7 +159,7 @@ class TopicWriter:
     def _send(
         self, deliveries: Deliveries, spout: str, number: int, dead: pa.Table, first: int
     ) -> None:
-        from ackcore.kafka.consumer.consumer_letters import MAX_DEATHS, deaths  # noqa: PLC0415
+        from ackcore.kafka.consumer.consumer_letters import MAX_DEATHS, death_count  # noqa: PLC0415
 
         letters = as_letters(dead, number).select(LETTER.names)
         payload = dead.select(dead.column_names[len(TRACKING) :]).combine_chunks()
@@ -177,7 +177,7 @@ class TopicWriter:
         for row, ((letter, place), (key, value, came)) in enumerate(
             zip(about, contents, strict=True), first
         ):
-            died = max(deaths(came), letter["replays"]) + 1
+            died = max(death_count(came), letter["replays"]) + 1
             if died > MAX_DEATHS:
                 _log.warning(
                     "record %s of spout %r has died %d times: its dead letter is stored, but not "

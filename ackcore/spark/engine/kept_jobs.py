@@ -74,7 +74,7 @@ def kept_job(setup: RunSetup, inputs: Sequence[InputFrame]) -> KeptJob | None:
         return None
     spec, source = setup.spec, setup.sources[inputs[0].spout]
     # These may differ in each run, and hold arrays.
-    if spec.tables or source.refused or source.tried or source.blocked is not None:
+    if spec.tables or source.refused or source.blocked is not None:
         return None
     text = json.dumps([_of_run(spec), source.key, read.to_json()])
     if len(text) > _LONGEST:

@@ -30,7 +30,7 @@ from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.tasks.decoding import CorruptLines, ValueDecoder
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
-from ackcore.spark.tasks.record_ids import Decoder, RefusedOffsets, SpoutSpec, Tried
+from ackcore.spark.tasks.record_ids import Decoder, RefusedOffsets, SpoutSpec
 from ackcore.spark.tasks.reread_stage import PieceReader
 from ackcore.spark.tasks.row_files import RowFile, read_whole
 from ackcore.spark.tasks.spec import TaskSpec
@@ -80,8 +80,8 @@ class InputFrame:
     ``spout`` is the spout of the rows.  If it is None, each spout has a nullable struct column, in
     the order of the topology, and each partition has rows of one spout.  The rows of a ``snapshot``
     are in files of ackcore or in ranges of offsets, and can be read again without the source.
-    The ``refused`` rows fail, and the ``tried`` rows have failed before.  With ``repeats``, every
-    reading of the frame gives the same rows in the same order, whatever Spark's plan shows.
+    The ``refused`` rows fail.  With ``repeats``, every reading of the frame gives the same rows in
+    the same order, whatever Spark's plan shows.
     With ``own_session`` the frame is an RDD in a session that only its streaming query uses.
     """
 
@@ -89,7 +89,6 @@ class InputFrame:
     spout: str | None
     snapshot: Snapshot | None = None
     refused: tuple[RefusedOffsets, ...] = ()
-    tried: tuple[Tried, ...] = ()
     repeats: bool = False
     own_session: bool = False
 
@@ -309,7 +308,6 @@ class SpoutRows(NamedTuple):
     schema: pa.Schema
     spills: bool
     refused: tuple[RefusedOffsets, ...] = ()
-    tried: tuple[Tried, ...] = ()
 
 
 class RunSetup:
@@ -336,7 +334,7 @@ class RunSetup:
         self.sources: dict[str, SpoutSpec] = {}
         schemas: dict[tuple[str, str], pa.Schema] = {}
         for number, spout in enumerate(topology.spouts.values()):
-            schema, spills, refused, tried = rows[spout.name]
+            schema, spills, refused = rows[spout.name]
             self.sources[spout.name] = SpoutSpec(
                 name=spout.name,
                 number=number,
@@ -351,7 +349,6 @@ class RunSetup:
                 refused=refused,
                 ordered_by=spout.ordered_by,
                 blocked=plan.blocked.get(spout.name),
-                tried=tried,
                 number_column=number_of(spout),
             )
             schemas[spout.name, DEFAULT_STREAM] = (
@@ -428,9 +425,8 @@ def setup_on_spark(
         else:
             spills = spout.tracked and not all(_reads_alike(one, spout) for one in frames)
         refused = tuple(one for frame in frames for one in frame.refused)
-        tried = tuple(one for frame in frames for one in frame.tried)
         rows[spout.name] = SpoutRows(
-            source_schema(spout) if schema is None else schema, spills, refused, tried
+            source_schema(spout) if schema is None else schema, spills, refused
         )
     # If rows may come in another order, a root is another record in the next attempt.
     isolates = not any(one.spills for one in rows.values())

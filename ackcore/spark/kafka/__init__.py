@@ -1,7 +1,6 @@
 """Spouts that read Kafka: the offsets of a micro-batch, their reader, and their commits.
 
-Other parts import only `kafka_sources` and `frame_groups` of this package, because confluent-kafka
-is optional.
+This module imports the others only for a topology that needs them: confluent-kafka is optional.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ if TYPE_CHECKING:
 def kafka_sources(
     topology: Topology, spark: SparkSession, state: State, *, ends: bool, once: bool = False
 ) -> KafkaSources | None:
-    """Return the spouts of a topology that read Kafka; None if there are none.
+    """Return the `KafkaSpout` sources of a topology; None if it has none.
 
-    ``topology``, ``spark``, ``state``: the topology, the Spark session and the state of the
-    checkpoint. ``ends``: whether the query ends at the present ends of the partitions. ``once``:
-    whether the first micro-batch takes all records up to there.
+    ``state``: the state of the checkpoint. ``ends``: whether the query ends at the present ends of
+    the partitions. ``once``: whether its first micro-batch takes all records up to there.
     """
     if all(spout.kind != "kafka" for spout in topology.spouts.values()):
         return None
@@ -38,13 +36,11 @@ def kafka_sources(
 
 
 def frame_groups(topology: Topology, state: State, log: Path) -> FrameGroups | None:
-    """Return the consumer groups whose offsets ackcore commits for DataFrame sources; None without
-    any.
+    """Return the groups of a topology's DataFrames (``commit_group``); None if it has none.
 
-    Commits the offsets that were done before.
+    Commits the offsets of the last done micro-batch again.
 
-    ``topology``, ``state``: the topology and the state of the checkpoint. ``log``: Spark's own log
-    of offsets.
+    ``state``: the state of the checkpoint. ``log``: the directory of Spark's own log of offsets.
     """
     if all(spout.group is None for spout in topology.spouts.values()):
         return None
@@ -52,5 +48,5 @@ def frame_groups(topology: Topology, state: State, log: Path) -> FrameGroups | N
 
     groups = FrameGroups(topology, state.deployment_key, log)
     with fenced(state.check_owner):
-        groups.recall(state)
+        groups.repeat_last_commit(state)
     return groups

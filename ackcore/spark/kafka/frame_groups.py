@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,13 @@ from ackcore.kafka.cluster import Cluster
 from ackcore.spark.base.sources import streams_in
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.kafka.group_commits import Key, Teller, ToldGroup, refuse_two_tellers, states
+from ackcore.spark.kafka.group_commits import (
+    GroupCommitter,
+    GroupUse,
+    Key,
+    refuse_shared_groups,
+    states,
+)
 from ackcore.spark.kafka.plans import OffsetPlan, Position
 from ackcore.topology.builder import Topology
 from ackcore.topology.parts import Spout
@@ -29,10 +34,10 @@ _log = logging.getLogger("ackcore")
 
 
 class FrameGroups:
-    """The groups of a topology whose records come from Spark's own Kafka source.
+    """The groups of all DataFrame spouts of a topology that have a ``commit_group``.
 
     ``topology``: the topology, with its spouts in the order of the checkpoint. ``deployment``: the
-    key of the checkpoint that makes the commits. ``log``: Spark's own log of offsets.
+    key of the checkpoint. ``log``: the directory of Spark's own log of offsets.
     """
 
     def __init__(self, topology: Topology, deployment: int, log: Path) -> None:
@@ -50,19 +55,17 @@ class FrameGroups:
                 if spout.group is not None:
                     self._groups.append(_FrameGroup(spout, self._sources[-1], deployment))
         self._sources.append(len(streams))
-        refuse_two_tellers(one.teller for one in self._groups)
+        refuse_shared_groups(one.use for one in self._groups)
         self._complained = False
 
-    def recall(self, state: State) -> None:
-        """Commit the last done micro-batch again: the former driver may have died before its
-        commit.
-        """
+    def repeat_last_commit(self, state: State) -> None:
+        """Commit the last done micro-batch again. Its driver may have died before the commit."""
         decision = None if state.last_done is None else state.decision(state.last_done)
         if decision is not None:
             self.done(decision)
 
     def done(self, decision: BatchDecision) -> Mapping[str, int]:
-        """Commit the done offsets after a micro-batch; return each spout's lag."""
+        """Commit the offsets that are done after a micro-batch. Return the lag of each spout."""
         try:
             text = (self._log / str(decision.number)).read_text("utf-8")
             offsets = read_offsets(text, self._sources)
@@ -74,16 +77,16 @@ class FrameGroups:
             # The done offsets are in the checkpoint, and the next commit covers all of them.
             if not self._complained:
                 _log.warning(
-                    "Spark's log has no readable offsets for consumer groups; the next commit "
-                    "covers them: %r",
-                    error,
+                    "the offsets of micro-batch %d could not be read from Spark's log, and are "
+                    "committed to the consumer groups with the next micro-batch: %r",
+                    *(decision.number, error),
                 )
             self._complained = True
             return {}
 
     @property
     def has_commit_due(self) -> bool:
-        """Whether a failed commit is to be repeated now, by a micro-batch."""
+        """Whether a micro-batch is due to repeat a failed commit."""
         return any(one.has_commit_due for one in self._groups)
 
     def close(self) -> None:
@@ -99,27 +102,29 @@ class _FrameGroup:
         self.name = spout.name
         self.number = number
         self.cluster = Cluster(spout.group.client)
-        self._group = ToldGroup(spout.name, spout.group.group_id, deployment)
-        self._asking = threading.Lock()
+        self._group = GroupCommitter(spout.name, spout.group.group_id, deployment)
         servers = spout.group.client.bootstrap_servers
-        self.teller = Teller(spout.name, spout.group.group_id, servers, [number])
+        self.use = GroupUse(spout.name, spout.group.group_id, servers, [number])
         #: The first done offset of each partition, for the lag before its first commit.
-        self._untold: dict[Key, int] = {}
+        self._first_not_done: dict[Key, int] = {}
 
     @property
     def has_commit_due(self) -> bool:
         return self._group.is_due
 
     def done(self, offsets: Mapping[Key, int], waiting: Iterable[pa.Table]) -> int:
-        """Commit the done offsets; return the group's lag, as far as the ends are known."""
+        """Commit the done offsets. Return the lag over all partitions.
+
+        ``offsets``: the end of the micro-batch in each partition. ``waiting``: the spout's records
+        that wait for a retry.
+        """
         plan = OffsetPlan(_positions(offsets))
         after = {(topic, partition): state for topic, partition, state in states(plan, waiting)}
         for each, state in after.items():
-            self._untold.setdefault(each, state.committable)
+            self._first_not_done.setdefault(each, state.committable)
         # Spark's log has no topic ids, so a topic that was created again is not detected.
-        told = {**self._untold, **self._group.tell(self.cluster, self._asking, after, {})}
-        with self._asking:
-            ends = self.cluster.watermarks(after).found
+        told = {**self._first_not_done, **self._group.commit(self.cluster, after, {})}
+        ends = self.cluster.watermarks(after).found
         return sum(
             max(0, (ends[each].high if each in ends else offsets[each]) - told[each])
             for each in after
@@ -134,19 +139,19 @@ def _positions(offsets: Mapping[Key, int]) -> dict[str, dict[int, Position]]:
 
 
 def read_offsets(text: str, sources: Sequence[int]) -> dict[int, dict[Key, int]]:
-    """Return the end offsets of a micro-batch, by the number of each source that reads Kafka.
+    """Return the end of a micro-batch in each partition, by the number of the Kafka source.
 
-    Raises ValueError if the entry has another number of streams, so that they cannot be matched.
+    Raises ValueError if the entry has another number of streams than the plan.
 
-    ``text``: Spark's log entry of the micro-batch. ``sources``: the source number of each stream in
-    the query's plan, in order.
+    ``text``: the entry of the micro-batch in Spark's log. ``sources``: the source number of each
+    stream in the query's plan, in order.
     """
     version, _, *lines = text.split("\n")
     if version == "v1":
         # One line for each stream in the plan; streams of one source have equal lines.
         if len(lines) != len(sources):
             raise ValueError(
-                f"the entry has {len(lines)} streams, and the plan of the query {len(sources)}"
+                f"the entry has {len(lines)} streams, and the query's plan has {len(sources)}"
             )
         noted = dict(zip(sources, lines, strict=True))
     else:
@@ -172,7 +177,7 @@ def _json(line: str) -> Any:
 
 
 def _is_kafkas(found: Any) -> bool:
-    """Return whether a value is an offset in the form of Spark's Kafka source."""
+    """Return whether the JSON value of an offset is one of Spark's Kafka source."""
     return isinstance(found, dict) and all(
         isinstance(each, dict)
         and all(isinstance(offset, int) and name.isdigit() for name, offset in each.items())

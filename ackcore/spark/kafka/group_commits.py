@@ -1,9 +1,8 @@
-"""Commits to a consumer group after each micro-batch: first offsets not done, and metadata."""
+"""Commits of the done offsets to a consumer group, after each micro-batch."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from itertools import combinations
@@ -13,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._records import Int32s, Int64s, OffsetState
+from ackcore._records import Int64s, OffsetState
 from ackcore.kafka.cluster import Cluster, Committed, PartitionAnswers
 from ackcore.kafka.commit_metadata import CommitOrigin, MetadataForm
 from ackcore.offsets import Commit, decode_metadata
 from ackcore.retry import capped_doubling
 from ackcore.spark.base.atomic import check_fence
-from ackcore.spark.base.schemas import ATTEMPT, REPLAYED
+from ackcore.spark.base.schemas import REPLAYED
 from ackcore.spark.kafka.plans import OffsetPlan
 
 _log = logging.getLogger("ackcore")
@@ -33,34 +32,29 @@ _AGAIN_S, _LONGEST_AGAIN_S = 1.0, 300.0
 _REPEAT_S = 3600.0
 
 _NO_OFFSETS, _NO_ATTEMPTS = np.empty(0, np.int64), np.empty(0, np.int32)
-_NO_HOLES = _NO_OFFSETS, _NO_OFFSETS, _NO_OFFSETS, _NO_ATTEMPTS
-_NEEDED = ("topic", "partition", "offset", ATTEMPT)
 
 Key = tuple[str, int]
 
 
 def states(plan: OffsetPlan, waiting: Iterable[pa.Table]) -> Iterator[tuple[str, int, OffsetState]]:
-    """Yield topic, partition and done offsets of each partition after a micro-batch.
+    """Yield topic, number and done offsets of each partition after a micro-batch.
 
-    ``plan``: the plan of the micro-batch. ``waiting``: the spout's records that wait for a retry
-    after it.
+    All offsets below the plan's position are done, except those of waiting records.
+
+    ``waiting``: the spout's records that wait for a retry.
     """
     wait = _by_partition(waiting)
-    for topic, partition, position in plan.each():
-        rows = wait.get((topic, partition))
-        if rows is None:
-            state = OffsetState(position.next, position.next, *_NO_HOLES)
-        else:
-            state = _state(position.next, *rows)
-        yield topic, partition, state
+    for topic, partition, position in plan.items():
+        yield topic, partition, _state(position.next, wait.get((topic, partition), _NO_OFFSETS))
 
 
-def _state(next_: int, waiting: Int64s, attempts: Int32s) -> OffsetState:
-    """Return the state in which all offsets below ``next_`` are done, except the waiting ones."""
+def _state(next_: int, waiting: Int64s) -> OffsetState:
+    """Return a state with all offsets below ``next_`` done, except the sorted waiting ones."""
+    if not len(waiting):  # as most partitions
+        return OffsetState(next_, next_, _NO_OFFSETS, _NO_OFFSETS, _NO_OFFSETS, _NO_ATTEMPTS)
     # Offsets from next_ on are of a former topic, or were truncated.
     if len(waiting) and waiting[-1] >= next_:
-        below = int(np.searchsorted(waiting, next_))
-        waiting, attempts = waiting[:below], attempts[:below]
+        waiting = waiting[: int(np.searchsorted(waiting, next_))]
     apart = np.ones(len(waiting) + 1, np.bool_)
     np.greater(waiting[1:] - waiting[:-1], 1, out=apart[1:-1])
     starts, ends = waiting[apart[:-1]], waiting[apart[1:]] + 1
@@ -68,35 +62,33 @@ def _state(next_: int, waiting: Int64s, attempts: Int32s) -> OffsetState:
     if len(ends) and ends[-1] >= next_:  # no offset above the last run is done
         end, starts, ends = int(starts[-1]), starts[:-1], ends[:-1]
     first = int(starts[0]) if len(starts) else end
-    failed = attempts > 0
-    return OffsetState(first, end, starts, ends, waiting[failed], attempts[failed])
+    return OffsetState(first, end, starts, ends, _NO_OFFSETS, _NO_ATTEMPTS)
 
 
-def _by_partition(tables: Iterable[pa.Table]) -> dict[tuple[str, int], tuple[Int64s, Int32s]]:
-    """Return the sorted, distinct waiting offsets of each partition, and their attempts."""
+def _by_partition(tables: Iterable[pa.Table]) -> dict[tuple[str, int], Int64s]:
+    """Return the waiting offsets of each partition, sorted and distinct."""
     # Replayed records were done before: their offsets stay committed.
-    parts = [table.filter(pc.equal(table[REPLAYED], 0)).select(_NEEDED) for table in tables]
+    names = ["topic", "partition", "offset"]
+    parts = [table.filter(pc.equal(table[REPLAYED], 0)).select(names) for table in tables]
     rows = pa.concat_tables(parts) if parts else None
     if rows is None or not len(rows):
         return {}
     topics = rows["topic"].combine_chunks().dictionary_encode()
     names, of = topics.dictionary.to_pylist(), topics.indices.to_numpy()
-    partitions, offsets, attempts = (rows[name].to_numpy() for name in _NEEDED[1:])
+    partitions, offsets = rows["partition"].to_numpy(), rows["offset"].to_numpy()
     order = np.lexsort((offsets, partitions, of))
     of, partitions, offsets = of[order], partitions[order], offsets[order]
-    attempts = attempts[order].astype(np.int32)
     cuts = np.flatnonzero((np.diff(of) != 0) | (np.diff(partitions) != 0)) + 1
     found = {}
     for start, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(of)], strict=True):
-        some, first = np.unique(offsets[start:end], return_index=True)
-        found[names[of[start]], int(partitions[start])] = some, attempts[start:end][first]
+        found[names[of[start]], int(partitions[start])] = np.unique(offsets[start:end])
     return found
 
 
 class CommitCache:
-    """A cache of the last commits, since most partitions do not change between micro-batches.
+    """Encodes commits, and reuses the last one of a partition that did not change.
 
-    ``deployment``: the key of the checkpoint that makes the commits.
+    ``deployment``: the key of the checkpoint, whose hash the metadata hold.
     """
 
     def __init__(self, deployment: int) -> None:
@@ -108,7 +100,10 @@ class CommitCache:
     def commits(
         self, done: Mapping[tuple[str, int], OffsetState], topic_ids: Mapping[str, str]
     ) -> dict[tuple[str, int], Commit]:
-        """Return the commit of each partition, for topics with these ids."""
+        """Return the commit of each partition.
+
+        ``done``: the done offsets by partition. ``topic_ids``: the ids of the topics, where known.
+        """
         whose = {
             topic: CommitOrigin.of(topic_ids.get(topic), self.name).deployment
             for topic in {topic for topic, _ in done}
@@ -126,15 +121,18 @@ class CommitCache:
     def learn(
         self, sent: Mapping[tuple[str, int], Commit], answers: PartitionAnswers[Committed]
     ) -> bool:
-        """Apply the answers to commits. Return whether to retry too large ones in a new form."""
+        """Adapt the metadata's length to the answers to commits.
+
+        Returns whether commits were too large, and are to be encoded and sent again.
+        """
         for each in answers.found:
-            self._form.taken(sent[each].metadata)
+            self._form.accepted(sent[each].metadata)
         too_large = [
             sent[each].metadata
             for each, failure in answers.failed.items()
             if failure.code == "OFFSET_METADATA_TOO_LARGE"
         ]
-        if not self._form.refused(max(too_large, key=len, default="")):
+        if not self._form.too_large(max(too_large, key=len, default="")):
             return False
         self._last = {}
         return True
@@ -145,27 +143,20 @@ def _is_same(one: OffsetState, other: OffsetState) -> bool:
         one[:2] == other[:2]
         and np.array_equal(one.hole_starts, other.hole_starts)
         and np.array_equal(one.hole_ends, other.hole_ends)
-        and np.array_equal(one.failed, other.failed)
-        and np.array_equal(one.attempts, other.attempts)
     )
 
 
-class Teller(NamedTuple):
-    """A spout that commits to a group: its name, the group, the brokers, and its partitions or
-    sources.
-    """
+class GroupUse(NamedTuple):
+    """A spout that commits to a group, for `refuse_shared_groups`."""
 
     spout: str
     group_id: str
     bootstrap_servers: str
-    of: Collection[Hashable]
+    of: Collection[Hashable]  # its partitions, or the numbers of its sources
 
 
-def refuse_two_tellers(tellers: Iterable[Teller]) -> None:
-    """Raise ValueError if two spouts commit the same partitions to one group.
-
-    A reader that begins at the group's offsets would skip records that only one spout has done.
-    """
+def refuse_shared_groups(tellers: Iterable[GroupUse]) -> None:
+    """Raise ValueError if two spouts commit the same partitions to one group."""
     for one, other in combinations(tellers, 2):
         if one[1:3] == other[1:3] and not set(one.of).isdisjoint(other.of):
             raise ValueError(
@@ -176,11 +167,10 @@ def refuse_two_tellers(tellers: Iterable[Teller]) -> None:
             )
 
 
-class ToldGroup:
-    """A consumer group to which a spout commits.
+class GroupCommitter:
+    """Commits the done offsets of a spout to its consumer group, and repeats failed commits.
 
-    ``spout``: the name of the spout. ``group_id``: the name of the group. ``deployment``: the key
-    of the checkpoint that makes the commits.
+    ``spout``: the name of the spout. ``deployment``: the key of the checkpoint.
     """
 
     def __init__(self, spout: str, group_id: str, deployment: int) -> None:
@@ -189,7 +179,7 @@ class ToldGroup:
         self._cache = CommitCache(deployment)
         self._origin = CommitOrigin.of(None, self._cache.name)
         #: The last confirmed commit of each partition.
-        self._told: dict[Key, tuple[int, str]] = {}
+        self._confirmed: dict[Key, tuple[int, str]] = {}
         self._repeat_at = self._next_at = 0.0
         #: The number of failed commits in a row, and the time of the next repeat.
         self._failures = 0
@@ -198,15 +188,12 @@ class ToldGroup:
 
     @property
     def is_due(self) -> bool:
-        """Whether a failed commit is to be repeated now, by any micro-batch."""
+        """Whether a micro-batch is due to repeat a failed commit."""
         return self._again_at is not None and time.monotonic() >= self._again_at
 
-    def tell_of_others(
-        self, cluster: Cluster, asking: threading.Lock, partitions: Iterable[Key]
-    ) -> None:
-        """Warn if another deployment is known to have committed to the group."""
-        with asking:
-            committed = cluster.committed(self._group_id, partitions).found
+    def warn_of_others(self, cluster: Cluster, partitions: Iterable[Key]) -> None:
+        """Warn if the last commit of a partition is from another deployment."""
+        committed = cluster.committed(self._group_id, partitions).found
         for (topic, partition), (offset, metadata) in committed.items():
             known = CommitOrigin.read(
                 decode_metadata(topic, partition, offset, metadata).deployment
@@ -220,41 +207,34 @@ class ToldGroup:
                 )
                 return
 
-    def tell(
-        self,
-        cluster: Cluster,
-        asking: threading.Lock,
-        done: Mapping[Key, OffsetState],
-        topic_ids: Mapping[str, str],
+    def commit(
+        self, cluster: Cluster, done: Mapping[Key, OffsetState], topic_ids: Mapping[str, str]
     ) -> dict[Key, int]:
-        """Commit the done offsets; return the last committed offset of each partition that has one.
+        """Commit the done offsets. Return the committed offsets that the broker has confirmed.
 
-        A failed commit is repeated with the next one. The result has only commits that the broker
-        confirmed. Raises CheckpointInUse if another driver has taken over.
+        A failed commit is repeated with the next one. Raises CheckpointInUse if another driver has
+        taken over the checkpoint.
 
-        ``cluster``: the cluster that receives the commit. ``asking``: a lock held during requests:
-        only one thread at a time may use a cluster. ``done``: the done offsets, by partition.
-        ``topic_ids``: the ids of the topics, where known.
+        ``done``: the done offsets by partition. ``topic_ids``: the ids of the topics, where known.
         """
         commits = self._cache.commits(done, topic_ids)
-        new = {each: one for each, one in commits.items() if self._told.get(each) != one}
+        new = {each: one for each, one in commits.items() if self._confirmed.get(each) != one}
         now = time.monotonic()
         if now >= self._repeat_at:
             new, self._repeat_at = commits, now + _REPEAT_S
         if new and now >= self._next_at:
             # Kafka accepts commits from non-members: an older driver's would move the group back.
             check_fence()
-            with asking:
+            answers = cluster.commit(self._group_id, new)
+            while self._cache.learn(new, answers):
+                self._confirmed.update({each: new[each] for each in answers.found})
+                commits = self._cache.commits(done, topic_ids)
+                new = {each: commits[each] for each in answers.failed}
                 answers = cluster.commit(self._group_id, new)
-                while self._cache.learn(new, answers):
-                    self._told.update({each: new[each] for each in answers.found})
-                    commits = self._cache.commits(done, topic_ids)
-                    new = {each: commits[each] for each in answers.failed}
-                    answers = cluster.commit(self._group_id, new)
             took_s = time.monotonic() - now
             if answers.failed and took_s >= _SLOW_S:
                 self._next_at = now + took_s + min(_TIMES * took_s, _LONGEST_S)
-            self._told.update({each: new[each] for each in answers.found})
+            self._confirmed.update({each: new[each] for each in answers.found})
             self._failures = self._failures + 1 if answers.failed else 0
             self._again_at = self._after_failures(now) if answers.failed else None
             if answers.failed and not self._complained:
@@ -269,7 +249,7 @@ class ToldGroup:
             self._complained = bool(answers.failed)
         elif new and self._again_at is None:
             self._again_at = self._next_at
-        return {each: offset for each, (offset, _) in self._told.items()}
+        return {each: offset for each, (offset, _) in self._confirmed.items()}
 
     def _after_failures(self, now: float) -> float:
         pause_ms = capped_doubling(

@@ -1,4 +1,4 @@
-"""The spouts of a topology that read Kafka: planned, read and committed for each micro-batch."""
+"""The Kafka spouts of a topology, as the engine and the stream use them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.setup import Backlog, InputFrame, Obstacle, PlannedRows, Snapshot
-from ackcore.spark.kafka.group_commits import Key, Teller, refuse_two_tellers
+from ackcore.spark.kafka.group_commits import GroupUse, Key, refuse_shared_groups
 from ackcore.spark.kafka.offset_reading import ReadOffsets
 from ackcore.spark.kafka.plans import OffsetPlan, records_in
 from ackcore.spark.kafka.spout_offsets import SpoutOffsets
@@ -41,11 +41,10 @@ _UNREAD = re.compile(
 
 
 class KafkaSources(PlannedRows):
-    """The Kafka spouts of a topology, for use by a query.
+    """All Kafka spouts of a topology: their plans, rows, commits and checks for new records.
 
-    ``spouts``: the spouts by name. ``spark``: the session of the query. ``once``: whether the first
-    micro-batch takes all available records, and the later ones none. ``max_waiting``: the largest
-    number of records that may wait for a retry.
+    ``spouts``: the spouts by name. ``once``: whether the first micro-batch takes all available
+    records, and the later ones none. ``max_waiting``: the setting of the topology.
     """
 
     def __init__(
@@ -69,9 +68,9 @@ class KafkaSources(PlannedRows):
     def of(
         cls, topology: Topology, spark: SparkSession, state: State, *, ends: bool, once: bool
     ) -> KafkaSources:
-        """Make the Kafka spouts of a topology, and commit the last done micro-batch again.
+        """Do as `kafka_sources`, for a topology with a Kafka spout.
 
-        The arguments are those of `kafka_sources`.
+        Commits the offsets of the last done micro-batch again.
         """
         last = None if state.last_plan is None else state.plan(state.last_plan)
         spouts: dict[str, SpoutOffsets] = {}
@@ -83,39 +82,38 @@ class KafkaSources(PlannedRows):
                     one = spouts[name] = SpoutOffsets(name, spout.source, state.deployment_key)
                     if ends and not (once and body is not None):
                         one.end_here()
-            sources._check_tellers()
+            sources._check_groups()
             sources._commit_last(state)
         except BaseException:
             sources.close()
             raise
         return sources
 
-    def _check_tellers(self) -> None:
+    def _check_groups(self) -> None:
         """Raise ValueError if two spouts commit the same partitions to one group."""
-        refuse_two_tellers(
-            Teller(name, one.spout.group_id, one.spout.client.bootstrap_servers, one.partitions)
+        refuse_shared_groups(
+            GroupUse(name, one.spout.group_id, one.spout.client.bootstrap_servers, one.partitions)
             for name, one in self._spouts.items()
             if one.spout.group_id is not None
         )
 
     def _commit_last(self, state: State) -> None:
-        """Commit the last done micro-batch again: the former driver may have died before its
-        commit.
-        """
+        """Commit the last done micro-batch again. Its driver may have died before the commit."""
         number = state.last_done
         plan = None if number is None else state.plan(number)
         decision = None if number is None else state.decision(number)
         if plan is not None and decision is not None:
             for one in self._spouts.values():
-                one.tell_of_others()
+                one.warn_of_others()
             self.done(plan, decision)
 
     # -- for the engine ---------------------------------------------------------------------------
 
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
-        """Return the offset plans of a micro-batch by spout, given the plan of the last one.
+        """Plan the offsets of micro-batch ``number``. Return the plan of each spout, for JSON.
 
-        Raises ValueError if two spouts commit the partitions of a new topic to one group.
+        ``parent``: the plan of the last micro-batch; None for the first. Raises ValueError if two
+        spouts commit the partitions of a new topic to one group.
         """
         found = {}
         tasks, left = task_slots(self._spark), self._room
@@ -124,7 +122,7 @@ class KafkaSources(PlannedRows):
             body = None if parent is None else parent.offsets.get(name)
             before = None if body is None else OffsetPlan.of(body)
             if self._once and before is not None:
-                found[name] = before.carried().body()
+                found[name] = before.taking_nothing().body()
                 continue
             # The remaining room is divided evenly among this spout and those after it.
             room = None if left is None else -(-left // (len(self._spouts) - i))
@@ -133,25 +131,25 @@ class KafkaSources(PlannedRows):
             if left is not None:
                 left = max(0, left - records_in(chain.from_iterable(plan.tasks)))
         # A new topic may match the patterns of two spouts.
-        self._check_tellers()
+        self._check_groups()
         return found
 
     def _in_turn(self, number: int) -> list[str]:
-        """Return the spouts in the order in which they take offsets. The first one alternates."""
+        """Return the names of the spouts in the order of planning: it rotates by micro-batch."""
         names = list(self._spouts)
         first = number % max(1, len(names))
         return names[first:] + names[:first]
 
     def most_retries(self) -> int | None:
-        """Return the maximum number of retries beside new records; None if unlimited."""
+        """Return the limit on retries in a micro-batch with new records; None: no limit."""
         bounds = [one.intake.most_retries for one in self._spouts.values()]
         known = [bound for bound in bounds if bound is not None]
         return None if self._once or len(known) < len(bounds) else sum(known)
 
     def mended(self, plan: Plan) -> Plan:
-        """Return an undecided plan in which offsets that were deleted since it was made are lost.
+        """Move offsets that were deleted since a plan was made to its lost ones.
 
-        Returns the same object if none were deleted.
+        The plan has no decision yet. Returns the same object if no offsets were deleted.
         """
         found = {}
         for name, one in self._spouts.items():
@@ -166,7 +164,7 @@ class KafkaSources(PlannedRows):
         return replace(plan, offsets={**plan.offsets, **found}).without_suspects()
 
     def replaced(self, plan: Plan) -> str | None:
-        """Return a message if planned offsets now belong to other records; else None."""
+        """Return a message if a topic of a plan was created again since; else None."""
         for name, one in self._spouts.items():
             body = plan.offsets.get(name)
             found = None if body is None else one.replaced(OffsetPlan.of(body))
@@ -175,11 +173,11 @@ class KafkaSources(PlannedRows):
         return None
 
     def unread(self, error: Exception) -> str | None:
-        """Return the offsets that a task could not read yet, if they ended a run."""
+        """Return the text about offsets that a task could not read yet, if that ended a run."""
         return unread_in(error)
 
     def obstacle(self, plan: Plan) -> Obstacle | None:
-        """Return the reason why planned offsets cannot be read at present; None if they can."""
+        """Return why offsets of a plan cannot be read at present; None if all can."""
         for name, one in self._spouts.items():
             body = plan.offsets.get(name)
             found = None if body is None else obstacle(name, one.spout, OffsetPlan.of(body))
@@ -188,7 +186,7 @@ class KafkaSources(PlannedRows):
         return None
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
-        """Return the rows that a stored plan names, one input for each spout."""
+        """Return the rows of a plan, as one input for each spout."""
         found = []
         for name, one in self._spouts.items():
             body = plan.offsets.get(name)
@@ -199,11 +197,11 @@ class KafkaSources(PlannedRows):
             topics = {range_.topic for some in planned.tasks for range_ in some}
             again = read if topics <= planned.topic_ids.keys() else None
             snapshot = Snapshot(ids, read, again)
-            found.append(InputFrame(self._empty, name, snapshot, planned.refused, planned.tried))
+            found.append(InputFrame(self._empty, name, snapshot, planned.refused))
         return found
 
     def backlogs(self, plan: Plan) -> Mapping[str, Backlog]:
-        """See `PlannedRows.backlogs`."""
+        """Return the spouts that leave offsets to later micro-batches, with these partitions."""
         found = {}
         for name in self._spouts.keys() & plan.offsets.keys():
             planned = OffsetPlan.of(plan.offsets[name])
@@ -220,7 +218,7 @@ class KafkaSources(PlannedRows):
         return found
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
-        """Commit the done offsets after a micro-batch; return each spout's lag."""
+        """Commit the offsets that are done after a micro-batch. Return the lag of each spout."""
         found = {}
         # Replays that were not tried yet take no room from failed records.
         waiting = decision.waiting.rows() - decision.waiting.untried
@@ -237,11 +235,9 @@ class KafkaSources(PlannedRows):
     # -- for the stream ---------------------------------------------------------------------------
 
     def has_new(self) -> bool:
-        """Return whether a micro-batch is needed: there are new records and room for them, or a
-        commit is due.
+        """Return whether a micro-batch is needed, for new records or to repeat a failed commit.
 
-        A failed commit is repeated even without new records, since lag monitors would be wrong
-        until then. Raises the client's error if no spout's cluster answers.
+        Raises the client's error if no spout's cluster answers.
         """
         if any(one.has_commit_due for one in self._spouts.values()):
             return True
@@ -267,10 +263,7 @@ class KafkaSources(PlannedRows):
 
     @property
     def has_room(self) -> bool:
-        """Whether a micro-batch may take records.
-
-        While the waiting store is full, it takes none before a retry is due.
-        """
+        """Whether a micro-batch may take new records: fewer than ``max_waiting`` records wait."""
         return self._room != 0
 
     @property
@@ -279,7 +272,7 @@ class KafkaSources(PlannedRows):
         return all(one.is_through for one in self._spouts.values())
 
     def reaching_ends(self) -> Callable[[], bool]:
-        """Return a function that returns whether all records up to the present ends are taken."""
+        """Return a function that tells whether all records up to the present ends are taken."""
         found = [one.reaching(one.ends()) for one in self._spouts.values()]
         return lambda: all(reached() for reached in found)
 
@@ -291,7 +284,7 @@ class KafkaSources(PlannedRows):
 
 
 def unread_in(error: BaseException | None) -> str | None:
-    """Return the offsets that a task could not read yet, if they caused an error of Spark's."""
+    """Return the text about offsets that a task could not read yet, if that caused an error."""
     while error is not None:
         told = _UNREAD.search(str(error))
         if told is not None:
@@ -302,9 +295,9 @@ def unread_in(error: BaseException | None) -> str | None:
 
 
 def obstacle(name: str, spout: KafkaSpout, plan: OffsetPlan) -> Obstacle | None:
-    """Return the reason why a plan's offsets cannot be read at present; None if Kafka has them all.
+    """Return why offsets of a spout's plan cannot be read at present; None if all can.
 
-    Deleted offsets, and topics that were created again, are no obstacle: waiting would not help.
+    Also returns None for deleted offsets, and topics that were created again: they never come back.
     """
     stops: dict[Key, int] = {}
     for one in (one for some in plan.tasks for one in some):

@@ -1,4 +1,4 @@
-"""The reader of planned offsets, in each task and without the JVM."""
+"""`ReadOffsets`, which reads planned offsets in Spark's tasks."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ _NEAR = 2_000
 class ReadOffsets:
     """A function for ``mapInArrow``: it takes task numbers and returns the records of these tasks.
 
-    The batches of a task are cut by position and by the contents of the records, so that a repeated
-    task has the same chunks. The batches of a `RangeReader` depend on the timing of the brokers.
+    A repeated task has the same batches: they are cut by the contents of the records, and do not
+    depend on the timing of the brokers as those of a `RangeReader`.
 
     ``client``: the connection to the brokers. ``tasks``: the ranges of each task. ``lost``: deleted
-    ranges. The last task returns a row without key and value for each, at its first offset.
+    ranges. If there are any, one more task returns a row for each, with its first offset and
+    without key and value.
     """
 
     def __init__(
@@ -51,15 +52,15 @@ class ReadOffsets:
 
     @property
     def fixed(self) -> ClientSettings:
-        """See `PlannedReader`."""
+        """The part of this reader that is the same for all micro-batches: the connection."""
         return self._client
 
     def to_json(self) -> list[Any]:
-        """See `PlannedReader.to_json`."""
+        """Return the ranges of this reader, for JSON."""
         return [self._tasks, self._lost]
 
     def planned(self, body: list[Any]) -> ReadOffsets:
-        """See `PlannedReader.planned`."""
+        """Return a reader with the ranges that `to_json` returned, and the same connection."""
         tasks, lost = body
         found = copy.copy(self)
         found._tasks = [[OffsetRange(*one) for one in some] for some in tasks]
@@ -67,7 +68,7 @@ class ReadOffsets:
         return found
 
     def __call__(self, batches: Batches) -> Batches:
-        """Return the records of the tasks."""
+        """Yield the records of the tasks whose numbers are in the batches."""
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 yield from self._of(number)
@@ -86,12 +87,13 @@ class ReadOffsets:
         )
 
     def pieces(self, places: Mapping[int, Int64s], rows: Mapping[int, int]) -> list[Piece]:
-        """Return the pieces to read for rows at given places of tasks.
+        """Return the ranges to read in order to get some rows of tasks again.
 
-        If each offset of a task has a record, a place determines the offset. Else the task is read
-        whole.
+        A row's offset follows from its position if each offset of its task has a record. Else the
+        task is read whole.
 
-        ``places``: the sorted places of rows, by task. ``rows``: the number of rows, by task.
+        ``places``: the sorted positions of the rows within each task. ``rows``: the number of all
+        rows of each task.
         """
         found = []
         for task, at in sorted(places.items()):
@@ -110,7 +112,7 @@ class ReadOffsets:
         return found
 
     def read_pieces(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Batches]]:
-        """Yield pieces and their rows. Consume the rows of a piece before the next piece."""
+        """Yield each piece with its rows. Take the rows of a piece before the next piece."""
         for piece in pieces:
             if not piece.what:
                 yield piece, iter([lost_rows(self._lost)])
@@ -128,6 +130,6 @@ def _batches(reader: RangeReader, ranges: Sequence[OffsetRange]) -> Iterator[pa.
 
 
 def lost_rows(lost: Sequence[OffsetRange]) -> pa.RecordBatch:
-    """Return a row for each range, with its first offset."""
+    """Return a row for each range, with its first offset and without key and value."""
     rows = [{"topic": one.topic, "partition": one.partition, "offset": one.start} for one in lost]
     return pa.RecordBatch.from_pylist(rows, RECORD_SCHEMA)

@@ -1,8 +1,7 @@
-"""The part of a micro-batch's plan that concerns a spout on Kafka, and its size.
+"""The offsets that a micro-batch takes from a Kafka spout, and the choice of their number.
 
-A plan holds each offset that the micro-batch takes, with the task that reads it, and the start of
-the next micro-batch. So every repetition, on any machine, reads the same records in the same
-places. Positions are stored nowhere else.
+The plan names the task that reads each offset. So every repetition, on any machine, reads the same
+records at the same positions in the same tasks.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
-from ackcore.spark.tasks.record_ids import RETRIES, RefusedOffsets, Tried
+from ackcore.spark.tasks.record_ids import RETRIES, RefusedOffsets
 
 #: The smallest number of records for a task of its own.
 LEAST = 10_000
@@ -24,26 +23,23 @@ _FIRST = 100_000
 
 
 class Position(NamedTuple):
-    """The position in a partition: the next offset, the last known end, the reason of the start.
+    """The position of a spout in a partition, after a micro-batch."""
 
-    ``epoch`` is that of the leader that answered with the end, if known.
-    """
-
-    next: int
-    end: int
-    began: str
-    epoch: int | None = None
+    next: int  # the first offset for the next micro-batch
+    end: int  # the end of the partition when the micro-batch was planned
+    began: str  # the reason of the offset at which the checkpoint began, such as "earliest"
+    epoch: int | None = None  # the epoch of the leader at that time, if known
 
     def body(self) -> list[Any]:
-        """Return the position as an object for JSON."""
+        """Return the position for JSON."""
         return [*self] if self.epoch is not None else [*self[:3]]
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetPlan:
-    """The offsets that a micro-batch takes from one spout."""
+    """The offsets that a micro-batch takes from one spout, and the positions after it."""
 
-    #: The start of the next micro-batch, by topic and partition.
+    #: By topic and partition.
     positions: Mapping[str, Mapping[int, Position]] = field(default_factory=dict)
     #: The ids of the topics, where the broker has them.
     topic_ids: Mapping[str, str] = field(default_factory=dict)
@@ -54,11 +50,9 @@ class OffsetPlan:
     lost: tuple[OffsetRange, ...] = ()
     #: The dead records of lost ranges, and of read records that are dead at once.
     refused: tuple[RefusedOffsets, ...] = ()
-    #: Records that failed before, from the metadata of the group with which the checkpoint began.
-    tried: tuple[Tried, ...] = ()
 
     def body(self) -> dict[str, Any]:
-        """Return the offset plan as an object for JSON."""
+        """Return the plan for JSON."""
         return {
             "topics": {
                 topic: {
@@ -70,12 +64,11 @@ class OffsetPlan:
             "tasks": [[list(one) for one in some] for some in self.tasks],
             "lost": [list(one) for one in self.lost],
             "refused": [list(one) for one in self.refused],
-            "tried": [list(one) for one in self.tried],
         }
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> OffsetPlan:
-        """Return the plan in the object that `body` returned."""
+        """Make the plan again from what `body` returned."""
         topics = body["topics"]
         return cls(
             {
@@ -86,24 +79,14 @@ class OffsetPlan:
             tuple(tuple(OffsetRange(*one) for one in some) for some in body["tasks"]),
             tuple(OffsetRange(*one) for one in body["lost"]),
             tuple(RefusedOffsets(*one) for one in body["refused"]),
-            tuple(Tried(*one) for one in body["tried"]),
         )
 
-    def carried(self) -> OffsetPlan:
-        """Return the plan of a micro-batch that takes nothing."""
-        return replace(self, tasks=(), lost=(), refused=(), tried=self.untaken())
+    def taking_nothing(self) -> OffsetPlan:
+        """Return a plan with the same positions that takes no offsets."""
+        return replace(self, tasks=(), lost=(), refused=())
 
-    def untaken(self) -> tuple[Tried, ...]:
-        """Return the records that failed before and are not taken yet."""
-        positions = self.positions
-        return tuple(
-            one
-            for one in self.tried
-            if (at := positions.get(one.topic, {}).get(one.partition)) and one.offset >= at.next
-        )
-
-    def each(self) -> Iterator[tuple[str, int, Position]]:
-        """Yield topic, partition and position, in order."""
+    def items(self) -> Iterator[tuple[str, int, Position]]:
+        """Yield topic, number and position of each partition."""
         for topic, found in self.positions.items():
             for partition, position in found.items():
                 yield topic, partition, position
@@ -115,7 +98,7 @@ def records_in(ranges: Iterable[OffsetRange]) -> int:
 
 
 def evenly(ranges: Iterable[OffsetRange], tasks: int) -> tuple[tuple[OffsetRange, ...], ...]:
-    """Return ranges divided into tasks with about the same number of offsets, in order."""
+    """Divide ranges into at most ``tasks`` parts of about the same number of offsets, in order."""
     ranges = list(ranges)
     total = records_in(ranges)
     tasks = max(1, min(tasks, RETRIES - 1, -(-total // LEAST)))
@@ -141,16 +124,14 @@ def shares(
     room: int | None = None,
     after: tuple[str, int] | None = None,
 ) -> dict[tuple[str, int], int]:
-    """Return the number of offsets that a micro-batch takes of each partition.
+    """Return the number of offsets that a micro-batch takes from each partition.
 
-    The shares are as even as possible, and at most ``most`` in all, but at least one of each
-    partition with offsets. They never exceed ``room``. If there is not room for one of each, the
-    partitions alternate between micro-batches.
+    The shares are as even as possible. Each partition with offsets has at least one, even if that
+    is more than ``most`` in all. If ``room`` is less than the number of these partitions, some have
+    none, and they take turns.
 
-    ``waiting``: the number of available offsets of each partition. ``most``: the largest number of
-    offsets in all. ``room``: the largest number of records that may fail; None: unlimited.
-    ``after``: the last partition that had a share when there was not room for all. The next one is
-    first.
+    ``waiting``: the number of available offsets by partition. ``most``: the target of their sum.
+    ``room``: the limit of their sum; None: no limit. ``after``: the last partition that had a turn.
     """
     found: dict[tuple[str, int], int] = {}
     if room is not None:
@@ -168,13 +149,13 @@ def shares(
 
 
 class Intake:
-    """The number of offsets in a micro-batch: ``max_records``, or adapted to its target duration.
+    """Chooses the number of offsets of a micro-batch, by ``max_records`` or ``target_batch_s``.
 
-    The measured rate counts all processed records, new ones and retries. Where many records fail,
-    retries take much of the time. If they displaced new records, in the end none would be taken. So
-    new records have at least half of the capacity, and retries at most half.
+    The capacity for the target duration is estimated from all records of earlier micro-batches, new
+    ones and retries. New records have at least half of it, and retries at most half, so that
+    retries cannot displace all new records.
 
-    ``spout``: the spout with the settings ``max_records`` and ``target_batch_s``.
+    ``spout``: the spout with these settings.
     """
 
     def __init__(self, spout: KafkaSpout) -> None:
@@ -190,7 +171,7 @@ class Intake:
 
     @property
     def most(self) -> int:
-        """The maximum number of offsets, not counting one for each partition."""
+        """The number of offsets to take: the argument ``most`` of `shares`."""
         if self._fixed is not None:
             return int(self._most * self._room)
         # The number of retries is about that of the last micro-batch.
@@ -198,20 +179,20 @@ class Intake:
 
     @property
     def most_retries(self) -> int | None:
-        """The maximum number of retries in a micro-batch, beside new records; None if unlimited."""
+        """The limit on retries in a micro-batch with new records; None: no limit."""
         return None if self._fixed is not None else max(1, int(self._most / 2))
 
     def planned(self, records: int) -> None:
-        """Record the number of offsets in a micro-batch, and its start time."""
+        """Record that a micro-batch with this number of offsets begins now."""
         self._taken, self._began = records, time.monotonic()
 
     def done(self, waiting: float, retried: int = 0) -> None:
         """Adapt the limits after a micro-batch, by its duration.
 
-        ``waiting``: the share of the waiting store that is filled, from 0 to 1. ``retried``: the
-        number of retries among its records.
+        ``waiting``: the number of waiting records, as a share of ``max_waiting``. ``retried``: the
+        number of retries in the micro-batch.
         """
-        # A waiting store that is more than half full reduces the limit, down to the minimum.
+        # Above half of max_waiting, the limit is reduced, down to the minimum.
         self._room = min(1.0, max(0.0, 2 * (1 - waiting)))
         self._retried = retried
         if self._fixed is not None or not self._taken:
@@ -231,7 +212,10 @@ class Intake:
         self._taken = 0
 
     def _overhead(self, taken: int, took_s: float) -> float:
-        """Return a micro-batch's fixed seconds, estimated from this and an earlier one."""
+        """Estimate the fixed seconds of a micro-batch from this one and an earlier one.
+
+        ``taken``, ``took_s``: the records of this one and its duration.
+        """
         before, before_s = self._before or (taken, took_s)
         if abs(taken - before) < max(taken, before) / 4:  # sizes too similar for an estimate
             self._overhead_s = min(self._overhead_s, took_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -23,9 +22,15 @@ from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
 from ackcore.kafka.start_positions import MADE_ANEW, time_ms
 from ackcore.kafka.truncations import truncated_at
-from ackcore.spark.kafka.group_commits import Key, ToldGroup, states
+from ackcore.spark.kafka.group_commits import GroupCommitter, Key, states
 from ackcore.spark.kafka.plans import Intake, OffsetPlan, Position, evenly, records_in, shares
-from ackcore.spark.kafka.spout_starts import PartitionFacts, Start, decide, lost_since, without
+from ackcore.spark.kafka.spout_starts import (
+    PartitionFacts,
+    Start,
+    decide,
+    lost_since,
+    without_deleted,
+)
 
 _log = logging.getLogger("ackcore")
 
@@ -34,14 +39,13 @@ Offsets = Mapping[Key, int]
 
 
 class OffsetsRefused(RuntimeError):
-    """Records were lost upstream, or are too far behind, and the spout has ``lost="refuse"``."""
+    """Offsets were deleted or would be skipped, and the spout has ``lost="refuse"``."""
 
 
 class SpoutOffsets:
-    """The plans and commits of one spout.
+    """Plans the offsets of one `KafkaSpout`, and commits those that are done to its group.
 
-    ``name``: the name of the spout. ``spout``: the source of the spout. ``deployment``: the key of
-    the checkpoint that makes the commits.
+    ``name``: the name of the spout. ``deployment``: the key of the checkpoint.
 
     Attributes: ``partitions``: the partitions at the last look-up, in order.
     """
@@ -64,15 +68,13 @@ class SpoutOffsets:
         self._epochs: dict[Key, int] = {}
         self._was_read = False
         self._group = (
-            None if spout.group_id is None else ToldGroup(name, spout.group_id, deployment)
+            None if spout.group_id is None else GroupCommitter(name, spout.group_id, deployment)
         )
         #: The first offset that is not done, of partitions that have a new start or no commit yet.
-        self._untold: dict[Key, int] = {}
+        self._first_not_done: dict[Key, int] = {}
         #: The last partition that had a share when there was not room for all; see `shares`.
         self._turn: Key | None = None
         self.intake = Intake(spout)
-        #: Held during requests: only one thread at a time may use a cluster.
-        self._asking = threading.Lock()
         self._refresh()
 
     def close(self) -> None:
@@ -82,28 +84,26 @@ class SpoutOffsets:
     # -- partitions and their ends ----------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Look up the partitions, if the last look-up is older than ``refresh_s``."""
+        """Look up the partitions if that is due, by ``refresh_s`` or after a change of leaders."""
         if time.monotonic() < self._refresh_at:
             return
-        with self._asking:
-            # After the first look-up, a topic may have been deleted.
-            found = self._cluster.partitions(
-                self.spout.topics, pattern=self.spout.pattern, missing_ok=self._was_read
-            )
+        # After the first look-up, a topic may have been deleted.
+        found = self._cluster.partitions(
+            self.spout.topics, pattern=self.spout.pattern, missing_ok=self._was_read
+        )
         there = {one.topic for one in found}
-        self._tell_of_missing({one.topic for one in self.partitions if one.topic not in there})
+        self._warn_of_missing({one.topic for one in self.partitions if one.topic not in there})
         self._was_read = True
         self.partitions = [one.key for one in found]
         self._topic_ids = {one.topic: one.topic_id for one in found if one.topic_id is not None}
         self._refresh_at = time.monotonic() + self.spout.refresh_s
 
-    def _tell_of_missing(self, topics: Collection[str]) -> None:
-        """Warn once of topics that existed at the last look-up and do not exist now."""
+    def _warn_of_missing(self, topics: Collection[str]) -> None:
+        """Warn of topics that the last look-up found and this one did not."""
         if not topics:
             return
         try:
-            with self._asking:
-                self._cluster.partitions(topics)
+            self._cluster.partitions(topics)
         except (UnknownTopics, ClusterFailed) as error:
             _log.warning(
                 "spout %s cannot read a topic that was deleted, or that this user may not read. "
@@ -112,16 +112,14 @@ class SpoutOffsets:
                 error,
             )
 
-    def _marks(self, *, all_of_them: bool = False) -> dict[Key, Watermarks]:
-        """Return the first offset and the end of each partition that has a leader, in order.
+    def _bounds(self, *, all_of_them: bool = False) -> dict[Key, Watermarks]:
+        """Return the first offset and the end of each partition whose leader answers, in order.
 
-        Raises `ConnectionError` if no partition answers, or if ``all_of_them`` must and one does
-        not.
+        Raises ConnectionError if none answers, or with ``all_of_them`` if one does not.
         """
         try:
             self._refresh()
-            with self._asking:
-                answers = self._cluster.watermarks(self.partitions)
+            answers = self._cluster.watermarks(self.partitions)
         except Exception:
             self._refresh_at, self._answered = 0.0, ()
             raise
@@ -139,18 +137,18 @@ class SpoutOffsets:
         return {each: answers.found[each] for each in self.partitions if each in answers.found}
 
     def ends(self, *, all_of_them: bool = False) -> dict[Key, int]:
-        """Return the end of each partition."""
-        marks = self._marks(all_of_them=all_of_them)
+        """Return the end of each partition whose leader answers; see `_bounds`."""
+        marks = self._bounds(all_of_them=all_of_them)
         return {each: high for each, (_, high) in marks.items()}
 
     def end_here(self) -> None:
-        """End the query at the present ends of the partitions."""
+        """Make the present ends of the partitions those of the query."""
         self._until = self.ends(all_of_them=True)
 
     def has_new(self) -> bool:
-        """Return whether there are records that no done micro-batch has taken."""
-        marks = self._marks()
-        if self._done is None or self._made_anew(self._done, {topic for topic, _ in marks}):
+        """Return whether there are records that no finished micro-batch has taken."""
+        marks = self._bounds()
+        if self._done is None or self._recreated(self._done, {topic for topic, _ in marks}):
             return True
         # A partition that ends below its position was truncated or created again.  Once it is as
         # long again, its new records would count as read; then only its new leader reveals it.
@@ -159,8 +157,8 @@ class SpoutOffsets:
             for of, one in marks.items()
         )
 
-    def _made_anew(self, plan: OffsetPlan, topics: Collection[str]) -> set[str]:
-        """Return those of the topics that were created again since a plan, by their ids."""
+    def _recreated(self, plan: OffsetPlan, topics: Collection[str]) -> set[str]:
+        """Return those topics whose ids differ from the ones in a plan."""
         known, now = plan.topic_ids, self._topic_ids
         return {
             topic
@@ -170,18 +168,16 @@ class SpoutOffsets:
 
     @property
     def is_through(self) -> bool:
-        """Whether all records up to the ends of `end_here` are taken. Some may still wait for a
-        retry.
-        """
+        """Whether finished micro-batches have taken all records up to the query's ends."""
         return self._until is not None and self.reaching(self._until)()
 
     def reaching(self, ends: Offsets) -> Callable[[], bool]:
-        """Return a function that returns whether done micro-batches have reached these ends."""
+        """Return a function that tells whether finished micro-batches have reached these ends."""
 
         def reached() -> bool:
             if self._done is None:
                 return False
-            if self._made_anew(self._done, {topic for topic, _ in ends}):
+            if self._recreated(self._done, {topic for topic, _ in ends}):
                 return False
             return all(_next(self._done, of, -1) >= end for of, end in ends.items())
 
@@ -190,15 +186,14 @@ class SpoutOffsets:
     # -- plans ------------------------------------------------------------------------------------
 
     def behind(self, plan: OffsetPlan) -> dict[Key, bool]:
-        """Return the partitions with offsets that a plan leaves to later micro-batches, each with
-        whether only other partitions answered the last look-up.
+        """Return the partitions with offsets that a plan leaves to later micro-batches.
 
-        Those after the end of a query do not count. A partition whose end is unknown may have some.
-        One that is no longer read has none.
+        A partition whose leader does not answer may have some, and is included. The value is then
+        True if other partitions answer.
         """
         there, until = set(self.partitions), self._until
         found: dict[Key, bool] = {}
-        for topic, partition, at in plan.each():
+        for topic, partition, at in plan.items():
             key = TopicPartition(topic, partition)
             end = at.end if until is None else min(at.end, until.get(key, 0))
             answered = key in self._answered
@@ -211,22 +206,22 @@ class SpoutOffsets:
     ) -> OffsetPlan:
         """Return the plan of the next micro-batch.
 
-        Raises OffsetsRefused if records are lost, or too far behind, and the spout has
+        Raises OffsetsRefused if offsets were deleted or are skipped, and the spout has
         ``lost="refuse"``.
 
-        ``before``: the plan of the last micro-batch. ``tasks``: the number of tasks that run at
-        once. ``bounded``: whether the limit of offsets per micro-batch applies. ``room``: the free
-        places in the waiting store. The micro-batch takes at most this number of records, since all
-        may fail. None: unlimited.
+        ``before``: the plan of the last micro-batch; None for the first. ``tasks``: the number of
+        tasks that run at once. ``bounded``: whether `Intake` limits the number of offsets.
+        ``room``: the number of records that may still wait for a retry, and so the limit on new
+        ones; None: no limit.
         """
         try:
             # The first plan decides the starts of all partitions at once, or fails.
-            marks = self._marks(all_of_them=before is None)
+            marks = self._bounds(all_of_them=before is None)
             if before is not None and any(
                 _next(before, each, high) > high for each, (_, high) in marks.items()
             ):
                 self._refresh_at = 0.0  # the topic may have been created again just now
-                marks = self._marks()
+                marks = self._bounds()
             starts = self._starts(before, marks)
         except (ClusterFailed, UnknownTopics, ConnectionError) as error:
             if before is None and isinstance(error, ClusterFailed):
@@ -239,10 +234,10 @@ class SpoutOffsets:
                 self.name,
                 error,
             )
-            return before.carried()
+            return before.taking_nothing()
         self._report(starts, is_first=before is None)
         for each, start in starts.items():
-            self._untold[each] = start.lowest
+            self._first_not_done[each] = start.lowest
         at = {
             each: starts[each].next if each in starts else _position(before, each).next
             for each in marks
@@ -281,27 +276,22 @@ class SpoutOffsets:
             evenly(ranges, tasks),
             tuple(one.range for one in gone),
             tuple(one.refused(self.name) for one in gone),
-            (
-                *(one for start in starts.values() for one in start.tried),
-                *(one for one in (before.untaken() if before else ()) if one[:2] not in starts),
-            ),
         )
         self.intake.planned(records_in(ranges))
         return plan
 
     def mended(self, plan: OffsetPlan) -> OffsetPlan:
-        """Return an undecided plan in which offsets that were deleted since it was made are lost.
+        """Move offsets that were deleted since a plan was made to its lost ones.
 
-        Returns the same object if none were deleted, or Kafka does not answer. Raises
-        `OffsetsRefused` if records are lost, and the spout has ``lost="refuse"``.
+        The plan has no decision yet. Returns the same object if no offsets were deleted, or Kafka
+        does not answer. Raises OffsetsRefused if some were, and the spout has ``lost="refuse"``.
         """
         keys = sorted({(one.topic, one.partition) for some in plan.tasks for one in some})
         if not keys:
             return plan
         try:
-            with self._asking:
-                topics = self._cluster.partitions({topic for topic, _ in keys}, missing_ok=True)
-                found = self._cluster.watermarks(keys).found
+            topics = self._cluster.partitions({topic for topic, _ in keys}, missing_ok=True)
+            found = self._cluster.watermarks(keys).found
         except (ClusterFailed, ConnectionError) as error:
             _log.warning(
                 "spout %s: Kafka did not answer which planned offsets exist: %s", self.name, error
@@ -311,19 +301,18 @@ class SpoutOffsets:
         lost = lost_since(self.spout, plan, {each: found[each].low for each in found}, ids)
         for start in lost:
             self._report({start.gone[0].range[:2]: start})
-        return without(plan, self.name, lost) if lost else plan
+        return without_deleted(plan, self.name, lost) if lost else plan
 
     def replaced(self, plan: OffsetPlan) -> str | None:
-        """Return a message if a topic was created again since a plan was made; else None.
+        """Return a message if a topic of a plan was created again since; else None.
 
-        The planned offsets then belong to other records. None also if Kafka does not answer.
+        Also returns None if Kafka does not answer.
         """
         topics = {one.topic for some in plan.tasks for one in some}
         if not topics:
             return None
         try:
-            with self._asking:
-                found = self._cluster.partitions(topics, missing_ok=True)
+            found = self._cluster.partitions(topics, missing_ok=True)
         except ClusterFailed as error:
             _log.warning(
                 "spout %s: Kafka did not answer whether its topics were created again: %s",
@@ -343,7 +332,7 @@ class SpoutOffsets:
     def _carried(
         self, before: OffsetPlan | None, marks: Mapping[Key, Any]
     ) -> dict[str, dict[int, Position]]:
-        """Return the positions that are kept from the last plan, before new ones are added."""
+        """Return the positions of the last plan, except those of topics that were created again."""
         if before is None:
             return {}
         now = self._ids(before, marks)
@@ -356,7 +345,7 @@ class SpoutOffsets:
         }
 
     def _ids(self, before: OffsetPlan | None, marks: Iterable[Key]) -> dict[str, str]:
-        """Return the topic ids for the positions of a plan."""
+        """Return the topic ids for the next plan: the present ones, else those of the last plan."""
         answered = {topic for topic, _ in marks}
         now = {topic: id_ for topic, id_ in self._topic_ids.items() if topic in answered}
         return {**({} if before is None else before.topic_ids), **now}
@@ -364,20 +353,18 @@ class SpoutOffsets:
     def _starts(
         self, before: OffsetPlan | None, marks: Mapping[Key, Watermarks]
     ) -> dict[Key, Start]:
-        """Return the starts of those partitions that do not continue at their position."""
+        """Return the starts of new partitions, and of those whose positions are gone."""
         first = before is None
         committed: Mapping[Any, Committed] = {}
         of_time: Mapping[Any, int] = {}
         if first and self.spout.start == "group" and self.spout.group_id is not None:
-            with self._asking:
-                groups = self._cluster.committed(self.spout.group_id, marks)
+            groups = self._cluster.committed(self.spout.group_id, marks)
             if groups.failed:
                 raise _unanswered("the committed offset", groups.failed)
             committed = groups.found
         ms = time_ms(self.spout.start)
         if first and ms is not None:
-            with self._asking:
-                times = self._cluster.offsets_for_time(marks, ms)
+            times = self._cluster.offsets_for_time(marks, ms)
             if times.failed:
                 raise _unanswered("the first offset of the start time", times.failed)
             of_time = times.found
@@ -412,8 +399,9 @@ class SpoutOffsets:
         return found
 
     def _other_from(self, position: Position, of: Key, now: Watermarks) -> int | None:
-        """Return the offset from which on the log differs from the one that was read; None if
-        unchanged.
+        """Return the offset at which a partition was truncated since a plan; None if it was not.
+
+        ``position``: the position in the plan. ``now``: the present bounds.
         """
         if position.epoch is None or now.epoch is None or now.epoch <= position.epoch:
             return None
@@ -421,7 +409,7 @@ class SpoutOffsets:
         return truncated_at(self.spout.client, of, now.low, read, position.epoch)
 
     def _report(self, starts: Mapping[Key, Start], *, is_first: bool = False) -> None:
-        """Log the starts; raise OffsetsRefused for one that ``lost="refuse"`` forbids."""
+        """Log where partitions begin. Raise OffsetsRefused if ``lost="refuse"`` forbids it."""
         for (topic, partition), start in starts.items():
             message = "; ".join(one.message for one in start.gone)
             found_else = start.why in ("out of range", "truncated", MADE_ANEW)
@@ -448,28 +436,26 @@ class SpoutOffsets:
 
     # -- the group --------------------------------------------------------------------------------
 
-    def tell_of_others(self) -> None:
-        """Warn if the group's last commit of a partition is by another deployment."""
+    def warn_of_others(self) -> None:
+        """Warn if the group's last commit of a partition is from another deployment."""
         if self._group is not None:
-            self._group.tell_of_others(self._cluster, self._asking, self.partitions)
+            self._group.warn_of_others(self._cluster, self.partitions)
 
     @property
     def has_commit_due(self) -> bool:
-        """Whether a failed commit is to be repeated now."""
+        """Whether a micro-batch is due to repeat a failed commit."""
         return self._group is not None and self._group.is_due
 
     def commit(self, plan: OffsetPlan, waiting: Iterable[pa.Table]) -> int:
-        """Commit the done offsets after a micro-batch, except of topics that were created again
-        since.
+        """Commit the offsets that are done after a micro-batch, and return the lag.
 
-        A failed commit is repeated with the next one.
-
-        Returns the lag: offsets to the end of each partition. It counts from the group's committed
-        offset, from the start if none is committed yet, or from the done offsets without a group.
+        Topics that were created again since the plan are left out. A failed commit is repeated with
+        the next one. The lag is the number of offsets from the committed ones to the ends of the
+        partitions, or from the first ones that are not done if the spout has no group.
         """
         self._done = plan
         # The planned offsets of these topics now belong to other records.
-        others = self._made_anew(plan, plan.positions)
+        others = self._recreated(plan, plan.positions)
         after = {
             (topic, partition): state
             for topic, partition, state in states(plan, waiting)
@@ -478,13 +464,13 @@ class SpoutOffsets:
         if self._group is None:
             done = {each: state.committable for each, state in after.items()}
         else:
-            told = self._group.tell(self._cluster, self._asking, after, plan.topic_ids)
+            told = self._group.commit(self._cluster, after, plan.topic_ids)
             for each, state in after.items():
-                self._untold.setdefault(each, state.committable)
-            done = {**self._untold, **told}
+                self._first_not_done.setdefault(each, state.committable)
+            done = {**self._first_not_done, **told}
         return sum(
             max(0, one.end - done[topic, partition])
-            for topic, partition, one in plan.each()
+            for topic, partition, one in plan.items()
             if topic not in others
         )
 
@@ -502,7 +488,7 @@ def _next(before: OffsetPlan, of: Key, otherwise: int) -> int:
 
 
 def _has_new_leader(before: OffsetPlan, of: Key, now: Watermarks) -> bool:
-    """Return whether a partition is known to have another leader than when it was planned."""
+    """Return whether a partition has a newer leader than in a plan, as far as that is known."""
     position = before.positions.get(of[0], {}).get(of[1])
     known = None if position is None else position.epoch
     return known is not None and now.epoch is not None and now.epoch > known

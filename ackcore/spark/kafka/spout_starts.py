@@ -1,4 +1,4 @@
-"""The start of a partition that has no position yet, or a position that no longer exists."""
+"""The offset at which a Kafka spout begins a new partition, or one whose position is gone."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ackcore.kafka.spout import KafkaSpout
 from ackcore.kafka.start_positions import MADE_ANEW, NEW_PARTITION, first_offset
 from ackcore.offsets import decode_metadata
 from ackcore.spark.kafka.plans import OffsetPlan, Position
-from ackcore.spark.tasks.record_ids import RefusedOffsets, Tried
+from ackcore.spark.tasks.record_ids import RefusedOffsets
 from ackcore.topology.tuples import Reason
 
 
 class PartitionFacts(NamedTuple):
-    """The known facts of a partition."""
+    """The facts by which `decide` chooses the start of a partition."""
 
     #: The name of the partition.
     topic: str
@@ -41,33 +41,32 @@ class PartitionFacts(NamedTuple):
     topic_id: str | None = None  # the id of the topic, if the broker has one
 
 
-class Gone(NamedTuple):
-    """A range of offsets that is not read, and the kind and text of its dead letter's reason."""
+class SkippedRange(NamedTuple):
+    """A range of offsets that is not read and becomes one dead letter."""
 
     range: OffsetRange
-    kind: str
-    said: str
+    kind: str  # the type in the dead letter's reason
+    said: str  # the text in it, after the offsets
 
     @property
     def message(self) -> str:
-        """The reason of the dead letter: the offsets of the range, and the text."""
+        """The message of the dead letter: the offsets, and the text."""
         topic, partition, start, stop = self.range
         return f"offsets {start} to {stop - 1} of {topic}-{partition}: {self.said}"
 
     def refused(self, spout: str) -> RefusedOffsets:
-        """Return the dead record of this range."""
+        """Return the entry of this range among the refused offsets of a plan."""
         return RefusedOffsets(*self.range, Reason(spout, self.kind, self.message, True).encode())
 
 
 class Start(NamedTuple):
-    """The start of a partition."""
+    """The offset at which a partition begins, and the ranges below it that are not done."""
 
-    next: int  # the next offset
-    why: str  # the decision's name
-    holes: tuple[OffsetRange, ...] = ()  # the ranges below it that are not done
+    next: int  # the first offset to read, except the holes
+    why: str  # the reason, such as "earliest"
+    holes: tuple[OffsetRange, ...] = ()  # the ranges below ``next`` that are read, too
     #: The ranges that are not read, because they were deleted or are too far behind.
-    gone: tuple[Gone, ...] = ()
-    tried: tuple[Tried, ...] = ()  # the records in the holes that failed before
+    gone: tuple[SkippedRange, ...] = ()
 
     @property
     def lowest(self) -> int:
@@ -76,7 +75,7 @@ class Start(NamedTuple):
 
 
 def decide(spout: KafkaSpout, found: PartitionFacts) -> Start | None:
-    """Return the start of a partition; None if it continues at its position."""
+    """Return where a partition begins; None if it continues at its position."""
     position, low, high = found.position, found.low, found.high
     if position is None:
         return _within(spout, found, _first(spout, found))
@@ -94,7 +93,7 @@ def decide(spout: KafkaSpout, found: PartitionFacts) -> Start | None:
 
 
 def _first(spout: KafkaSpout, found: PartitionFacts) -> Start:
-    """Return the requested start, in range or not."""
+    """Return the start by the setting ``start``. It may be out of the partition's range."""
     low, high = found.low, found.high
     if not found.is_first:
         return Start(low, NEW_PARTITION)
@@ -112,16 +111,14 @@ def _first(spout: KafkaSpout, found: PartitionFacts) -> Start:
             # may belong to other records.  If that is unknown, perhaps none of its records is done.
             is_same = was.topic and was.topic == now.topic
             return Start(offset, "group") if is_same else Start(low, "out of range")
-        failed = zip(state.failed.tolist(), state.attempts.tolist(), strict=True)
-        tried = tuple(Tried(found.topic, found.partition, *each) for each in failed)
-        return Start(state.end, "group", tuple(holes), tried=tried)
+        return Start(state.end, "group", tuple(holes))
     return Start(
         *first_offset(spout.start, (found.topic, found.partition), low, high, found.of_time)
     )
 
 
 def _within(spout: KafkaSpout, found: PartitionFacts, start: Start) -> Start:
-    """Return a start that is in range, and not too far behind."""
+    """Change a start so that it is in the partition's range, and not too far behind its end."""
     low, high, most = found.low, found.high, spout.max_offset_behind
     if start.lowest < low:
         start = _lost(found, start)
@@ -130,17 +127,20 @@ def _within(spout: KafkaSpout, found: PartitionFacts, start: Start) -> Start:
     if most is None or not found.is_first or high - start.lowest <= most:
         return start
     end = f"{found.topic}-{found.partition} ended at {high} and max_offset_behind is {most}"
-    return _from(found, start, high - most, "TooFarBehind", f"too far behind, since {end}")
+    return _cut_below(found, start, high - most, "TooFarBehind", f"too far behind, since {end}")
 
 
 def _lost(found: PartitionFacts, start: Start) -> Start:
-    """Return a start without its ranges below the partition's first offset."""
+    """Change a start so that the offsets below the partition's first one are lost."""
     said = "lost upstream, deleted before they were read"
-    return _from(found, start, found.low, "LostUpstream", said)._replace(why="out of range")
+    return _cut_below(found, start, found.low, "LostUpstream", said)._replace(why="out of range")
 
 
-def _from(found: PartitionFacts, start: Start, low: int, kind: str, said: str) -> Start:
-    """Return a start without its ranges below an offset; they become dead letters with a reason."""
+def _cut_below(found: PartitionFacts, start: Start, low: int, kind: str, said: str) -> Start:
+    """Change a start so that offsets below ``low`` are skipped, with dead letters.
+
+    ``kind``, ``said``: the reason of the dead letters.
+    """
     gone = [hole._replace(stop=min(hole.stop, low)) for hole in start.holes if hole.start < low]
     if start.next < low:
         gone.append(OffsetRange(found.topic, found.partition, start.next, low))
@@ -149,8 +149,7 @@ def _from(found: PartitionFacts, start: Start, low: int, kind: str, said: str) -
         holes=tuple(
             hole._replace(start=max(hole.start, low)) for hole in start.holes if hole.stop > low
         ),
-        gone=(*start.gone, *(Gone(one, kind, said) for one in gone)),
-        tried=tuple(one for one in start.tried if one.offset >= low),
+        gone=(*start.gone, *(SkippedRange(one, kind, said) for one in gone)),
     )
 
 
@@ -160,11 +159,11 @@ def lost_since(
     lows: Mapping[tuple[str, int], int],
     topic_ids: Mapping[str, str | None],
 ) -> list[Start]:
-    """Return new starts for those ranges of a plan that lost their beginning, with the lost parts.
+    """Return the planned ranges that were deleted since, each as a start with the skipped range.
 
-    ``spout``: the spout of the plan. ``plan``: a stored plan without a decision. ``lows``: the
-    first offset of each partition that answered. ``topic_ids``: the present ids of the topics. If a
-    topic was created again, all its planned offsets are lost.
+    ``plan``: a stored plan without a decision. ``lows``: the first offset of each partition that
+    answered. ``topic_ids``: the present ids of the topics. If a topic was created again, all its
+    planned offsets are lost.
     """
     gone: list[OffsetRange] = []
     for one in sorted(one for some in plan.tasks for one in some):
@@ -189,8 +188,11 @@ def lost_since(
     return found
 
 
-def without(plan: OffsetPlan, name: str, lost: list[Start]) -> OffsetPlan:
-    """Return a spout's plan with the deleted offsets as lost, and in no task."""
+def without_deleted(plan: OffsetPlan, name: str, lost: list[Start]) -> OffsetPlan:
+    """Return a spout's plan in which deleted ranges are lost, and read by no task.
+
+    ``name``: the name of the spout. ``lost``: the result of `lost_since`.
+    """
     gone = tuple(one.range for start in lost for one in start.gone)
     refused = [one.refused(name) for start in lost for one in start.gone]
     tasks = [tuple(one for each in some if (one := _rest(each, gone)).size) for some in plan.tasks]
@@ -203,7 +205,7 @@ def without(plan: OffsetPlan, name: str, lost: list[Start]) -> OffsetPlan:
 
 
 def _rest(one: OffsetRange, gone: tuple[OffsetRange, ...]) -> OffsetRange:
-    """Return the rest of a range without its deleted beginning, which may be all of it."""
+    """Return the part of a range that was not deleted. It may be empty."""
     for other in gone:
         if one[:2] == other[:2] and other.start <= one.start < other.stop:
             return one._replace(start=min(one.stop, other.stop))

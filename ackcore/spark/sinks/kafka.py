@@ -189,7 +189,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         )
         try:
             with self._as_unavailable(sink):
-                deliveries.reach(self.topic)
+                deliveries.check_broker(self.topic)
         finally:
             deliveries.close()
 
@@ -428,7 +428,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
             return made
 
         live: Transactions = self._connected(batch, begin)
-        if not live.is_sound():
+        if not live.has_no_error():
             self.release(batch.sink, batch.deployment)
             live = self._connected(batch, begin)
         return live

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from ackcore._arrow import hash_columns
 from ackcore._arrow.shown import as_texts, shown_values
-from ackcore._records import Int32s, Int64s
+from ackcore._records import Int64s
 from ackcore._reference.id_hashes import subkey
 from ackcore.ids import edge_ids, root_ids
 from ackcore.spark.base.schemas import CORRUPT_REASON
@@ -54,15 +54,6 @@ class Decoder(Protocol):
         """Return one row to emit for each row, and the reasons of rows that failed, by place."""
 
 
-class Tried(NamedTuple):
-    """A record that failed before its first attempt here, and its number of earlier attempts."""
-
-    topic: str
-    partition: int
-    offset: int
-    attempts: int
-
-
 class RefusedOffsets(NamedTuple):
     """Offsets of a partition, from ``start`` up to ``stop``; their records die when they are read.
 
@@ -84,9 +75,8 @@ class SpoutSpec:
     With ``by_tasks`` tasks read the source themselves, and its rows have their own input, which no
     other spout shares.  ``decode`` makes the emitted rows in each attempt;
     waiting and dead records are stored undecoded.  New rows at ``refused`` offsets fail.  If the
-    spout is ``ordered_by`` columns, new rows with ``blocked`` key hashes fail as well.  Records in
-    ``tried`` begin with their earlier attempts.  ``number_column`` is the column of `NUMBERS` that
-    its waiting records have.
+    spout is ``ordered_by`` columns, new rows with ``blocked`` key hashes fail as well.
+    ``number_column`` is the column of `NUMBERS` that its waiting records have.
     """
 
     name: str
@@ -102,7 +92,6 @@ class SpoutSpec:
     refused: tuple[RefusedOffsets, ...] = ()
     ordered_by: tuple[str, ...] = ()
     blocked: Int64s | None = None
-    tried: tuple[Tried, ...] = ()
     number_column: str | None = None
 
     def key_hashes(self, batch: pa.RecordBatch) -> tuple[Int64s, npt.NDArray[np.bool_]]:
@@ -185,20 +174,8 @@ class SpoutSpec:
     def identity(self, batch: pa.RecordBatch, number: int, partition: int, first: int) -> Identity:
         """Return the identity of records at their first attempt."""
         message_ids = self.message_ids(batch, number, partition, first)
-        return Identity(message_ids, self.first_attempts(batch), self.stable_ids(message_ids))
-
-    def first_attempts(self, batch: pa.RecordBatch) -> Int32s:
-        """Return the number of earlier attempts of new records, mostly 0."""
-        found = np.zeros(len(batch), np.int32)
-        if not self.tried or not len(batch):
-            return found
-        known = {one[:3]: one.attempts for one in self.tried}
-        offsets = batch.column("offset").to_numpy()
-        rows = np.flatnonzero(np.isin(offsets, [one.offset for one in self.tried]))
-        for row in rows.tolist():
-            key = tuple(batch.column(name)[row].as_py() for name in ("topic", "partition"))
-            found[row] = known.get((*key, int(offsets[row])), 0)
-        return found
+        attempts = np.zeros(len(batch), np.int32)
+        return Identity(message_ids, attempts, self.stable_ids(message_ids))
 
     def stable_ids(self, message_ids: pa.Array) -> Int64s:
         """Return ids of records that are the same in every attempt."""

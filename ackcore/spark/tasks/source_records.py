@@ -69,7 +69,7 @@ def records_at(some: SourceRecords, ids: Int64s, places: Int64s, number: int) ->
             message_ids = source.message_ids(rows, number, some.partition, 0)
         else:
             message_ids = stamps(number, some.partition, places + some.first)
-        attempts = source.first_attempts(rows)
+        attempts = np.zeros(len(rows), np.int32)
     columns = [pa.array(ids[places]), due_places, message_ids, pa.array(attempts), *rows.columns]
     schema = pa.schema([*READ_AGAIN, *source.schema])
     schema = schema.with_metadata({"spout": source.name})

@@ -190,11 +190,9 @@ class SpoutStage:
             message_ids = some.source.message_ids(
                 some.batch, self.spec.number, some.partition, some.first
             )
-        attempts = some.attempts
-        if isinstance(attempts, int):
-            attempts = some.source.first_attempts(some.batch)
+        attempts = some.attempts if isinstance(some.attempts, int) else some.attempts[places]
         names = message_ids.take(pa.array(places))
-        tracer.record(roots[places], some.source.name, names, attempts[places])
+        tracer.record(roots[places], some.source.name, names, attempts)
 
 
 def _deliver(task: Task, source: SpoutSpec, rows: AnchoredRows, bad: Mapping[int, Reason]) -> None:
