@@ -62,8 +62,8 @@ class Breaker:
         return True
 
     def failed(self, error: BaseException, now_ns: int, probe: bool) -> int | None:
-        """Record that a call failed. If that opens the breaker, return the open time in
-        nanoseconds.
+        """Record that a call failed. Return how many nanoseconds the breaker stays open if that
+        opens it, otherwise None.
 
         ``error``: the error of the call. ``probe``: whether it is the trial call.
         """
@@ -83,11 +83,11 @@ class Breaker:
 class TokenBucket:
     """A limit on the rate at which calls begin, or at which they use tokens of a service.
 
-    The bucket holds the tokens of `burst_s`, at least one, and is empty at first. So
-    within its first t seconds at most ``rate_per_s * t`` calls begin, and many short tasks in a row
-    do not exceed the rate either.
+    The bucket is empty at first. So within its first t seconds at most ``rate_per_s * t`` calls
+    begin, and many short tasks in a row do not exceed the rate either.
 
     ``rate_per_s``: tokens per second, above 0. ``now_ns``: the time now, in nanoseconds.
+    ``burst_s``: the bucket holds the tokens of this many seconds, but at least one token.
 
     The state is the time at which the bucket would be empty again (the generic cell rate algorithm,
     ITU-T I.371), so that no refill is needed.
@@ -106,9 +106,9 @@ class TokenBucket:
         return int(self._due_ns - self._slack_ns) + 1
 
     def take(self, now_ns: int, tokens: float = 1) -> None:
-        """Take tokens. The caller has checked `ready_ns`. More than there are leave a debt."""
+        """Take tokens after a check of `ready_ns`. After more than there are, the next come later."""
         self._due_ns = max(self._due_ns, float(now_ns)) + tokens * self._interval_ns
 
     def correct(self, tokens: float) -> None:
-        """Take more tokens for a call that has ended, or give some back if negative."""
+        """Take more tokens for a call that has ended; a negative number puts tokens back."""
         self._due_ns += tokens * self._interval_ns

@@ -22,7 +22,7 @@ from ackcore._arrow import nullable_within
 from ackcore._error_hints import listed, near_miss, nearest
 from ackcore.calls import RateLimit
 from ackcore.calls.call_queues import FairQueues
-from ackcore.calls.outcomes import CallCounts
+from ackcore.calls.usage import CallCounts
 from ackcore.tables.table_shape import TableShape
 from ackcore.topology import dedup
 from ackcore.topology.bolt_calls import call_settings, journaled
