@@ -106,7 +106,7 @@ class TokenBucket:
         return int(self._due_ns - self._slack_ns) + 1
 
     def take(self, now_ns: int, tokens: float = 1) -> None:
-        """Take tokens after a check of `ready_ns`. After more than there are, the next come later."""
+        """Take tokens, after a check of `ready_ns`. With fewer there, the next ones come later."""
         self._due_ns = max(self._due_ns, float(now_ns)) + tokens * self._interval_ns
 
     def correct(self, tokens: float) -> None:

@@ -33,7 +33,7 @@ def settle_partitions(
         reason)``, all of one length. ``ts_ms`` must be None in all or in none; ``reason`` may be
         None.
     now_ms, timeout_s : optional
-        As for `settle`; they require times.
+        The arguments of `settle`. They require times.
 
     Yields
     ------
@@ -62,10 +62,12 @@ def settle_partitions(
             ledger = new_ledger(None, timed)
         if not timed and _has_times(batch):
             raise ValueError(
-                f"ts_ms must be None in all rows or in none, got both among the first {read} rows"
+                f"ts_ms must be None in all rows or in none; it is None in the first {read} rows, "
+                "and not in a later one"
             )
         with_reasons = "reason" in batch.schema.names
-        for events, found in read_events(iter([batch]), timed, with_reasons, "rows", read):
+        some = read_events(iter([batch]), timed, with_reasons, "rows", first_row=read)
+        for events, found in some:
             fold(ledger, events)
             if found is not None:
                 texts.append(found)
