@@ -23,7 +23,7 @@ from ackcore.cli.reporting import cell, console, plain, print_json, table
 
 
 class Finding(NamedTuple):
-    """The result of one check. ``ok`` is None if an optional package is missing."""
+    """The result of a check. ``ok``: None if an optional package is missing. ``mend``: the fix."""
 
     what: str
     ok: bool | None
@@ -165,7 +165,7 @@ def _workers(master: str) -> str:
 
 
 def _libraries(spark: Any) -> str:
-    """Return the versions of Spark and Arrow on the workers."""
+    """Return the versions of PySpark and pyarrow on the workers."""
 
     def look(batches: Any) -> Any:
         import pyarrow  # noqa: PLC0415 - the worker's
@@ -186,7 +186,7 @@ _SHARED = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "g
 
 
 def _file_system(place: Path) -> Iterator[Finding]:
-    """Check the file system of a checkpoint with files beside the checkpoint."""
+    """Check the file system of a checkpoint with temporary files in its directory or above it."""
     directory = next(
         each for each in (place.absolute(), *place.absolute().parents) if each.is_dir()
     )
@@ -217,7 +217,7 @@ def _file_system(place: Path) -> Iterator[Finding]:
 
 
 def _bucket(url: str) -> Iterator[Finding]:
-    """Check a bucket's guarantees for a checkpoint, below the URL, and delete the test objects."""
+    """Check with test objects, which are deleted, that a bucket has the guarantees of a store."""
     trying = import_module("ackcore.spark.stores.trying")
     try:
         for what, ok, found in trying.tried(url):
@@ -271,14 +271,14 @@ def _try_files(scratch: Path) -> None:
             except BlockingIOError:
                 pass
             else:
-                raise OSError("a file was locked twice: two drivers could run at once")
+                raise OSError("two handles locked the same file: two drivers could run at once")
     os.link(one, scratch / "linked")
     try:
         os.link(one, scratch / "linked")
     except FileExistsError:
         pass
     else:
-        raise OSError("a link replaced an existing file")
+        raise OSError("a new link replaced an existing file, which must be an error")
     other.write_bytes(b"y")
     os.replace(one, other)
     handle = os.open(scratch, os.O_RDONLY)
@@ -287,4 +287,4 @@ def _try_files(scratch: Path) -> None:
     finally:
         os.close(handle)
     if other.read_bytes() != b"x":
-        raise OSError("a renamed file has the wrong content")
+        raise OSError("a renamed file did not replace the file of its new name")

@@ -7,16 +7,25 @@ import sys
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 
-#: Commands by name, and the extra that each needs beside ``cli``.
+#: The modules of commands, and the extra that each needs beside ``cli``.
+MODULES = {
+    "run_command": "spark",
+    "checkpoint_commands": "spark",
+    "dead_command": "spark",
+    "explain_command": "spark",
+    "doctor_command": None,
+    "ui_command": "spark,ui",
+}
+#: The commands, and their modules.
 COMMANDS = {
-    "run": "spark",
-    "status": "spark",
-    "dead": "spark",
-    "table": "spark",
-    "skip": "spark",
-    "explain": "spark",
-    "doctor": None,
-    "ui": "spark,ui",
+    "run": "run_command",
+    "status": "checkpoint_commands",
+    "dead": "dead_command",
+    "table": "checkpoint_commands",
+    "skip": "checkpoint_commands",
+    "explain": "explain_command",
+    "doctor": "doctor_command",
+    "ui": "ui_command",
 }
 
 #: Commands that only read or write checkpoints, which never contain pandas objects.
@@ -36,16 +45,17 @@ class _NoPandas(MetaPathFinder):
             raise ModuleNotFoundError("pandas is not used here", name=fullname)
 
 
-def _loads(name: str) -> bool:
-    """Return whether a command has its requirements; print the missing ones."""
+def _loads(module: str) -> bool:
+    """Return whether the requirements of a module's commands are installed; print missing ones."""
     try:
-        import_module(f"ackcore.cli.{name}_command")
+        import_module(f"ackcore.cli.{module}")
     except ModuleNotFoundError as error:
         if (error.name or "ackcore").partition(".")[0] == "ackcore":
             raise
         if error.name not in ("typer", "rich"):  # without them, no command works
-            way_out = f"pip install 'ackcore[cli,{COMMANDS[name]}]'"
-            print(f"ackcore: {name} needs {error.name}; {way_out}", file=sys.stderr)
+            names = "/".join(name for name, own in COMMANDS.items() if own == module)
+            way_out = f"pip install 'ackcore[cli,{MODULES[module]}]'"
+            print(f"ackcore: {names} needs {error.name}; {way_out}", file=sys.stderr)
         return False
     return True
 
@@ -53,14 +63,14 @@ def _loads(name: str) -> bool:
 def main() -> None:
     """Run the requested command."""
     asked = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
-    names = [asked] if asked in COMMANDS else list(filter(_loads, COMMANDS))
+    modules = [COMMANDS[asked]] if asked in COMMANDS else list(filter(_loads, MODULES))
     if asked in _ARROW_ONLY:
         sys.meta_path.insert(0, _NoPandas())
     extra = "cli"
     try:
         app = import_module("ackcore.cli.reporting")
-        extra = ",".join(["cli", *filter(None, [COMMANDS[names[0]]])]) if names else extra
-        command = app.app_of(names)
+        extra = ",".join(["cli", *filter(None, [MODULES[modules[0]]])]) if modules else extra
+        command = app.app_of(modules)
     except ModuleNotFoundError as error:
         if (error.name or "ackcore").partition(".")[0] == "ackcore":
             raise
@@ -74,7 +84,7 @@ def main() -> None:
 
 
 def _flush() -> None:
-    """Write what is buffered, since an error at the exit of the interpreter cannot be caught."""
+    """Write the buffered output now: an error at the interpreter's exit cannot be caught."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has ended

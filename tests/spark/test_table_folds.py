@@ -294,7 +294,9 @@ def test_a_harmed_segment_ends_the_query_by_name(place, harm, monkeypatch):
             snapshot.reader()
         with pytest.raises(StateError, match=told):
             table_reading.rows_between(snapshot, 0, HASH_END)
-    shown = CliRunner().invoke(app_of(["table"]), ["table", "show", str(place), "totals"])
+    shown = CliRunner().invoke(
+        app_of(["checkpoint_commands"]), ["table", "show", str(place), "totals"]
+    )
     assert shown.exit_code != 0
     assert re.search(told, shown.output, re.DOTALL)
 
