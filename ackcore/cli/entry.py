@@ -7,25 +7,14 @@ import sys
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 
-#: The modules of commands, and the extra that each needs beside ``cli``.
+#: Modules, each with the extras that it needs, and its commands.
 MODULES = {
-    "run_command": "spark",
-    "checkpoint_commands": "spark",
-    "dead_command": "spark",
-    "explain_command": "spark",
-    "doctor_command": None,
-    "ui_command": "spark,ui",
-}
-#: The commands, and their modules.
-COMMANDS = {
-    "run": "run_command",
-    "status": "checkpoint_commands",
-    "dead": "dead_command",
-    "table": "checkpoint_commands",
-    "skip": "checkpoint_commands",
-    "explain": "explain_command",
-    "doctor": "doctor_command",
-    "ui": "ui_command",
+    "run_command": ("cli,spark", "run"),
+    "checkpoint_commands": ("cli,spark", "status", "table", "skip"),
+    "dead_command": ("cli,spark", "dead"),
+    "explain_command": ("cli,spark", "explain"),
+    "doctor_command": ("cli", "doctor"),
+    "ui_command": ("cli,spark,ui", "ui"),
 }
 
 #: Commands that only read or write checkpoints, which never contain pandas objects.
@@ -53,9 +42,9 @@ def _loads(module: str) -> bool:
         if (error.name or "ackcore").partition(".")[0] == "ackcore":
             raise
         if error.name not in ("typer", "rich"):  # without them, no command works
-            names = "/".join(name for name, own in COMMANDS.items() if own == module)
-            way_out = f"pip install 'ackcore[cli,{MODULES[module]}]'"
-            print(f"ackcore: {names} needs {error.name}; {way_out}", file=sys.stderr)
+            extras, *commands = MODULES[module]
+            way_out = f"pip install 'ackcore[{extras}]'"
+            print(f"ackcore: {'/'.join(commands)} needs {error.name}; {way_out}", file=sys.stderr)
         return False
     return True
 
@@ -63,18 +52,20 @@ def _loads(module: str) -> bool:
 def main() -> None:
     """Run the requested command."""
     asked = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
-    modules = [COMMANDS[asked]] if asked in COMMANDS else list(filter(_loads, MODULES))
+    modules = [name for name, (_, *commands) in MODULES.items() if asked in commands]
+    if not modules:
+        modules = list(filter(_loads, MODULES))
     if asked in _ARROW_ONLY:
         sys.meta_path.insert(0, _NoPandas())
-    extra = "cli"
+    extras = "cli"
     try:
         app = import_module("ackcore.cli.reporting")
-        extra = ",".join(["cli", *filter(None, [MODULES[modules[0]]])]) if modules else extra
+        extras = MODULES[modules[0]][0] if modules else extras
         command = app.app_of(modules)
     except ModuleNotFoundError as error:
         if (error.name or "ackcore").partition(".")[0] == "ackcore":
             raise
-        way_out = f"pip install 'ackcore[{extra}]'"
+        way_out = f"pip install 'ackcore[{extras}]'"
         print(f"ackcore: {error.name} is not installed; {way_out}", file=sys.stderr)
         sys.exit(2)
     try:
