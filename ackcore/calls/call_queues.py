@@ -137,7 +137,7 @@ class KeyQueue:
         return math.inf if self._endpoints is None else self._endpoints.reopen(now)
 
     def ready_ns(self) -> int:
-        """Return the time at which its rates allow the next call, which may be in the past."""
+        """Return the time at which the key's rate limits allow a call; it may be in the past."""
         tokens, spent = self.tokens, self.spent
         ready_ns = 0 if tokens is None else tokens.ready_ns()
         return ready_ns if spent is None else max(ready_ns, spent.ready_ns())
@@ -370,7 +370,7 @@ class FairQueues:
             self._wake_at(at_ns)
 
     def wake(self, now: int) -> None:
-        """Make the queues that are scheduled for now ready: a pause is over, or a token there."""
+        """Make queues ready whose scheduled time has come: a pause is over, or there is a token."""
         aside = self._aside
         while aside and aside[0][0] <= now:
             _, _, queue = heapq.heappop(aside)

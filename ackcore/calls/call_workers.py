@@ -374,7 +374,7 @@ class Workers:
     # ---------------------------------------------------------------------------------- outcomes
 
     def _failed(self, worker: _Worker, call: Call, error: BaseException | None) -> None:
-        """Handle a call that raised, or timed out."""
+        """Repeat a call that raised or timed out after a wait, or end its item with the error."""
         timed_out = worker.expired
         if timed_out or isinstance(error, CancelledError):
             # The cancellation is over, even if the function suppressed it.

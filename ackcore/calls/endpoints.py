@@ -74,7 +74,7 @@ class Pace:
         return 1 + (_FASTER if self._is_tried else _FASTER_AT_FIRST) * self._begun**2
 
     def refused(self, now_ns: int) -> int:
-        """Record that a call was refused. Return the interval in nanoseconds, 0 if unknown."""
+        """Record that a call was refused. Return the new interval in nanoseconds; 0 if unknown."""
         # Calls that began before the first refusal are not counted in `begin`.
         self._begun = max(0, self._begun - 1)
         if now_ns < self.until_ns:
@@ -97,7 +97,7 @@ class Pace:
         return int(self._interval_ns)
 
     def pause(self, until_ns: int) -> None:
-        """Begin the next call at the end of a pause."""
+        """Record that no call begins before the end of a pause."""
         self.until_ns = until_ns
         self._due_ns = float(until_ns)
 
@@ -138,7 +138,7 @@ class Endpoints:
 
     @property
     def has_room(self) -> bool:
-        """Whether there is room for another call."""
+        """Whether an endpoint has room for another call."""
         if self._windows.in_flight >= self._most:
             return False
         for consumer in self._consumers:  # noqa: SIM110 - a generator would cost more than this
@@ -147,7 +147,7 @@ class Endpoints:
         return False
 
     def begin(self, lease: Lease, now_ns: int) -> bool:
-        """Record that a call begins. Return whether it is a trial."""
+        """Record that a call begins. Return whether it is the trial call of an open breaker."""
         lease.sent_ns = now_ns
         consumer = lease.consumer
         breaker = self._breakers[consumer.name]
