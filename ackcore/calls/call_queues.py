@@ -23,9 +23,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ackcore.calls.call_limits import TokenBucket
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.endpoints import Endpoints, made_limit
+from ackcore.calls.rate_limits import TokenBucket
 from ackcore.calls.usage import CallCounts
 from ackcore.flow.choosers import Idlest
 from ackcore.flow.consumers import FlowConsumer, Lease

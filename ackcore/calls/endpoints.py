@@ -1,11 +1,11 @@
-"""The endpoints of calls: their windows and breakers."""
+"""The endpoints of calls: their windows, breakers and pauses."""
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable, Hashable
 
-from ackcore.calls.call_limits import Breaker, BreakerState
 from ackcore.calls.call_settings import NO_CONNECTION, CallSettings
 from ackcore.calls.outcomes import Retry, Unavailable
 from ackcore.calls.usage import CallCounts
@@ -36,6 +36,81 @@ _SLOWER, _MUCH_SLOWER, _NEAR = 1.07, 1.4, 2
 _PAUSE = 0.2
 #: An event loop's timer may be early by the rounding error of its seconds.
 _EARLY_NS = 1_000
+
+
+class BreakerState(enum.Enum):
+    """The state of a breaker."""
+
+    CLOSED = "closed"  # calls are made
+    OPEN = "open"  # no calls are made until its time is over
+    HALF_OPEN = "half-open"  # a single trial call is made
+
+
+class Breaker:
+    """The breaker of one endpoint.
+
+    ::
+
+        CLOSED ──n failures in a row──► OPEN ──its time is over, a call is made──► HALF_OPEN
+        HALF_OPEN ──that call succeeds──► CLOSED        ──it fails──► OPEN
+
+    While it is open, the results of calls that began before do not count.
+
+    ``failures``: the number of failures in a row that open it; None for never. ``reset_ns``: the
+    time for which it stays open, in nanoseconds.
+
+    Attributes: ``opened_ns``: the time at which it first opened since the last success.
+    ``last_error``: the error that opened it.
+
+    M. Nygard, "Release It!", 2007; the states and their names are pybreaker's.
+    """
+
+    __slots__ = ("_failures", "_most", "_reset_ns", "last_error", "opened_ns", "state")
+
+    def __init__(self, failures: int | None, reset_ns: int) -> None:
+        self._most = failures
+        self._reset_ns = reset_ns
+        self._failures = 0
+        self.state = BreakerState.CLOSED
+        self.opened_ns: int | None = None
+        self.last_error: BaseException | None = None
+
+    def probe(self) -> None:
+        """Record that a trial call begins, because the open time is over."""
+        self.state = BreakerState.HALF_OPEN
+
+    def succeeded(self, probe: bool) -> bool:
+        """Record that a call was answered. Return whether that closed the breaker.
+
+        ``probe``: whether it is the trial call.
+        """
+        if self.state is BreakerState.CLOSED:
+            self._failures = 0
+            return False
+        if not probe:
+            return False
+        self._failures = 0
+        self.state = BreakerState.CLOSED
+        self.opened_ns = self.last_error = None
+        return True
+
+    def failed(self, error: BaseException, now_ns: int, probe: bool) -> int | None:
+        """Record that a call failed. Return how many nanoseconds the breaker stays open if that
+        opens it, otherwise None.
+
+        ``error``: the error of the call. ``probe``: whether it is the trial call.
+        """
+        if self.state is BreakerState.CLOSED:
+            self._failures += 1
+            if self._most is None or self._failures < self._most:
+                return None
+        elif not probe:
+            return None
+        self.state = BreakerState.OPEN
+        self.last_error = error
+        if self.opened_ns is None:
+            self.opened_ns = now_ns
+        return self._reset_ns
 
 
 class Pace:

@@ -198,3 +198,37 @@ def unreported(limit: RateLimit, counts: UsageCounts, subject: str) -> dict[str,
         for part, most, reports, word in parts
         if most is not None and (counts.answered or counts.failed) and not reports
     }
+
+
+class TokenBucket:
+    """A limit on the rate at which calls begin, or at which they use tokens of a service.
+
+    The bucket is empty at first. So within its first t seconds at most ``rate_per_s * t`` calls
+    begin, and many short tasks in a row do not exceed the rate either.
+
+    ``rate_per_s``: tokens per second, above 0. ``now_ns``: the time now, in nanoseconds.
+    ``burst_s``: the bucket holds the tokens of this many seconds, but at least one token.
+
+    The state is the time at which the bucket would be empty again (the generic cell rate algorithm,
+    ITU-T I.371), so that no refill is needed.
+    """
+
+    __slots__ = ("_due_ns", "_interval_ns", "_slack_ns")
+
+    def __init__(self, rate_per_s: float, now_ns: int, burst_s: float = 0.1) -> None:
+        self._interval_ns = 1e9 / rate_per_s
+        self._slack_ns = max(0.0, burst_s * 1e9 - self._interval_ns)
+        self._due_ns = now_ns + self._interval_ns + self._slack_ns
+
+    def ready_ns(self) -> int:
+        """Return the time of the next token, which may be in the past."""
+        # Rounded up: a nanosecond earlier there is no token.
+        return int(self._due_ns - self._slack_ns) + 1
+
+    def take(self, now_ns: int, tokens: float = 1) -> None:
+        """Take tokens, after a check of `ready_ns`. With fewer there, the next ones come later."""
+        self._due_ns = max(self._due_ns, float(now_ns)) + tokens * self._interval_ns
+
+    def correct(self, tokens: float) -> None:
+        """Take more tokens for a call that has ended; a negative number puts tokens back."""
+        self._due_ns += tokens * self._interval_ns

@@ -20,6 +20,7 @@ import typer
 
 import ackcore
 from ackcore.cli.reporting import cell, console, plain, print_json, table
+from ackcore.spark.base import paths
 
 
 class Finding(NamedTuple):
@@ -78,11 +79,11 @@ def _findings(place: str, master: str) -> Iterator[Finding]:
         "" if sys.version_info >= (3, 11) else "install Python 3.11 or newer",
     )
     yield _backend()
-    yield _package("pyarrow", (18,), "pip install 'ackcore[spark]'")
+    arrow = _package("pyarrow", (18,), "pip install 'ackcore[spark]'")
     spark = _package("pyspark", (3, 5), "pip install 'ackcore[spark]'")
-    yield spark
+    yield from (arrow, spark)
     yield _package("confluent_kafka", (2, 16), "pip install 'ackcore[kafka]'", needed=False)
-    if spark.ok and import_module("ackcore.spark.stores.opening").is_bucket(place):
+    if arrow.ok and import_module("ackcore.spark.stores.opening").is_bucket(place):
         client = (
             _package("hdfs_native", (0, 14), "pip install 'ackcore[hdfs]'")
             if place.startswith("hdfs:")
@@ -91,16 +92,14 @@ def _findings(place: str, master: str) -> Iterator[Finding]:
         yield client
         if client.ok:
             yield from _bucket(place)
-    elif spark.ok:
+    elif arrow.ok or "://" not in place:
         try:
-            directory = import_module("ackcore.spark.base.paths").local_path(place, "checkpoint")
+            directory = paths.local_path(place, "checkpoint")
         except ValueError as error:
             yield Finding("checkpoint", False, str(error), "name a directory or a bucket's URL")
         else:
             yield from _file_system(directory)
-    else:
-        yield from _file_system(Path(place))
-    if spark.ok:
+    if spark.ok and arrow.ok:
         java = _tried("Java", _java, "apt-get install default-jre-headless, or set JAVA_HOME")
         yield java
         if java.ok and master != "none":
@@ -192,7 +191,7 @@ def _file_system(place: Path) -> Iterator[Finding]:
     )
     if (directory / "ackcore").is_dir():
         directory = directory.parent
-    kind = _kind(directory)
+    kind = paths.file_system(os.path.realpath(directory)) or "unknown file system"
     free = shutil.disk_usage(directory).free
     shared = kind.startswith(_SHARED) or kind.startswith("fuse")
     promise = (
@@ -241,21 +240,6 @@ _BUCKET_WAY_OUT = (
     "use a server with this guarantee, such as S3, Google Cloud Storage or Azure, or a shared file "
     "system: without it, two drivers could write to one checkpoint"
 )
-
-
-def _kind(directory: Path) -> str:
-    paths = import_module("ackcore.spark.base.paths") if _has_spark() else None
-    found = paths.file_system(os.path.realpath(directory)) if paths is not None else None
-    return found or "unknown file system"
-
-
-def _has_spark() -> bool:
-    try:
-        import_module("pyspark")
-        import_module("pyarrow")
-    except ImportError:
-        return False
-    return True
 
 
 def _try_files(scratch: Path) -> None:

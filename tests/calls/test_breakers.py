@@ -7,9 +7,9 @@ from round_robin import RoundRobin
 from simulated_loop import S, SimCalls, states
 
 from ackcore.calls import Reject, Retry, Unavailable, call_workers
-from ackcore.calls.call_limits import BreakerState
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
+from ackcore.calls.endpoints import BreakerState
 from ackcore.flow import ByKey, DelayTarget
 
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN

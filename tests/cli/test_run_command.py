@@ -255,6 +255,23 @@ def test_the_doctor_knows_a_pyspark_of_another_distribution(ackcore, tmp_path, m
     assert (found["ok"], found["found"]) == (True, pyspark.__version__)
 
 
+def test_the_doctor_tells_that_pyarrow_is_missing(tmp_path, lines):
+    """PySpark does not require it: to look for buckets, the doctor loaded it and failed."""
+    code = (
+        "import sys\n"
+        "sys.modules['pyarrow'] = None\n"
+        f"sys.argv = ['ackcore', 'doctor', {str(tmp_path)!r}, '--json']\n"
+        "from ackcore.cli.entry import main\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    found = {each["what"]: each for each in lines(done)}
+    assert (done.returncode, done.stderr) == (1, "")
+    assert found["pyarrow"]["mend"] == "pip install 'ackcore[spark]'"
+    assert found["pyspark"]["ok"]
+    assert found["file operations"]["ok"]
+
+
 def test_the_doctor_asks_java_and_the_workers(on_this_spark, tmp_path, lines):
     found = {each["what"]: each for each in lines(on_this_spark("doctor", tmp_path, "--json"))}
     assert ' version "' in found["Java"]["found"]
