@@ -309,9 +309,10 @@ def skip(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Leave out rows of the planned micro-batch that their source cannot read any more.
+    """Leave out a spout's rows of the planned micro-batch, if their source cannot read them again.
 
-    The query must not run. Its next start continues without these rows, which are not dead letters.
+    All these rows are left out, or with --file those of the files. The query must not run. Its next
+    start continues without the rows, which do not become dead letters.
     """
     done = skip_planned(checkpoint, spout, file or (), dry_run=dry_run)
     if as_json:

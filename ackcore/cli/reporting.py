@@ -81,7 +81,7 @@ class Commands(TyperGroup):
 
 
 def _add_value(error: typer.BadParameter) -> None:
-    """Add the refused value to the error of an option if Typer has the error from pydantic."""
+    """Add the refused value to an option's error, which lacks it if pydantic refused the value."""
     problems = getattr(error.__cause__, "errors", None)
     if problems is not None:
         error.message += f", got {problems()[0]['input']!r}"

@@ -134,7 +134,7 @@ def spark_session(
             if running is None:
                 _end(gateway)
             raise SparkError(
-                f"Spark does not start: {one_line(error)} (of its JVM: {_last_line(said)})"
+                f"Spark does not start: {one_line(error)} (the JVM's log ends: {_last_line(said)})"
             ) from error
         finally:
             os.environ.clear()

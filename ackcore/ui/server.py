@@ -2,7 +2,7 @@
 
 The values of the status come from `ackcore.spark.inspect.status`; ``page.js`` shows them.
 
-Checkpoints are read at most once in `_EVERY_S`, for any number of viewers, and only while a browser
+Checkpoints are read at most every 2 seconds, for any number of viewers, and only while a browser
 shows them, so that the query is not slowed down.
 
 Every page in a browser can send requests to a server on localhost and, through a name that is later

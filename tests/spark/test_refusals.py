@@ -44,7 +44,11 @@ def open_rows(table):
             ValueError,
             "events has no column val, of type bigint; its columns are root_id, task",
         ),
-        (lambda t: t.withColumnRenamed("root_id", "ROOT_ID"), ValueError, "column root_id bigint"),
+        (
+            lambda t: t.withColumnRenamed("root_id", "ROOT_ID"),
+            ValueError,
+            "no column root_id, of type bigint",
+        ),
         (
             lambda t: t.withColumn("task", col("task").cast("bigint")),
             TypeError,
@@ -72,7 +76,7 @@ def open_rows(table):
             r"no columns but root_id, .* got ts; drop them first: \.drop\('ts'\)",
         ),
         (lambda t: t.select("*", "val"), ValueError, "two columns val"),
-        (lambda t: t.select(), ValueError, "got no columns"),
+        (lambda t: t.select(), ValueError, "its columns are none"),
         (
             lambda t: "events",
             TypeError,
