@@ -86,12 +86,11 @@ class ResultForm(NamedTuple):
     @property
     def ddl(self) -> str:
         """These columns, as the schema that ``mapInArrow`` takes."""
-        ddl = [f"{name} bigint not null" for name in _ALWAYS]
-        if self.times:
-            ddl += [f"{name} bigint" for name in _TIMES]
-        if self.reasons:
-            ddl.append("reason string")
-        return ", ".join(ddl)
+        types = {pa.int64(): "bigint", pa.string(): "string"}
+        return ", ".join(
+            f"{field.name} {types[field.type]}{'' if field.nullable else ' not null'}"
+            for field in self._schema
+        )
 
     @property
     def _schema(self) -> pa.Schema:
