@@ -122,22 +122,16 @@ def widened(batch):
 
 @pytest.mark.parametrize(("shares", "held_roots"), [(5, 1), (2, 40), (1, 10_000)])
 def test_shares_of_many_roots_take_several_passes(
-    write, random_events, expected, shares, held_roots
+    write, random_events, expected, shares, held_roots, monkeypatch
 ):
     """Each root is settled once and with all of its rows, whatever the passes."""
     events = random_events(47, 500)
     write("a.parquet", events[::2])
     directory = write("b.parquet", events[1::2])
     files = read_footers(directory, None)
+    monkeypatch.setattr(parquet, "HELD_ROOTS", held_roots)
     settle_share = parquet.settle_shares(
-        files,
-        list(TYPES),
-        shares,
-        seed=1,
-        now_ms=1000,
-        timeout_ms=300,
-        form=ResultForm(True, True),
-        held_roots=held_roots,
+        files, list(TYPES), shares, seed=1, now_ms=1000, timeout_ms=300, form=ResultForm(True, True)
     )
     rows = []
     for share in range(shares):

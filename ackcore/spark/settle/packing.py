@@ -113,7 +113,7 @@ class Packer:
             yield from self._take_in(last)
         if self._ledger is not None:
             # Nothing is folded after this, so the table need not be emptied.
-            yield from self._ship(self._ledger.entries())
+            yield from wire.pack_entries(self._ledger.entries(), self._shards, CHUNK_ROWS)
         yield from self._ship_reasons()
 
     def _take_in(self, events: Events) -> Batches:
@@ -170,11 +170,7 @@ class Packer:
         self._ledger.rotate()
         entries = self._ledger.expired()
         self._rows_folded = 0
-        yield from self._ship(entries)
-
-    def _ship(self, entries: Entries) -> Batches:
-        if len(entries):
-            yield from wire.pack_entries(entries, self._shards, CHUNK_ROWS)
+        yield from wire.pack_entries(entries, self._shards, CHUNK_ROWS)
 
     def _ship_reasons(self) -> Batches:
         if self._reasons:

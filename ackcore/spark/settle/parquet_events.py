@@ -179,12 +179,11 @@ def settle_shares(
     now_ms: int,
     timeout_ms: int | None,
     form: ResultForm,
-    held_roots: int = HELD_ROOTS,
 ) -> MapInArrow:
     """Return a function that settles shares of the roots: it maps their numbers to results.
 
     A share has all messages of the roots that `split_by_shard` assigns to it, so that no merge
-    follows. A share of more than ``held_roots`` roots is settled in several passes over the files.
+    follows. A share of more than `HELD_ROOTS` roots is settled in several passes over the files.
 
     ``names``: the columns to read. ``shares``: the number of shares. The other parameters are those
     of `settle_blobs`.
@@ -204,18 +203,18 @@ def settle_shares(
             for events, found in _events_of(everything, names):
                 if ledger is None:
                     roots = CardinalityEstimate.of_sample(events, seed, timed).roots_in(rows) / of
-                    ledger = new_ledger(seed, timed, math.ceil(min(roots, held_roots)))
+                    ledger = new_ledger(seed, timed, math.ceil(min(roots, HELD_ROOTS)))
                 ledger.fold(*take_shard(*events, share, of))
                 if found is not None:
                     texts.append(found.take(_rows_of(found["root_id"].to_numpy(), share, of)))
                 if len(texts) == _READINGS:
                     texts = [earliest(texts)]
-                if len(ledger) > held_roots and 2 * of <= MAX_SHARDS:
+                if len(ledger) > HELD_ROOTS and 2 * of <= MAX_SHARDS:
                     # This pass continues with half of its roots; the other half gets another pass.
                     share, of = 2 * share, 2 * of
                     todo.append((share + 1, of))
                     entries = ledger.entries()
-                    ledger = new_ledger(seed, timed, held_roots)
+                    ledger = new_ledger(seed, timed, HELD_ROOTS)
                     ledger.merge(entries.take(_rows_of(entries.root_ids, share, of)))
             if ledger is not None:
                 kept = earliest(texts)

@@ -82,9 +82,7 @@ def pack_cohorts(events: CohortEvents, shards: int) -> pa.RecordBatch:
     return _pack(COHORTS, False, columns, *split_by_shard(events.cohorts, shards))
 
 
-def pack_entries(
-    entries: Entries, shards: int, most_rows: int | None = None
-) -> Iterator[pa.RecordBatch]:
+def pack_entries(entries: Entries, shards: int, most_rows: int) -> Iterator[pa.RecordBatch]:
     """Yield batches of at most ``most_rows`` folded rows, without their ages.
 
     Each batch has one blob for each shard with rows in it.  The rows are sorted by shard and by a
@@ -96,11 +94,10 @@ def pack_entries(
     marks = entries.inits | (entries.flags << 2)
     columns = (entries.root_ids, entries.vals, *times, narrowed(entries.tasks), marks)
     order, counts = sort_by_shard(entries.root_ids, shards)
-    rows = max(1, len(order) if most_rows is None else most_rows)
     bounds = offsets_of(counts)
-    for start in range(0, max(1, len(order)), rows):
-        here = np.diff(bounds.clip(start, start + rows))
-        yield _pack(ENTRIES, bool(times), columns, order[start : start + rows], here)
+    for start in range(0, len(order), most_rows):
+        here = np.diff(bounds.clip(start, start + most_rows))
+        yield _pack(ENTRIES, bool(times), columns, order[start : start + most_rows], here)
 
 
 def pack_reasons(reasons: pa.Table, shards: int, cohorts: Int64s | None = None) -> pa.RecordBatch:
