@@ -421,7 +421,7 @@ def test_values_are_added_and_removed_and_other_changes_refused(tmp_path, caplog
         engine.process(2, [])
     (logged,) = caplog.records
     assert logged.levelname == "WARNING"
-    assert "'euros', 'lines', 'most' of table 'totals' deleted (2 rows)" in logged.message
+    assert "'euros', 'lines', 'most' of table 'totals' deleted (2 rows)" in logged.getMessage()
     # The names are free again, also for another type: removed states are not read.
     again = {"orders": count(), "most": max_of("line"), "euros": sum_of("size")}
     world, state, engine = opened(again)
