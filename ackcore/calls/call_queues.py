@@ -23,10 +23,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ackcore.calls.call_limits import TokenBucket
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.endpoints import Endpoints, made_limit
-from ackcore.calls.outcomes import CallCounts
+from ackcore.calls.rate_limits import TokenBucket
+from ackcore.calls.usage import CallCounts
 from ackcore.flow.choosers import Idlest
 from ackcore.flow.consumers import FlowConsumer, Lease
 from ackcore.flow.limits import DelayTarget, Limit
@@ -72,15 +72,14 @@ class Call:
 class KeyQueue:
     """The waiting calls of one key, and its own limits.
 
-    Attributes: ``endpoints``: its endpoints, made when they are first needed, since a key that only
-    waits takes a tenth of their memory. ``tokens``: the limit of begun calls. ``spent``: the limit
-    of tokens that calls report. ``is_rated``: whether it has one of these limits. ``estimate``: the
-    mean number of tokens of its last calls; 0 before the first report. ``new``: calls that were not
-    made yet. ``due``: calls to repeat whose wait is over, by the endpoint that they avoid: the due
-    time, a number, and the call. ``unfinished``: the number of calls without an outcome. ``place``:
-    the number of calls in flight when it was put among the ready ones; -1 if it is aside or has no
-    waiting calls. For the only queue, 0 or -1. ``wakes_ns``: the earliest time at which
-    `FairQueues` looks at it again.
+    Attributes: ``tokens``: the limit of begun calls. ``spent``: the limit of tokens that calls
+    report. ``is_rated``: whether it has one of these limits. ``estimate``: the mean number of
+    tokens of its last calls; 0 before the first report. ``new``: calls that were not made yet.
+    ``due``: calls to repeat whose wait is over, by the endpoint that they avoid: the due time, a
+    number, and the call. ``unfinished``: the number of calls without an outcome. ``rank``: among
+    the ready queues: the number of calls in flight when it became ready; -1 if it is aside or has
+    no waiting calls. For the only queue, 0 or -1. ``wakes_ns``: the time of the earliest scheduled
+    `FairQueues.wake` for it.
     """
 
     __slots__ = (
@@ -91,7 +90,7 @@ class KeyQueue:
         "is_rated",
         "key",
         "new",
-        "place",
+        "rank",
         "spent",
         "tokens",
         "unfinished",
@@ -115,12 +114,14 @@ class KeyQueue:
         self.new: deque[Call] = deque()
         self.due: dict[tuple[FlowConsumer, ...], deque[tuple[int, int, Call]]] = {}
         self.unfinished = 0
-        self.place = -1
+        self.rank = -1
         self.wakes_ns: float = math.inf
 
     @property
     def endpoints(self) -> Endpoints:
-        """See the class."""
+        """Its endpoints, made at the first use: a key that only waits takes a tenth of their
+        memory.
+        """
         endpoints = self._endpoints
         if endpoints is None:
             endpoints = self._endpoints = self._make()
@@ -132,17 +133,19 @@ class KeyQueue:
         return 0 if self._endpoints is None else self._endpoints.in_flight
 
     def reopen(self, now: int) -> float:
-        """See `Endpoints.reopen`."""
+        """Open its endpoints whose pause is over. Return the end of the next pause, or infinity."""
         return math.inf if self._endpoints is None else self._endpoints.reopen(now)
 
     def ready_ns(self) -> int:
-        """Return the time at which its rates allow the next call, which may be in the past."""
+        """Return the time at which the key's rate limits allow a call; it may be in the past."""
         tokens, spent = self.tokens, self.spent
         ready_ns = 0 if tokens is None else tokens.ready_ns()
         return ready_ns if spent is None else max(ready_ns, spent.ready_ns())
 
     def begin(self, now: int) -> float:
-        """Take what the next call needs. Return the tokens that it is estimated to use."""
+        """Take a call, and the tokens that it is estimated to use, from the limits. Return these
+        tokens.
+        """
         if self.tokens is not None:
             self.tokens.take(now)
         if self.spent is not None:
@@ -150,9 +153,10 @@ class KeyQueue:
         return self.estimate
 
     def end(self, estimate: float, tokens: float | None, refused: bool) -> None:
-        """Correct the estimate of a call by the tokens that it reported; a refused one used none.
+        """Replace the estimated tokens of a call that ended by those that it reported.
 
-        Without a report, the estimate remains.
+        This also updates the mean `estimate`. Without a report, the limit gets the estimated tokens
+        of a refused call back; those of any other call stay taken.
         """
         if self.spent is None:
             return
@@ -163,10 +167,10 @@ class KeyQueue:
             self.spent.correct(-estimate)
 
     def lease(self) -> tuple[Call, Lease | None]:
-        """Return the next call, and a lease for it, or None without room.
+        """Return the next call, and a lease of an endpoint, or None if none has room for it.
 
-        Calls to repeat come first. Those that avoid the same endpoint have room, or no room,
-        together, so only the first of each group is tried.
+        Calls to repeat come first. Only the first of those that avoid the same endpoint is tried:
+        there is room for all of them or for none.
         """
         if not self.due:
             return self.new[0], self.endpoints.lease(None)
@@ -181,7 +185,7 @@ class KeyQueue:
         return firsts[0][2], None
 
     def waiting(self) -> Call:
-        """Return a call that waits, whether or not there is room for it."""
+        """Return one of the waiting calls, whether or not an endpoint has room for it."""
         return self.new[0] if self.new else next(iter(self.due.values()))[0][2]
 
     def remove(self, call: Call) -> None:
@@ -201,8 +205,8 @@ class FairQueues:
     ``most``: the largest number of calls of a key in flight. ``clock``: returns the time in
     nanoseconds. ``wake_at``: called with the time, in nanoseconds, at which `wake` must be called.
 
-    Attributes: ``window``: the law of the window of all keys together; None without keys. ``only``:
-    the single queue without keys; None with keys.
+    Attributes: ``window``: the `Limit` of all keys' calls in flight together; None without keys.
+    ``only``: the single queue without keys; None with keys.
     """
 
     def __init__(
@@ -238,7 +242,7 @@ class FairQueues:
         self.only: KeyQueue | None = None
         if self.window is None:
             self.only = self._made(None)
-            self.only.place = 0
+            self.only.rank = 0
             _ = self.only.endpoints  # raises for bad settings
 
     def _made(self, key: Hashable) -> KeyQueue:
@@ -255,12 +259,8 @@ class FairQueues:
 
     @property
     def has_ready(self) -> bool:
-        """Whether a queue is not aside, if there are keys."""
+        """Whether a key has waiting calls and is not put aside; False without keys."""
         return bool(self._ready)
-
-    def all(self) -> list[KeyQueue]:
-        """Return the queues of all keys."""
-        return list(self._by_key.values()) if self.only is None else [self.only]
 
     # ------------------------------------------------------------------------------- the calls
 
@@ -279,20 +279,21 @@ class FairQueues:
         call.queue = queue
         queue.unfinished += 1
         queue.new.append(call)
-        if queue.place < 0:
+        if queue.rank < 0:
             self._put(queue)
 
     def repeat(self, wait: tuple[int, int, Call]) -> None:
-        """Add a call to repeat, whose wait is over."""
+        """Add a call to repeat: its due time, which is over, a number, and the call."""
         call = wait[2]
         queue = call.queue
         queue.due.setdefault(call.avoid, deque()).append(wait)
-        if queue.place < 0:
+        if queue.rank < 0:
             self.changed(queue)
 
     def finished(self, queue: KeyQueue) -> None:
-        """Record that a call of a key has an outcome. Forget the key that has had no calls for
-        longest.
+        """Record that a call of a key has an outcome.
+
+        If more than `KEPT_KEYS` keys have no calls, the one without calls for longest is forgotten.
         """
         queue.unfinished -= 1
         if queue.unfinished:
@@ -317,10 +318,10 @@ class FairQueues:
     # ------------------------------------------------------------------------------- the order
 
     def next(self, now: int) -> tuple[KeyQueue, int | None] | None:
-        """Return the queue of the next call, or None; put those without room aside.
+        """Return the queue of the next call, and put aside queues that can begin no call now.
 
-        With a number of nanoseconds, all endpoints of the key are paused for so long that its calls
-        must not wait.
+        Returns None if all are aside. The second value is None if the call can begin. Otherwise it
+        is the nanoseconds until an endpoint opens, longer than a call may wait in the task.
         """
         while (queue := self._first()) is not None:
             if queue.is_rated and (ready_ns := queue.ready_ns()) > now:
@@ -339,26 +340,29 @@ class FairQueues:
         return None
 
     def changed(self, queue: KeyQueue) -> None:
-        """Put a queue behind its equals, after one of its calls began, ended or was given back."""
+        """Update the rank of a queue after one of its calls began, ended or was given back.
+
+        It is put behind the queues of its rank.
+        """
         if queue is self.only:
-            queue.place = 0
+            queue.rank = 0
             return
-        if queue.place >= 0:
+        if queue.rank >= 0:
             self.put_aside(queue)
         if queue.new or queue.due:
             self._put(queue)
 
     def put_aside(self, queue: KeyQueue) -> None:
-        """Remove a queue from the ready ones."""
+        """Remove a queue from the ready queues."""
         if queue is not self.only:
-            equals = self._ready[queue.place]
+            equals = self._ready[queue.rank]
             del equals[queue]
             if not equals:
-                del self._ready[queue.place]
-        queue.place = -1
+                del self._ready[queue.rank]
+        queue.rank = -1
 
     def look_at(self, queue: KeyQueue, at_ns: float) -> None:
-        """Have `wake` look at a queue at a time, or earlier."""
+        """Schedule `wake` for a queue at a time, unless it is scheduled earlier."""
         if at_ns < queue.wakes_ns:
             queue.wakes_ns = at_ns
             self._looks += 1
@@ -366,13 +370,13 @@ class FairQueues:
             self._wake_at(at_ns)
 
     def wake(self, now: int) -> None:
-        """Look at the queues whose time has come: their pause may be over, or a token ready."""
+        """Make queues ready whose scheduled time has come: a pause is over, or there is a token."""
         aside = self._aside
         while aside and aside[0][0] <= now:
             _, _, queue = heapq.heappop(aside)
             queue.wakes_ns = math.inf
             self.look_at(queue, queue.reopen(now))
-            if queue.place < 0:
+            if queue.rank < 0:
                 self.changed(queue)
         if aside:
             self._wake_at(aside[0][0])
@@ -380,12 +384,12 @@ class FairQueues:
     def _first(self) -> KeyQueue | None:
         only = self.only
         if only is not None:
-            return only if only.place >= 0 and (only.new or only.due) else None
+            return only if only.rank >= 0 and (only.new or only.due) else None
         if not self._ready:
             return None
         return next(iter(self._ready[min(self._ready)]))
 
     def _put(self, queue: KeyQueue) -> None:
-        """Put a queue among the ready ones, behind those with as many calls in flight."""
-        queue.place = place = queue.in_flight
-        self._ready.setdefault(place, OrderedDict())[queue] = None
+        """Add a queue to the ready queues, behind those with as many calls in flight."""
+        queue.rank = rank = queue.in_flight
+        self._ready.setdefault(rank, OrderedDict())[queue] = None

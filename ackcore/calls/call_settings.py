@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ackcore._columns import as_count, positive
-from ackcore.calls.final_errors import is_marked_final
-from ackcore.calls.outcomes import Reject, Retry
-from ackcore.calls.rate_limits import RateLimit, checked_limit
+from ackcore.calls.outcomes import Reject, Retry, is_marked_final
+from ackcore.calls.rate_limits import RateLimit, check_concurrency, checked_limit
 from ackcore.flow import DelayTarget, Limit
 from ackcore.flow.choosers import Chooser, Idlest
-from ackcore.flow.limits import MAX_LIMIT
 
 #: The number of threads of a plain function whose `max_concurrency` is no number.
 DEFAULT_THREADS = 32
@@ -30,14 +28,12 @@ _MOST_S = 1e9
 class CallSettings:
     """The checked settings of the calls of one task.
 
-    `ackcore.topology.AsyncBolt` describes its settings, which have the same names here.
+    `ackcore.topology.AsyncBolt` describes settings of the same names. In addition:
     ``timeout_s``: a plain function cannot be cancelled, and keeps its thread until it returns.
     ``endpoints``: the function receives one as its second argument; None for a single endpoint,
-    which it does not receive. ``max_attempts``: the number of calls of an item in the task before
-    its error counts, if that is one of ``retry_on``, the temporary errors. ``reject``: permanent
-    errors besides `Reject`, even if ``retry_on`` names a base class. ``max_buffered``: the largest
-    number of outcomes that are kept until an earlier one is complete. With keys, the number of
-    items that are read ahead, if that is larger than 65,536.
+    which it does not receive. ``max_attempts``: an item whose call raises one of ``retry_on`` is
+    called again in the task, up to this number of calls. ``reject``: permanent errors besides
+    `Reject`, even if ``retry_on`` names a base class.
 
     Raises TypeError if a setting is not of its type, and ValueError if it is out of range.
     """
@@ -53,12 +49,10 @@ class CallSettings:
     wait_in_task_s: float = 5.0
     breaker_failures: int | None = 10
     breaker_reset_s: float = 5.0
-    max_buffered: int = 1024
 
     def __post_init__(self) -> None:
-        concurrency = self.max_concurrency
-        if not callable(concurrency):
-            self._set("max_concurrency", _concurrency(concurrency))
+        if not callable(self.max_concurrency):
+            check_concurrency(self.max_concurrency, "max_concurrency", "endpoint")
         if not callable(self.chooser):
             raise TypeError(
                 "chooser must be a function or class that makes a Chooser, got "
@@ -71,7 +65,6 @@ class CallSettings:
         self._set("breaker_reset_s", reset_s)
         self._set("wait_in_task_s", _wait(self.wait_in_task_s))
         self._set("max_attempts", as_count(self.max_attempts, "max_attempts", 1))
-        self._set("max_buffered", as_count(self.max_buffered, "max_buffered", 1))
         if self.breaker_failures is not None:
             failures = as_count(self.breaker_failures, "breaker_failures", 1)
             self._set("breaker_failures", failures)
@@ -81,14 +74,12 @@ class CallSettings:
                 "endpoints must be left out if limit has a key (per): each key has a window and a "
                 "breaker of its own; choose the endpoint in the function, by the key"
             )
-        self._set("retry_on", exception_classes(self.retry_on, "retry_on"))
-        self._set("reject", exception_classes(self.reject, "reject"))
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
     def thread_count(self) -> int:
-        """Return the number of threads for a plain function: 32 if no number limits its calls."""
+        """Return the number of threads for a plain function: `max_concurrency`, or 32."""
         if isinstance(self.max_concurrency, int):
             return min(self.max_concurrency, MAX_THREADS)
         return DEFAULT_THREADS
@@ -98,20 +89,11 @@ class CallSettings:
         return isinstance(error, (Reject, *self.reject)) or is_marked_final(error)
 
     def is_of_call(self, error: BaseException) -> bool:
-        """Return whether an error concerns a call, not one of several items in it: a temporary
-        error, a time-out or a failed connection.
+        """Return whether an error concerns the whole call, even if it has several items: a
+        temporary error, a time-out or a failed connection.
         """
         counts = (Retry, *NO_CONNECTION, *self.retry_on)
         return isinstance(error, counts) and not self.is_final(error)
-
-
-def _concurrency(given: Any) -> int:
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise TypeError(
-            "max_concurrency must be a number of calls, or a function or class that makes a Limit, "
-            f"got {type(given).__name__}; each endpoint needs its own limit, so pass the class"
-        )
-    return as_count(given, "max_concurrency", 1, MAX_LIMIT)
 
 
 def _wait(given: Any) -> float:
@@ -146,21 +128,3 @@ def _endpoints(given: Any) -> tuple[Hashable, ...] | None:
     if twice:
         raise ValueError(f"endpoints must differ, got {twice[0]!r} more than once")
     return endpoints
-
-
-def exception_classes(given: Any, name: str) -> tuple[type[BaseException], ...]:
-    """Return one exception class, or an iterable of them, as a tuple.
-
-    Raises TypeError if it holds something else.
-    """
-    classes = (given,) if isinstance(given, (type, str)) else given
-    if not isinstance(classes, Iterable):
-        raise TypeError(f"{name} must be exception classes, got {type(given).__name__} {given!r}")
-    classes = tuple(classes)
-    for each in classes:
-        if not (isinstance(each, type) and issubclass(each, BaseException)):
-            raise TypeError(
-                f"{name} must hold exception classes, got {each!r}; "
-                "write the class itself, as TimeoutError"
-            )
-    return classes

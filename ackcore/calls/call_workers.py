@@ -20,7 +20,6 @@ from __future__ import annotations
 import heapq
 import math
 import random
-import sys
 from asyncio import AbstractEventLoop, CancelledError, Future, Task, TimerHandle, sleep
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
@@ -28,8 +27,8 @@ from typing import Any
 
 from ackcore.calls.call_queues import SHORTEST_WAIT_NS, Call, FairQueues
 from ackcore.calls.call_settings import CallSettings
-from ackcore.calls.outcomes import CallCounts, CallOutcome, Retry
-from ackcore.calls.usage import USAGE, Usage, text_of
+from ackcore.calls.outcomes import CallOutcome, Retry
+from ackcore.calls.usage import USAGE, CallCounts, Usage, text_of
 from ackcore.flow.consumers import Lease
 from ackcore.retry import capped_doubling
 
@@ -40,7 +39,9 @@ _BACKOFF_NS, _MAX_BACKOFF_NS = _S // 10, 5 * _S
 _TURN_NS = 2_000_000
 #: Seconds from the first finished outcome to the delivery of all finished ones.
 _HAND_OVER_S = 0.005
-#: With keys, the smallest number of items that may be read ahead.
+#: The largest number of outcomes that are kept until an earlier one is complete.
+MOST_KEPT = 1024
+#: With keys, the largest number of items without an outcome, or kept ones.
 _READ_AHEAD = 1 << 16
 _END: Any = object()
 
@@ -62,12 +63,12 @@ class _Worker:
 
 
 class Workers:
-    """The workers of a task and their calls, in one run after another.
+    """The workers of a task, which make its calls in one run after another.
 
     ``function``: returns an awaitable. ``most``: the largest number of calls in flight. ``clock``:
-    returns the time in nanoseconds. `now_ns` stops this clock while calls are in flight and the
-    loop does not run. ``key_of``: returns the key of an item, if `CallSettings.limit` has keys.
-    ``refusal``: see `Calls`.
+    returns the time in nanoseconds; `now_ns` stops while calls are in flight and the loop does not
+    run. ``key_of``: returns the key of an item; used if `CallSettings.limit` has keys.
+    ``refusal``: called before each call; an exception that it returns is the item's outcome.
 
     Attributes: ``in_flight``: the number of calls in flight.
     """
@@ -87,7 +88,7 @@ class Workers:
         self._stood_ns = 0
         self._timeout_ns = None if settings.timeout_s is None else int(settings.timeout_s * _S)
         self._wait_ns = settings.wait_in_task_s * _S
-        self._most = min(most, sys.maxsize)
+        self._most = most
         self._named = settings.endpoints is not None
         self.counts = CallCounts()
         self.queues = FairQueues(settings, self._most, self.now_ns, self.counts, self._wake_at)
@@ -98,9 +99,7 @@ class Workers:
         self._needs_usage = limit is not None and (
             limit.tokens_per_min is not None or limit.cost_per_run is not None
         )
-        self._most_kept = settings.max_buffered
-        if self._window is not None:
-            self._most_kept = max(_READ_AHEAD, settings.max_buffered)
+        self._most_kept = MOST_KEPT if self._window is None else _READ_AHEAD
         self.in_flight = 0
         self.running = False
 
@@ -125,11 +124,11 @@ class Workers:
         self._waits_begun = 0
 
     def now_ns(self) -> int:
-        """Return the time of a clock that stops while calls are out and the loop does not run."""
+        """Return the time of a clock that stops while calls are in flight and the loop is idle."""
         return self._clock() - self._stood_ns
 
     def outcomes(self, loop: AbstractEventLoop, items: Iterator[Any]) -> Iterator[CallOutcome[Any]]:
-        """Make the calls of a run, and yield the outcome of each; see `Calls.run`."""
+        """Call the function with each item; yield the outcomes in the order of the items."""
         self._loop, self._items, self._exhausted, self.running = loop, items, False, True
         order = self._order
         try:
@@ -229,7 +228,7 @@ class Workers:
             else:
                 self._failed(worker, call, error)
             if self._window is None:
-                call.queue.place = 0  # what `FairQueues.changed` does
+                call.queue.rank = 0  # what `FairQueues.changed` does
             else:
                 self.queues.changed(call.queue)
             if self._last is not worker:
@@ -276,7 +275,7 @@ class Workers:
                 break
             assert after_ns is not None
             after_s = after_ns / _S
-            self._give_back(call, after_s, queue.endpoints.out(after_s))
+            self._give_back(call, after_s, queue.endpoints.unavailable(after_s))
             queues.changed(queue)
         # Read the clock again: pulling the item may have taken time.
         now = self.now_ns()
@@ -288,7 +287,6 @@ class Workers:
         if self._window is not None:
             queues.changed(queue)
         call.made += 1
-        self.counts.made += 1
         if self._timeout_ns is not None:
             worker.deadline_ns = now + self._timeout_ns
             self._wake_at(worker.deadline_ns)
@@ -303,7 +301,7 @@ class Workers:
         return self.in_flight >= min(self._most, self._window.limit)
 
     def _has_more(self, now: int) -> bool:
-        """Return whether another worker would find a call now."""
+        """Return whether there is a call that another worker could begin now."""
         if self._window is not None and self._is_window_full:
             return False
         if self.queues.next(now) is not None or (self._waits and self._waits[0][0] <= now):
@@ -319,7 +317,7 @@ class Workers:
         return only.endpoints.has_room
 
     def _end_waits(self, now: int) -> None:
-        """Move calls whose wait is over to those that are due."""
+        """Move calls whose wait is over from the waits to the queues."""
         while self._waits and self._waits[0][0] <= now:
             self.queues.repeat(heapq.heappop(self._waits))
         if self._waits:
@@ -331,17 +329,16 @@ class Workers:
         return len(self._order) - self.in_flight >= self._most_kept
 
     def _read_ahead(self) -> None:
-        """Pull as many items as may be kept, so that each key has its turn.
+        """Pull as many items as may be kept, so that calls of all their keys can be chosen.
 
-        Answers wait meanwhile, so slow items are left to later calls of this. `now_ns` does not
-        count the time of items.
+        Answers are not handled meanwhile, so it stops after 2 ms; a later call pulls the rest.
         """
         since = self._clock()
         while self._pull() and self._clock() - since < _TURN_NS:
             pass
 
     def _pull(self) -> bool:
-        """Pull the next item. Return False if there is none, or it may not be pulled yet."""
+        """Pull the next item into a queue. Return False if there is none, or too many are kept."""
         if self._exhausted or self._is_full:
             return False
         since = self._clock()
@@ -377,7 +374,7 @@ class Workers:
     # ---------------------------------------------------------------------------------- outcomes
 
     def _failed(self, worker: _Worker, call: Call, error: BaseException | None) -> None:
-        """Handle a call that raised, or timed out."""
+        """Repeat a call that raised or timed out after a wait, or end its item with the error."""
         timed_out = worker.expired
         if timed_out or isinstance(error, CancelledError):
             # The cancellation is over, even if the function suppressed it.
@@ -388,8 +385,6 @@ class Workers:
             error = TimeoutError(f"no answer within {self._settings.timeout_s:g} s")
         assert error is not None
         now = self.now_ns()
-        self.counts.failed += 1
-        self.counts.timed_out += timed_out
         queue = call.queue
         queue.endpoints.failed(worker.lease, worker.on_trial, error, timed_out, now)
         final = self._settings.is_final(error)
@@ -398,11 +393,9 @@ class Workers:
         if wait_ns is None:
             call.error = error
             if isinstance(error, Retry) and not final:
-                self.counts.given_back += 1
                 call.after_s = error.asked_s
             self._finish(call)
             return
-        self.counts.waited += 1
         call.error = error  # in case it is not called again
         call.waited += wait_ns
         call.avoid = (worker.lease.consumer,)
@@ -430,12 +423,11 @@ class Workers:
         return wait_ns if call.waited + wait_ns <= self._wait_ns else None
 
     def _give_back(self, call: Call, after_s: float | None, error: Retry) -> None:
-        """End a call that is not made, because no endpoint answers or no money is left.
+        """Finish an item that is not called now, because no endpoint answers or no money is left.
 
-        If it was made before, its last error remains, and it counts as an attempt. Otherwise an
-        item whose own failures open the breaker would be called for ever.
+        ``error`` is its outcome if it was never called. Otherwise its last error is the outcome,
+        which counts as an attempt: an item that opens the breaker by itself is not called for ever.
         """
-        self.counts.given_back += 1
         call.after_s = after_s
         if not call.made:
             call.error = error
@@ -463,7 +455,7 @@ class Workers:
     # ------------------------------------------------------------------------------------ timing
 
     def _wake_at(self, at_ns: float) -> None:
-        """Schedule `_tick` at a time, or keep an earlier one."""
+        """Schedule `_tick` at a time, unless it is scheduled earlier."""
         if at_ns >= self._timer_ns:
             return
         if self._timer is not None:

@@ -10,12 +10,11 @@ from collections.abc import Callable, Coroutine, Generator, Hashable, Iterable
 from inspect import iscoroutine
 from typing import Any, Generic, Self, TypeVar
 
-from ackcore.calls.call_limits import BreakerState
 from ackcore.calls.call_settings import MAX_THREADS, CallSettings
 from ackcore.calls.call_workers import Workers
-from ackcore.calls.outcomes import CallCounts, CallOutcome, Retry, Value
+from ackcore.calls.outcomes import CallOutcome, Retry, Value
 from ackcore.calls.threads import CallThreads, is_async
-from ackcore.flow.consumers import ConsumerState
+from ackcore.calls.usage import CallCounts
 
 Item = TypeVar("Item")
 
@@ -26,7 +25,7 @@ _GRACE_S = 2.0
 class Calls(Generic[Item, Value]):
     """Calls of one function, many at once, with a window, limits, time-outs, retries and a breaker.
 
-    Use it in one thread, and in a ``with``, or close it.
+    Use it in one thread, and close it, for example by ``with``.
 
     ``function``: called with an item, and with an endpoint if the settings name endpoints. A
     coroutine function is awaited in the event loop of this object; any other function is called in
@@ -80,8 +79,8 @@ class Calls(Generic[Item, Value]):
     def run(self, items: Iterable[Item]) -> Generator[CallOutcome[Value], None, None]:
         """Call the function with each item.
 
-        ``items``: the items. They are read as there is room, at most the window and
-        `CallSettings.max_buffered` ahead of the yielded outcomes.
+        ``items``: at most 1024 items, and those in calls, are read ahead of the yielded outcomes;
+        with keys, 65,536.
 
         Yields one outcome for each item, in their order. Raises RuntimeError if this is closed,
         another run is not over, or an event loop runs in this thread. Raises an error of ``items``
@@ -137,15 +136,6 @@ class Calls(Generic[Item, Value]):
         """The counts since these calls began."""
         return self._workers.counts
 
-    @property
-    def in_flight(self) -> int:
-        """The number of calls in flight."""
-        return self._workers.in_flight
-
-    def state(self) -> list[tuple[ConsumerState, BreakerState]]:
-        """Return the state of each endpoint and of its breaker, or of each key's."""
-        return [state for each in self._workers.queues.all() for state in each.endpoints.state()]
-
     def __enter__(self) -> Self:
         return self
 
@@ -157,7 +147,7 @@ class Calls(Generic[Item, Value]):
             raise RuntimeError("this Calls is closed; create another one")
         if self._running:
             raise RuntimeError(
-                "another run of this Calls is not over; read it to its end, or close it"
+                "another run of this Calls is not over; read its outcomes to the end, or close it"
             )
 
     async def _in_thread(self, *arguments: Any) -> Any:
@@ -221,7 +211,7 @@ class CallLoop(asyncio.SelectorEventLoop):
         return self._clock_ns() / 1e9
 
     def look(self) -> None:
-        """Handle the events that have arrived, without waiting."""
+        """Handle the I/O events that have arrived, without waiting."""
         self.call_soon(self.stop)
         self.run_forever()
 
@@ -239,7 +229,7 @@ class CallLoop(asyncio.SelectorEventLoop):
                 task.exception()  # retrieve it, so that asyncio does not log it
 
     def end(self) -> None:
-        """Cancel the remaining tasks, and close the loop."""
+        """Cancel the remaining tasks and asynchronous generators, and close the loop."""
         try:
             self.cancel_all()
             if not _runs_here():

@@ -1,15 +1,16 @@
-"""The endpoints of calls: their windows and breakers."""
+"""The endpoints of calls: their windows, breakers and pauses."""
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable, Hashable
 
-from ackcore.calls.call_limits import Breaker, BreakerState
 from ackcore.calls.call_settings import NO_CONNECTION, CallSettings
-from ackcore.calls.outcomes import CallCounts, Retry, Unavailable
+from ackcore.calls.outcomes import Retry, Unavailable
+from ackcore.calls.usage import CallCounts
 from ackcore.flow.choosers import Chooser
-from ackcore.flow.consumers import ConsumerState, FlowConsumer, Lease, state_of
+from ackcore.flow.consumers import FlowConsumer, Lease
 from ackcore.flow.limits import DelayTarget, Fixed, Limit
 from ackcore.flow.windows import Windows
 from ackcore.retry import capped_doubling
@@ -24,9 +25,10 @@ _SHORTEST_PAUSE_NS = 1_000_000
 _LONGEST_UNASKED_NS = _S
 #: The interval at which `Windows` ends pauses.
 _LOOK_NS = 2_000_000
-#: The calls after which an endpoint has no pace any more.
+#: The number of calls without a refusal after which `Pace` is given up.
 _PACED = 100
-#: The growth of the pace with the square of the calls since a refusal: near the rate, and before.
+#: The growth of the pace with the square of the calls since a refusal: after an interval in which
+#: calls were refused, and before.
 _FASTER, _FASTER_AT_FIRST = 0.0002, 0.005
 #: The factors of the interval after a refusal: near the rate, and if it came within `_NEAR` calls.
 _SLOWER, _MUCH_SLOWER, _NEAR = 1.07, 1.4, 2
@@ -36,6 +38,81 @@ _PAUSE = 0.2
 _EARLY_NS = 1_000
 
 
+class BreakerState(enum.Enum):
+    """The state of a breaker."""
+
+    CLOSED = "closed"  # calls are made
+    OPEN = "open"  # no calls are made until its time is over
+    HALF_OPEN = "half-open"  # a single trial call is made
+
+
+class Breaker:
+    """The breaker of one endpoint.
+
+    ::
+
+        CLOSED ──n failures in a row──► OPEN ──its time is over, a call is made──► HALF_OPEN
+        HALF_OPEN ──that call succeeds──► CLOSED        ──it fails──► OPEN
+
+    While it is open, the results of calls that began before do not count.
+
+    ``failures``: the number of failures in a row that open it; None for never. ``reset_ns``: the
+    time for which it stays open, in nanoseconds.
+
+    Attributes: ``opened_ns``: the time at which it first opened since the last success.
+    ``last_error``: the error that opened it.
+
+    M. Nygard, "Release It!", 2007; the states and their names are pybreaker's.
+    """
+
+    __slots__ = ("_failures", "_most", "_reset_ns", "last_error", "opened_ns", "state")
+
+    def __init__(self, failures: int | None, reset_ns: int) -> None:
+        self._most = failures
+        self._reset_ns = reset_ns
+        self._failures = 0
+        self.state = BreakerState.CLOSED
+        self.opened_ns: int | None = None
+        self.last_error: BaseException | None = None
+
+    def probe(self) -> None:
+        """Record that a trial call begins, because the open time is over."""
+        self.state = BreakerState.HALF_OPEN
+
+    def succeeded(self, probe: bool) -> bool:
+        """Record that a call was answered. Return whether that closed the breaker.
+
+        ``probe``: whether it is the trial call.
+        """
+        if self.state is BreakerState.CLOSED:
+            self._failures = 0
+            return False
+        if not probe:
+            return False
+        self._failures = 0
+        self.state = BreakerState.CLOSED
+        self.opened_ns = self.last_error = None
+        return True
+
+    def failed(self, error: BaseException, now_ns: int, probe: bool) -> int | None:
+        """Record that a call failed. Return how many nanoseconds the breaker stays open if that
+        opens it, otherwise None.
+
+        ``error``: the error of the call. ``probe``: whether it is the trial call.
+        """
+        if self.state is BreakerState.CLOSED:
+            self._failures += 1
+            if self._most is None or self._failures < self._most:
+                return None
+        elif not probe:
+            return None
+        self.state = BreakerState.OPEN
+        self.last_error = error
+        if self.opened_ns is None:
+            self.opened_ns = now_ns
+        return self._reset_ns
+
+
 class Pace:
     """The interval of calls to an endpoint that refuses what exceeds its rate.
 
@@ -43,8 +120,8 @@ class Pace:
     than before a refusal, or at the mean rate since the last one if that is higher, and faster with
     each call until the next refusal. In a steady state one call of 15 to 20 is refused.
 
-    Attributes: ``until_ns``: the end of the pause after the last refusal. Refusals before it are of
-    the same excess.
+    Attributes: ``until_ns``: the end of the pause after the last refusal. Refusals before that time
+    do not count again.
     """
 
     __slots__ = ("_begun", "_due_ns", "_interval_ns", "_is_tried", "_since_ns", "until_ns")
@@ -58,8 +135,8 @@ class Pace:
         self.until_ns = now_ns
 
     def begin(self, now_ns: int) -> float | None:
-        """Record that a call begins. Return the time of the next one; None if the endpoint has
-        accepted so many calls that its rate is no longer near.
+        """Record that a call begins. Return the time of the next one; None if the endpoint accepted
+        so many calls since its last refusal that calls need no pace.
         """
         self._begun += 1
         if self._begun > _PACED:
@@ -72,7 +149,7 @@ class Pace:
         return 1 + (_FASTER if self._is_tried else _FASTER_AT_FIRST) * self._begun**2
 
     def refused(self, now_ns: int) -> int:
-        """Record that a call was refused. Return the interval in nanoseconds, 0 if unknown."""
+        """Record that a call was refused. Return the new interval in nanoseconds; 0 if unknown."""
         # Calls that began before the first refusal are not counted in `begin`.
         self._begun = max(0, self._begun - 1)
         if now_ns < self.until_ns:
@@ -95,18 +172,18 @@ class Pace:
         return int(self._interval_ns)
 
     def pause(self, until_ns: int) -> None:
-        """Begin the next call at the end of a pause."""
+        """Record that no call begins before the end of a pause."""
         self.until_ns = until_ns
         self._due_ns = float(until_ns)
 
 
 class Endpoints:
-    """The endpoints of one task's calls. Without named ones there is a single one, named None.
+    """The endpoints of one task's calls: those of the settings, or a single one, named None.
 
     ``most``: the largest number of calls in flight, over all endpoints. ``clock``: returns the time
     in nanoseconds. ``call_counts``: its ``trips`` counts the times that a breaker opened.
 
-    Attributes: ``lease``: returns a lease like `Windows.lease`, or None.
+    Attributes: ``lease``: the method `Windows.lease` of the endpoints' windows.
     """
 
     def __init__(
@@ -136,7 +213,7 @@ class Endpoints:
 
     @property
     def has_room(self) -> bool:
-        """Whether there is room for another call."""
+        """Whether an endpoint has room for another call."""
         if self._windows.in_flight >= self._most:
             return False
         for consumer in self._consumers:  # noqa: SIM110 - a generator would cost more than this
@@ -145,7 +222,7 @@ class Endpoints:
         return False
 
     def begin(self, lease: Lease, now_ns: int) -> bool:
-        """Record that a call begins. Return whether it is a trial."""
+        """Record that a call begins. Return whether it is the trial call of an open breaker."""
         lease.sent_ns = now_ns
         consumer = lease.consumer
         breaker = self._breakers[consumer.name]
@@ -177,7 +254,7 @@ class Endpoints:
     def failed(
         self, lease: Lease, on_trial: bool, error: BaseException, timed_out: bool, now_ns: int
     ) -> None:
-        """Record that a call raised, or timed out."""
+        """Record that a call raised, or timed out. This may pause its endpoint."""
         final = self._settings.is_final(error)
         refused = isinstance(error, Retry) and not final
         counts = isinstance(error, self._counts) and not refused and not final
@@ -248,16 +325,15 @@ class Endpoints:
         return next_ns
 
     def opens(self, now_ns: int, wait_ns: float) -> tuple[int, bool] | None:
-        """Return the time when the first endpoint opens, and whether that is too late.
+        """Return the time, in nanoseconds, at which the first endpoint opens, and whether that is
+        too late: all endpoints are then closed for longer than ``wait_ns``.
 
-        ``wait_ns``: the longest wait for a service that is down.
+        Returns None if an endpoint is open, or while one is on trial: the end of the trial call
+        opens it.
 
-        The time is in nanoseconds on the clock. Returns None if an endpoint is open, or while one
-        is on trial: the end of the trial call opens it.
-
-        An endpoint that refused once, and otherwise answers, is full, not down. Its pause does not
-        count against ``wait_ns``, like a wait for room. An endpoint that refuses repeatedly is
-        waited for at least a second: to give the record back costs more.
+        It is never too late for an endpoint that refused once, and otherwise answers: it is full,
+        not down. For one that refuses repeatedly it is not too late within a second: to give the
+        record back costs more.
         """
         for consumer in self._consumers:
             if consumer.is_open:
@@ -280,8 +356,11 @@ class Endpoints:
         # The breaker is not open, because a call succeeded since: it accepts calls, if not now.
         return self._refusals[name][1] if name in self._refusals else otherwise
 
-    def out(self, after_s: float) -> Unavailable:
-        """Return the error of an item that is not called, because no endpoint answers."""
+    def unavailable(self, after_s: float) -> Unavailable:
+        """Return the error of an item that is not called, because all endpoints are paused.
+
+        ``after_s``: the seconds until an endpoint opens.
+        """
         name = max(self._breakers, key=self._closed_since)
         error = self._breakers[name].last_error
         if error is None and name in self._refusals:
@@ -292,10 +371,6 @@ class Endpoints:
             f"{type(error).__name__}: {error}",
             after_s=after_s,
         )
-
-    def state(self) -> list[tuple[ConsumerState, BreakerState]]:
-        """Return the state of each endpoint and of its breaker."""
-        return [(state_of(each), self._breakers[each.name].state) for each in self._consumers]
 
 
 def _made_chooser(settings: CallSettings) -> Chooser:
@@ -311,9 +386,9 @@ def _made_chooser(settings: CallSettings) -> Chooser:
 
 
 def made_limit(settings: CallSettings, clock: Callable[[], int]) -> Limit:
-    """Make the law of a window, by ``settings.max_concurrency``.
+    """Return a new `Limit` of calls in flight, as ``settings.max_concurrency`` says.
 
-    Raises TypeError if that makes something else.
+    Raises TypeError if ``max_concurrency`` is a callable that returns something else.
     """
     make = settings.max_concurrency
     if isinstance(make, int):
@@ -321,7 +396,7 @@ def made_limit(settings: CallSettings, clock: Callable[[], int]) -> Limit:
     limit = DelayTarget(clock=clock) if make is DelayTarget else make()
     if not isinstance(limit, Limit):
         raise TypeError(
-            "max_concurrency must return objects with limit and on_sample, got "
+            "max_concurrency must make a Limit, an object with limit and on_sample, got "
             f"{type(limit).__name__}"
         )
     return limit

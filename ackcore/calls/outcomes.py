@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
-
-from ackcore.calls.usage import UsageCounts
 
 Value = TypeVar("Value")
 #: Waits are at most a year, so that sums of them in milliseconds fit in 64 bits.
 MAX_AFTER_S = 366 * 24 * 3600.0
+#: The most exceptions of a chain that `is_marked_final` checks.
+_MOST_CHAINED = 100
 
 
 class Reject(Exception):
@@ -54,10 +55,7 @@ class Retry(Exception):
 
     @property
     def asked_s(self) -> float | None:
-        """``after_s``, limited to the allowed range even if a subclass has set the attribute.
-
-        None if it is not a number.
-        """
+        """`after_s` within the allowed range, or None if a subclass set it to no number."""
         try:
             return Retry(after_s=self.after_s).after_s
         except TypeError:
@@ -73,11 +71,11 @@ class Retry(Exception):
 
 
 class Unavailable(Retry):
-    """An outage. Raise it, or fail a tuple with it, if the service took nothing: no attempt counts.
+    """An outage. Raise it, or fail a tuple with it, if the service did not take the request.
 
     Examples are an open circuit breaker, or a service that refuses all requests: HTTP's 503, gRPC's
-    UNAVAILABLE, a refused connection. The record waits as after a `Retry` with its number of
-    attempts unchanged, until it is so old that failures count again (``unavailable_timeout_s``).
+    UNAVAILABLE, a refused connection. The record is retried as after a `Retry`, but the attempt
+    does not count, until the record is older than ``unavailable_timeout_s``.
 
     Parameters
     ----------
@@ -99,16 +97,36 @@ class CallOutcome(NamedTuple, Generic[Value]):
     after_s: float | None = None
 
 
-@dataclass
-class CallCounts:
-    """The counts since the calls of a task began."""
+def as_final(error: BaseException) -> BaseException:
+    """Mark an exception as final, whatever its class, and return it.
 
-    made: int = 0  # calls begun
-    failed: int = 0  # calls that raised or timed out
-    timed_out: int = 0  # calls that timed out
-    waited: int = 0  # waits of items in the task before another call
-    #: Items that ended without a result, because their wait for another call would be too long.
-    given_back: int = 0
-    trips: int = 0  # Times that a breaker opened
-    #: The reports of `used`, if the limit has ``tokens_per_min`` or ``cost_per_run``.
-    used: UsageCounts = field(default_factory=UsageCounts)
+    Such an error is in the user's code around a call: a wrong argument of `used`, an answer that
+    does not fit. The call may have cost money, and another call would raise the same error.
+    """
+    BaseException.__setattr__(error, "_ackcore_final", True)  # its class may have another one
+    return error
+
+
+@contextmanager
+def marked_final() -> Iterator[None]:
+    """Mark an exception that the body raises with `as_final`."""
+    try:
+        yield
+    except BaseException as error:
+        as_final(error)
+        raise
+
+
+def is_marked_final(error: BaseException) -> bool:
+    """Return whether an exception is marked as final, or was raised while a marked one was handled.
+
+    So an error stays final if a user's ``except Exception`` turns it into a `Retry`.
+    """
+    found: BaseException | None = error
+    for _ in range(_MOST_CHAINED):
+        if found is None:
+            return False
+        if "_ackcore_final" in vars(found):
+            return True
+        found = found.__cause__ or found.__context__
+    return False

@@ -118,19 +118,14 @@ cost_per_run=None)
             made = given()
             if not isinstance(made, Limit):
                 raise TypeError(
-                    "concurrency must make objects with limit and on_sample, got "
+                    "concurrency must make a Limit, an object with limit and on_sample, got "
                     f"{type(made).__name__}"
                 )
             return
-        if isinstance(given, bool) or not isinstance(given, int):
-            raise TypeError(
-                "concurrency must be a number of calls, or a function or class that makes a "
-                f"Limit, got {type(given).__name__}; each key needs its own, so pass the class"
-            )
-        as_count(given, "concurrency", 1, MAX_LIMIT)
+        check_concurrency(given, "concurrency", "key")
 
     def share(self, tasks: int) -> RateLimit:
-        """Return the limit of one of several tasks that run at once."""
+        """Return the limit for one of ``tasks`` tasks: an equal share of the rates."""
         calls, tokens = self.calls_per_s, self.tokens_per_min
         return replace(
             self,
@@ -141,8 +136,8 @@ cost_per_run=None)
     def key_of(self, one: Any) -> Hashable:
         """Return the key of a tuple; None without `per`.
 
-        Raises an exception of the function, or of a tuple without that column. Raises TypeError if
-        the key is not hashable.
+        Raises TypeError if the key is not hashable, the error of a tuple without the column, or an
+        exception of the function `per`.
         """
         if self.per is None:
             return None
@@ -161,8 +156,21 @@ cost_per_run=None)
 RateLimit.__init__ = naming_arguments(RateLimit.__init__)  # type: ignore[method-assign]
 
 
+def check_concurrency(given: Any, name: str, owner: str) -> None:
+    """Raise TypeError or ValueError if a concurrency that is no callable is no number of calls.
+
+    ``name``: the argument's name. ``owner``: each of these needs a `Limit` object of its own.
+    """
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise TypeError(
+            f"{name} must be a number of calls, or a function or class that makes a Limit, got "
+            f"{type(given).__name__}; each {owner} needs its own limit, so pass the class"
+        )
+    as_count(given, name, 1, MAX_LIMIT)
+
+
 def checked_limit(given: Any) -> RateLimit | None:
-    """Return a limit, or None. Raises TypeError if it is something else."""
+    """Return the argument ``limit``. Raises TypeError if it is neither a RateLimit nor None."""
     if given is not None and not isinstance(given, RateLimit):
         raise TypeError(
             f"limit must be a RateLimit, got {type(given).__name__} {given!r}; write "
@@ -172,9 +180,9 @@ def checked_limit(given: Any) -> RateLimit | None:
 
 
 def unreported(limit: RateLimit, counts: UsageCounts, subject: str) -> dict[str, str]:
-    """Return a warning by each part of a limit that has no effect, as no call reports its use.
+    """Return warnings about limits of tokens or cost without effect, because no call reports them.
 
-    ``subject`` names the limit in the warning.
+    The keys are ``tokens_per_min`` and ``cost_per_run``. ``subject``: the limit's name in warnings.
     """
     parts = (
         ("tokens_per_min", limit.tokens_per_min, counts.with_tokens, "tokens"),
@@ -190,3 +198,37 @@ def unreported(limit: RateLimit, counts: UsageCounts, subject: str) -> dict[str,
         for part, most, reports, word in parts
         if most is not None and (counts.answered or counts.failed) and not reports
     }
+
+
+class TokenBucket:
+    """A limit on the rate at which calls begin, or at which they use tokens of a service.
+
+    The bucket is empty at first. So within its first t seconds at most ``rate_per_s * t`` calls
+    begin, and many short tasks in a row do not exceed the rate either.
+
+    ``rate_per_s``: tokens per second, above 0. ``now_ns``: the time now, in nanoseconds.
+    ``burst_s``: the bucket holds the tokens of this many seconds, but at least one token.
+
+    The state is the time at which the bucket would be empty again (the generic cell rate algorithm,
+    ITU-T I.371), so that no refill is needed.
+    """
+
+    __slots__ = ("_due_ns", "_interval_ns", "_slack_ns")
+
+    def __init__(self, rate_per_s: float, now_ns: int, burst_s: float = 0.1) -> None:
+        self._interval_ns = 1e9 / rate_per_s
+        self._slack_ns = max(0.0, burst_s * 1e9 - self._interval_ns)
+        self._due_ns = now_ns + self._interval_ns + self._slack_ns
+
+    def ready_ns(self) -> int:
+        """Return the time of the next token, which may be in the past."""
+        # Rounded up: a nanosecond earlier there is no token.
+        return int(self._due_ns - self._slack_ns) + 1
+
+    def take(self, now_ns: int, tokens: float = 1) -> None:
+        """Take tokens, after a check of `ready_ns`. With fewer there, the next ones come later."""
+        self._due_ns = max(self._due_ns, float(now_ns)) + tokens * self._interval_ns
+
+    def correct(self, tokens: float) -> None:
+        """Take more tokens for a call that has ended; a negative number puts tokens back."""
+        self._due_ns += tokens * self._interval_ns

@@ -38,7 +38,7 @@ class CallThreads:
     """A function, called in its own threads.
 
     A call that is cancelled while it is queued is not made. A running call that is cancelled
-    continues, and its thread ends after it. Another thread takes its place at once. The function
+    continues, and its thread ends after it; another thread replaces it at once. The function
     sees the context variables of the coroutine that calls it.
 
     ``threads``: the number of calls at once. Further calls are queued in order. ``name``: the name
@@ -59,8 +59,7 @@ class CallThreads:
     ) -> asyncio.Future[Any]:
         """Call the function, and return a future of its result. Use it in the event loop.
 
-        ``*arguments``: the arguments of the function. ``began``: called without arguments, in the
-        thread, when the call begins.
+        ``began``: called without arguments, in the thread, when the call begins.
         """
         loop = asyncio.get_running_loop()
         call = _ThreadCall(loop.create_future(), arguments, began, copy_context())

@@ -1,4 +1,4 @@
-"""The tokens and the money that calls report as used, and their sums by key."""
+"""The tokens and the money that calls report as used: sums by key, and the budget of a bolt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ackcore._columns import real
 from ackcore._error_hints import naming_arguments
-from ackcore.calls.final_errors import marked_final
+from ackcore.calls.outcomes import Unavailable, marked_final
 
 #: More tokens of a report are refused as mistakes: their key would wait for ever.
 _MOST_TOKENS = 1e9
@@ -19,13 +19,17 @@ MOST_COST = 1e15
 MOST_KEYS = 100
 #: The key of a report that has the sum of all other keys.
 OTHER_KEYS = "(other keys)"
-#: The keys that a task keeps apart when it has twice as many.
+#: The number of keys that `KeySums` keeps when it has more than twice as many.
 KEPT_SUMS = 1000
 _KEY_CHARS = 200  # longer keys of a limit are cut
+#: Seconds until a tuple is tried again, if no money was left when its micro-batch began.
+_NO_MONEY_S = 60.0
+#: A share is spent when no more than this part of it is left: sums of floats are rounded.
+_ROUNDING = 1e-9
 
 
 def largest_sums(sums: Mapping[str, float], most: int = MOST_KEYS) -> dict[str, float]:
-    """Return the largest sums by key, and the sum of the others as `OTHER_KEYS`."""
+    """Return the ``most`` largest sums by key, and the sum of all others under `OTHER_KEYS`."""
     others = sums.get(OTHER_KEYS, 0.0)
     named = sorted((-amount, key) for key, amount in sums.items() if key != OTHER_KEYS)
     found = {key: -amount for amount, key in named[:most]}
@@ -44,7 +48,7 @@ def text_of(key: Hashable) -> str:
 
 
 class KeySums(dict[str, float]):
-    """Sums by key of at most twice `KEPT_SUMS` keys; those of small keys are in `OTHER_KEYS`."""
+    """Sums by key. With more than 2,000 keys, the smallest sums are added up in `OTHER_KEYS`."""
 
     def add(self, key: str, amount: float) -> None:
         """Add an amount to the sum of a key."""
@@ -79,14 +83,14 @@ class UsageCounts:
             self.tokens.add(key, tokens)
 
     def taken(self) -> UsageCounts:
-        """Return the counts, and begin again at 0."""
+        """Return the counts, and set these to 0."""
         found = replace(self)
         self.answered = self.failed = self.with_tokens = self.with_cost = self.late = 0
         self.tokens = KeySums()
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-compatible value with the largest keys."""
+        """Return the counts for JSON, with the keys of the largest sums."""
         return vars(self) | {"tokens": largest_sums(self.tokens)}
 
     @classmethod
@@ -95,10 +99,61 @@ class UsageCounts:
         return cls(**found | {"tokens": KeySums(found["tokens"])})
 
 
+@dataclass
+class CallCounts:
+    """The counts since the calls of a task began."""
+
+    trips: int = 0  # Times that a breaker opened
+    #: The reports of `used`, if the limit has ``tokens_per_min`` or ``cost_per_run``.
+    used: UsageCounts = field(default_factory=UsageCounts)
+
+
+class Budget:
+    """The share that one task has of the money left for a bolt's calls.
+
+    ``bolt``: the bolt's name. ``limit``: the bolt's ``cost_per_run``. ``before``: the cost of the
+    bolt's calls in earlier micro-batches. ``tasks``: the number of tasks of the bolt, which have
+    equal shares of the rest.
+
+    Attributes: ``spent``: the cost of this micro-batch's calls in the task. ``by_key``: the same
+    cost by key; the key is "" for a limit without keys.
+    """
+
+    def __init__(self, bolt: str, limit: float, before: float, tasks: int) -> None:
+        self._bolt, self._limit, self._before = bolt, limit, before
+        self._share = max(0.0, limit - before) / tasks
+        self.spent = 0.0
+        self.by_key = KeySums()
+
+    def add(self, cost: float, key: str) -> None:
+        """Add the cost of a call with a key."""
+        self.spent += cost
+        self.by_key.add(key, cost)
+
+    def refusal(self) -> Unavailable | None:
+        """Return the error of tuples that are not called, or None while the share is not spent."""
+        if self.spent < self._share * (1 - _ROUNDING):
+            return None
+        text = (
+            f"not called: bolt {self._bolt!r} has cost_per_run={self._limit:g}, of which "
+            f"{self._before:g} was spent before this micro-batch"
+        )
+        if not self._share:
+            return Unavailable(
+                f"{text}, so nothing is left; start again with a higher cost_per_run",
+                after_s=_NO_MONEY_S,
+            )
+        return Unavailable(
+            f"{text}, and this task has spent {self.spent:g} of its share of {self._share:g}; the "
+            "next micro-batch uses what other tasks left. When all is spent, start again with a "
+            "higher cost_per_run"
+        )
+
+
 class Usage:
     """The tokens and the cost that one call has reported.
 
-    ``key``: the key of the limit that the call belongs to. ``counts``: the counts of the task.
+    ``key``: the text of its key in reports. ``counts``: the task's counts, which `end` updates.
     """
 
     __slots__ = ("_counts", "_ended", "cost", "key", "tokens")
@@ -129,9 +184,10 @@ class Usage:
         self._ended = True
 
     def end(self, answered: bool, failed: bool) -> None:
-        """Count the call, and refuse further reports.
+        """Add the ended call to the task's counts, and refuse further reports.
 
-        ``failed``: whether it raised an error that does not concern the service.
+        ``answered``: whether it returned. ``failed``: whether it raised an error that does not
+        concern the service.
         """
         self.close()
         counts = self._counts
@@ -185,7 +241,7 @@ def used(*, tokens: float | None = None, cost: float | None = None) -> None:
 
 
 def report(usage: Usage | None, tokens: Any, cost: Any) -> None:
-    """Check a report, and add it to the usage of a call, if there is one; see `used`."""
+    """Check the arguments of `used`, and add them to a call's usage, unless that is None."""
     if tokens is None and cost is None:
         raise TypeError(
             "used() needs tokens=... or cost=..., got neither; do not call it if the service does "

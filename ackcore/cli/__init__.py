@@ -1,5 +1,4 @@
 """The command line ``ackcore``; requires ``ackcore[cli]``.
 
-Each command is a module. `entry` loads the requested one and no other. Exit codes are in
-`reporting`.
+`entry` loads only the module of the requested command. Exit codes are in `reporting`.
 """

@@ -89,8 +89,8 @@ def listed(
     """List dead letters, newest first.
 
     Replays: the number of replays before the record died. Sent: the number of times that this
-    letter was sent since. Exits with 3 if a file cannot be read, and lists the letters of the
-    others.
+    letter was sent since. Exits with 3 if a file cannot be read, after a list of the letters in the
+    other files.
     """
     wanted = _filter((), spout, component, error, message, since, until, sent)
     store = store_of(checkpoint)
@@ -233,7 +233,7 @@ def replayed(
 
 
 def _corrupt(checkpoint: str, wanted: LetterFilter, again: bool) -> int:
-    """Return how many of the dead letters to replay are lines of a file that cannot be read."""
+    """Return how many dead letters to replay are lines of a file that could not be parsed."""
     if wanted.error_type not in (None, "CorruptRecord"):
         return 0
     lines = replace(wanted, error_type="CorruptRecord", sent=None if again else False)
@@ -258,8 +258,8 @@ def _tell(
 
 
 def _none_sent(store: Letters, wanted: LetterFilter) -> str:
-    """Return why no letter was sent: none matches, all were sent before, or they represent no
-    record.
+    """Return a line that says why no letter was sent: none matches, those that match were sent
+    before, or they have no record.
     """
     found = count_letters(store, wanted, [])
     if not found:
@@ -340,7 +340,7 @@ def _refuse_all(wanted: LetterFilter, all_of_them: bool) -> None:
 
 
 def time_in(text: str) -> int:
-    """Return the time in a text, in milliseconds since 1970.
+    """Return the time of --since or --until, in milliseconds since 1970.
 
     Raises typer.BadParameter if the text is not a time.
     """
@@ -351,7 +351,9 @@ def time_in(text: str) -> int:
         # A time without a zone is in this machine's zone.
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except (ValueError, OverflowError):
-        raise typer.BadParameter(f"a time is {_TIME}, got {plain(text)!r}") from None
+        raise typer.BadParameter(
+            f"--since and --until must be a time such as {_TIME}, got {plain(text)!r}"
+        ) from None
 
 
 def _to_json(letter: Letter) -> dict[str, Any]:

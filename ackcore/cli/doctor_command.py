@@ -20,10 +20,11 @@ import typer
 
 import ackcore
 from ackcore.cli.reporting import cell, console, plain, print_json, table
+from ackcore.spark.base import paths
 
 
 class Finding(NamedTuple):
-    """The result of one check. ``ok`` is None if an optional package is missing."""
+    """The result of a check. ``ok``: None if an optional package is missing. ``mend``: the fix."""
 
     what: str
     ok: bool | None
@@ -78,11 +79,11 @@ def _findings(place: str, master: str) -> Iterator[Finding]:
         "" if sys.version_info >= (3, 11) else "install Python 3.11 or newer",
     )
     yield _backend()
-    yield _package("pyarrow", (18,), "pip install 'ackcore[spark]'")
+    arrow = _package("pyarrow", (18,), "pip install 'ackcore[spark]'")
     spark = _package("pyspark", (3, 5), "pip install 'ackcore[spark]'")
-    yield spark
+    yield from (arrow, spark)
     yield _package("confluent_kafka", (2, 16), "pip install 'ackcore[kafka]'", needed=False)
-    if spark.ok and import_module("ackcore.spark.stores.opening").is_bucket(place):
+    if arrow.ok and import_module("ackcore.spark.stores.opening").is_bucket(place):
         client = (
             _package("hdfs_native", (0, 14), "pip install 'ackcore[hdfs]'")
             if place.startswith("hdfs:")
@@ -91,16 +92,14 @@ def _findings(place: str, master: str) -> Iterator[Finding]:
         yield client
         if client.ok:
             yield from _bucket(place)
-    elif spark.ok:
+    elif arrow.ok or "://" not in place:
         try:
-            directory = import_module("ackcore.spark.base.paths").local_path(place, "checkpoint")
+            directory = paths.local_path(place, "checkpoint")
         except ValueError as error:
             yield Finding("checkpoint", False, str(error), "name a directory or a bucket's URL")
         else:
             yield from _file_system(directory)
-    else:
-        yield from _file_system(Path(place))
-    if spark.ok:
+    if spark.ok and arrow.ok:
         java = _tried("Java", _java, "apt-get install default-jre-headless, or set JAVA_HOME")
         yield java
         if java.ok and master != "none":
@@ -165,7 +164,7 @@ def _workers(master: str) -> str:
 
 
 def _libraries(spark: Any) -> str:
-    """Return the versions of Spark and Arrow on the workers."""
+    """Return the versions of PySpark and pyarrow on the workers."""
 
     def look(batches: Any) -> Any:
         import pyarrow  # noqa: PLC0415 - the worker's
@@ -186,13 +185,13 @@ _SHARED = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "g
 
 
 def _file_system(place: Path) -> Iterator[Finding]:
-    """Check the file system of a checkpoint with files beside the checkpoint."""
+    """Check the file system of a checkpoint with temporary files in its directory or above it."""
     directory = next(
         each for each in (place.absolute(), *place.absolute().parents) if each.is_dir()
     )
     if (directory / "ackcore").is_dir():
         directory = directory.parent
-    kind = _kind(directory)
+    kind = paths.file_system(os.path.realpath(directory)) or "unknown file system"
     free = shutil.disk_usage(directory).free
     shared = kind.startswith(_SHARED) or kind.startswith("fuse")
     promise = (
@@ -217,7 +216,7 @@ def _file_system(place: Path) -> Iterator[Finding]:
 
 
 def _bucket(url: str) -> Iterator[Finding]:
-    """Check a bucket's guarantees for a checkpoint, below the URL, and delete the test objects."""
+    """Check with test objects, which are deleted, that a bucket has the guarantees of a store."""
     trying = import_module("ackcore.spark.stores.trying")
     try:
         for what, ok, found in trying.tried(url):
@@ -243,21 +242,6 @@ _BUCKET_WAY_OUT = (
 )
 
 
-def _kind(directory: Path) -> str:
-    paths = import_module("ackcore.spark.base.paths") if _has_spark() else None
-    found = paths.file_system(os.path.realpath(directory)) if paths is not None else None
-    return found or "unknown file system"
-
-
-def _has_spark() -> bool:
-    try:
-        import_module("pyspark")
-        import_module("pyarrow")
-    except ImportError:
-        return False
-    return True
-
-
 def _try_files(scratch: Path) -> None:
     one, other = scratch / "one", scratch / "other"
     with open(one, "wb") as file:
@@ -271,14 +255,14 @@ def _try_files(scratch: Path) -> None:
             except BlockingIOError:
                 pass
             else:
-                raise OSError("a file was locked twice: two drivers could run at once")
+                raise OSError("two handles locked the same file: two drivers could run at once")
     os.link(one, scratch / "linked")
     try:
         os.link(one, scratch / "linked")
     except FileExistsError:
         pass
     else:
-        raise OSError("a link replaced an existing file")
+        raise OSError("a new link replaced an existing file, which must be an error")
     other.write_bytes(b"y")
     os.replace(one, other)
     handle = os.open(scratch, os.O_RDONLY)
@@ -287,4 +271,4 @@ def _try_files(scratch: Path) -> None:
     finally:
         os.close(handle)
     if other.read_bytes() != b"x":
-        raise OSError("a renamed file has the wrong content")
+        raise OSError("a renamed file did not replace the file of its new name")

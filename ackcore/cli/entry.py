@@ -7,16 +7,14 @@ import sys
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 
-#: Commands by name, and the extra that each needs beside ``cli``.
-COMMANDS = {
-    "run": "spark",
-    "status": "spark",
-    "dead": "spark",
-    "table": "spark",
-    "skip": "spark",
-    "explain": "spark",
-    "doctor": None,
-    "ui": "spark,ui",
+#: Modules, each with the extras that it needs, and its commands.
+MODULES = {
+    "run_command": ("cli,spark", "run"),
+    "checkpoint_commands": ("cli,spark", "status", "table", "skip"),
+    "dead_command": ("cli,spark", "dead"),
+    "explain_command": ("cli,spark", "explain"),
+    "doctor_command": ("cli", "doctor"),
+    "ui_command": ("cli,spark,ui", "ui"),
 }
 
 #: Commands that only read or write checkpoints, which never contain pandas objects.
@@ -36,16 +34,17 @@ class _NoPandas(MetaPathFinder):
             raise ModuleNotFoundError("pandas is not used here", name=fullname)
 
 
-def _loads(name: str) -> bool:
-    """Return whether a command has its requirements; print the missing ones."""
+def _loads(module: str) -> bool:
+    """Return whether the requirements of a module's commands are installed; print missing ones."""
     try:
-        import_module(f"ackcore.cli.{name}_command")
+        import_module(f"ackcore.cli.{module}")
     except ModuleNotFoundError as error:
         if (error.name or "ackcore").partition(".")[0] == "ackcore":
             raise
         if error.name not in ("typer", "rich"):  # without them, no command works
-            way_out = f"pip install 'ackcore[cli,{COMMANDS[name]}]'"
-            print(f"ackcore: {name} needs {error.name}; {way_out}", file=sys.stderr)
+            extras, *commands = MODULES[module]
+            way_out = f"pip install 'ackcore[{extras}]'"
+            print(f"ackcore: {'/'.join(commands)} needs {error.name}; {way_out}", file=sys.stderr)
         return False
     return True
 
@@ -53,18 +52,20 @@ def _loads(name: str) -> bool:
 def main() -> None:
     """Run the requested command."""
     asked = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
-    names = [asked] if asked in COMMANDS else list(filter(_loads, COMMANDS))
+    modules = [name for name, (_, *commands) in MODULES.items() if asked in commands]
+    if not modules:
+        modules = list(filter(_loads, MODULES))
     if asked in _ARROW_ONLY:
         sys.meta_path.insert(0, _NoPandas())
-    extra = "cli"
+    extras = "cli"
     try:
         app = import_module("ackcore.cli.reporting")
-        extra = ",".join(["cli", *filter(None, [COMMANDS[names[0]]])]) if names else extra
-        command = app.app_of(names)
+        extras = MODULES[modules[0]][0] if modules else extras
+        command = app.app_of(modules)
     except ModuleNotFoundError as error:
         if (error.name or "ackcore").partition(".")[0] == "ackcore":
             raise
-        way_out = f"pip install 'ackcore[{extra}]'"
+        way_out = f"pip install 'ackcore[{extras}]'"
         print(f"ackcore: {error.name} is not installed; {way_out}", file=sys.stderr)
         sys.exit(2)
     try:
@@ -74,7 +75,7 @@ def main() -> None:
 
 
 def _flush() -> None:
-    """Write what is buffered, since an error at the exit of the interpreter cannot be caught."""
+    """Write the buffered output now: an error at the interpreter's exit cannot be caught."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has ended

@@ -1,17 +1,37 @@
-"""``ackcore explain``: show the plan of a topology, as text or as a drawing."""
+"""``ackcore explain``: show the plan of a topology, which a command names as ``MODULE:NAME``."""
 
 from __future__ import annotations
 
+import inspect
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ackcore.cli.reporting import print_json
-from ackcore.cli.topologies import add_path, check_name, load_topology, takes_session
 from ackcore.topology.builder import Topology
 from ackcore.topology.explain import draw
+
+_NAMED = re.compile(r"([\w.]+):([\w.]+)")
+
+
+def check_name(name: str) -> str:
+    """Return a topology's name, as a callback of typer.
+
+    Raises typer.BadParameter if it has not the form MODULE:NAME.
+    """
+    if not _NAMED.fullmatch(name):
+        raise typer.BadParameter(
+            f"must be MODULE:NAME, a Topology or a function that returns one, got {name!r}"
+        )
+    return name
 
 
 def add_to(app: typer.Typer) -> None:
@@ -54,3 +74,79 @@ def _show(topology: Topology, svg: Path | None, as_json: bool) -> None:
         print_json({"fingerprint": topology.fingerprint, "structure": topology.structure})
     elif svg is None:
         print(topology.explain())
+
+
+# -- names of topologies --------------------------------------------------------------------------
+
+
+def add_path() -> None:
+    """Let this process, and the workers that it starts, import from the current directory."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    before = os.environ.get("PYTHONPATH")
+    if here not in (before or "").split(os.pathsep):
+        os.environ["PYTHONPATH"] = f"{here}{os.pathsep}{before}" if before else here
+
+
+def load_topology(name: str, spark: Any) -> Topology:
+    """Return the topology of a name, or the one that the function of that name returns.
+
+    Raises typer.BadParameter if there is neither.
+
+    ``spark``: the session, which a function with a parameter receives.
+    """
+    found = find_named(name)
+    if callable(found) and not isinstance(found, Topology):
+        with raised_by(name):
+            found = found(spark) if takes_session(name) else found()
+    if not isinstance(found, Topology):
+        raise typer.BadParameter(
+            f"{name} must be a Topology or a function that returns one, as TopologyBuilder.build() "
+            f"does, got {type(found).__name__}"
+        )
+    return found
+
+
+def takes_session(name: str) -> bool:
+    """Return whether a name is that of a function with a parameter, for the session."""
+    found = find_named(name)
+    if isinstance(found, Topology) or not callable(found):
+        return False
+    return bool(inspect.signature(found).parameters)
+
+
+@contextmanager
+def raised_by(what: str) -> Iterator[None]:
+    """A context that adds the note "raised by ``what``" to an exception of its body."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"raised by {what}")
+        raise
+
+
+def find_named(name: str) -> Any:
+    """Import the module of a name, and return the object, which is not called.
+
+    Raises typer.BadParameter if there is no such module or object.
+    """
+    module, _, path = name.partition(":")
+    try:
+        with raised_by(f"the import of {module}"):
+            found: Any = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # an import of the module failed
+        raise typer.BadParameter(f"no module {error.name} was found in {os.getcwd()}") from None
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise typer.BadParameter(f"{module} has no {path}{_like(path, found)}")
+        found = getattr(found, part)
+    return found
+
+
+def _like(path: str, found: Any) -> str:
+    """Return the end of an error: names in a module or object that are similar to a path's."""
+    near = get_close_matches(path.rpartition(".")[2], dir(found), n=2)
+    return f"; it has {' and '.join(near)}" if near else ""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
-import re
 import select
-import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import import_module
 from typing import Annotated, Any
@@ -30,8 +27,8 @@ EXIT_CODES = (
 )
 
 
-def app_of(names: Iterable[str]) -> typer.Typer:
-    """Return the command line with some of its commands, and load their modules."""
+def app_of(modules: Iterable[str]) -> typer.Typer:
+    """Return the command line with the commands of some modules, which are loaded."""
     app = typer.Typer(
         cls=Commands,
         add_completion=False,
@@ -41,8 +38,8 @@ def app_of(names: Iterable[str]) -> typer.Typer:
         epilog=EXIT_CODES,
     )
     app.callback()(_options)
-    for name in names:
-        import_module(f"ackcore.cli.{name}_command").add_to(app)
+    for module in modules:
+        import_module(f"ackcore.cli.{module}").add_to(app)
     return app
 
 
@@ -62,10 +59,10 @@ def _options(
 
 
 class Commands(TyperGroup):
-    """Commands whose errors are printed in one line and set the exit code."""
+    """A group of commands that prints an error on one line, and sets the exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the requested command."""
+        """Run the requested command. The context has the parsed arguments."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -84,14 +81,14 @@ class Commands(TyperGroup):
 
 
 def _add_value(error: typer.BadParameter) -> None:
-    """Add the refused value to the error of an option if Typer has the error from pydantic."""
+    """Add the refused value to an option's error, which lacks it if pydantic refused the value."""
     problems = getattr(error.__cause__, "errors", None)
     if problems is not None:
         error.message += f", got {problems()[0]['input']!r}"
 
 
 def _reader_ended() -> bool:
-    """Return whether the program that reads this one's output, such as head, has ended."""
+    """Return whether the program that reads this output, such as head, has ended."""
     poll = select.poll()
     with suppress(OSError):  # the output is no file
         poll.register(sys.stdout, 0)
@@ -99,85 +96,40 @@ def _reader_ended() -> bool:
 
 
 def _told(error: Exception) -> tuple[str, int]:
-    """Return the message of an error, and the exit code."""
+    """Return the message of an error, with its notes, and the exit code."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    text = as_commands(str(error)) or type(error).__name__
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    text, code = _text_and_code(error, kinds, text)
-    return f"{text}{notes}", code
-
-
-def _text_and_code(error: Exception, kinds: set[str], text: str) -> tuple[str, int]:
-    if "TooManyDead" in kinds:
-        return text, NO
-    if kinds & {"StateError", "FileNotFoundError"}:
-        return text, CHECKPOINT
     ours = type(error).__module__.partition(".")[0] == "ackcore"
-    if ours or isinstance(error, ValueError | TypeError):
-        return text, FAILED if ours else USAGE
-    return f"{type(error).__name__}: {text.strip().splitlines()[0]}", FAILED
-
-
-def _dead_list(found: re.Match[str]) -> str:
-    return f"`ackcore dead list {shlex.quote(found[2])} --payload`"
-
-
-#: Advice in messages: calls in Python, and the same on the command line.
-_COMMANDS = (
-    (r"ackcore\.spark\.dead_letters\((['\"])(.*?)\1\)", _dead_list),
-    (
-        r"ackcore\.spark\.replay\(\) and another run_batch\(\) send",
-        "`ackcore dead replay` and another `ackcore run` send",
-    ),
-    (r"ackcore\.spark\.replay\(\)", "`ackcore dead replay`"),
-    (r"\bstart\(\) on the same checkpoint", "`ackcore run` on the same checkpoint"),
-    (r"\bmax_dead_ratio=None", "--max-dead-ratio none"),
-    (r"\ba larger max_dead\b", "a larger --max-dead"),
-    (r"\baccept_changes=True", "--accept-changes"),
-    (r"\bdead_letters=", "--dead-letters"),
-)
-
-
-def as_commands(text: str) -> str:
-    """Return a message that advises commands and options instead of calls and arguments."""
-    for python, command in _COMMANDS:
-        text = re.sub(python, command, text)
-    return text
-
-
-@contextmanager
-def advising_commands() -> Iterator[None]:
-    """A context in which log messages advise commands, too."""
-
-    def changed(record: logging.LogRecord) -> bool:
-        record.msg, record.args = as_commands(record.getMessage()), ()
-        return True
-
-    logger = logging.getLogger("ackcore")
-    logger.addFilter(changed)
-    try:
-        yield
-    finally:
-        logger.removeFilter(changed)
+    text = str(error) or type(error).__name__
+    if "TooManyDead" in kinds:
+        code = NO
+    elif kinds & {"StateError", "FileNotFoundError"}:
+        code = CHECKPOINT
+    elif isinstance(error, ValueError | TypeError) and not ours:
+        code = USAGE
+    else:
+        code = FAILED
+        if not ours:
+            text = f"{type(error).__name__}: {text.strip().splitlines()[0]}"
+    return text + "".join(f" ({note})" for note in getattr(error, "__notes__", ())), code
 
 
 # -- text -----------------------------------------------------------------------------------------
 
 
 def plain(text: str) -> str:
-    """Return a text on one line, without control characters for a terminal."""
+    """Return a text on one line, with escape sequences in place of control characters."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
     )
 
 
 def cell(text: object) -> Text:
-    """Return a record's text for a table, also without markup of rich."""
+    """Return a value's `plain` text for a table, in which rich finds no markup."""
     return Text(plain(str(text)))
 
 
 def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Return an empty table; the columns named in ``right`` hold numbers."""
+    """Return an empty table with these columns; those in ``right`` are aligned to the right."""
     # Titles wrap at their table's width.
     made = Table(
         title=title, title_justify="left", title_style="bold", box=None, min_width=len(title) + 2
@@ -188,7 +140,7 @@ def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
 
 
 def console() -> Console:
-    """Return a console. Without a terminal it is 240 characters wide."""
+    """Return a console for the output. Without a terminal it is 240 characters wide."""
     made = Console(highlight=False)
     if not made.is_terminal:
         made.width = 240  # a line of a path stays whole
@@ -207,7 +159,7 @@ _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def span_of(ms: float) -> str:
-    """Return a duration as text."""
+    """Return a duration in milliseconds as text, such as 5.2 s or 2 h 10 min."""
     if abs(ms) < 1000:
         return f"{ms:.0f} ms"
     if abs(ms) < 60_000:

@@ -15,9 +15,9 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from ackcore.cli.reporting import INTERRUPTED, advising_commands, cell, console, print_json, span_of
-from ackcore.cli.status_command import rendered
-from ackcore.cli.topologies import add_path, check_name, find_named, load_topology
+from ackcore.cli.checkpoint_commands import rendered
+from ackcore.cli.explain_command import add_path, check_name, find_named, load_topology
+from ackcore.cli.reporting import INTERRUPTED, cell, console, print_json, span_of
 from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.engine.progress import Counts
@@ -134,7 +134,7 @@ def run(
     add_path()
     find_named(topology)  # raises for a wrong name before Spark is started
     check_java()
-    with advising_commands(), spark_session(master, settings) as (spark, _):
+    with spark_session(master, settings) as (spark, _):
         found = load_topology(topology, spark)
         if _is_batch(found, batch):
             with _shown(checkpoint, spark, as_json):
@@ -160,8 +160,9 @@ def _is_batch(topology: Topology, wanted: bool | None) -> bool:
 
 
 def _attend(query: Query, spark: SparkSession, checkpoint: str, as_json: bool) -> Counts:
-    """Wait for the end of a stream, or for a signal, after which the running micro-batch is
-    finished.
+    """Wait until a stream ends, and return its counts.
+
+    SIGINT or SIGTERM stops it after the running micro-batch; a second signal, at once.
     """
     stopping = Event()
 
@@ -190,10 +191,10 @@ def _attend(query: Query, spark: SparkSession, checkpoint: str, as_json: bool) -
 
 
 def described(activity: Activity | None, tasks: str = "") -> str:
-    """Describe the activity of a run.
+    """Describe in a line what a run does.
 
-    ``activity``: None before its first micro-batch. ``tasks``: the number of Spark's tasks that
-    have ended.
+    ``activity``: None before its first micro-batch. ``tasks``: a text with the number of Spark's
+    tasks that have ended.
     """
     if activity is None:
         return "starting"
@@ -220,7 +221,7 @@ def described(activity: Activity | None, tasks: str = "") -> str:
 
 
 class Quiet:
-    """A check whether nothing was printed for a while.
+    """The time since something was printed. After `QUIET_S`, another line is due.
 
     ``now_s``: the time of a monotonic clock.
     """
@@ -229,11 +230,11 @@ class Quiet:
         self._began = self._last = now_s
 
     def printed(self, now_s: float) -> None:
-        """Store the time at which something was printed."""
+        """Record that something was printed now."""
         self._last = now_s
 
     def line(self, now_s: float, text: str) -> str | None:
-        """Return the line to print now, if any."""
+        """Return a line with the text if a line is due, otherwise None."""
         if now_s - self._last < QUIET_S:
             return None
         self._last = now_s
@@ -295,7 +296,10 @@ def _shown(checkpoint: str, spark: SparkSession, as_json: bool) -> Iterator[None
 
 
 def _looked(read: Callable[[], T], otherwise: T) -> T:
-    """Return what a reader of the checkpoint returns; the run itself reports errors."""
+    """Return the result of ``read``, or ``otherwise`` if the checkpoint cannot be read now.
+
+    The run itself reports errors of the checkpoint.
+    """
     try:
         return read()
     except (StateError, OSError):
@@ -303,7 +307,7 @@ def _looked(read: Callable[[], T], otherwise: T) -> T:
 
 
 def _tasks(spark: SparkSession) -> dict[str, Any]:
-    """Return the number of finished tasks of Spark's running stages."""
+    """Return the tasks of Spark's running stages, as arguments of `Progress.update`."""
     tracker = spark.sparkContext.statusTracker()
     ended = total = 0
     with suppress(Py4JError, OSError):

@@ -23,7 +23,7 @@ import numpy as np
 from ackcore._backend import OffsetTracker
 from ackcore._columns import as_count, nanoseconds, positive
 from ackcore.calls import Reject, Retry, Unavailable
-from ackcore.calls.call_limits import Breaker, BreakerState
+from ackcore.calls.endpoints import Breaker, BreakerState
 from ackcore.dispatch.checkpoint import Checkpoint
 from ackcore.dispatch.dispatch_consumers import Target, as_target
 from ackcore.dispatch.dispatch_records import Reader, Record, Source

@@ -78,7 +78,7 @@ def topology(servers: str, topic: str, rows: Path) -> Topology:
 
 
 def run(servers: str, topic: str, directory: Path) -> int:
-    """Run the topology until nothing is left; print each micro-batch."""
+    """Run the topology until all lines are done; print each micro-batch."""
     with spark_session("local[2]") as (spark, _):
         it = topology(servers, topic, directory / "rows")
         on = start(it, spark, directory / "checkpoint", trigger={"availableNow": True})
@@ -133,7 +133,7 @@ class Found(NamedTuple):
 
 
 def look(servers: str, topic: str, directory: Path, ids: dict[str, int]) -> Found:
-    """Compare the rows and dead letters with the lines that were sent."""
+    """Count the lines that are in the rows, in the dead letters, in both or in none."""
     table = ds.dataset(directory / "rows", format="parquet").to_table(columns=["id"])
     rows = Counter(table["id"].to_pylist())
     dead = Counter(ids[message] for message in json.loads((directory / "dead.json").read_text()))

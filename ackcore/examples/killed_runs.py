@@ -1,4 +1,4 @@
-"""A function that runs a command in children and kills them by kill -9, until one of them ends."""
+"""A function that runs a command, kills it by kill -9, and runs it again, until it ends."""
 
 from __future__ import annotations
 
@@ -15,15 +15,12 @@ RUNNING, PROGRESS = "running", "micro-batch"
 
 
 def run_killed(command: Sequence[str], directory: Path, kills: int) -> int:
-    """Run a command in children; kill the first ones at random points, and let the last one end.
+    """Run a command and kill it at a random point, ``kills`` times. Then run it to its end.
 
-    Prints what the children print.
+    Returns the exit status of the last process; 1 if none was killed, which proves nothing. The
+    output of all processes is printed.
 
-    ``directory``: the directory of the temporary files. Deleting it deletes the files of a killed
-    Spark. ``kills``: the number of kills.
-
-    Returns the exit status of the child that was not killed; 1 if none was killed, which proves
-    nothing.
+    ``directory``: the directory of temporary files, such as those of a killed Spark.
     """
     draw = random.Random(0)
     environment = {**os.environ, "TMPDIR": str(directory)}

@@ -47,7 +47,10 @@ class SparkError(RuntimeError):
 
 
 def check_java() -> str:
-    """Return the version line of the Java for Spark; raise `SparkError` without a suitable one."""
+    """Return the line with the version of the Java that Spark will use.
+
+    Raises SparkError if there is no Java, or one older than 17.
+    """
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     way_out = "install a JDK of version 17 or 21 and point JAVA_HOME to it"
@@ -76,15 +79,13 @@ def _last_line(log: Path) -> str:
 def spark_session(
     master: str, conf: Mapping[str, str] | None = None, log: str | os.PathLike[str] | None = None
 ) -> Iterator[tuple[SparkSession, str]]:
-    """Start Spark with all its files in a temporary directory, which is removed at the end.
+    """A context with a Spark session, whose files are in a temporary directory that is removed.
 
-    Raises SparkError if Spark does not start, or in place of an error of Spark in the enclosed
-    code.
+    Yields the session and the directory. Raises SparkError if Spark does not start, and in place of
+    an error of Spark in the body.
 
     ``conf``: additional settings of Spark. ``log``: the file for the JVM's output; files of a JVM
     crash are written beside it. By default they are in the temporary directory.
-
-    Yields the session and the temporary directory.
     """
     with tempfile.TemporaryDirectory(prefix="ackcore-", ignore_cleanup_errors=True) as directory:
         said = Path(directory, "spark.log") if log is None else Path(log).absolute()
@@ -133,7 +134,7 @@ def spark_session(
             if running is None:
                 _end(gateway)
             raise SparkError(
-                f"Spark does not start: {one_line(error)} (of its JVM: {_last_line(said)})"
+                f"Spark does not start: {one_line(error)} (the JVM's log ends: {_last_line(said)})"
             ) from error
         finally:
             os.environ.clear()

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ackcore.spark.query import Query, run_batch, start
     from ackcore.spark.settle.dataframes import combine, settle
     from ackcore.spark.settle.parquet_events import settle_parquet
-    from ackcore.spark.settle.rdds import settle_partitions
+    from ackcore.spark.settle.worker_functions import settle_partitions
     from ackcore.spark.sinks.delta import to_delta
     from ackcore.spark.sinks.iceberg import to_iceberg
     from ackcore.spark.sinks.jdbc import to_jdbc
@@ -120,7 +120,7 @@ _NAMES = {
     ".query": "Query run_batch start",
     ".settle.dataframes": "combine settle",
     ".settle.parquet_events": "settle_parquet",
-    ".settle.rdds": "settle_partitions",
+    ".settle.worker_functions": "settle_partitions",
     ".sinks.delta": "to_delta",
     ".sinks.iceberg": "to_iceberg",
     ".sinks.jdbc": "to_jdbc",

@@ -48,7 +48,7 @@ def attempt(
     fn: Function,
     outputs: str | StructType | pa.Schema,
     *,
-    retry_on: type[BaseException] | Iterable[type[BaseException]] = (),
+    retry_on: Iterable[type[Exception] | str] = (),
     max_attempts: int = 3,
     max_concurrency: int | Callable[[], Limit] | None = None,
     limit: RateLimit | None = None,
@@ -78,7 +78,7 @@ def attempt(
     outputs : str, StructType or pyarrow.Schema
         The columns of the answer: ``"label string, score double"``. Answers must not be null in
         columns that are not nullable.
-    retry_on : exception class, or iterable of them, default ()
+    retry_on : iterable of exception classes or names, default ()
         The exceptions after which a call is repeated, with a back-off; all others are final. By
         default none is repeated, since the rows behind it wait. (`guard` retries between
         micro-batches, and by default all exceptions.)
@@ -150,7 +150,7 @@ def attempt(
         timeout_s=timeout_s,
         limit=limit,
         max_attempts=max_attempts,
-        retry_on=retry_on,  # type: ignore[arg-type] # one class is put into a tuple
+        retry_on=exception_classes(retry_on, "retry_on"),
         wait_in_task_s=wait_in_task_s,
     )
     check_limit(frame, kind, limit)

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
-from ackcore.calls.final_errors import is_marked_final
-from ackcore.calls.outcomes import CallCounts, Unavailable
+from ackcore.calls.outcomes import Unavailable, is_marked_final
+from ackcore.calls.usage import CallCounts
 from ackcore.topology.bolt_calls import cleaned_up, refuse_returned
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Context
 from ackcore.topology.failure_reasons import ReasonMaker

@@ -11,8 +11,7 @@ from typing import Any
 
 from ackcore._error_hints import listed, nearest
 from ackcore.calls import Reject, Retry, Unavailable
-from ackcore.calls.final_errors import is_marked_final
-from ackcore.calls.outcomes import MAX_AFTER_S
+from ackcore.calls.outcomes import MAX_AFTER_S, is_marked_final
 from ackcore.topology.tuples import Reason
 
 

@@ -12,8 +12,7 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.calls.call_settings import MAX_THREADS, CallSettings
 from ackcore.calls.calls import Calls
-from ackcore.calls.final_errors import as_final, is_marked_final, marked_final
-from ackcore.calls.outcomes import CallOutcome
+from ackcore.calls.outcomes import CallOutcome, as_final, is_marked_final, marked_final
 from ackcore.calls.rate_limits import unreported
 from ackcore.calls.threads import CallThreads, is_async
 from ackcore.topology.bolt_calls import log

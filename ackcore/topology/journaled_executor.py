@@ -28,10 +28,9 @@ import pyarrow as pa
 
 from ackcore._files.journal import MOST_BYTES, JournalAnswers
 from ackcore._files.journal_format import KEY_BYTES
-from ackcore.calls.budgets import Budget
 from ackcore.calls.call_settings import CallSettings
-from ackcore.calls.final_errors import as_final
-from ackcore.calls.usage import USAGE
+from ackcore.calls.outcomes import as_final
+from ackcore.calls.usage import USAGE, Budget
 from ackcore.topology.bolt_calls import joined
 from ackcore.topology.call_executor import CallExecutor, CallInput, Group
 from ackcore.topology.components import AsyncBolt, BasicBolt, Context

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from ackcore._arrow import offsets_of
 from ackcore._error_hints import naming_arguments
-from ackcore.calls.final_errors import as_final, marked_final
+from ackcore.calls.outcomes import as_final, marked_final
 from ackcore.calls.usage import USAGE, report
 from ackcore.topology.bolt_calls import joined, no_stream, refuse_attribute
 from ackcore.topology.components import DEFAULT_STREAM

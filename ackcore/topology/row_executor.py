@@ -9,7 +9,7 @@ from itertools import repeat
 import numpy as np
 import pyarrow as pa
 
-from ackcore.calls.final_errors import as_final
+from ackcore.calls.outcomes import as_final
 from ackcore.topology.bolt_calls import cleaned_up, failures_of, overrides_flush, refuse_returned
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Context, output_streams
 from ackcore.topology.failure_reasons import ReasonMaker

@@ -20,7 +20,7 @@ import pyarrow as pa
 from ackcore._error_hints import listed, near_miss, nearest
 from ackcore.calls import RateLimit, Reject
 from ackcore.calls.call_queues import FairQueues
-from ackcore.calls.outcomes import CallCounts
+from ackcore.calls.usage import CallCounts
 from ackcore.tables.table_shape import TableShape
 from ackcore.topology import dedup
 from ackcore.topology.bolt_calls import call_settings, journaled

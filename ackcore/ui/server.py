@@ -2,7 +2,7 @@
 
 The values of the status come from `ackcore.spark.inspect.status`; ``page.js`` shows them.
 
-Checkpoints are read at most once in `_EVERY_S`, for any number of viewers, and only while a browser
+Checkpoints are read at most every 2 seconds, for any number of viewers, and only while a browser
 shows them, so that the query is not slowed down.
 
 Every page in a browser can send requests to a server on localhost and, through a name that is later
@@ -19,7 +19,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from ipaddress import ip_address
@@ -77,7 +77,7 @@ class Watched:
         self._status: CheckpointStatus | None = None
 
     def status(self) -> CheckpointStatus:
-        """Return the query's status, at most `_EVERY_S` old."""
+        """Return the query's status, at most 2 seconds old."""
         with self._lock:
             if self._status is None or time.monotonic() - self._read_at >= _EVERY_S:
                 self._status = read_status(self.path, batches=_BATCHES, dead=self._dead)
@@ -85,7 +85,7 @@ class Watched:
             return self._status
 
     def emitted(self) -> dict[str, dict[str, int]]:
-        """Return the numbers of tuples that its components emitted in the shown micro-batches."""
+        """Return the number of tuples by component and stream, of the micro-batches shown."""
         total: dict[str, dict[str, int]] = {}
         for each in self.status().batches:
             for component, streams in each.progress.emitted.items():
@@ -102,14 +102,14 @@ def make_app(
     hosts: Sequence[str] = (),
     any_address: bool = False,
 ) -> Starlette:
-    """Return the application.
+    """Return the ASGI application of the page and its requests.
 
-    Raises TypeError or ValueError if the token is not a text, or is empty; if ``hosts`` is a text
-    instead of a list. Raises FileNotFoundError if one of the paths is not a checkpoint.
+    Raises TypeError if the token or ``hosts`` has another type, ValueError if the token is empty,
+    and FileNotFoundError if one of the paths is not a checkpoint.
 
     ``token``: the token that allows replays. Without a token, replays are disabled. ``hosts``:
-    further host names of the server, beside those of this machine for itself. ``any_address``:
-    whether requests by any address are accepted, for a server that listens at all of them.
+    accepted host names of the server, beside localhost and its addresses. ``any_address``: whether
+    any IP address is accepted as well, for a server that listens at all addresses.
     """
     check_token(token)
     if isinstance(hosts, str):
@@ -229,13 +229,12 @@ def _letters(path: str, wanted: LetterFilter, limit: int) -> dict[str, Any]:
 
 
 class PageServer:
-    """The page, served by a thread of this process until it is closed.
+    """A server of the page for some checkpoints, in a thread of this process until it is closed.
 
     ``host``: the address to listen at; ``"0.0.0.0"`` for all addresses of this machine. ``port``:
-    the port, 0 for any free one. ``token``: the token that allows replays. Without a token, replays
-    are disabled. ``hosts``: further host names of the server. Raises TypeError or ValueError for a
-    wrong port or token, FileNotFoundError if there is no checkpoint at a path, and OSError if the
-    address cannot be bound.
+    the port, 0 for any free one. ``token``, ``hosts``: those of `make_app`. Raises TypeError or
+    ValueError for a wrong port or token, FileNotFoundError if there is no checkpoint at a path, and
+    OSError if the address cannot be bound.
     """
 
     def __init__(
@@ -284,10 +283,9 @@ class PageServer:
     def _run(self) -> None:
         self._server.run([self._socket])
 
-    def wait(self, look: Callable[[float], object] = time.sleep) -> None:
-        """Wait until it is closed, or interrupted."""
-        while self._thread.is_alive():
-            look(0.5)
+    def wait(self) -> None:
+        """Wait until the server is closed, or Ctrl-C."""
+        self._thread.join()
 
     def close(self) -> None:
         """Stop the server. A second call does nothing."""
@@ -303,11 +301,12 @@ class PageServer:
 
 
 class Guard:
-    """A wrapper of an application that refuses requests of other pages, and sends isolating
-    headers.
+    """An application that passes requests on to another, and refuses those of other web pages.
+
+    It adds headers that isolate the page to the responses.
 
     ``hosts``: the server's host names, without the port; IPv6 addresses in brackets.
-    ``any_address``: whether any address is accepted as well.
+    ``any_address``: whether any IP address is accepted as well.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], any_address: bool = False):
@@ -316,7 +315,7 @@ class Guard:
         self._hosts = frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Refuse a request with status 403, or let the application answer it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -338,7 +337,10 @@ class Guard:
         host = headers.get("host", "")
         name = _name_of(host)
         if name not in self._hosts and not (self._any_address and _is_address(name)):
-            return "the Host header names another server; add the name with --known-as"
+            return (
+                f"the Host header names {name!r}, which is no known name of this server; start the "
+                "page with --known-as NAME"
+            )
         if method in ("GET", "HEAD"):
             return None
         origin = headers.get("origin")
@@ -352,7 +354,7 @@ class Guard:
 
 
 def _name_of(host: str) -> str:
-    """Return a Host header without its port."""
+    """Return the name in a Host header, in lower case and without the port."""
     name, colon, port = host.rpartition(":")
     return (name if colon and port.isdigit() else host).lower()
 
@@ -367,10 +369,7 @@ def _is_address(name: str) -> bool:
 
 
 def check_token(token: object) -> None:
-    """Refuse an empty token.
-
-    Raises TypeError or ValueError if it is neither None nor a text, or an empty one.
-    """
+    """Raise TypeError if a token is neither None nor a text, and ValueError if it is empty."""
     if token is None:
         return
     if not isinstance(token, str):
@@ -383,6 +382,6 @@ def check_token(token: object) -> None:
 
 
 def token_is(given: Any, token: str) -> bool:
-    """Whether a token is right, compared in constant time."""
+    """Return whether a given token is the right one. The comparison takes constant time."""
     text = given if isinstance(given, str) else ""
     return hmac.compare_digest(text.encode("utf-8", "replace"), token.encode())

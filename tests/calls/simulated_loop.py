@@ -3,6 +3,7 @@
 import selectors
 
 from ackcore.calls.calls import Calls
+from ackcore.flow.consumers import state_of
 
 S, MS = 1_000_000_000, 1_000_000
 
@@ -34,3 +35,10 @@ class SimCalls(Calls):
     @property
     def now_s(self):
         return self.sim.now_ns / S
+
+
+def states(calls):
+    """Return the state of each endpoint and of its breaker."""
+    endpoints = calls._workers.queues.only.endpoints
+    found = endpoints._consumers
+    return [(state_of(each), endpoints._breakers[each.name].state) for each in found]

@@ -1,6 +1,7 @@
 """Time-outs, waits and rates, to the millisecond of a simulated clock."""
 
 import asyncio
+import itertools
 import math
 import threading
 from collections import Counter
@@ -8,7 +9,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_loop import MS, SimCalls
+from simulated_loop import MS, SimCalls, states
 
 from ackcore.calls import RateLimit, Reject, Retry
 from ackcore.calls.call_settings import CallSettings
@@ -36,7 +37,6 @@ def test_a_call_that_takes_too_long_is_cancelled_to_the_millisecond():
     assert str(outcomes[2].error) == "no answer within 2 s"
     assert ended[2.1] == pytest.approx(2, abs=0.001)
     assert ended[50] == pytest.approx(2, abs=0.001)
-    assert calls.counts.timed_out == 2
 
 
 def test_a_time_out_strikes_no_other_call():
@@ -79,7 +79,7 @@ def test_the_time_in_which_nobody_looks_does_not_count():
         for outcome in calls.run(items()):
             assert outcome.error is None
             calls.sim.now_ns += 60_000 * MS
-        assert calls.state()[0][0].rtt_s == pytest.approx(0.9, abs=0.001)
+        assert states(calls)[0][0].rtt_s == pytest.approx(0.9, abs=0.001)
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
@@ -116,7 +116,6 @@ def test_a_short_wait_is_waited_in_the_task_and_gives_its_place_up():
     assert [outcome.attempts for outcome in outcomes] == [2, 1, 1, 1, 1]
     assert [item for item, _ in called] == [0, 1, 2, 3, 4, 0]
     assert called[-1][1] == pytest.approx(1.1, abs=0.001)
-    assert (calls.counts.waited, calls.counts.given_back) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +134,6 @@ def test_a_long_wait_is_given_back_with_the_time_that_was_asked_for(asked_s, att
         (outcome,) = calls.run([1])
     assert isinstance(outcome.error, Retry)
     assert calls.now_s <= took_s + 0.01
-    assert calls.counts.given_back == 1
     if asked_s is not None:
         assert (outcome.attempts, outcome.after_s) == (attempts, asked_s)
 
@@ -152,13 +150,15 @@ def test_a_service_that_asks_for_no_time_is_called_by_the_backoff(asked_s, break
     with SimCalls(call, settings) as calls:
         outcomes = list(calls.run(range(5)))
     assert all(isinstance(outcome.error, Retry) for outcome in outcomes)
-    assert calls.counts.made < 5 * 30
+    assert sum(outcome.attempts for outcome in outcomes) < 5 * 30
 
 
 @pytest.mark.parametrize("wait_in_task_s", [0, 10**12])
 def test_how_long_is_waited_may_be_not_at_all_or_for_ever(wait_in_task_s):
+    made = itertools.count(1)
+
     async def call(item):
-        if calls.counts.made < 4:
+        if next(made) < 4:
             raise Retry(after_s=3600)
 
     with SimCalls(call, CallSettings(wait_in_task_s=wait_in_task_s)) as calls:
@@ -188,7 +188,7 @@ def test_errors_that_may_pass_are_tried_again_with_back_off():
     settings = CallSettings(
         max_attempts=3,
         retry_on=(Exception,),
-        reject=[ValueError, BrokenPipeError],
+        reject=(ValueError, BrokenPipeError),
         breaker_failures=None,
     )
     with SimCalls(call, settings) as calls:
@@ -207,11 +207,13 @@ def test_errors_that_may_pass_are_tried_again_with_back_off():
 
 
 def test_a_time_out_may_be_tried_again():
+    waits = iter((10, 0))
+
     async def call(item):
-        await asyncio.sleep(10 if calls.counts.made == 1 else 0)
+        await asyncio.sleep(next(waits))
         return item
 
-    settings = CallSettings(timeout_s=1, retry_on=TimeoutError, max_attempts=2)
+    settings = CallSettings(timeout_s=1, retry_on=(TimeoutError,), max_attempts=2)
     with SimCalls(call, settings) as calls:
         assert next(calls.run("x"))[:3] == ("x", None, 2)
 
@@ -235,8 +237,10 @@ def test_calls_begin_at_a_rate_and_never_faster(rate, n):
 
 
 def test_a_rate_holds_for_the_calls_that_are_made_again():
+    made = itertools.count(1)
+
     async def call(item):
-        if calls.counts.made <= 10:
+        if next(made) <= 10:
             raise Retry(after_s=0)
 
     settings = CallSettings(

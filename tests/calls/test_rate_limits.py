@@ -239,7 +239,7 @@ def test_keys_that_wait_take_little_memory():
     with service.calls:
         outcomes = service.calls.run([(n, 0) for n in range(20_000)])
         next(outcomes)
-        assert len(queues.all()) == 20_000
+        assert len(queues._by_key) == 20_000
         assert made <= 100
         outcomes.close()
 
@@ -276,7 +276,7 @@ def few_keys(monkeypatch):
 def test_the_state_of_few_keys_without_items_is_kept(few_keys):
     service = Answering(0.0, calls_per_s=1000)
     service.run([(n, 0) for n in range(300)])
-    assert len(service.calls._workers.queues.all()) == 100
+    assert len(service.calls._workers.queues._by_key) == 100
     assert all(len(times) == 1 for times in service.begun.values())
 
 
@@ -340,7 +340,7 @@ def test_a_key_that_used_too_many_tokens_waits_also_after_it_was_forgotten(few_k
     with SimCalls(call, CallSettings(limit=limit)) as calls:
         list(calls.run([("a", 0)]))
         list(calls.run([(n, 0) for n in range(300)]))
-        assert len(calls._workers.queues.all()) == 100
+        assert len(calls._workers.queues._by_key) == 100
         list(calls.run([("a", 1)]))
         assert begun["a"][1] - begun["a"][0] >= 59
         list(calls.run([(n, 0) for n in range(300, 900)]))

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from checkpoints import with_dead_letters
 from typer.testing import CliRunner
 
-from ackcore.cli.entry import COMMANDS
+from ackcore.cli.entry import MODULES
 from ackcore.cli.reporting import app_of
 
 NASTY = "\x1b[31m[bold]<b>no</b>\nnext"
@@ -72,7 +72,7 @@ def no_syncing(monkeypatch):
 @pytest.fixture
 def ackcore():
     """``ackcore("status", path)`` runs the command line and returns what came of it."""
-    app = app_of(COMMANDS)
+    app = app_of(MODULES)
 
     def run(*words, code=0):
         done = CliRunner().invoke(app, [str(word) for word in words])

@@ -71,7 +71,8 @@ def test_wrong_filters_are_refused(ackcore, checkpoint):
     said = ackcore("dead", "list", checkpoint, "--spout", "line", code=2).stderr
     assert "spout must be one of clicks, lines, got 'line'" in said
     for text in ("soon", f"{'9' * 400}d"):
-        assert "a time is" in ackcore("dead", "list", checkpoint, "--since", text, code=2).stderr
+        said = ackcore("dead", "list", checkpoint, "--since", text, code=2).stderr
+        assert "--since and --until must be a time such as 2026" in said
     for option in ("--message", "--error", "--component"):
         for command in (["list"], ["replay", "--dry-run"], ["drop"]):
             said = ackcore("dead", *command, checkpoint, option, " ", code=2).stderr

@@ -15,8 +15,7 @@ from checkpoints import OPEN, run_one
 from rich.console import Console
 from screens import recorded
 
-from ackcore.cli import status_command as status
-from ackcore.cli import table_command
+from ackcore.cli import checkpoint_commands
 from ackcore.spark.engine.progress import Account, Counts, Progress
 from ackcore.spark.inspect import reason_counts as reasons
 from ackcore.spark.inspect.status import Logged
@@ -79,13 +78,13 @@ def looks(monkeypatch):
         read.append(path)
         return real(path, *rest)
 
-    monkeypatch.setattr(status.time, "sleep", sleep)
+    monkeypatch.setattr(checkpoint_commands.time, "sleep", sleep)
     monkeypatch.setattr(reasons, "read_letters", read_letters)
     return read
 
 
 def test_who_watches_reads_each_file_of_dead_letters_once(ackcore, checkpoint, looks, monkeypatch):
-    screen = recorded(monkeypatch, status)
+    screen = recorded(monkeypatch, checkpoint_commands)
     ackcore("status", checkpoint, "--watch", code=130)
     assert len(looks) == len(set(looks)) > 0
     text = screen.file.getvalue()
@@ -135,12 +134,12 @@ def test_other_broken_pipes_are_told(ackcore, checkpoint, monkeypatch):
     def fails(*of, **options):
         raise BrokenPipeError("the store hung up")
 
-    monkeypatch.setattr(status, "read_status", fails)
+    monkeypatch.setattr(checkpoint_commands, "read_status", fails)
     assert "BrokenPipeError: the store hung up" in ackcore("status", checkpoint, code=4).stderr
 
 
 def test_ids_of_dedup_are_shown_as_text():
-    shown = [table_command._text(value) for value in (b"order-1", b"\xff", 5, None)]
+    shown = [checkpoint_commands._text(value) for value in (b"order-1", b"\xff", 5, None)]
     assert shown == ["order-1", "\\xff", 5, None]
 
 
@@ -148,7 +147,7 @@ def test_duplicates_and_unmet_expectations_are_shown_if_there_are_any():
     def shown(**figures):
         console = Console(width=240, file=io.StringIO())
         some = [Logged(0, Progress(0)), Logged(0, Progress(1, acked=3, **figures))]
-        console.print(status._batches(some))
+        console.print(checkpoint_commands._batches(some))
         return console.file.getvalue()
 
     checks = {"orders": {"n > 0": {"passed": 1, "failed": 4}, "n < 9": {"passed": 1, "failed": 1}}}

@@ -8,7 +8,7 @@ import datetime
 import pyarrow as pa
 import pytest
 
-from ackcore.calls import Reject, Retry, used
+from ackcore.calls import Reject, Retry, call_workers, used
 from ackcore.calls.call_settings import CallSettings
 from ackcore.spark.tasks import attempts as task
 from ackcore.spark.tasks.attempts import ERROR, Attempts
@@ -75,7 +75,7 @@ def test_without_rows_nothing_comes_of_it(fn):
     assert list(made) == []
 
 
-def test_what_is_pulled_is_bounded():
+def test_what_is_pulled_is_bounded(monkeypatch):
     """A task reads no further ahead of what it yields than its window, buffer and a slice."""
     read = 0
 
@@ -85,7 +85,8 @@ def test_what_is_pulled_is_bounded():
             read += len(batch)
             yield batch
 
-    settings = CallSettings(max_concurrency=4, max_buffered=50)
+    monkeypatch.setattr(call_workers, "MOST_KEPT", 50)
+    settings = CallSettings(max_concurrency=4)
     made = Attempts(square, kind_of(square), NUMBERS, SQUARE, settings)(source())
     for done in range(1, 200):
         assert len(next(made)) == 100

@@ -261,7 +261,7 @@ def test_settings_that_do_not_fit_are_refused_by_name(spark):
     frame = spark.range(1)
     for settings, error, words in (
         ({"max_attempts": 0}, ValueError, "max_attempts must be"),
-        ({"retry_on": "TimeoutError"}, TypeError, "retry_on must hold exception classes"),
+        ({"retry_on": "TimeoutError"}, TypeError, "retry_on must be a list of exception classes"),
         ({"timeout_s": 0}, ValueError, "timeout_s must be"),
         ({"limit": -1}, TypeError, "limit must be a RateLimit, got int -1"),
         ({"limit": RateLimit(per="tenant")}, ValueError, "limit must name a column of frame, got"),

@@ -176,7 +176,7 @@ def test_what_is_refused_is_placed(random_events):
         with pytest.raises((TypeError, ValueError), match=match):
             list(read_events(batches, timed, True))
 
-    place = r"\(counted from row 40 of partition 0\)"
+    place = r"\(row 0 is row 40 of partition 0\)"
     refused(
         rf"events: root_id must not hold nulls, got 2 of 13 rows, the first in row 10.*{place}",
         (None, 1, 0, 1, None),

@@ -18,7 +18,7 @@ from ackcore._arrow import STATUS_NAMES
 from ackcore.spark import settle, settle_parquet
 from ackcore.spark.settle import parquet_events as parquet
 from ackcore.spark.settle.parquet_events import EventFile, ListedFile, read_footers
-from ackcore.spark.settle.worker_functions import Narrow
+from ackcore.spark.settle.worker_functions import ResultForm
 
 TYPES = {
     "root_id": pa.int64(),
@@ -101,7 +101,7 @@ def test_which_files_are_read_by_all(write):
 
 
 def widened(batch):
-    """Return a batch of `Narrow` with the columns of a result, as `Narrow.widen` does in SQL."""
+    """Return a batch of `ResultForm` with the documented columns, as its method does in SQL."""
     marks = batch["marks"].to_numpy()
     none = pa.nulls(len(batch), pa.int64())
     timed = "first_ms" in batch.schema.names
@@ -122,22 +122,16 @@ def widened(batch):
 
 @pytest.mark.parametrize(("shares", "held_roots"), [(5, 1), (2, 40), (1, 10_000)])
 def test_shares_of_many_roots_take_several_passes(
-    write, random_events, expected, shares, held_roots
+    write, random_events, expected, shares, held_roots, monkeypatch
 ):
     """Each root is settled once and with all of its rows, whatever the passes."""
     events = random_events(47, 500)
     write("a.parquet", events[::2])
     directory = write("b.parquet", events[1::2])
     files = read_footers(directory, None)
+    monkeypatch.setattr(parquet, "HELD_ROOTS", held_roots)
     settle_share = parquet.settle_shares(
-        files,
-        list(TYPES),
-        shares,
-        seed=1,
-        now_ms=1000,
-        timeout_ms=300,
-        narrow=Narrow(True, True),
-        held_roots=held_roots,
+        files, list(TYPES), shares, seed=1, now_ms=1000, timeout_ms=300, form=ResultForm(True, True)
     )
     rows = []
     for share in range(shares):
@@ -162,7 +156,7 @@ def test_the_schema_is_the_same_whatever_crosses(spark, write, frame, columns):
     settled = settle_parquet(spark, directory)
     assert all(field.nullable for field in settled.schema)
     assert settled.schema == settle(frame(EVENT, 5)).schema == settle(frame(EVENT, 3)).schema
-    crossed = Narrow(columns > 3, columns > 4).ddl
+    crossed = ResultForm(columns > 3, columns > 4).ddl
     assert ("last_ms" in crossed, "reason" in crossed) == (columns > 3, columns > 4)
 
 
@@ -289,7 +283,7 @@ EVENT = [(1, 5, 0, 1, None)]
             arrow_table(EVENT).drop_columns("val"),
             {},
             ValueError,
-            r"must have a column val \(int64\), got root_id, task",
+            "has no column val, of type int64; its columns are root_id, task",
         ),
         (arrow_table(EVENT).append_column("val", [[1]]), {}, ValueError, "has 2 columns val"),
         (
@@ -329,7 +323,7 @@ def test_what_only_the_workers_see(spark, write):
     nulls = [*EVENT * 150, (None, 5, 0, 1, None)]
     directory = write("nulls.parquet", nulls, write_statistics=False)
     with pytest.raises(
-        Exception, match=r"ValueError: .*nulls\.parquet, row groups \d to 1: root_id must not"
+        Exception, match=r"ValueError: .*nulls\.parquet: root_id must not .*of row groups \d to 1\)"
     ):
         settle_parquet(spark, directory).collect()
     write("nulls.parquet", [*EVENT, (1, 5, -9, 1, None)])

@@ -548,7 +548,7 @@ def test_lines_that_cannot_be_read_are_dead_letters(spark, checkpoint, tmp_path)
         assert corrupt["{no json"].startswith("line 3 of a.json cannot be read: JSON parse error")
     for options, corrupt in (((), True), (("--error", "Reject"), False)):
         words = ["dead", "replay", str(checkpoint), "--spout", "once", "--dry-run", *options]
-        said = CliRunner().invoke(app_of(["dead"]), words).output
+        said = CliRunner().invoke(app_of(["dead_command"]), words).output
         assert ("3 of those that match cannot be read (CorruptRecord)" in said) == corrupt, said
     assert replay(checkpoint, spark, spout="once").records == {"once": 4}
     assert available_now(it, spark, checkpoint).counts.spouts["once"].dead == 8
@@ -557,7 +557,7 @@ def test_lines_that_cannot_be_read_are_dead_letters(spark, checkpoint, tmp_path)
 def skipped_as_told(error):
     """Run the command that an error names, as a shell would."""
     command = re.search(r" run: (ackcore skip .*)$", str(error)).group(1)
-    done = CliRunner().invoke(app_of(["skip"]), shlex.split(command)[1:])
+    done = CliRunner().invoke(app_of(["checkpoint_commands"]), shlex.split(command)[1:])
     assert done.exit_code == 0, done.output
     return done.output
 

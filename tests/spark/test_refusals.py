@@ -42,9 +42,13 @@ def open_rows(table):
         (
             lambda t: t.drop("val"),
             ValueError,
-            "events must have a column val bigint, got root_id, task",
+            "events has no column val, of type bigint; its columns are root_id, task",
         ),
-        (lambda t: t.withColumnRenamed("root_id", "ROOT_ID"), ValueError, "column root_id bigint"),
+        (
+            lambda t: t.withColumnRenamed("root_id", "ROOT_ID"),
+            ValueError,
+            "no column root_id, of type bigint",
+        ),
         (
             lambda t: t.withColumn("task", col("task").cast("bigint")),
             TypeError,
@@ -72,7 +76,7 @@ def open_rows(table):
             r"no columns but root_id, .* got ts; drop them first: \.drop\('ts'\)",
         ),
         (lambda t: t.select("*", "val"), ValueError, "two columns val"),
-        (lambda t: t.select(), ValueError, "got no columns"),
+        (lambda t: t.select(), ValueError, "its columns are none"),
         (
             lambda t: "events",
             TypeError,
@@ -152,7 +156,7 @@ def test_what_is_of_different_kinds_of_sessions_is_refused(table, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [
-        (lambda t: t.drop("flags"), ValueError, "open_before must have a column flags tinyint"),
+        (lambda t: t.drop("flags"), ValueError, "open_before has no column flags, of type tinyint"),
         (
             lambda t: t.withColumn("inits", col("inits").cast("int")),
             TypeError,

@@ -7,15 +7,7 @@ import pytest
 from sessions import on_both_sessions
 
 from ackcore.spark import combine, settle, settle_partitions
-from ackcore.spark.settle.wire import BLOB_DDL
-from ackcore.spark.settle.worker_functions import (
-    COMBINED_DDL,
-    SETTLED_DDL,
-    combine_events,
-    entries_packer,
-    events_packer,
-    settle_blobs,
-)
+from ackcore.spark.settle.worker_functions import COMBINED_DDL, SETTLED_DDL
 
 NOW = 1000
 DECIDED = {"ACKED", "FAILED", "ANOMALY"}
@@ -211,23 +203,6 @@ def test_now_is_the_time_of_the_call(frame, found):
     long_ago = settle(frame([(1, 5, 0, 0)], 4), timeout_s=10**9)
     assert found(long_ago)[1].status == "EXPIRED"
     assert found(settle(frame([(1, 5, 0, 0)], 4), timeout_s=2**62 / 1000))[1].status == "OPEN"
-
-
-def test_plans_of_ones_own(spark, frame, random_events, expected, found):
-    """The functions that mapInArrow takes, put together by hand."""
-    events = random_events(9, 300)
-    half = len(events) // 2
-    packed = frame(events[:half], 5).mapInArrow(
-        events_packer(4, seed=1, timed=True, reasons=True), BLOB_DDL
-    )
-    combined = frame(events[half:], 5).mapInArrow(
-        combine_events(seed=1, timed=True, reasons=True), COMBINED_DDL
-    )
-    blobs = packed.union(combined.mapInArrow(entries_packer(4, seed=1), BLOB_DDL))
-    # Sorting by shard keeps each shard together, as repartitionById does.
-    by_range = blobs.repartitionByRange(3, "dest")
-    settled = by_range.mapInArrow(settle_blobs(seed=1), SETTLED_DDL)
-    assert found(settled) == expected(events)
 
 
 def test_partitions_of_an_rdd(spark, random_events, expected):

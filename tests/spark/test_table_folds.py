@@ -294,7 +294,9 @@ def test_a_harmed_segment_ends_the_query_by_name(place, harm, monkeypatch):
             snapshot.reader()
         with pytest.raises(StateError, match=told):
             table_reading.rows_between(snapshot, 0, HASH_END)
-    shown = CliRunner().invoke(app_of(["table"]), ["table", "show", str(place), "totals"])
+    shown = CliRunner().invoke(
+        app_of(["checkpoint_commands"]), ["table", "show", str(place), "totals"]
+    )
     assert shown.exit_code != 0
     assert re.search(told, shown.output, re.DOTALL)
 
@@ -419,7 +421,7 @@ def test_values_are_added_and_removed_and_other_changes_refused(tmp_path, caplog
         engine.process(2, [])
     (logged,) = caplog.records
     assert logged.levelname == "WARNING"
-    assert "'euros', 'lines', 'most' of table 'totals' deleted (2 rows)" in logged.message
+    assert "'euros', 'lines', 'most' of table 'totals' deleted (2 rows)" in logged.getMessage()
     # The names are free again, also for another type: removed states are not read.
     again = {"orders": count(), "most": max_of("line"), "euros": sum_of("size")}
     world, state, engine = opened(again)

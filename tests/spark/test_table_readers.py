@@ -106,7 +106,7 @@ def test_a_table_is_a_dataframe(spark, done):
 
 
 def test_the_command_line_shows_rows_and_sizes(done):
-    app = app_of(["table", "status"])
+    app = app_of(["checkpoint_commands"])
 
     def ackcore(*words, code=0):
         ended = CliRunner().invoke(app, list(map(str, words)))

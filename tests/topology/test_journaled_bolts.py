@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ackcore._files.journal import Journal
 from ackcore.calls import RateLimit, Reject, Retry, Unavailable
-from ackcore.calls.budgets import Budget
+from ackcore.calls.usage import Budget
 from ackcore.topology import journaled_executor as answers_module
 from ackcore.topology.components import AsyncBolt, BasicBolt, BatchBolt, Bolt
 from ackcore.topology.executors import executor_for

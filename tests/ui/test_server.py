@@ -18,7 +18,7 @@ from checkpoints import OPEN, Topology, damage_head, died, run_one, with_dead_le
 from typer.testing import CliRunner
 
 from ackcore.cli import ui_command as ui
-from ackcore.cli.entry import COMMANDS
+from ackcore.cli.entry import MODULES
 from ackcore.cli.reporting import app_of
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.query import Query
@@ -136,7 +136,7 @@ def test_a_new_token_is_printed_and_ones_own_is_not(checkpoint, monkeypatch, set
 
     monkeypatch.setattr(ui, "PageServer", Kept)
     words = ["ui", str(checkpoint), "--port", "0", "--allow-replay", "--json"]
-    done = CliRunner().invoke(app_of(COMMANDS), words)
+    done = CliRunner().invoke(app_of(MODULES), words)
     assert done.exit_code == 0, done.output
     (token,) = made
     assert token

@@ -28,7 +28,7 @@ from ackcore.spark.base.workers import check_workers
 from ackcore.spark.settle.wire import BLOB_DDL
 from ackcore.spark.settle.worker_functions import (
     COMBINED_DDL,
-    Narrow,
+    ResultForm,
     combine_events,
     entries_packer,
     events_packer,
@@ -50,12 +50,12 @@ _UNKNOWN_BYTES = 1 << 50
 
 
 def combine(events: DataFrame) -> DataFrame:
-    """Fold each partition's events into one row per root, without a shuffle and without decisions.
+    """Fold each partition's events into one row per root, without a shuffle and without statuses.
 
     Parameters
     ----------
     events : pyspark.sql.DataFrame
-        As for `settle`.
+        The events of `settle`, with the same columns.
 
     Returns
     -------
@@ -67,9 +67,9 @@ def combine(events: DataFrame) -> DataFrame:
     Raises
     ------
     TypeError, ValueError
-        As `settle`; also if the rows come from `combine`.
+        If `settle` would refuse the events, or if they come from `combine`.
     """
-    columns = check_events(events)
+    columns = _check_events(events)
     if columns.folded:
         raise ValueError("events are the result of combine(); pass them to settle() directly")
     check_workers(events.sparkSession)
@@ -131,7 +131,7 @@ def settle(
     >>> outcomes.where("status = 'FAILED'").show()
     >>> previous = outcomes.where("status = 'OPEN'")
     """
-    columns = check_events(events)
+    columns = _check_events(events)
     rows = events.select(columns.names)
     settling = Settling(
         events.sparkSession,
@@ -157,11 +157,11 @@ def settle(
 
 
 class Settling:
-    """One settling: its checked arguments, and the steps that all kinds of events share.
+    """The checked arguments of `settle` or `settle_parquet`, and the steps that both share.
 
     ``timed``: whether the events have times; None if that depends on the rows. ``reasons``: whether
     the events may have reasons. ``size``: returns the bytes of the events, or None if they are
-    unknown; called if needed.
+    unknown; called if ``shards`` is None.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Settling:
     ) -> None:
         self._timed = timed
         self._open_before = open_before
-        self._open_names = [] if open_before is None else check_open_before(open_before, spark)
+        self._open_names = [] if open_before is None else _check_open_before(open_before, spark)
         self.timeout_ms = _columns.timeout_ms(timeout_s)
         if self.timeout_ms is not None and timed is False:
             raise ValueError(
@@ -190,7 +190,7 @@ class Settling:
         self.now_ms = _columns.as_ms(now, "now_ms")
         self.seed = secrets.randbits(64)
         # Earlier open rows may have reasons even if the events have none.
-        self.narrow = Narrow(timed is not False, reasons or open_before is not None)
+        self.form = ResultForm(timed is not False, reasons or open_before is not None)
         if shards is None:
             self.shards = default_shards(spark, size())
         else:
@@ -198,7 +198,7 @@ class Settling:
         check_workers(spark)
 
     def settle(self, blobs: DataFrame) -> DataFrame:
-        """Return the outcomes of packed events and of the earlier open rows."""
+        """Return the rows of `settle` for blobs of events, together with the earlier open rows."""
         if self._open_before is not None:
             pack = entries_packer(
                 self.shards, seed=self.seed, timed=self._timed, name="open_before"
@@ -206,27 +206,23 @@ class Settling:
             rows = self._open_before.select(self._open_names)
             blobs = blobs.union(rows.mapInArrow(pack, BLOB_DDL))
         settle_shard = settle_blobs(
-            seed=self.seed, now_ms=self.now_ms, timeout_ms=self.timeout_ms, narrow=self.narrow
+            seed=self.seed, now_ms=self.now_ms, timeout_ms=self.timeout_ms, form=self.form
         )
         # Partition n has shard n; if Spark coalesces small partitions, they stay whole.
         shards = repartition_by_id(blobs, self.shards, "dest")
-        return self.narrow.widen(shards.mapInArrow(settle_shard, self.narrow.ddl))
+        return self.form.documented(shards.mapInArrow(settle_shard, self.form.ddl))
 
 
-class Columns(NamedTuple):
-    """The optional columns of a table of events, and all columns to read."""
+class _Columns(NamedTuple):
+    """The columns of a table of events."""
 
-    #: None if it depends on the rows, as for those from `combine`.
-    timed: bool | None
+    timed: bool | None  # whether they have times; None if that depends on the rows
     reasons: bool
-    #: Whether `combine` has folded the rows.
-    folded: bool
-    #: The columns to read.
-    names: list[str]
+    folded: bool  # whether `combine` has folded the rows
+    names: list[str]  # those to read
 
 
-def refuse_stream(frame: DataFrame, name: str) -> None:
-    """Raise if an argument is a stream."""
+def _refuse_stream(frame: DataFrame, name: str) -> None:
     if frame.isStreaming:
         raise ValueError(
             f"{name} must not be a streaming DataFrame; settle each micro-batch: "
@@ -234,23 +230,23 @@ def refuse_stream(frame: DataFrame, name: str) -> None:
         )
 
 
-def check_events(events: Any, name: str = "events") -> Columns:
+def _check_events(events: Any) -> _Columns:
     """Return the columns of a table of events, or of rows from `combine`; refuse other tables."""
-    refuse_frame(events, name)
-    refuse_stream(events, name)
-    found = _types(events, name)
+    refuse_frame(events, "events")
+    _refuse_stream(events, "events")
+    found = _types(events, "events")
     if "inits" in found and "flags" in found:
-        names = _check_types(found, name, _ENTRY, _ENTRY_OPTIONS)
-        return Columns(timed=None, reasons=True, folded=True, names=names)
-    names = _check_types(found, name, _EVENT, _EVENT_OPTIONS)
-    return Columns("ts_ms" in found, "reason" in found, folded=False, names=names)
+        names = _check_types(found, "events", _ENTRY, _ENTRY_OPTIONS)
+        return _Columns(timed=None, reasons=True, folded=True, names=names)
+    names = _check_types(found, "events", _EVENT, _EVENT_OPTIONS)
+    return _Columns("ts_ms" in found, "reason" in found, folded=False, names=names)
 
 
-def check_open_before(open_before: Any, spark: SparkSession) -> list[str]:
+def _check_open_before(open_before: Any, spark: SparkSession) -> list[str]:
     """Return the columns of a table of open rows; refuse any other, and one of another session."""
     refuse_frame(open_before, "open_before")
     refuse_mixed(open_before, "open_before", spark, "events")
-    refuse_stream(open_before, "open_before")
+    _refuse_stream(open_before, "open_before")
     found = _types(open_before, "open_before")
     return _check_types(found, "open_before", _ENTRY, _ENTRY_OPTIONS)
 
@@ -272,8 +268,8 @@ def _check_types(
         if column not in found:
             if column in required:
                 raise ValueError(
-                    f"{name} must have a column {column} {expected}, "
-                    f"got {', '.join(found) or 'no columns'}"
+                    f"{name} has no column {column}, of type {expected}; its columns are "
+                    f"{', '.join(found) or 'none'}"
                 )
         elif found[column] != expected:
             cast = f'cast it first: .withColumn("{column}", col("{column}").cast("{{}}"))'
@@ -304,8 +300,8 @@ def default_shards(spark: SparkSession, size: int | None) -> int:
     """Return the default number of shards for events of ``size`` bytes.
 
     It is one shard per core if each gets at least 1 MiB, and fewer for less data.  If shards would
-    exceed 32 MiB, it is a multiple of the cores, so that all cores have the same number.  If the
-    size is unknown, it is two per core.
+    exceed 32 MiB, it is a multiple of the cores, so that each core gets the same number of shards.
+    If the size is unknown, it is two per core.
     """
     cores = task_slots(spark)
     if size is None:

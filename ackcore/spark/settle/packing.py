@@ -1,4 +1,4 @@
-"""Folding of a partition's rows, if that pays, and packing of the result into blobs.
+"""Folding of a partition's rows, if that is cheaper than sending them, and packing into blobs.
 
 **A task may run twice, and must then write the same bytes** (`ackcore.spark.settle.wire`). The
 driver draws the seed of the ledgers once per job. Blobs are cut by the position of rows, never by
@@ -45,10 +45,11 @@ HELD_ROOTS = 1 << 22
 
 
 class Packer:
-    """A converter of the rows of one partition into blobs by shard.
+    """A converter of the rows of one partition into batches of blobs, one blob per shard.
 
-    ``seed``: the seed of the ledgers, the same for all tasks of a job. ``fixed_order``: whether the
-    rows come in the same order if the task runs again.
+    ``seed``: the seed of the ledgers, the same for all tasks of a job. ``timed``: whether the rows
+    have times. ``fixed_order``: whether the rows come in the same order if the task runs again.
+    ``rows``: their number, if it is known.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Packer:
         self._reason_rows = 0
 
     def add(self, events: Events) -> Batches:
-        """Add messages; yield batches that are ready to be shuffled."""
+        """Add messages; yield the batches that are full."""
         if self._buffer is None:
             self._buffer = _EventBuffer(self._timed)
         while len(events.root_ids):
@@ -77,7 +78,7 @@ class Packer:
                 yield from self._take_in(self._buffer.take())
 
     def add_entries(self, entries: Entries) -> Batches:
-        """Add folded rows; yield batches that are ready to be shuffled."""
+        """Add folded rows; yield the batches that are full."""
         ledger = self._ledger
         if ledger is None:
             ledger = self._open_ledger(HELD_ROOTS, len(entries))
@@ -86,7 +87,7 @@ class Packer:
             yield from self._ship_ledger()
 
     def add_reasons(self, reasons: pa.Table | None) -> Batches:
-        """Add reasons; yield batches that are ready to be shuffled."""
+        """Add reasons of failures; yield the batches that are full."""
         if reasons is None:
             return
         self._reasons.append(reasons)
@@ -98,7 +99,7 @@ class Packer:
                 yield from self._ship_reasons()
 
     def pack(self, events: Iterable[tuple[Events, pa.Table | None]]) -> Batches:
-        """Yield all batches of blobs for messages and the reasons among them."""
+        """Add all messages and the reasons among them; yield all batches."""
         for some, reasons in events:
             yield from self.add(some)
             yield from self.add_reasons(reasons)
@@ -112,7 +113,7 @@ class Packer:
             yield from self._take_in(last)
         if self._ledger is not None:
             # Nothing is folded after this, so the table need not be emptied.
-            yield from self._ship(self._ledger.entries())
+            yield from wire.pack_entries(self._ledger.entries(), self._shards, CHUNK_ROWS)
         yield from self._ship_reasons()
 
     def _take_in(self, events: Events) -> Batches:
@@ -140,7 +141,10 @@ class Packer:
                 self._chunks_to_ship = UNFOLDED_CHUNKS
 
     def _choose_table(self, events: Events) -> Ledger | None:
-        """Open a ledger of the cheapest size by an estimate; None if folding costs more."""
+        """Open a ledger of the size with the lowest estimated cost, and return it.
+
+        Returns None if it costs less to send the rows unfolded.
+        """
         likely = LIKELY_ROWS if self._rows is None else self._rows
         estimate = CardinalityEstimate.of_sample(events, self._seed, self._timed)
         if not self._fixed_order:
@@ -166,11 +170,7 @@ class Packer:
         self._ledger.rotate()
         entries = self._ledger.expired()
         self._rows_folded = 0
-        yield from self._ship(entries)
-
-    def _ship(self, entries: Entries) -> Batches:
-        if len(entries):
-            yield from wire.pack_entries(entries, self._shards, CHUNK_ROWS)
+        yield from wire.pack_entries(entries, self._shards, CHUNK_ROWS)
 
     def _ship_reasons(self) -> Batches:
         if self._reasons:
@@ -193,7 +193,7 @@ class _EventBuffer:
         return self._rows == CHUNK_ROWS
 
     def fill(self, events: Events) -> Events:
-        """Copy as many messages as fit, and return the others."""
+        """Copy as many messages into the buffer as fit, and return the others."""
         start = self._rows
         until = min(CHUNK_ROWS, start + len(events.root_ids))
         taken = until - start
@@ -215,11 +215,11 @@ class _EventBuffer:
 
 
 class CardinalityEstimate(NamedTuple):
-    """An estimate of the distinct roots among rows, by capture and recapture (Lincoln-Petersen).
+    """An estimate of the distinct roots in any number of rows, from a sample of the rows.
 
-    The first half of a sample is the capture, the second the recapture, from ``pool`` roots or from
-    infinitely many.  Adjacent rows of a root count as one draw.  Then n halves have
-    ``pool * (1 - again ** n)`` roots; the counts in one half and in both determine the parameters.
+    It is by capture and recapture (Lincoln-Petersen): both halves of the sample, of ``half`` rows
+    each, draw from ``pool`` roots, or from infinitely many.  The first half has ``first`` distinct
+    roots.  n times as many rows as a half have about ``pool * (1 - again ** n)`` distinct roots.
     """
 
     half: int
@@ -229,7 +229,7 @@ class CardinalityEstimate(NamedTuple):
 
     @classmethod
     def of_sample(cls, events: Events, seed: int, timed: bool) -> CardinalityEstimate:
-        """Return an estimate from the first of these rows."""
+        """Return an estimate from the first `PROBE_ROWS` of these rows."""
         half = min(PROBE_ROWS, len(events.root_ids)) // 2
         probe = new_ledger(seed, timed, 2 * half)
         fold(probe, events, 0, half)
@@ -239,22 +239,22 @@ class CardinalityEstimate(NamedTuple):
 
     @classmethod
     def from_counts(cls, half: int, first: int, both: int) -> CardinalityEstimate:
-        """Return an estimate from ``first`` roots in ``half`` rows and ``both`` in all rows.
+        """Return an estimate from a sample of twice ``half`` rows.
 
-        ``both`` counts the roots in twice as many rows.
+        ``first``: the distinct roots in its first half. ``both``: the distinct roots in all of it.
         """
         met_again = 2 * first - both
         pool = first * first / met_again if met_again > 0 else math.inf
         return cls(half, first, pool, both / first - 1 if first else 1.0)
 
     def roots_in(self, rows: float) -> float:
-        """Return the estimated number of roots among a number of rows."""
+        """Return the estimated number of distinct roots in a number of rows."""
         if math.isinf(self.pool):
             return rows * self.first / max(1, self.half)
         return float(min(rows, self.pool * (1 - self.again ** (rows / self.half))))
 
     def rows_with(self, roots: float) -> float:
-        """Return the estimated number of rows with a number of roots; infinity if the pool is
+        """Return how many rows have that many distinct roots by estimate; infinity if the pool is
         smaller.
         """
         if math.isinf(self.pool):
@@ -280,7 +280,7 @@ def _no_clock() -> int:
 
 
 def fold(ledger: Ledger, events: Events, start: int = 0, until: int | None = None) -> None:
-    """Fold a range of messages into a ledger."""
+    """Fold the messages from row ``start`` to ``until`` (exclusive) into a ledger."""
     rows = slice(start, until)
     times = None if events.times_ms is None else events.times_ms[rows]
     ledger.fold(events.root_ids[rows], events.vals[rows], events.tasks[rows], times)

@@ -32,7 +32,7 @@ from ackcore.spark.base.session import refuse_session, task_slots
 from ackcore.spark.settle.dataframes import Settling
 from ackcore.spark.settle.packing import HELD_ROOTS, CardinalityEstimate, Packer, new_ledger
 from ackcore.spark.settle.wire import BLOB_DDL, Events
-from ackcore.spark.settle.worker_functions import EVENT_TYPES, Narrow, read_events, results
+from ackcore.spark.settle.worker_functions import EVENT_TYPES, ResultForm, read_events, results
 
 #: The approximate maximum of compressed bytes that a task reads.  The more it reads, the more rows
 #: are folded with others of their root and need not be sent.
@@ -111,8 +111,8 @@ def settle_parquet(
     filesystem : pyarrow.fs.FileSystem, optional
         The file system of the paths, for instance with credentials, if they are not URIs.
     shards, open_before, now_ms, timeout_s
-        As for `settle`. Without the first two, each of up to 4 cores reads all local files, and
-        there is no shuffle.
+        The arguments of `settle`. Without the first two, each of up to 4 cores reads all local
+        files, and there is no shuffle.
 
     Returns
     -------
@@ -126,7 +126,8 @@ def settle_parquet(
     FileNotFoundError
         If a path does not exist, or a directory has no files.
     TypeError, ValueError
-        As for `settle`, naming the file; or if a file is named twice or is not Parquet.
+        If `settle` would refuse the events or an argument, with the name of the file; or if a file
+        is named twice or is not Parquet.
     """
     refuse_session(spark)
     files = read_footers(paths, filesystem)
@@ -153,10 +154,10 @@ def settle_parquet(
             seed=settling.seed,
             now_ms=settling.now_ms,
             timeout_ms=settling.timeout_ms,
-            narrow=settling.narrow,
+            form=settling.form,
         )
         numbers = spark.range(0, readers, 1, readers)
-        return settling.narrow.widen(numbers.mapInArrow(settle_share, settling.narrow.ddl))
+        return settling.form.documented(numbers.mapInArrow(settle_share, settling.form.ddl))
     tasks = _deal_out(files, cores)
     pack = _pack_pieces(tasks, names, settling.shards, settling.seed)
     numbers = spark.range(0, len(tasks), 1, max(1, len(tasks)))
@@ -177,13 +178,15 @@ def settle_shares(
     seed: int,
     now_ms: int,
     timeout_ms: int | None,
-    narrow: Narrow,
-    held_roots: int = HELD_ROOTS,
+    form: ResultForm,
 ) -> MapInArrow:
-    """Return a function that maps the numbers of shares to the outcomes of their roots.
+    """Return a function that settles shares of the roots: it maps their numbers to results.
 
-    Each share has all messages of the roots that `split_by_shard` assigns to it, so that no merge
-    follows. A share of more than ``held_roots`` roots is settled in several passes over the files.
+    A share has all messages of the roots that `split_by_shard` assigns to it, so that no merge
+    follows. A share of more than `HELD_ROOTS` roots is settled in several passes over the files.
+
+    ``names``: the columns to read. ``shares``: the number of shares. The other parameters are those
+    of `settle_blobs`.
     """
     timed = "ts_ms" in names
     everything = [
@@ -200,28 +203,28 @@ def settle_shares(
             for events, found in _events_of(everything, names):
                 if ledger is None:
                     roots = CardinalityEstimate.of_sample(events, seed, timed).roots_in(rows) / of
-                    ledger = new_ledger(seed, timed, math.ceil(min(roots, held_roots)))
+                    ledger = new_ledger(seed, timed, math.ceil(min(roots, HELD_ROOTS)))
                 ledger.fold(*take_shard(*events, share, of))
                 if found is not None:
                     texts.append(found.take(_rows_of(found["root_id"].to_numpy(), share, of)))
                 if len(texts) == _READINGS:
                     texts = [earliest(texts)]
-                if len(ledger) > held_roots and 2 * of <= MAX_SHARDS:
+                if len(ledger) > HELD_ROOTS and 2 * of <= MAX_SHARDS:
                     # This pass continues with half of its roots; the other half gets another pass.
                     share, of = 2 * share, 2 * of
                     todo.append((share + 1, of))
                     entries = ledger.entries()
-                    ledger = new_ledger(seed, timed, held_roots)
+                    ledger = new_ledger(seed, timed, HELD_ROOTS)
                     ledger.merge(entries.take(_rows_of(entries.root_ids, share, of)))
             if ledger is not None:
                 kept = earliest(texts)
-                yield from results(ledger, timed, kept, now_ms, timeout_ms, narrow)
+                yield from results(ledger, timed, kept, now_ms, timeout_ms, form)
 
     return settle
 
 
 def _rows_of(root_ids: Int64s, share: int, of: int) -> Int64s:
-    """Return the numbers of the rows whose roots are in a share."""
+    """Return the numbers of the rows whose roots are in one of ``of`` shares."""
     order, counts = split_by_shard(root_ids, of)
     start = int(counts[:share].sum())
     return order[start : start + int(counts[share])]
@@ -246,8 +249,9 @@ def _pack_pieces(tasks: list[list[_Piece]], names: list[str], shards: int, seed:
 def _events_of(pieces: list[_Piece], names: list[str]) -> Iterator[tuple[Events, pa.Table | None]]:
     timed, reasons = "ts_ms" in names, "reason" in names
     for piece in pieces:
-        name = f"{piece.source.path}, row groups {piece.first} to {piece.end - 1}"
-        yield from read_events(_read(piece, names), timed, reasons, name)
+        part = f"row groups {piece.first} to {piece.end - 1}"
+        batches = _read(piece, names)
+        yield from read_events(batches, timed, reasons, piece.source.path, part=part)
 
 
 def _read(piece: _Piece, names: list[str]) -> Batches:
@@ -288,9 +292,9 @@ def _deal_out(files: list[EventFile], cores: int) -> list[list[_Piece]]:
 
 
 def read_footers(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[EventFile]:
-    """Return the files at some paths, with the data in their footers.
+    """Return the files at the paths of `settle_parquet`, with the data in their footers.
 
-    Raises FileNotFoundError, TypeError or ValueError as `ackcore.spark.settle_parquet`.
+    Raises FileNotFoundError, TypeError or ValueError as `settle_parquet` does.
     """
     sources = _list_files(paths, filesystem)
     with ThreadPoolExecutor(min(_LISTING_THREADS, len(sources))) as pool:
@@ -320,7 +324,7 @@ def _list_files(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[ListedF
 
 
 def _expand(given: str, filesystem: pa.fs.FileSystem | None) -> list[ListedFile]:
-    """Return the files of a path or a directory."""
+    """Return the file at a path, or the files of a directory and its subdirectories."""
     files, base = _resolve(given, filesystem)
     info = files.get_file_info(base)
     if info.type == pa.fs.FileType.File:
@@ -400,7 +404,8 @@ def _check_schema(path: str, schema: pa.Schema) -> list[str]:
         if not fields:
             if name not in ("ts_ms", "reason"):
                 raise ValueError(
-                    f"{path} must have a column {name} ({expected}), got {', '.join(schema.names)}"
+                    f"{path} has no column {name}, of type {expected}; its columns are "
+                    f"{', '.join(schema.names) or 'none'}"
                 )
             continue
         got = fields[0].type

@@ -58,8 +58,9 @@ class Events(NamedTuple):
 class CohortEvents(NamedTuple):
     """Messages about cohorts of roots as columns.
 
-    ``tasks`` are those of `Events`.  ``roots`` is the number of the cohort's roots in an INIT, the
-    failed root in a FAIL, and 0 in an ACK.  The val of a FAIL counts, as that of an ACK.
+    ``tasks``: the kinds of messages, as in `Events`.  ``roots``: the number of the cohort's roots
+    in an INIT, the failed root in a FAIL, and 0 in an ACK.  ``vals``: the val of a FAIL is folded,
+    like that of an ACK.
     """
 
     cohorts: Int64s
@@ -69,22 +70,20 @@ class CohortEvents(NamedTuple):
 
 
 def pack_events(events: Events, shards: int) -> pa.RecordBatch:
-    """Return messages without folding, one blob for each shard that has any."""
+    """Return a batch of unfolded messages, with one blob for each shard that has any."""
     times = () if events.times_ms is None else (events.times_ms,)
     columns = (events.root_ids, events.vals, *times, narrowed(events.tasks))
     return _pack(EVENTS, bool(times), columns, *split_by_shard(events.root_ids, shards))
 
 
 def pack_cohorts(events: CohortEvents, shards: int) -> pa.RecordBatch:
-    """Return messages about cohorts, one blob for each shard that has any."""
+    """Return a batch of messages about cohorts, with one blob for each shard that has any."""
     columns = (events.cohorts, events.vals, events.roots, narrowed(events.tasks))
     return _pack(COHORTS, False, columns, *split_by_shard(events.cohorts, shards))
 
 
-def pack_entries(
-    entries: Entries, shards: int, most_rows: int | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Yield folded rows without their ages, in batches of at most ``most_rows`` rows.
+def pack_entries(entries: Entries, shards: int, most_rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield batches of at most ``most_rows`` folded rows, without their ages.
 
     Each batch has one blob for each shard with rows in it.  The rows are sorted by shard and by a
     fixed hash of the root, because the order in a ledger's table depends on the processor.
@@ -95,15 +94,17 @@ def pack_entries(
     marks = entries.inits | (entries.flags << 2)
     columns = (entries.root_ids, entries.vals, *times, narrowed(entries.tasks), marks)
     order, counts = sort_by_shard(entries.root_ids, shards)
-    rows = max(1, len(order) if most_rows is None else most_rows)
     bounds = offsets_of(counts)
-    for start in range(0, max(1, len(order)), rows):
-        here = np.diff(bounds.clip(start, start + rows))
-        yield _pack(ENTRIES, bool(times), columns, order[start : start + rows], here)
+    for start in range(0, len(order), most_rows):
+        here = np.diff(bounds.clip(start, start + most_rows))
+        yield _pack(ENTRIES, bool(times), columns, order[start : start + most_rows], here)
 
 
 def pack_reasons(reasons: pa.Table, shards: int, cohorts: Int64s | None = None) -> pa.RecordBatch:
-    """Return reasons, one blob for each shard that has any: by the roots, or by their cohorts."""
+    """Return a batch of reasons, with one blob for each shard that has any.
+
+    ``cohorts``: the cohort of each reason, which determines its shard; by default the root does.
+    """
     reasons = reasons.combine_chunks()
     ids = reasons["root_id"].to_numpy() if cohorts is None else cohorts
     order, counts = split_by_shard(ids, shards)
@@ -141,9 +142,10 @@ def narrowed(numbers: _Column) -> _Column:
 def _pack(
     kind: int, timed: bool, columns: tuple[_Column, ...], order: Int64s, counts: Int64s
 ) -> pa.RecordBatch:
-    """Divide columns among shards: rows in ``order``, ``counts`` of them per shard.
+    """Return a batch with one blob of the columns for each shard that has rows.
 
-    Wide columns must come first.
+    ``columns``: the widest first. ``order``: the rows' numbers, sorted by shard. ``counts``: the
+    number of rows of each shard.
     """
     dests = np.flatnonzero(counts)
     task_bytes = next(column.itemsize for column in columns if column.itemsize < 8)
@@ -179,9 +181,9 @@ def _padded(size: int) -> int:
 
 
 def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | pa.Table]:
-    """Yield the contents of a batch's blobs, without a copy where alignment allows.
+    """Yield the content of each blob of a batch, without a copy where alignment allows.
 
-    Raises ValueError if a blob has another version, or is incomplete.
+    Raises ValueError if a blob is incomplete, or another version of ackcore has written it.
     """
     blobs = batch.column(batch.schema.names.index("blob"))
     if len(blobs) == 0:
@@ -198,7 +200,7 @@ def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | pa.Table]:
 
 
 def unpack_blob(blob: npt.NDArray[np.uint8]) -> Events | Entries | CohortEvents | pa.Table:
-    """Return the contents of one blob; raises as `unpack` does."""
+    """Return the content of one blob. Raises ValueError as `unpack` does."""
     if len(blob) < _HEADER.size:
         raise ValueError(
             f"a blob must have a header of {_HEADER.size} bytes, got {len(blob)} bytes"

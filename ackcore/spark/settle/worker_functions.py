@@ -1,6 +1,6 @@
-"""Packing and settling on workers: functions of a partition's batches, for ``mapInArrow``.
+"""Packing and settling on workers: functions of a partition, for ``mapInArrow`` and RDDs.
 
-`ackcore.spark.settle` combines them; you can combine them in another way::
+`ackcore.spark.settle` combines them like this::
 
     seed = secrets.randbits(64)                                  # once per job, on the driver
     blobs = events.mapInArrow(events_packer(8, seed=seed), BLOB_DDL)
@@ -12,8 +12,9 @@ You may union any number of packed tables before the shuffle, if they have equal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +38,7 @@ from ackcore.spark.settle import wire
 from ackcore.spark.settle.packing import Packer, fold, new_ledger
 from ackcore.spark.settle.wire import Events
 
-#: The columns of the results of settling and combining.
+#: The columns of the results of `settle` and of `combine`.
 SETTLED_DDL = (
     "root_id bigint, status string, task int, val bigint, inits tinyint, flags tinyint, "
     "first_ms bigint, last_ms bigint, reason string"
@@ -58,34 +59,38 @@ _SETTLED_NAMES = [column.split()[0] for column in SETTLED_DDL.split(", ")]
 
 #: The number of rows in one batch of results.
 RESULT_ROWS = 1 << 17
+#: The number of an RDD's rows that are processed together.
+_TUPLE_ROWS = 1 << 16
 
 
 # For columns declared not null the JVM checks no rows.
 _ALWAYS, _TIMES = ("root_id", "marks", "val"), ("first_ms", "last_ms")
 
-# marks: task | flags | inits | status; the task is in the upper bits because it may be -1.
+# The bits of marks: task | flags | inits | status.  The task is the highest, as it may be -1.
 _INITS, _FLAGS, _TASK = 4, 8, 12
 
 #: Statuses by decreasing frequency, the order in which the SQL expression compares them.
 _STATUSES = ("ACKED", "OPEN", "FAILED", "EXPIRED", "ORPHAN", "ANOMALY")
 
 
-class Narrow(NamedTuple):
-    """The form in which settled rows are transferred."""
+class ResultForm(NamedTuple):
+    """The columns in which settled rows are sent from Python to the JVM.
 
-    #: Whether there may be times, and reasons; otherwise their columns are not transferred.
+    They are fewer than those of `SETTLED_DDL`: ``marks`` has four of them, as bits. ``times`` and
+    ``reasons``: whether their columns are sent.
+    """
+
     times: bool
     reasons: bool
 
     @property
     def ddl(self) -> str:
-        """The schema for ``mapInArrow``."""
-        ddl = [f"{name} bigint not null" for name in _ALWAYS]
-        if self.times:
-            ddl += [f"{name} bigint" for name in _TIMES]
-        if self.reasons:
-            ddl.append("reason string")
-        return ", ".join(ddl)
+        """These columns, as the schema that ``mapInArrow`` takes."""
+        types = {pa.int64(): "bigint", pa.string(): "string"}
+        return ", ".join(
+            f"{field.name} {types[field.type]}{'' if field.nullable else ' not null'}"
+            for field in self._schema
+        )
 
     @property
     def _schema(self) -> pa.Schema:
@@ -97,7 +102,7 @@ class Narrow(NamedTuple):
         return pa.schema(fields)
 
     def batch(self, settled: Settled, texts: pa.Array) -> pa.RecordBatch:
-        """Return settled rows with their reasons as a batch of `ddl`."""
+        """Return settled rows and their reasons as a batch of these columns."""
         n = len(settled)
         marks = settled.tasks.astype(np.int64)
         marks <<= _TASK - _FLAGS
@@ -114,8 +119,8 @@ class Narrow(NamedTuple):
             arrays.append(texts)
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def widen(self, rows: DataFrame) -> DataFrame:
-        """Return the documented columns of transferred rows, all of them declared nullable."""
+    def documented(self, rows: DataFrame) -> DataFrame:
+        """Return the columns of `SETTLED_DDL` for rows with these columns."""
         statuses = " ".join(f"when {STATUS_NAMES.index(name)} then '{name}'" for name in _STATUSES)
         columns = {
             "root_id": "root_id",
@@ -136,7 +141,13 @@ class Narrow(NamedTuple):
 
 
 def read_events(
-    batches: Batches, timed: bool, reasons: bool, source: str = "events", first_row: int = 0
+    batches: Batches,
+    timed: bool,
+    reasons: bool,
+    source: str = "events",
+    *,
+    first_row: int = 0,
+    part: str | None = None,
 ) -> Iterator[tuple[Events, pa.Table | None]]:
     """Yield each batch's events and the reasons among them.
 
@@ -144,17 +155,18 @@ def read_events(
     row.
 
     ``batches``: batches with ``root_id``, ``val``, ``task``, in any order. ``timed``, ``reasons``:
-    whether there are columns ``ts_ms`` and ``reason``. ``source``: the table's name in messages.
-    ``first_row``: the row number of the first batch, for messages.
+    whether there are columns ``ts_ms`` and ``reason``. ``source``: the table's name in errors.
+    ``first_row``: the number of the first row within ``part``, for errors. ``part``: by default the
+    Spark partition.
     """
     row = first_row
     for batch in batches:
         try:
             events = _events(batch, timed)
         except ValueError as error:
-            raise ValueError(
-                f"{source}: {error} (counted from row {row} of partition {_partition()})"
-            ) from None
+            where = f"partition {_partition()}" if part is None else part
+            where = f"row 0 is row {row} of {where}" if row else f"of {where}"
+            raise ValueError(f"{source}: {error} ({where})") from None
         found = None
         if reasons:
             times: Int64s | int = NO_TIME if events.times_ms is None else events.times_ms
@@ -172,7 +184,7 @@ def _events(batch: pa.RecordBatch, timed: bool) -> Events:
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """Return a column by its name."""
+    """Return the column of a batch with this name."""
     return batch.column(batch.schema.names.index(name))
 
 
@@ -186,13 +198,13 @@ def events_packer(
 ) -> MapInArrow:
     """Return a function that folds events and packs them as blobs by shard.
 
+    The function maps batches with ``root_id bigint, val bigint, task int``, in any order of
+    columns, to batches of `BLOB_DDL`.
+
     ``shards``: the number of shards. ``seed``: 64 random bits, drawn once per job and not per task.
     ``timed``, ``reasons``: whether the events have columns ``ts_ms`` and ``reason``.
     ``fixed_order``: whether a partition's rows come in the same order if its task runs again, as
     they do from files but not from a shuffle.
-
-    The function maps batches with ``root_id bigint, val bigint, task int``, in any order of
-    columns, to batches of `BLOB_DDL`.
     """
 
     def pack(batches: Batches) -> Batches:
@@ -207,22 +219,12 @@ def entries_packer(
 ) -> MapInArrow:
     """Return a function that packs folded rows as blobs by shard.
 
-    Parameters
-    ----------
-    shards, seed
-        As for `events_packer`.
-    timed : bool, optional
-        Whether the events that are settled together with these rows have times; rows that differ
-        are refused.  By default the rows decide.
-    name : str, default "entries"
-        The table's name in messages.
+    The function maps batches with the columns of `SETTLED_DDL` or `COMBINED_DDL` to batches of
+    `BLOB_DDL`. Rows with a ``status`` other than ``OPEN`` are left out: they are decided.
 
-    Returns
-    -------
-    callable
-        Maps batches with the columns of `settle_blobs` or `combine_events` to batches of
-        `BLOB_DDL`. Rows with a ``status`` other than ``OPEN`` are left out, because they are
-        decided.
+    ``shards``, ``seed``: those of `events_packer`. ``timed``: whether the events that are settled
+    together with these rows have times; rows that differ are refused. None: as the first rows.
+    ``name``: the table's name in errors.
     """
 
     def pack(batches: Batches) -> Batches:
@@ -253,16 +255,16 @@ def settle_blobs(
     seed: int,
     now_ms: int | None = None,
     timeout_ms: int | None = None,
-    narrow: Narrow | None = None,
+    form: ResultForm | None = None,
 ) -> MapInArrow:
     """Return a function that settles the blobs of one shard, or of several whole shards.
 
-    ``seed``: the seed that was passed to `events_packer`. ``now_ms``, ``timeout_ms``: the time
-    against which the time-out is measured, and the time-out, as for `ackcore.Ledger.settle`.
-    ``narrow``: the form of the results; by default `SETTLED_DDL`.
-
     The function maps batches of `BLOB_DDL` to batches with one row for each root, also for open
     ones.
+
+    ``seed``: the seed that was passed to `events_packer`. ``now_ms``, ``timeout_ms``: the time
+    against which the time-out is measured, and the time-out, as for `ackcore.Ledger.settle`.
+    ``form``: the columns of the result; by default those of `SETTLED_DDL`.
     """
 
     def settle(batches: Batches) -> Batches:
@@ -287,7 +289,7 @@ def settle_blobs(
                 else:
                     ledger.merge(rows)
         if ledger is not None:
-            yield from results(ledger, timed, earliest(reasons), now_ms, timeout_ms, narrow)
+            yield from results(ledger, timed, earliest(reasons), now_ms, timeout_ms, form)
 
     return settle
 
@@ -297,7 +299,10 @@ _ODD, _ONE_IN_64 = np.int64(0x1E3779B97F4A7C15), np.int64(63 << 57)
 
 
 def _roots_in(parts: Sequence[Events | Entries | pa.Table]) -> int:
-    """Estimate the number of distinct roots from one in 64 of them, drawn by a hash."""
+    """Estimate the number of distinct roots in messages and folded rows from a sample.
+
+    The sample has one root in 64, chosen by a hash.
+    """
     columns = [rows.root_ids for rows in parts if not isinstance(rows, pa.Table)]
     roots: Int64s = np.concatenate([ids[(ids * _ODD) & _ONE_IN_64 == 0] for ids in columns])
     return 64 * len(np.unique(roots))
@@ -310,9 +315,9 @@ _UNLIKE_TIMES = (
 
 
 def combine_events(*, seed: int, timed: bool = False, reasons: bool = False) -> MapInArrow:
-    """Return a function that folds a partition's events into one row per root.
+    """Return a function that folds a partition's events into batches of `COMBINED_DDL`.
 
-    The parameters are those of `events_packer`.  The function yields batches of `COMBINED_DDL`.
+    The parameters are those of `events_packer`.
     """
 
     def combine(batches: Batches) -> Batches:
@@ -357,9 +362,9 @@ def results(
     reasons: pa.Table,
     now_ms: int | None,
     timeout_ms: int | None,
-    narrow: Narrow | None = None,
+    form: ResultForm | None = None,
 ) -> Batches:
-    """Yield decided and open roots as batches of `SETTLED_DDL` or of a narrow form.
+    """Settle the roots of a ledger. Yield decided and open roots in batches, as `settle_blobs`.
 
     They come in the order of the ledger's table, which depends on the processor.  Spark's checksum
     of a later shuffle ignores the order (``spark.sql.shuffle.orderIndependentChecksum``), since a
@@ -378,8 +383,100 @@ def results(
         for start in range(0, len(settled), RESULT_ROWS):
             rows = settled.take(slice(start, start + RESULT_ROWS))
             texts, _ = look_up(reasons, rows.root_ids)
-            if narrow is not None:
-                yield narrow.batch(rows, texts)
+            if form is not None:
+                yield form.batch(rows, texts)
                 continue
             batch = settled_to_batch(rows).append_column("reason", texts)
             yield batch.select(_SETTLED_NAMES)
+
+
+def settle_partitions(
+    rows: Iterable[Any], *, now_ms: int | None = None, timeout_s: float | None = None
+) -> Iterator[tuple[Any, ...]]:
+    """Settle each partition of an RDD by itself: ``rdd.mapPartitions(settle_partitions)``.
+
+    All messages of a root must be in one partition; ``rdd.partitionBy`` the root id ensures this.
+
+    Parameters
+    ----------
+    rows : iterable of tuple
+        ``(root_id, val, task)``, ``(root_id, val, task, ts_ms)`` or ``(root_id, val, task, ts_ms,
+        reason)``, all of one length. ``ts_ms`` must be None in all or in none; ``reason`` may be
+        None.
+    now_ms, timeout_s : optional
+        The arguments of `settle`. They require times.
+
+    Yields
+    ------
+    tuple
+        ``(root_id, status, task, val, inits, flags, first_ms, last_ms, reason)``, for each root.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a row is not such a tuple.
+    """
+    if not isinstance(rows, Iterable):
+        raise TypeError(
+            f"rows must be an iterable of tuples, got {type(rows).__name__}; "
+            "call it as rdd.mapPartitions(settle_partitions)"
+        )
+    overdue_ms = _columns.timeout_ms(timeout_s)
+    ledger: Ledger | None = None
+    timed = False
+    texts = []
+    read = 0
+    for batch in _tuple_batches(rows):
+        if ledger is None:
+            timed = _has_times(batch)
+            # Its bytes are never compared, so the seed may be random.
+            ledger = new_ledger(None, timed)
+        if not timed and _has_times(batch):
+            raise ValueError(
+                f"ts_ms must be None in all rows or in none; it is None in the first {read} rows, "
+                "and not in a later one"
+            )
+        with_reasons = "reason" in batch.schema.names
+        some = read_events(iter([batch]), timed, with_reasons, "rows", first_row=read)
+        for events, found in some:
+            fold(ledger, events)
+            if found is not None:
+                texts.append(found)
+        read += len(batch)
+    if ledger is not None:
+        for batch in results(ledger, timed, earliest(texts), now_ms, overdue_ms):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def _tuple_batches(rows: Iterable[Any]) -> Batches:
+    remaining = iter(rows)
+    while chunk := list(islice(remaining, _TUPLE_ROWS)):
+        yield _tuple_batch(chunk)
+
+
+def _tuple_batch(rows: list[Any]) -> pa.RecordBatch:
+    try:
+        widths = {len(row) for row in rows}
+    except TypeError as error:
+        raise TypeError(
+            f"rows must be tuples (root_id, val, task[, ts_ms[, reason]]): {error}"
+        ) from None
+    if len(widths) != 1 or not 3 <= min(widths) <= 5:
+        raise ValueError(
+            "rows must be tuples (root_id, val, task[, ts_ms[, reason]]) of one length, "
+            f"got lengths {sorted(widths)}"
+        )
+    columns = {}
+    for (name, kind), values in zip(EVENT_TYPES.items(), zip(*rows, strict=True), strict=False):
+        try:
+            columns[name] = pa.array(values, kind)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise TypeError(f"rows: {name} must be {kind}: {error}") from None
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _has_times(batch: pa.RecordBatch) -> bool:
+    if "ts_ms" not in batch.schema.names:
+        return False
+    times = batch.column("ts_ms")
+    return bool(times.null_count < len(times))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from ackcore.calls.budgets import Budget
+from ackcore.calls.usage import Budget
 from ackcore.spark.tasks.exchange_format import SETTLE
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.topology.components import AsyncBolt, Component

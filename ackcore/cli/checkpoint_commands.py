@@ -1,34 +1,58 @@
-"""``ackcore status CHECKPOINT``: show the status of a query, whether it runs or not."""
+"""``ackcore status``, ``table`` and ``skip``, for a checkpoint whose query runs or not."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Annotated
 
+import pyarrow as pa
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ackcore.cli.reporting import CHECKPOINT, NO, cell, console, print_json, span_of, table, time_of
+from ackcore._arrow.shown import shown_rows, shown_values
+from ackcore.cli.reporting import (
+    CHECKPOINT,
+    NO,
+    cell,
+    console,
+    plain,
+    print_json,
+    span_of,
+    table,
+    time_of,
+)
+from ackcore.spark.checkpoint.skips import skip_planned
+from ackcore.spark.dead_letters.listing import encoder_of
 from ackcore.spark.inspect.reason_counts import AGES_MS, DeadCounter, ReasonCount
 from ackcore.spark.inspect.status import CheckpointStatus, Logged, read_status
+from ackcore.spark.inspect.table_reading import first_rows, read_table, rows_of_key
+
+Place = Annotated[
+    str, typer.Argument(metavar="CHECKPOINT", help="The directory or URL of the checkpoint.")
+]
 
 #: The maximum number of reasons to show.
 _REASONS = 8
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the commands."""
     app.command()(status)
+    tables = typer.Typer(no_args_is_help=True, help="The tables of a query.")
+    tables.callback()(lambda: None)
+    tables.command("show")(show_rows)
+    app.add_typer(tables, name="table")
+    app.command()(skip)
 
 
 def status(
-    checkpoint: Annotated[
-        str, typer.Argument(metavar="CHECKPOINT", help="The directory or URL of the checkpoint.")
-    ],
+    checkpoint: Place,
     batches: Annotated[int, typer.Option(min=0, help="The number of micro-batches to show.")] = 5,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every second.")] = False,
     as_json: Annotated[
@@ -65,7 +89,7 @@ def status(
 
 
 def rendered(status: CheckpointStatus) -> RenderableType:
-    """Return the printed form of a status."""
+    """Return a status as text and tables for the console."""
     parts: list[RenderableType] = [_heading(status), ""]
     parts += [_counts(status), ""]
     if status.waiting.records:
@@ -127,7 +151,7 @@ def _heading(status: CheckpointStatus) -> Text:
 
 
 def cell_lines(lines: Iterable[str]) -> Text:
-    """Return lines without control characters for a terminal."""
+    """Return lines as one text, each without control characters."""
     return Text("\n").join(cell(line) for line in lines)
 
 
@@ -216,3 +240,83 @@ def _batches(batches: Sequence[Logged]) -> RenderableType:
             ", ".join(f"{name} {span_of(1000 * seconds)}" for name, seconds in steps),
         )
     return found
+
+
+# -- tables, and planned rows ---------------------------------------------------------------------
+
+
+def show_rows(
+    checkpoint: Place,
+    name: Annotated[str, typer.Argument(metavar="TABLE", help="The name of the table.")],
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only the row of this key: once for each key column, in order, as the table shows "
+            "the values. \\N is NULL. A time has its zone if the column has one: "
+            "'2026-01-01 09:00:00+00:00'."
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The maximum number of rows.")] = 20,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, one object per line.")
+    ] = False,
+) -> None:
+    """Show rows of a table as they are after the last finished micro-batch.
+
+    Exits with 1 if there is no row of the key.
+    """
+    found, rows = read_table(
+        checkpoint, name, lambda it: (it, rows_of_key(it, key) if key else first_rows(it, limit))
+    )
+    if as_json:
+        for line in _json_lines(rows):
+            print(line)
+    else:
+        title = f"table {name}: {len(rows):,} row{'' if len(rows) == 1 else 's'}"
+        if not key and len(rows) == limit < found.rows:
+            bound = "" if found.shape.ttl_s is None else "at most "
+            title += f" of {bound}{found.rows:,}; --limit shows more"
+        shown = table(title, *rows.column_names)
+        for row in shown_rows(rows):
+            shown.add_row(*(cell(_text(value)) for value in row.values()))
+        console().print(shown)
+    if key and not len(rows):
+        raise typer.Exit(NO)
+
+
+def _text(value: object) -> object:
+    """Return bytes, such as the ids of ``dedup``, as text, and other values as they are."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
+
+
+def _json_lines(rows: pa.Table) -> Iterator[str]:
+    columns = [map(encoder_of(column.type), shown_values(column)) for column in rows.columns]
+    names = [json.dumps(name, ensure_ascii=False) for name in rows.column_names]
+    for row in zip(*columns, strict=True):
+        pairs = (f"{name}: {text}" for name, text in zip(names, row, strict=True))
+        yield f"{{{', '.join(pairs)}}}"
+
+
+def skip(
+    checkpoint: Place,
+    spout: Annotated[str, typer.Argument(metavar="SPOUT", help="The name of the spout.")],
+    file: Annotated[
+        list[str] | None,
+        typer.Option(help="Only the rows of this file; may be given several times."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the rows that would be left out.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Leave out a spout's rows of the planned micro-batch, if their source cannot read them again.
+
+    All these rows are left out, or with --file those of the files. The query must not run. Its next
+    start continues without the rows, which do not become dead letters.
+    """
+    done = skip_planned(checkpoint, spout, file or (), dry_run=dry_run)
+    if as_json:
+        print_json({**asdict(done), "dry_run": dry_run})
+        return
+    will = "would be left out" if dry_run else "left out"
+    typer.echo(plain(f"{will} of micro-batch {done.batch_id}, spout {done.spout}: {done.rows}"))
