@@ -36,7 +36,7 @@ MADE_BY = {
 
 
 class Aggregate(ABC):
-    """A value of each key that is computed from all rows of the key.
+    """A computation of one value per key from all rows of the key.
 
     `count`, `sum_of` and their siblings return aggregates; `Fold` and `BatchFold` are the base
     classes of your own.
@@ -55,7 +55,7 @@ class Aggregate(ABC):
 
     @abstractmethod
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
-        """Return the types of the state's columns by name.
+        """Return the types of the columns that are stored for each key, by name.
 
         Parameters
         ----------
@@ -65,27 +65,27 @@ class Aggregate(ABC):
         Raises
         ------
         TypeError
-            If the aggregate cannot read these types.  The text is the part after "must be".
+            If the aggregate cannot read these types.  The text completes "value['x'] must ...".
         """
 
     @abstractmethod
     def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
-        """Return the type of the finished value."""
+        """Return the type of the value."""
 
-    @abstractmethod
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Return the state of each group of rows."""
+        """Fold the rows of each key: return the columns of the states, one row per key."""
+        raise NotImplementedError
 
-    @abstractmethod
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Return the merged state of each group of states; earlier states come first."""
+        """Merge the states of each key, given in the order in which they were folded."""
+        raise NotImplementedError
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
         """Return the value of each state."""
         return states[0]
 
     def structure(self) -> dict[str, Any]:
-        """Return the definition as JSON values; tables of equal definitions have equal states."""
+        """Return the definition as JSON values; aggregates with equal ones store equal states."""
         return {"aggregate": type(self).__name__.removeprefix("_"), "columns": list(self.columns)}
 
 
@@ -237,7 +237,7 @@ def approx_distinct(column: str) -> Aggregate:
 
 
 class _OfColumns(Aggregate):
-    """An aggregate of named columns whose rows are states of one row."""
+    """The base of ackcore's aggregates.  Unless they override it, a row's values are its state."""
 
     def __init__(self, *columns: str) -> None:
         arguments = ("by", "column")[2 - len(columns) :]
@@ -281,7 +281,7 @@ class _Sum(_OfColumns):
             return pa.float64()
         if pa.types.is_duration(kind):
             return kind
-        raise TypeError("a column of int64, smaller integers, floats, decimals or durations")
+        raise TypeError("read a column of int64, smaller integers, floats, decimals or durations")
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
         return self.combine([columns[0].cast(self.value_type([columns[0].type]))], groups)
@@ -295,7 +295,7 @@ class _Mean(_OfColumns):
         (kind,) = inputs
         if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             return {"sum": pa.float64(), "count": pa.int64()}
-        raise TypeError("a column of integers, floats or decimals")
+        raise TypeError("read a column of integers, floats or decimals")
 
     def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
         return pa.float64()
@@ -312,14 +312,14 @@ class _Mean(_OfColumns):
 
 
 class _Extreme(_OfColumns):
-    """The value of a column in the row of each key that is first in the order of a column."""
+    """The value of the last input column in each key's row with an extreme of the first one."""
 
-    largest: bool
-    last: bool
+    largest: bool  # whether the extreme is the largest value, not the smallest
+    last: bool  # whether the last of rows with equal values counts, not the first
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
         if not has_order(inputs[0]):
-            raise TypeError("a column of numbers, times, booleans, text or bytes")
+            raise TypeError("read a column of numbers, times, booleans, text or bytes")
         return dict(zip(("by", "value"), inputs, strict=False))
 
     def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
@@ -375,7 +375,11 @@ class _Collect(_OfColumns):
         return [self._lists(lists.values, np.ones(len(items), np.bool_), items, of_items)]
 
     def _lists(self, values: pa.Array, wanted: Bools, order: Int64s, groups: KeyGroups) -> pa.Array:
-        """Return the first wanted values of each group as a list."""
+        """Return the first ``max_items`` wanted values of each group as a list.
+
+        ``order``: the places in ``values`` of the values of the groups, one group after the other.
+        ``wanted``: whether each of them counts.
+        """
         before = offsets_of(wanted)
         of_row = np.repeat(np.arange(len(groups)), groups.sizes)
         number = before[:-1] - before[groups.starts[:-1]][of_row]
@@ -397,7 +401,7 @@ class _ApproxDistinct(_OfColumns):
         try:
             hash_columns([pa.array([], inputs[0])], 0)
         except TypeError:
-            raise TypeError("a column that can be hashed, without maps and unions") from None
+            raise TypeError("read a column that can be hashed, without maps and unions") from None
         return {"sketch": pa.binary()}
 
     def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:

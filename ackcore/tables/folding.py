@@ -1,4 +1,4 @@
-"""The fold of rows into states by key, and the merge of states."""
+"""Folds rows into one state per key, and merges states."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _BLOCK_ROWS, _BLOCK_BYTES = 1_000_000, 256 << 20
 def fold_rows(
     shape: TableShape, batches: Iterable[pa.RecordBatch | pa.Table], now_ms: int
 ) -> pa.Table:
-    """Return the states of the keys of some rows.
+    """Fold rows into one state per key.
 
     ``batches``: the rows; columns that the table does not read are ignored. ``now_ms``: the time of
     the micro-batch in milliseconds since 1970; the ttl counts from it. For a table with windows,
-    the bound until which windows are closed: late rows are left out.
+    the bound until which windows are closed: rows of closed windows are left out.
 
     The result has one row per key in ``shape.stored_schema``, ascending by hash.
     """
@@ -33,7 +33,7 @@ def fold_rows(
 
 
 def merge_states(shape: TableShape, older: pa.Table, newer: pa.Table) -> pa.Table:
-    """Return the states of rows of which some were folded earlier and some later.
+    """Merge the states of rows that were folded earlier with those of rows folded later.
 
     ``older``, ``newer``: stored rows, ascending by hash; at most one row per key in each. The
     sessions of a key are joined if they overlap.
@@ -82,7 +82,7 @@ def newest_rows(shape: TableShape, tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def live_rows(shape: TableShape, stored: pa.Table, horizon_ms: int | None) -> pa.Table:
-    """Leave out the rows that have expired at a time."""
+    """Return the stored rows that expire after ``horizon_ms``; all of them if it is None."""
     if not shape.expires or horizon_ms is None:
         return stored
     return stored.filter(pc.greater(stored.column(EXPIRES), horizon_ms))
@@ -91,7 +91,7 @@ def live_rows(shape: TableShape, stored: pa.Table, horizon_ms: int | None) -> pa
 def _blocks(
     shape: TableShape, batches: Iterable[pa.RecordBatch | pa.Table]
 ) -> Iterator[list[pa.Array]]:
-    """Yield the read columns of some rows at a time, in plain types."""
+    """Yield the columns that the table reads, in plain types, for a bounded number of rows."""
     parts: list[pa.Table] = []
     rows = nbytes = 0
     for batch in batches:
@@ -117,14 +117,15 @@ def _columns(shape: TableShape, parts: list[pa.Table]) -> list[pa.Array]:
         for chunk in chunks:
             if chunk.type != kind:
                 raise TypeError(
-                    f"table {shape.name!r}: column {name!r} must be {kind}, got {chunk.type}"
+                    f"table {shape.name!r}: column {name!r} of the rows to fold must be {kind}, "
+                    f"got {chunk.type}"
                 )
         columns.append(one_chunk(pa.chunked_array(chunks, kind)))
     return columns
 
 
 def _folded(shape: TableShape, columns: list[pa.Array], now_ms: int) -> pa.Table:
-    """Return the states of a block of rows."""
+    """Fold a block of rows into one state per key; ``now_ms`` is that of `fold_rows`."""
     named = dict(zip(shape.input_columns, columns, strict=True))
     if shape.window is not None:
         named = shape.window.assigned(named, now_ms)
@@ -151,9 +152,9 @@ def groups_of(
 ) -> tuple[KeyGroups, list[pa.Array]]:
     """Group stored rows by key.
 
-    ``joined``: whether sessions of a key that overlap are one.
+    ``joined``: whether overlapping sessions of a key are one group.
 
-    Returns the groups, and the columns of their keys.
+    Returns the groups, and the columns of the key with a row for each group.
     """
     hashes: UInt64s = one_chunk(stored.column(HASH)).to_numpy()
     keys = [one_chunk(stored.column(name)) for name in shape.key_names]
@@ -165,7 +166,7 @@ def groups_of(
 def _grouped(
     shape: TableShape, hashes: UInt64s, keys: list[pa.Array], ends: pa.Array | None
 ) -> tuple[KeyGroups, list[pa.Array]]:
-    """Group rows by key; ``ends`` are those of sessions, which are not joined without them."""
+    """Group rows by key.  Overlapping sessions are joined if their ``ends`` are given."""
     by = keys[:-1] if shape.sessions else keys
     groups = group_rows(hashes, by)
     if shape.sessions:
@@ -180,7 +181,7 @@ def _grouped(
 
 
 def _combined(shape: TableShape, tables: Sequence[pa.Table]) -> pa.Table:
-    """Merge stored rows; earlier tables were folded earlier."""
+    """Merge the states of each key; ``tables`` are in the order in which they were folded."""
     tables = [table for table in tables if table.num_rows]
     if len(tables) == 1:
         return tables[0]

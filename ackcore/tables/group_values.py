@@ -21,29 +21,29 @@ def valid_of(column: pa.Array) -> Bools:
     return np.ones(len(column), np.bool_) if valid is None else valid != 0
 
 
-def _nullable(values: Any, remains: Bools | None, kind: pa.DataType) -> pa.Array:
-    """Return one value per group; null for a group without any."""
+def _nullable(values: Any, kept: Bools | None, kind: pa.DataType) -> pa.Array:
+    """Return the values as a column with a row for each group, as `with_nulls` does."""
     column = pa.array(values, kind)
-    return column if remains is None else spread(column, remains)
+    return column if kept is None else with_nulls(column, kept)
 
 
-def spread(column: pa.Array, remains: Bools) -> pa.Array:
-    """Return the values for the groups that remain, and null for the others."""
-    return column.take(pa.array(np.cumsum(remains) - 1, mask=~remains))
+def with_nulls(column: pa.Array, kept: Bools) -> pa.Array:
+    """Return one value per group: those of ``column`` for the ``kept`` groups, null for others."""
+    return column.take(pa.array(np.cumsum(kept) - 1, mask=~kept))
 
 
 def sums_of(column: pa.Array, groups: KeyGroups, name: str) -> pa.Array:
-    """Add the values of each group, without nulls."""
+    """Return the sum of each group's values, null if all are null; ``name``: the column's name."""
     kind = column.type
     if not len(groups):
         return pa.array([], kind)
-    rows, starts, remains = groups.among(None if not column.null_count else valid_of(column))
+    rows, starts, kept = groups.only(None if not column.null_count else valid_of(column))
     if not len(starts):
         return pa.nulls(len(groups), kind)
     if pa.types.is_floating(kind):
         values = column.to_numpy(zero_copy_only=False)[rows]
         with np.errstate(invalid="ignore", over="ignore"):
-            return _nullable(np.add.reduceat(values, starts), remains, kind)
+            return _nullable(np.add.reduceat(values, starts), kept, kind)
     words = kind.bit_width // 64
     numbers = np.frombuffer(
         column.buffers()[1], np.int64, len(column) * words, column.offset * 8 * words
@@ -54,26 +54,26 @@ def sums_of(column: pa.Array, groups: KeyGroups, name: str) -> pa.Array:
         longest = int(np.diff(np.append(starts, len(rows))).max())
         if largest * longest < 2**63:
             sums = pa.array(np.add.reduceat(values, starts)).cast(kind)
-            return _nullable(sums, remains, kind)
+            return _nullable(sums, kept, kind)
     exact = _exact_sums(numbers[rows], starts)
     limit = 2**63 if words == 1 else 10**kind.precision
     lowest = -limit if words == 1 else 1 - limit
     wrong = [total for total in exact if not lowest <= total < limit]
     if wrong:
         raise OverflowError(
-            f"the sum of column {name!r} must fit {kind}, got {wrong[0]}; remove this value or "
-            "the table with accept_changes=True, and later add another one for a column of "
+            f"the sum of column {name!r} must fit {kind}, got {wrong[0]}; start with "
+            "accept_changes=True without this value or table, and then add one for a column of "
             "decimals or floats"
         )
     if words == 1:
-        return _nullable(pa.array(exact, pa.int64()).cast(kind), remains, kind)
+        return _nullable(pa.array(exact, pa.int64()).cast(kind), kept, kind)
     raw = b"".join(total.to_bytes(16, "little", signed=True) for total in exact)
     column = pa.Array.from_buffers(kind, len(exact), [None, pa.py_buffer(raw)])
-    return _nullable(column, remains, kind)
+    return _nullable(column, kept, kind)
 
 
 def _exact_sums(numbers: Any, starts: Int64s) -> list[int]:
-    """Add integers of one or two 64-bit words exactly."""
+    """Return the exact sums of groups of integers, given as rows of one or two 64-bit words."""
     totals = [0] * len(starts)
     words = numbers.shape[1]
     for word in range(words):
@@ -88,7 +88,7 @@ def _exact_sums(numbers: Any, starts: Int64s) -> list[int]:
 
 
 def has_order(kind: pa.DataType) -> bool:
-    """Return whether values of a type have an order."""
+    """Return whether a type has a smallest and a largest value: numbers, times, text, bytes."""
     types = pa.types
     return bool(
         types.is_integer(kind)
@@ -105,7 +105,7 @@ def has_order(kind: pa.DataType) -> bool:
 
 
 def _ordinals(column: pa.Array) -> Int64s:
-    """Return integers in the order of a column's values; arbitrary where it is null."""
+    """Return integers that compare as the column's values do; arbitrary for nulls."""
     kind, n = column.type, len(column)
     types = pa.types
     if types.is_floating(kind):
@@ -130,10 +130,13 @@ def _ordinals(column: pa.Array) -> Int64s:
 
 
 def extreme_rows(by: pa.Array, groups: KeyGroups, largest: bool, last: bool) -> pa.Array:
-    """Return the row of each group with the smallest or largest value; null without any value."""
+    """Return the row of each group with the smallest or the ``largest`` value; null without any.
+
+    ``last``: whether the last of rows with equal values is returned, not the first.
+    """
     if not len(groups):
         return pa.array([], pa.int64())
-    rows, starts, remains = groups.among(valid_of(by) if by.null_count else None)
+    rows, starts, kept = groups.only(valid_of(by) if by.null_count else None)
     if not len(starts):
         return pa.nulls(len(groups), pa.int64())
     ordinals = _ordinals(by)[rows]
@@ -145,4 +148,4 @@ def extreme_rows(by: pa.Array, groups: KeyGroups, largest: bool, last: bool) -> 
     # The first or the last of the best places of each group.
     differs = np.diff(of[places]) > 0
     found = places[np.append(differs, True) if last else np.append(True, differs)]
-    return _nullable(rows[found], remains, pa.int64())
+    return _nullable(rows[found], kept, pa.int64())

@@ -20,7 +20,7 @@ _BUCKET_ROWS = 1
 
 
 class HashIndex(NamedTuple):
-    """The places of ascending hashes."""
+    """The index of rows that ascend by hash."""
 
     rows: int  # the number of hashes
     #: The range of the hashes: from ``lo`` to below ``hi``.
@@ -33,7 +33,7 @@ class HashIndex(NamedTuple):
 
     @classmethod
     def of(cls, hashes: UInt64s, lo: int, hi: int) -> HashIndex:
-        """Return the index of ascending hashes."""
+        """Return the index of ascending hashes, which are from ``lo`` to below ``hi``."""
         index = cls(len(hashes), lo, hi, 0, np.empty(0, np.uint8), np.empty(0, np.uint8))
         places = hashes - np.uint64(lo)
         counts = np.bincount((places >> index._shift).view(np.int64), minlength=index._buckets)
@@ -48,7 +48,7 @@ class HashIndex(NamedTuple):
 
     @property
     def _shift(self) -> np.uint64:
-        """The number of bits of a hash below those of its bucket."""
+        """The number of low bits of a hash that do not decide its bucket."""
         wide = (self.hi - self.lo - 1).bit_length()
         return np.uint64(wide - min(wide, max(1, (self.rows // _BUCKET_ROWS).bit_length() - 1)))
 
@@ -60,12 +60,12 @@ class HashIndex(NamedTuple):
         return (places >> np.uint64(max(0, int(self._shift) - 8))).astype(np.uint8)
 
     def _expected(self, buckets: Int64s) -> Int64s:
-        """Return the expected first row of buckets."""
+        """Return the first row of each bucket if all buckets had the same number of rows."""
         found: Int64s = (buckets * (self.rows / self._buckets)).astype(np.int64)
         return found
 
     def _firsts(self, buckets: Int64s) -> Int64s:
-        """Return the first row of buckets."""
+        """Return the first row of each bucket."""
         found = self.distances[buckets].astype(np.int64)
         found += self._expected(buckets)
         found += self.base
@@ -93,9 +93,9 @@ class HashIndex(NamedTuple):
         return numbers[found], rows[found]
 
     def rows_around(self, bound: int) -> tuple[int, int]:
-        """Return the range of rows in which the first one is whose hash is ``bound`` or more.
+        """Return the start and the end of rows whose hashes may be below ``bound`` or not.
 
-        All rows before the range have smaller hashes, and none after it has.
+        The hashes of all rows before the start are below it, and those from the end on are not.
         """
         if bound <= self.lo:
             return 0, 0

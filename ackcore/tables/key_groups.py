@@ -20,7 +20,7 @@ UInt64s = npt.NDArray[np.uint64]
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which a table holds values of a type: without encodings and views.
+    """Return the type in which a table stores values: without dictionaries, extensions and views.
 
     Raises pyarrow.ArrowNotImplementedError if the type contains a union.
     """
@@ -30,7 +30,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return plain_type(kind.value_type)
     if types.is_union(kind):
-        raise pa.ArrowNotImplementedError("unions have no plain type")
+        raise pa.ArrowNotImplementedError("unions are not supported")
     if types.is_string_view(kind):
         return pa.string()
     if types.is_binary_view(kind):
@@ -91,7 +91,7 @@ class KeyGroups:
 
     @property
     def numbers(self) -> Int64s:
-        """The number of the key of each row in ``order``."""
+        """For each position in ``order``, the number of its key."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def first_rows(self) -> Int64s:
@@ -100,25 +100,24 @@ class KeyGroups:
         firsts[self.order] = np.repeat(self.firsts, self.sizes)
         return firsts
 
-    def among(self, wanted: Bools | None) -> tuple[Int64s, Int64s, Bools | None]:
-        """Leave out rows, and the keys that then have none.
+    def only(self, wanted: Bools | None) -> tuple[Int64s, Int64s, Bools | None]:
+        """Return only the wanted rows, and only the keys that have any.
 
-        ``wanted``: the rows that stay; all of them if None.
+        ``wanted``: whether each row is wanted; None if all are.
 
-        Returns the remaining rows in the order of keys, the start of each remaining key, and which
-        keys remain, or None for all of them.
+        Returns the wanted rows by key; the position among them of each such key's first row; and
+        whether each key has such rows, or None if all keys have.
         """
         if wanted is None or wanted.all():
             return self.order, self.starts[:-1], None
-        stays = wanted[self.order]
-        before = np.concatenate([[0], np.cumsum(stays)])
-        starts = before[self.starts]
-        remains = starts[1:] > starts[:-1]
-        return self.order[stays], starts[:-1][remains], remains
+        chosen = wanted[self.order]
+        starts = np.concatenate([[0], np.cumsum(chosen)])[self.starts]
+        kept = starts[1:] > starts[:-1]
+        return self.order[chosen], starts[:-1][kept], kept
 
 
 def group_rows(hashes: UInt64s, keys: Sequence[pa.Array]) -> KeyGroups:
-    """Group rows by key; keys of equal hash are compared."""
+    """Group rows by key, given the hash and the columns of each row's key."""
     n = len(hashes)
     order = _ascending(hashes)
     ordered = hashes[order]
@@ -150,7 +149,11 @@ def _ascending(hashes: UInt64s) -> Int64s:
 
 
 def _separate(order: Int64s, starts: Int64s, is_start: Bools, keys: Sequence[pa.Array]) -> bool:
-    """Separate the different keys of each hash; change ``order`` and ``is_start`` in place."""
+    """Separate different keys of equal hash; return whether there are any.
+
+    Changes ``order``, the rows by hash, and ``is_start``, whether a row is its key's first, in
+    place. ``starts``: the places in ``order`` at which a hash begins.
+    """
     n = len(order)
     hash_of = np.repeat(starts, np.diff(np.append(starts, n)))
     # The places of rows that have another key than the first row of their hash.
@@ -234,7 +237,7 @@ def _numbers(column: pa.Array) -> npt.NDArray[Any]:
 
 
 def _lists_equal(left: pa.Array, right: pa.Array) -> Bools:
-    """Compare lists by their lengths and items; arbitrary where one is null."""
+    """Return whether lists have equal lengths and items, row by row; arbitrary for nulls."""
     (one_starts, one_sizes), (other_starts, other_sizes) = _list_places(left), _list_places(right)
     equal = one_sizes == other_sizes
     sizes = np.where(equal, one_sizes, 0)
@@ -250,7 +253,7 @@ def _lists_equal(left: pa.Array, right: pa.Array) -> Bools:
 
 
 def _list_places(column: pa.Array) -> tuple[Int64s, Int64s]:
-    """Return the start of each list among the values, and its length; a null has none."""
+    """Return the start of each list among the values, and its length, which is 0 for a null."""
     n = len(column)
     if pa.types.is_fixed_size_list(column.type):
         starts = (np.arange(n) + column.offset) * column.type.list_size

@@ -12,15 +12,16 @@ import pyarrow as pa
 from ackcore._arrow import array_of, short_repr
 from ackcore._records import Int64s
 from ackcore.tables.aggregates import Aggregate
-from ackcore.tables.group_values import spread, valid_of
+from ackcore.tables.group_values import valid_of, with_nulls
 from ackcore.tables.key_groups import KeyGroups, plain_type
 
 
 class BatchFold(Aggregate):
     """Base class of your own aggregates that are computed in columns.
 
-    Set ``columns``, ``state`` and implement `fold` and `merge`; `finish` if the value is not the
-    only column of the state.  Both must be deterministic and must not change their arguments.
+    Set ``columns`` and ``state``, and implement `fold` and `merge`.  Implement `finish` too, unless
+    the state has one column and this is the value.  All of them must be deterministic and must not
+    change their arguments.
 
     Attributes
     ----------
@@ -41,7 +42,7 @@ class BatchFold(Aggregate):
         rows : pyarrow.RecordBatch
             The rows with ``columns``, ordered by key; rows of a key are in the order of the files.
         starts : numpy.ndarray of int64, shape (keys + 1,)
-            The first row of each key, and the number of rows.  Each key has at least one row.
+            The first row of each key, and at the end the number of rows.  Each key has a row.
 
         Returns
         -------
@@ -65,27 +66,27 @@ class BatchFold(Aggregate):
         """
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
-        """Return the types of the state."""
+        """Return the types of the columns of ``state``."""
         state = getattr(self, "state", None)
         if not isinstance(state, pa.Schema) or not 0 < len(state) == len(set(state.names)):
             raise TypeError(
-                "an aggregate whose attribute state is a pyarrow.Schema with columns of different "
-                "names"
+                "be an aggregate whose attribute state is a pyarrow.Schema with columns of "
+                "different names"
             )
         return {field.name: field.type for field in self.state}
 
     def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
-        """Return the type of the value."""
+        """Return the type of the values that `finish` returns."""
         value = self.finish([pa.array([], field.type) for field in self.state])
         if not isinstance(value, pa.Array) or pa.types.is_null(value.type):
             raise TypeError(
-                "an aggregate whose method finish returns a pyarrow.Array with the type of the "
-                f"values, also for no states (for these it returned {short_repr(value)})"
+                "be an aggregate whose method finish returns a pyarrow.Array with the type of the "
+                f"values, even if there are no states (then it returned {short_repr(value)})"
             )
         return plain_type(value.type)
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Return the state of each group of rows."""
+        """Call `fold` with the rows of all keys."""
         rows = pa.RecordBatch.from_arrays(list(columns), names=list(self.columns))
         if not self.columns:
             rows = pa.RecordBatch.from_struct_array(
@@ -98,12 +99,12 @@ class BatchFold(Aggregate):
         return self._checked(self.fold(ordered, starts), "fold", len(groups))
 
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Return the merged state of each group of states."""
+        """Call `merge` until each key has one state; a state that is null is left out."""
         present = np.logical_or.reduce([valid_of(state) for state in states])
-        rows, starts, remains = groups.among(present)
+        rows, starts, kept = groups.only(present)
         groups_of = KeyGroups(rows, np.append(starts, len(rows)))
         merged = _pairwise(states, groups_of, self._merged)
-        return merged if remains is None else [spread(state, remains) for state in merged]
+        return merged if kept is None else [with_nulls(state, kept) for state in merged]
 
     def _merged(self, earlier: list[pa.Array], later: list[pa.Array]) -> list[pa.Array]:
         pair = (
@@ -132,8 +133,8 @@ class Fold(Aggregate):
     """Base class of your own aggregates that are computed row by row, as Python values.
 
     Set ``columns`` and ``type``, and implement `empty`, `fold` and `merge`.  They must be
-    deterministic and must not change a value that they did not make.  None, the null of the
-    column, stands for the empty value: `merge` gets `empty()` in its place.
+    deterministic and must not change a value that they did not make.  A value None is stored as
+    null, and `merge` gets `empty()` in its place.
 
     Attributes
     ----------
@@ -158,17 +159,17 @@ class Fold(Aggregate):
         """Return the value of rows of which some were folded earlier and some later."""
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
-        """Return the types of the state."""
+        """Return ``type``: the state is the value."""
         if not isinstance(getattr(self, "type", None), pa.DataType):
-            raise TypeError("an aggregate whose attribute type is a pyarrow.DataType")
+            raise TypeError("be an aggregate whose attribute type is a pyarrow.DataType")
         return {"value": self.type}
 
     def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
-        """Return the type of the value."""
+        """Return ``type``."""
         return self.type
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Return the state of each group of rows."""
+        """Call `fold` for each row, beginning with `empty` for each key."""
         lists = [column.take(pa.array(groups.order)).to_pylist() for column in columns]
         values = []
         for start, stop in zip(
@@ -182,7 +183,7 @@ class Fold(Aggregate):
         return [self._column(values, "fold")]
 
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Return the merged state of each group of states."""
+        """Call `merge` until each key has one state."""
         return _pairwise(states, groups, self._merged)
 
     def _merged(self, earlier: list[pa.Array], later: list[pa.Array]) -> list[pa.Array]:
@@ -207,7 +208,7 @@ class Fold(Aggregate):
 
 
 def _pairwise(states: Sequence[pa.Array], groups: KeyGroups, merge: Any) -> list[pa.Array]:
-    """Merge groups of states, one more state of each group at a time."""
+    """Merge the states of each group: the first two of every group, then the third, and so on."""
     merged = [state.take(pa.array(groups.firsts)) for state in states]
     sizes = groups.sizes
     for number in range(1, int(sizes.max(initial=1))):

@@ -16,7 +16,7 @@ from ackcore.tables.time_windows import Window
 
 
 def recorded(shape: TableShape) -> dict[str, Any]:
-    """Return a shape as JSON values."""
+    """Return a shape as the JSON values from which `read_shape` rebuilds it."""
     kinds = {
         name: None if isinstance(each, Fold | BatchFold) else type(each).__name__
         for name, each in shape.aggregates.items()
@@ -32,10 +32,10 @@ def recorded(shape: TableShape) -> dict[str, Any]:
 
 
 def read_shape(name: str, found: Mapping[str, Any]) -> TableShape:
-    """Return the shape of a table from its record.
+    """Rebuild the shape of a table from the JSON values of `recorded`, to read its rows.
 
-    It reads the same rows, but cannot fold. The value of an aggregate of the user's own is its
-    state, since its class is not in the checkpoint: a struct if the state has several columns.
+    The class of a user's own aggregate is not in the checkpoint, so its value is its state: a
+    struct if the state has several columns.
     """
     stored, rows = _schema_of(found["stored"]), _schema_of(found["rows"])
     keys = tuple(rows.field(key) for key in found["key"])
@@ -55,7 +55,7 @@ def read_shape(name: str, found: Mapping[str, Any]) -> TableShape:
 
 
 class RecordedAggregate(Aggregate):
-    """An aggregate that a checkpoint describes: its value can be read, and nothing be folded."""
+    """An aggregate rebuilt from a checkpoint: it reads values, and cannot fold rows."""
 
     def __init__(self, kind: str | None, states: Sequence[pa.Field], value: pa.DataType) -> None:
         self._states = states
@@ -65,20 +65,12 @@ class RecordedAggregate(Aggregate):
             self._value = states[0].type if len(states) == 1 else pa.struct(states)
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
-        """Return the types of the state."""
+        """Return the types of the recorded states."""
         return {field.name: field.type for field in self._states}
 
     def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
-        """Return the type of the value."""
+        """Return the recorded type of the value."""
         return self._value
-
-    def partial(self, columns: Sequence[pa.Array], groups: Any) -> list[pa.Array]:
-        """Raise, because rows are folded by the topology alone."""
-        raise NotImplementedError("a recorded aggregate only reads values")
-
-    def combine(self, states: Sequence[pa.Array], groups: Any) -> list[pa.Array]:
-        """Raise, because states are merged by the topology alone."""
-        raise NotImplementedError("a recorded aggregate only reads values")
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
         """Return the value of each state."""

@@ -35,14 +35,14 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def packed(column: pa.Array) -> tuple[pa.Array | Bytes, Note]:
-    """Return a column as it is stored, and the note that `unpacked` needs.
+    """Encode a column for a segment; return it, and the note that `unpacked` needs.
 
     The stored column is an array, or the bytes of each row with the shape (rows, width).
     """
     kind, n = column.type, len(column)
     if column.null_count == n:
         return np.empty((n, 0), np.uint8), {"nulls": "all"}
-    if _is_counted(kind):
+    if _is_integral(kind):
         numbers = _integers(column)
         found = None if numbers is None else _packed_integers(numbers, valid_rows(column))
         return (column, {}) if found is None else found
@@ -54,7 +54,7 @@ def packed(column: pa.Array) -> tuple[pa.Array | Bytes, Note]:
 
 
 def unpacked(parts: Sequence[tuple[pa.Array | Bytes, Note]], kind: pa.DataType) -> pa.Array:
-    """Return a column in its type from its stored parts and the note of each."""
+    """Decode a column of type ``kind`` from its parts: what `packed` returned in each segment."""
     if all("base" in note for _, note in parts):
         return _unpacked_integers(parts, kind)
     if len(parts) == 1:
@@ -121,8 +121,8 @@ def _decoded(column: pa.Array) -> pa.Array:
     return column
 
 
-def _is_counted(kind: pa.DataType) -> bool:
-    """Return whether values of a type are integers in some unit."""
+def _is_integral(kind: pa.DataType) -> bool:
+    """Return whether Arrow stores values of a type as integers: also times and decimals."""
     types = pa.types
     return bool(
         types.is_integer(kind)
@@ -132,7 +132,7 @@ def _is_counted(kind: pa.DataType) -> bool:
 
 
 def _integers(column: pa.Array) -> npt.NDArray[np.int64] | None:
-    """Return the bits of a column's numbers as int64; None if they are wider."""
+    """Return a column's integers, times or decimals as int64; None if one needs more bits."""
     kind, n = column.type, len(column)
     if pa.types.is_decimal128(kind):
         words = np.frombuffer(column.buffers()[1], np.int64, 2 * n, column.offset * 16)
@@ -151,7 +151,11 @@ def _integers(column: pa.Array) -> npt.NDArray[np.int64] | None:
 def _packed_integers(
     numbers: npt.NDArray[np.int64], valid: npt.NDArray[np.uint8] | None
 ) -> tuple[Bytes, Note] | None:
-    """Return the distances from the smallest number; with nulls, one more, and 0 for a null."""
+    """Return each number's distance from the smallest, in as few bytes as all of them need.
+
+    If some are null, the distances begin with 1, and 0 stands for a null. Returns None if a
+    distance needs more than 64 bits.
+    """
     present = numbers if valid is None else numbers[valid != 0]
     base, top = int(present.min()), int(present.max())
     if valid is not None:
@@ -229,7 +233,10 @@ def _dictionary(column: pa.Array) -> pa.Array:
 
 
 def _divided(column: pa.Array) -> list[pa.Array] | None:
-    """Divide text before the last of some character, if few different texts follow."""
+    """Divide texts before the last of a character, such as "@", that few different texts follow.
+
+    Returns None if there is no such character.
+    """
     sample = column.slice(0, _SAMPLE_ROWS)
     found: list[tuple[float, str]] = []
     for mark in _MARKS:
@@ -247,7 +254,7 @@ def _divided(column: pa.Array) -> list[pa.Array] | None:
 
 
 def _cut(column: pa.Array, mark: str) -> tuple[pa.Array, pa.Array] | None:
-    """Return the texts before and after the last of a character, or None if one lacks it."""
+    """Return the texts before and after the last ``mark``, or None if a text has no mark."""
     lists = pc.split_pattern(column, mark, max_splits=1, reverse=True)
     if pc.min(pc.list_value_length(lists)).as_py() != 2:
         return None

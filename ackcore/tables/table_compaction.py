@@ -19,16 +19,16 @@ from ackcore.tables.table_shape import HASH_END
 
 #: The number of deltas over a hash from which some are merged with each other.
 MAX_DELTAS = 8
-#: The deltas have at most about this part of the base's size, or that of so many small rows.
+#: Deltas are merged into the base if they exceed this part of its size, and so many small rows.
 DELTA_PART, DELTA_ROWS = 0.125, 50_000
-#: Rows that are merged per new row at most, if they are more than a range.
+#: The most rows that are merged per new row, but at least one range of rows may be merged.
 MERGED_PER_ROW = 5
 #: Of ranges that gain about as much by a merge, the first is merged, so that ranges stay connected.
 _ABOUT = 0.75
 
 
 class SegmentInfo(NamedTuple):
-    """A segment in the record of a micro-batch."""
+    """A segment as the record of a micro-batch lists it."""
 
     file: str  # the name of the file
     rows: int  # the number of rows in the range
@@ -42,16 +42,16 @@ class SegmentInfo(NamedTuple):
 
     @classmethod
     def of(cls, entry: Iterable[Any]) -> SegmentInfo:
-        """Rebuild the entry from the JSON of a record."""
+        """Rebuild the value from the JSON of a record."""
         return cls(*entry).without(())  # JSON has a list of the removed columns
 
     def without(self, columns: Iterable[str]) -> SegmentInfo:
-        """Return the segment with some more removed columns."""
+        """Return the segment with more ``removed`` columns."""
         return self._replace(removed=tuple(sorted({*self.removed, *columns})))
 
 
 class SegmentMerge(NamedTuple):
-    """A merge of a range of segments."""
+    """A range of hashes in which the rows of some segments are to be merged."""
 
     segments: tuple[SegmentInfo, ...]  # the segments to read, the newest first
     #: The range of hashes: from ``lo`` to below ``hi``.
@@ -63,12 +63,15 @@ class SegmentMerge(NamedTuple):
 
     @property
     def weight(self) -> float:
-        """The size of the merge; see `weight_of`."""
+        """The size of the rows to merge, as `weight_of` returns it."""
         return weight_of(self.segments, self.lo, self.hi)
 
 
 def weight_of(segments: Iterable[SegmentInfo], lo: int = 0, hi: int = HASH_END) -> float:
-    """Return the estimated size of a range of segments; 1 is that of a scan's or a merge's step."""
+    """Return the estimated size of segments' rows in a range of hashes.
+
+    The unit is the size of the rows that a scan or a merge reads at once.
+    """
     rows = nbytes = 0.0
     for each in segments:
         share = max(0, min(hi, each.hi) - max(lo, each.lo)) / (each.hi - each.lo)
@@ -83,7 +86,7 @@ def merge_due(segments: Sequence[SegmentInfo]) -> SegmentMerge | None:
     ``segments``: the segments of the table, the newest first.
     """
     deltas, base = _divided(segments)
-    return _of_deltas(deltas) or _into_base(deltas, base)
+    return _merge_of_deltas(deltas) or _merge_into_base(deltas, base)
 
 
 def after_merge(
@@ -132,8 +135,8 @@ def _lo(segment: SegmentInfo) -> int:
     return segment.lo
 
 
-def _of_deltas(deltas: Sequence[SegmentInfo]) -> SegmentMerge | None:
-    """Return the merge of the newest deltas, if a hash has many."""
+def _merge_of_deltas(deltas: Sequence[SegmentInfo]) -> SegmentMerge | None:
+    """Return a merge of the newest deltas with each other, if too many of them share a hash."""
     if len(deltas) <= MAX_DELTAS:
         return None
     ends = sorted({end for each in deltas for end in (each.lo, each.hi)})
@@ -158,8 +161,10 @@ def _of_deltas(deltas: Sequence[SegmentInfo]) -> SegmentMerge | None:
     return _of_range(newest, lo, hi, False)
 
 
-def _into_base(deltas: Sequence[SegmentInfo], base: Sequence[SegmentInfo]) -> SegmentMerge | None:
-    """Return the merge of all segments of a range, if the deltas have many rows."""
+def _merge_into_base(
+    deltas: Sequence[SegmentInfo], base: Sequence[SegmentInfo]
+) -> SegmentMerge | None:
+    """Return a merge of deltas and base in one range, if the deltas have too many rows."""
     most = max(DELTA_ROWS / table_segments.RANGE_ROWS, DELTA_PART * weight_of(base))
     if weight_of(deltas) <= most:
         return None
@@ -177,7 +182,7 @@ def _into_base(deltas: Sequence[SegmentInfo], base: Sequence[SegmentInfo]) -> Se
 
 
 def _cells(base: Sequence[SegmentInfo]) -> Iterable[tuple[int, int]]:
-    """Yield all hashes in ranges: those of the base, in parts if they are large, and the rest."""
+    """Yield the ranges of the base's segments, large ones in parts, and the gaps between them."""
     end = 0
     for segment in base:
         if end < segment.lo:

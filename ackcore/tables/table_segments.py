@@ -34,7 +34,7 @@ _ABSENT: Note = {"nulls": "all", "at": (0, 0)}
 
 
 def write_segment(shape: TableShape, stored: pa.Table, lo: int = 0, hi: int = HASH_END) -> bytes:
-    """Return the bytes of a segment.
+    """Return the content of a segment's file.
 
     ``stored``: rows with ``shape.stored_schema``, ascending by hash, one per key. ``lo``, ``hi``:
     the range of hashes that the segment covers: from ``lo`` to below ``hi``.
@@ -154,11 +154,11 @@ class TableSegment:
         return start - self.start, stop - self.start
 
     def candidates(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
-        """Return the rows that may have some hashes, as `HashIndex.candidates` does."""
+        """Return rows by hash, as `HashIndex.candidates` does: each one may have another hash."""
         return self._index.candidates(hashes)
 
     def rows_of(self, hashes: UInt64s, names: Sequence[str]) -> tuple[Int64s, pa.Table]:
-        """Return the numbers and some stored columns of all rows with some hashes.
+        """Return all rows that have one of some hashes: their numbers and some stored columns.
 
         ``hashes``: different ones, which ascend. ``names``: the columns of the key, and others.
         """
@@ -170,7 +170,7 @@ class TableSegment:
         return rows[right] - self.start, found.filter(pa.array(right))
 
     def expires(self) -> Int64s:
-        """Return the time at which each row ends to exist, in milliseconds."""
+        """Return the time at which each row expires, in milliseconds since 1970."""
         column = self.stored(slice(self.start, self.stop), [EXPIRES])[EXPIRES]
         return one_chunk(unpacked([column], pa.int64())).to_numpy()  # type: ignore[no-any-return]
 
@@ -185,7 +185,7 @@ class TableSegment:
     def stored(
         self, rows: Int64s | slice, names: Sequence[str]
     ) -> dict[str, tuple[pa.Array | Bytes, Note]]:
-        """Return stored columns of rows, and how they are stored."""
+        """Return encoded columns of rows, each with the note that `unpacked` needs."""
         block = self._block[rows]
         found: dict[str, tuple[pa.Array | Bytes, Note]] = {}
         for name in names:
@@ -215,9 +215,11 @@ def rows_in(
     hashes: UInt64s | None = None,
     names: Sequence[str] | None = None,
 ) -> pa.Table:
-    """Return rows of segments, with ``shape.stored_schema``; ``hashes`` are those of the keys.
+    """Return rows of segments, with ``shape.stored_schema``, in the order of ``parts``.
 
-    ``names``: the columns of the key and the others that are read; by default all of them.
+    ``parts``: segments, and the numbers of the rows to read. ``hashes``: the hashes of these rows'
+    keys; by default they are computed. ``names``: the columns of the key and the others to read; by
+    default all of them.
     """
     names = shape.stored_schema.names[1:] if names is None else names
     stored = [segment.stored(rows, names) for segment, rows in parts]
@@ -232,7 +234,7 @@ class TableReader:
     """The rows of a table in all its segments.
 
     ``segments``: the newest first; a row replaces that of the same key in older segments.
-    ``horizon_ms``: the time in milliseconds since 1970 at which rows with a ttl may have expired.
+    ``horizon_ms``: rows that expire until this time, in milliseconds since 1970, do not exist.
     """
 
     def __init__(
@@ -284,9 +286,9 @@ class TableReader:
         return stored.take(pa.array(places, mask=places < 0))
 
     def rows_of(self, hashes: UInt64s, names: Sequence[str]) -> pa.Table:
-        """Return stored columns of the newest existing rows with some hashes, one row per key.
+        """Return the newest row of each key that has one of some hashes, in some stored columns.
 
-        `whole` reads the other columns of some of these rows.
+        `whole` reads the other columns of these rows.
 
         ``hashes``: different ones, which ascend. ``names``: the columns of the key, the time at
         which rows expire, and others.
@@ -298,7 +300,7 @@ class TableReader:
         return live_rows(self.shape, newest_rows(self.shape, found), self.horizon_ms)
 
     def whole(self, rows: pa.Table) -> pa.Table:
-        """Return rows that `rows_of` returned with all stored columns."""
+        """Return all stored columns of rows that `rows_of` returned."""
         places = one_chunk(rows.column(_PLACE)).to_numpy()
         order = np.argsort(places)
         numbers, places = np.divmod(places[order], 1 << _ROW_BITS)
@@ -335,8 +337,8 @@ def merged_parts(
     """Yield the newest rows of a range of hashes, in parts of bounded size.
 
     ``shape``: the table. ``segments``: the newest first. ``lo``, ``hi``: the range of hashes: from
-    ``lo`` to below ``hi``. ``horizon_ms``: the time at which rows with a ttl may have expired.
-    None keeps expired rows, which hide older rows of their keys.
+    ``lo`` to below ``hi``. ``horizon_ms``: rows that expire until this time are left out. None
+    keeps them, since they hide older rows of their keys.
 
     Yields the range of hashes of a part, and its rows, ascending by hash.
     """

@@ -17,7 +17,7 @@ from ackcore.tables.time_windows import END, START, Window
 
 #: The column with the hash of the key.
 HASH = "_hash"
-#: The column with the time at which a row ends to exist, in milliseconds since 1970.
+#: The column with the time at which a row expires, in milliseconds since 1970.
 EXPIRES = "_expires_ms"
 _STATE = "_state."
 #: The range of a ttl: from 1 ms to about 300 years.
@@ -34,11 +34,11 @@ class TableShape:
     #: The columns of the key, in their plain types: without dictionaries and views.
     key: tuple[pa.Field, ...]
     aggregates: Mapping[str, Aggregate]  # the aggregates by the names of their columns
-    ttl_s: float | None  # the seconds after the last change of a row at which it ends to exist
+    ttl_s: float | None  # the seconds after the last change of a row at which it expires
     #: The plain types of the columns that the key and the aggregates read.
     inputs: Mapping[str, pa.DataType]
-    #: The column with the time at which a row ends to exist, in milliseconds since 1970; of the
-    #: rows of a key, the latest counts. None: the ttl after the micro-batch.
+    #: The column with the time at which a row expires, in milliseconds since 1970; of the rows of a
+    #: key, the latest counts. None: ``ttl_s`` after the time of the micro-batch.
     expires_by: str | None = None
     #: The windows of time.  Their start is the last column of the key, their end the first value.
     window: Window | None = None
@@ -56,14 +56,14 @@ class TableShape:
     ) -> TableShape:
         """Return the shape of a table that is folded from rows of a schema.
 
-        Raises TypeError or ValueError if an argument does not fit the schema or another one; the
-        text names it. `TopologyBuilder.table` checks their types and ranges.
+        Raises TypeError or ValueError if an argument does not fit the schema or another argument.
+        `TopologyBuilder.table` checks their types and ranges.
 
         ``name``: the name of the table. ``input_schema``: the columns of the rows. ``key``: the
         columns of the key. ``value``: the aggregates by the names of their columns. ``ttl_s``: the
-        seconds after the last change of a row at which it ends to exist, from 0.001 to
-        10,000,000,000. ``expires_by``: the int64 column with the time at which a row ends to exist,
-        in milliseconds since 1970. ``window``: the windows of time.
+        seconds after the last change of a row at which it expires. ``expires_by``: the int64 column
+        with the time at which a row expires, in milliseconds since 1970. ``window``: the windows of
+        time.
         """
         where = f"table {name!r}:"
         keys = (key,) if isinstance(key, str) else tuple(key)
@@ -106,7 +106,7 @@ class TableShape:
                 ]
                 has, near = ", ".join(names) or "none", nearest(column, names)
                 raise ValueError(
-                    f"{where} {argument} must be of the columns of the stream ({has}), "
+                    f"{where} {argument} must name a column of the stream ({has}), "
                     f"got {column!r}" + ("" if near is None else f"; did you mean {near!r}?")
                 )
             kind = input_schema.field(found[0]).type
@@ -135,8 +135,8 @@ class TableShape:
                 got = ", ".join(f"{column!r} of {inputs[column]}" for column in aggregate.columns)
                 way_out = "; name another column, or emit it in another type"
                 raise TypeError(
-                    f"{where} value[{one!r}] must be {error}, got {got}"
-                    + (way_out if str(error).startswith("a column") else "")
+                    f"{where} value[{one!r}] must {error}, got {got}"
+                    + (way_out if str(error).startswith("read") else "")
                 ) from None
         fields = tuple(pa.field(one, inputs[one]) for one in keys)
         if expires_by is not None:
@@ -145,8 +145,8 @@ class TableShape:
         names = shape.stored_schema.names
         for one in {one for one in names if names.count(one) > 1}:
             raise ValueError(
-                f"{where} value must have states with different names, got "
-                f"{one.removeprefix(_STATE)!r} twice; rename one"
+                f"{where} values must not store columns of the same name, got "
+                f"{one.removeprefix(_STATE)!r} twice; rename a value"
             )
         return shape
 
@@ -158,7 +158,7 @@ class TableShape:
 
     @property
     def expires(self) -> bool:
-        """Whether rows end to exist: after a time, or when their windows close."""
+        """Whether rows expire: after a time, or when their windows close."""
         return self.ttl_s is not None or self.window is not None
 
     @property
@@ -167,7 +167,7 @@ class TableShape:
         return self.window is not None and self.window.step_ms is None
 
     def hashes(self, keys: Sequence[pa.Array]) -> UInt64s:
-        """Return the hash of each key; all sessions of a key have the same."""
+        """Return the hash of each key; the start of a session is left out of it."""
         return hashes_of(keys[:-1] if self.sessions else keys, len(keys[0]))
 
     @property
@@ -176,14 +176,14 @@ class TableShape:
         return [field.name for field in self.key]
 
     def states(self, name: str) -> list[pa.Field]:
-        """Return the stored columns of an aggregate."""
+        """Return the stored columns of an aggregate's state."""
         aggregate = self.aggregates[name]
         types = aggregate.state_types([self.inputs[column] for column in aggregate.columns])
         return [pa.field(f"{_STATE}{name}.{part}", kind) for part, kind in types.items()]
 
     @functools.cached_property
     def stored_schema(self) -> pa.Schema:
-        """The schema of stored rows: hash, key, states, and the time at which a row ends."""
+        """The schema of stored rows: hash, key, states, and the time at which a row expires."""
         states = [field for name in self.aggregates for field in self.states(name)]
         expires = [pa.field(EXPIRES, pa.int64())] if self.expires else []
         return pa.schema([pa.field(HASH, pa.uint64()), *self.key, *states, *expires])
@@ -244,7 +244,7 @@ class TableShape:
 def _with_window(
     where: str, keys: tuple[str, ...], value: Mapping[Any, Any], schema: pa.Schema, window: Window
 ) -> tuple[tuple[str, ...], Mapping[Any, Any], pa.Schema]:
-    """Add the start and the end of the windows to a key, to its values, and to the columns."""
+    """Return key, values and schema with the start and the end of the windows added to them."""
     for argument, names, way_out in (
         ("key", keys, "remove it, as window= adds it"),
         ("value", value, "give the value another name"),

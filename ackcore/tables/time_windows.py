@@ -50,18 +50,18 @@ class Window:
         return f"{kind}({sizes}, {self.time!r}{late}{idle})"
 
     def structure(self) -> dict[str, Any]:
-        """Return the parts on which stored rows depend, as JSON values."""
+        """Return the attributes on which stored rows depend, as JSON values."""
         return {"time": self.time, "size_ms": self.size_ms, "step_ms": self.step_ms}
 
     @classmethod
     def of(cls, structure: Mapping[str, Any]) -> Window:
-        """Rebuild windows from `structure`, to read their rows."""
+        """Rebuild windows from `structure`, to read their rows but not to close them."""
         return cls(**structure, late_ms=0, idle_ms=None)
 
     def start_type(self, kind: pa.DataType) -> pa.DataType:
         """Return the type of the start and of the end of windows, given that of the times.
 
-        Raises TypeError if it is no type of timestamps; the text is the part after "must be".
+        Raises TypeError if it is no type of timestamps; the text completes "time must be ...".
         """
         if not pa.types.is_timestamp(kind):
             raise TypeError("a column of timestamps")
@@ -82,10 +82,10 @@ class Window:
             return values // 1_000, usable
         return values * (1_000_000 // per_second), usable
 
-    def closes_ms(self, us: Int64s) -> Int64s:
-        """Return the end of the first window of rows, in milliseconds.
+    def late_from_ms(self, us: Int64s) -> Int64s:
+        """Return the bounds in milliseconds at which rows are late, given their times.
 
-        A row is late from then on: its first window, or the session of its own, is closed.
+        It is the end of a row's first window, or of a session that has only this row.
         """
         if self.step_ms is None:
             return _up(us + 1_000 * self.size_ms)
@@ -93,14 +93,14 @@ class Window:
         return ((us - size) // step + 1) * self.step_ms + self.size_ms
 
     def expires_ms(self, ends: Int64s) -> Int64s:
-        """Return the time at which windows close, given their ends in microseconds.
+        """Return the times in milliseconds at which windows close, given their ends.
 
         A session closes a gap after its end: until then, a record that is not late can join it.
         """
         return _up(ends) + (self.size_ms if self.step_ms is None else 0)
 
     def closes_between(self, from_ms: int, until_ms: int) -> bool:
-        """Return whether a window can close after one bound and until another."""
+        """Return whether a window can close when the bound goes from one time to another."""
         if self.step_ms is None:
             return from_ms < until_ms
         ends = ((bound - self.size_ms) // self.step_ms for bound in (from_ms, until_ms))
@@ -109,14 +109,14 @@ class Window:
     def assigned(self, columns: Mapping[str, pa.Array], horizon_ms: int) -> dict[str, pa.Array]:
         """Return rows with the start and the end of their windows, one row for each window.
 
-        Rows without a usable time, and late rows, are left out.  A row of a session has the start
-        and the end of a session of its own; `session_groups` joins them.
+        Rows without a usable time, and late rows, are left out.  Each row of a session begins a
+        session, and `session_groups` joins them.
 
-        ``columns``: the columns of the rows. ``horizon_ms``: the windows that close until then are
+        ``columns``: the columns of the rows. ``horizon_ms``: the bound until which windows are
         closed.
         """
         us, usable = self.times(columns[self.time])
-        usable &= self.closes_ms(us) > horizon_ms
+        usable &= self.late_from_ms(us) > horizon_ms
         if not usable.all():
             columns = {name: column.filter(pa.array(usable)) for name, column in columns.items()}
             us = us[usable]

@@ -1,4 +1,4 @@
-"""WindowWatermarks of a table with windows: how far the times of its rows have come.
+"""The watermarks of a table with windows: the times that the rows of its spouts have reached.
 
 All bounds are times of rows minus the lateness of the table, in milliseconds since 1970.  A window
 that ends until the bound `WindowWatermarks.closed` is closed.
@@ -16,7 +16,7 @@ from ackcore.tables.time_windows import Window
 
 #: Bounds before and after all times.
 NEVER, EVER = -(2**62), 2**62
-#: The largest time of a part that has no known row but is not idle.
+#: The largest time of a part of a source that has rows, none of which has been read.
 UNSURE = NEVER + 1
 #: The maximum number of former bounds that are kept.
 MAX_MARKS = 64
@@ -26,10 +26,10 @@ MAX_MARKS = 64
 class WindowWatermarks:
     """The watermarks of a table after a micro-batch."""
 
-    #: By spout, its watermark: the largest time of a row of an ACKED record, unless parts that are
-    #: behind hold it.
+    #: By spout, its watermark: the largest time of a row of an ACKED record, or the smaller one of
+    #: a part of the source that is behind.
     times: Mapping[str, int] = field(default_factory=dict)
-    #: By spout, the time of the last plan with such a row.
+    #: By spout, the time of the last plan with a row of an ACKED record.
     seen_ms: Mapping[str, int] = field(default_factory=dict)
     begun_ms: int | None = None  # the time of the first plan
     reached: int = NEVER  # the bound that the rows of all spouts have reached.  It never goes back
@@ -39,8 +39,10 @@ class WindowWatermarks:
     #: For the micro-batches that first read waiting records: the time of the plan, and the bound
     #: that was reached before.
     marks: tuple[tuple[int, int], ...] = ()
-    newest: Mapping[str, int] = field(default_factory=dict)  # by spout, the largest such time
-    #: By spout and part that is behind: the largest such time, `UNSURE` or `NEVER`, and the time of
+    #: By spout, the largest time of a row of an ACKED record.
+    newest: Mapping[str, int] = field(default_factory=dict)
+    #: By spout and part of its source that is behind, that is, has rows for later micro-batches:
+    #: the largest time of a row of an ACKED record from it, `UNSURE` or `NEVER`; and the time of
     #: the last plan with such a row, or of the first plan that left the part behind.
     behind: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
 
@@ -56,8 +58,8 @@ class WindowWatermarks:
     def bound(self, first_ms: int) -> int:
         """Return the bound that decides whether a waiting record is late.
 
-        It is what was reached before the record was first read, so that a retry does not make a
-        record late.
+        It is the bound that was reached before the record was first read, so that a retry does not
+        make a record late.
 
         ``first_ms``: the time of the plan that first read the record.
         """
@@ -80,8 +82,8 @@ class WindowWatermarks:
         ``now_ms``: the time of the plan. ``times``: by spout, the largest time of a row of an ACKED
         record in the micro-batch. ``oldest_ms``: the time of the plan that first read the oldest
         waiting record; None if none waits. ``ends``: whether this is the last micro-batch, so that
-        all windows close. ``behind``: by spout and part with records for later micro-batches, such
-        a largest time, `UNSURE` or `NEVER`.
+        all windows close. ``behind``: by spout and part of its source that is behind, the largest
+        time of a row of an ACKED record from it in the micro-batch, `UNSURE` or `NEVER`.
         """
         begun = now_ms if self.begun_ms is None else self.begun_ms
         if ends:

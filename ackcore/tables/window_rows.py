@@ -20,7 +20,7 @@ from ackcore.tables.watermarks import NEVER
 def merged_sessions(
     shape: TableShape, reader: TableReader, partial: pa.Table
 ) -> tuple[int, pa.Table]:
-    """Join new sessions with those of a table; return the change of their number, and the new rows.
+    """Join new sessions with those of a table; return how many more it has, and the rows to write.
 
     ``partial``: the sessions among the new rows, as `fold_rows` returns them.
 
@@ -58,7 +58,7 @@ def merged_sessions(
 
 
 def _hashes(rows: pa.Table) -> UInt64s:
-    """Return the different hashes of rows that ascend by hash."""
+    """Return each hash of rows, which ascend by hash, once."""
     hashes = one_chunk(rows.column(HASH)).to_numpy()
     different: UInt64s = hashes[np.append(True, hashes[1:] != hashes[:-1])]
     return different

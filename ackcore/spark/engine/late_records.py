@@ -159,7 +159,7 @@ class WindowedRows:
             limit = max(watermarks.reached, watermarks.closed)
             late, timeless, lost = [_EMPTY], [_EMPTY], 0
             for us, usable, roots in self._rows(table, nonacked):
-                ends = window.closes_ms(us)
+                ends = window.late_from_ms(us)
                 places = np.flatnonzero(usable & (ends <= limit))
                 if len(places):
                     some, rows = _roots_at(roots, places)

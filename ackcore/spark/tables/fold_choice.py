@@ -32,8 +32,8 @@ def fold_of(
 ) -> TableFold:
     """Return the fold of a micro-batch into a table.
 
-    ``before``: the table after the last micro-batch that is done. ``folded``: the tables after this
-    one whose closed windows reach the table.
+    ``before``: the table after the last micro-batch that is done. ``folded``: after this
+    micro-batch, the tables whose closed windows this table reads.
     """
     shape, window = table.shape, table.shape.window
     of = state.segments, shape, decision.number
@@ -61,6 +61,6 @@ def fold_of(
 
 
 def _has_ended(table: TableState) -> bool:
-    """Return whether all windows of a table are closed, and the last of their rows were read."""
+    """Return whether all windows of a table are closed, and other tables have read all rows."""
     watermarks = WindowWatermarks.of(table.watermarks or WindowWatermarks().body())
     return watermarks.closed == EVER and not table.closed

@@ -1,4 +1,4 @@
-"""The table of the keys of ACKED records, by which copies of a spout's records are recognised.
+"""The table of the keys of a spout's ACKED records, in which `dedup` finds copies of records.
 
 Each key has the time of its record that the bound counts from: the event time, or the time of the
 micro-batch.  It exists until the table's horizon, which never goes back, has reached this time.
@@ -60,9 +60,10 @@ class SeenSource(NamedTuple):
 
 
 class SeenFold(TableFold):
-    """The fold of a micro-batch's keys; the arguments are those of `TableFold`, and the bounds.
+    """The fold of one micro-batch into the table of a spout's keys.
 
-    ``behind`` is that of `BatchDecision` for the table.
+    ``dedup``: the spout's settings. ``behind``: `BatchDecision.behind` of the table. The other
+    arguments are those of `TableFold`.
     """
 
     def __init__(
@@ -107,12 +108,12 @@ class SeenFold(TableFold):
 
 
 def _within_ms(dedup: Dedup, now_ms: int) -> int:
-    """Return the bound in milliseconds; without one, all the time since 1970."""
+    """Return ``within_s`` in milliseconds; without it, the time since 1970."""
     return now_ms if dedup.within_s is None else round(dedup.within_s * 1000)
 
 
 def _with_times(spans: Sequence[Span], more: Int64s) -> tuple[Span, ...]:
-    """Return spans of time with keys of more times, ascending; at most `_SPANS`."""
+    """Add keys, given by their times, to ascending spans of time; return at most `_SPANS`."""
     known = np.array(spans, np.int64).reshape(-1, 2)
     # Each time once: the keys of equal times leave the bound together.
     times, of = np.unique(np.concatenate([known[:, 0], more]), return_inverse=True)
@@ -129,7 +130,7 @@ def _with_times(spans: Sequence[Span], more: Int64s) -> tuple[Span, ...]:
 
 
 def _horizon_of(spans: Sequence[Span], most: int) -> int:
-    """Return the time of the last span that is not needed: later ones have enough keys."""
+    """Return the time of the last span such that later ones have ``most`` keys; `NEVER` if none."""
     times = [time for time, _ in spans]
     later = np.cumsum([count for _, count in reversed(spans)])[::-1].tolist()
     return max((times[i] for i in range(len(spans) - 1) if later[i + 1] >= most), default=NEVER)

@@ -86,7 +86,7 @@ class TableFold:
         return len(states) - len(known), states
 
     def _compacted(self, segments: tuple[SegmentInfo, ...], pace: float) -> tuple[SegmentInfo, ...]:
-        """Return the segments, merged as far as is due, up to ``pace``, the weight of merges."""
+        """Merge the segments until no merge is due, or the merges weigh more than ``pace``."""
         done = 0.0
         while (merge := merge_due(segments)) and (not done or done + merge.weight <= pace):
             done += merge.weight
@@ -96,7 +96,7 @@ class TableFold:
     def _merged(
         self, segments: tuple[SegmentInfo, ...], merge: SegmentMerge
     ) -> tuple[SegmentInfo, ...]:
-        """Return the segments after a merge, of which only one part is in memory at a time."""
+        """Return the segments after a merge; one part of the merged rows is in memory at a time."""
         shape = self._shape
         horizon = self._horizon_ms if merge.into_base else None
         opened = opened_segments(self._files, shape, merge.segments)

@@ -64,8 +64,7 @@ def stored_rows(
 ) -> Iterator[pa.Table]:
     """Yield the stored rows of whole segments, one after the other, in tables of bounded size.
 
-    One segment is open at a time, and only those that have some of the rows. Raises
-    CheckpointCorrupt if one is missing or damaged.
+    One segment is open at a time. Raises CheckpointCorrupt if one is missing or damaged.
 
     ``start``, ``stop``: the places of the first row and behind the last one, counted through all
     segments; by default all rows.

@@ -21,8 +21,8 @@ from ackcore.tables.window_rows import closing_rows, merged_sessions
 class WindowFold(TableFold):
     """The fold of one micro-batch into one table with windows.
 
-    The arguments are those of `TableFold`; ``before`` and ``after`` are the watermarks before and
-    after the micro-batch.
+    ``files``, ``shape``, ``number``: see `TableFold`. ``before``, ``after``: the watermarks before
+    and after the micro-batch.
     """
 
     def __init__(
