@@ -598,6 +598,6 @@ def test_fields_of_closed_windows_are_checked():
         builder.build()
     texts = "; ".join(raised.value.problems)
     assert "names field 'nope', which 'hours.closed' does not have" in texts
-    assert "table 'more': value['n'] must be" in texts
+    assert "table 'more': value['n'] must read a column" in texts
     assert "table 'direct' reads spout 'orders', whose columns have no declared types" in texts
     assert len(raised.value.problems) == 3
