@@ -38,9 +38,9 @@ _Errors = dict[int, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Attempts:
-    """A user's function as a mapInArrow function that adds its answers to the rows."""
+    """The mapInArrow function that calls a user's function and adds its answers to the rows."""
 
-    function: Function  #
+    function: Function
     kind: Kind  # the kind of the function: by row or by batch
     schema: pa.Schema  # the schema of the rows that the function gets
     answers: pa.Schema  # the schema of the function's answers

@@ -50,10 +50,10 @@ from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Identity, R
 
 
 class OpenRows(NamedTuple):
-    """Rows that a bolt got in one call, with handles from ``first`` on.
+    """Rows that a bolt got in one call, without their columns.
 
-    Their columns are dropped.  ``groups`` is the number of the task's groups at the time of the
-    call.
+    ``first``: the handle of the first row; the others follow. ``groups``: the value of
+    `Chunks.groups` at the time of the call.
     """
 
     first: int
@@ -73,7 +73,7 @@ class BoltInstance:
     children: dict[str, Int64s] = field(default_factory=dict)
 
     def owners_of(self, handles: Int64s) -> Iterator[tuple[Owners, Int64s]]:
-        """Yield the owners of tuples in parts, each with the places of its tuples in handles."""
+        """Yield the owners of the tuples with some handles, in parts, with their places in them."""
         for part in self.open_rows:
             own = (handles >= part.first) & (handles < part.first + len(part.rows))
             places = np.flatnonzero(own)
@@ -81,7 +81,7 @@ class BoltInstance:
                 yield part.rows.owners.take(handles[places] - part.first, None), places
 
     def anchored(self, emission: Emission, with_identity: bool) -> AnchoredRows:
-        """Return emitted rows, anchored to the groups of their anchors."""
+        """Return emitted rows, anchored to the groups of the tuples that they are anchored to."""
         anchors = emission.anchors
         last = self.open_rows[-1] if self.open_rows else None
         if last is not None and (not len(anchors.handles) or anchors.handles.min() >= last.first):
@@ -142,7 +142,7 @@ class Bolts:
     """The bolts of a task, each created when its first rows arrive.
 
     ``attempt``: the task and attempt that run here. ``time_limit``: the time limit of each call of
-    a bolt. ``chunks``: the groups of the task. ``shuffle_writer``: the writer of rows that leave
+    a bolt. ``chunks``: the chunks of the task. ``shuffle_writer``: the writer of rows that leave
     the stage. ``ledger_rows``: the collector of failures.
     """
 
@@ -182,7 +182,7 @@ class Bolts:
             self.tracer = Tracer(spec.trace_per_million, attempt.partition, chunks)
 
     def deliver(self, source: str, stream: str, rows: AnchoredRows) -> None:
-        """Pass rows that a component emitted, and that are as expected, to all their readers."""
+        """Check the expectations of emitted rows, and pass these rows to bolts and sinks."""
         # A spout has no rows if none of its source's rows could be decoded.
         if len(rows) and (source, stream) in self._spec.checks:
             rows = self.expected.passing(source, stream, rows)
@@ -239,13 +239,13 @@ class Bolts:
         )
 
     def _table(self, name: str) -> TableView:
-        """Return a table; it is opened here, since a damaged file is no failure of a record."""
+        """Return a table.  It is opened before a bolt runs: a damaged file must fail no record."""
         if name not in self._tables:
             self._tables[name] = TableView(name, self._spec.tables[name].reader())
         return self._tables[name]
 
     def _answers_of(self, name: str) -> Answers:
-        """Return the recorded answers for inputs of a bolt, for all its instances in the task.
+        """Return the journal of a bolt's answers, the same for all its instances in the task.
 
         A later attempt or run with the same rows uses the same directory: its name contains the
         number of tasks, which determines the rows of each task.
@@ -368,7 +368,7 @@ def _cut(rows: AnchoredRows) -> Iterator[AnchoredRows]:
 
 
 def _joined(parts: list[OpenRows]) -> tuple[AnchoredRows, int]:
-    """Return all open rows together, without columns, and the handle of the first row."""
+    """Return open rows as one, without columns, and the handle of the first row."""
     if not parts:
         none = Identity(pa.array([], pa.string()), np.empty(0, np.int32), np.empty(0, np.int64))
         return AnchoredRows(NO_COLUMNS, Owners(np.empty(0, np.int64)), none), 0

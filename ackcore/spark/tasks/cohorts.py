@@ -29,8 +29,8 @@ class Cohorts:
     """The cohorts of the roots in one chunk, and their edges.
 
     ``ids``, ``vals`` (numpy.ndarray of int64, shape (k,)): the ids, ascending, and for each the XOR
-    of the edges on which its rows came. ``places``: the origin of the roots, in a chunk of the
-    spout stage: a destination computes them.
+    of the edges on which its rows came. ``places``: for a chunk of the spout stage, the numbers
+    from which destinations compute the roots; None if the roots are sent.
     """
 
     __slots__ = ("_sends", "ids", "places", "totals", "vals")
@@ -48,13 +48,16 @@ class Cohorts:
         return np.searchsorted(self.ids, ids)
 
     def draw(self, key: int, way: str, which: Int64s, dests: Int64s, all_dests: int) -> Int64s:
-        """Return the edges of blobs: one for each pair of a cohort's index and a destination."""
+        """Draw the edges of blobs: one for each pair of a cohort (``which``) and a destination.
+
+        ``way``: the emitter, stream and receiver. ``all_dests``: the number of destinations.
+        """
         ordinals = self._sends[way] * all_dests + dests
         self._sends[way] += 1
         return edge_ids(key, self.ids[which], way, self.vals[which], ordinals)
 
     def add(self, which: Int64s, edges: Int64s) -> None:
-        """XOR edges into the acks of the cohorts with the given indexes."""
+        """XOR edges into the acks of the cohorts with the indexes ``which``."""
         np.bitwise_xor.at(self.totals, which, edges)
 
 

@@ -1,7 +1,4 @@
-"""The rows that a spout emits for its source's rows, in the task that reads them.
-
-For Kafka records they come from calls of a user's deserializer.
-"""
+"""Decoders: turn a source's rows into the rows that a spout emits, in the task that reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _VALUE = "value"
 
 
 class ValueDecoder:
-    """A task's decoder, which turns Kafka records into the rows that a spout emits.
+    """A decoder that calls a user's deserializer on the values of Kafka records.
 
     ``spout``: the name of the spout, for reasons. ``deserializer``: the user's deserializer, see
     `ackcore.kafka.KafkaSpout`. ``value_type``: the type of the column ``value``.
@@ -44,7 +41,7 @@ class ValueDecoder:
         return bool((self._spout, self._field) == (other._spout, other._field))
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-        """Return the rows, null for failed records, and the reasons of failed records by place."""
+        """Return one row per record, null for a failed one, and the failures' reasons by place."""
         rows: list[Row] = []
         failed: dict[int, Reason] = {}
         unprepared = self._prepared()
@@ -104,7 +101,7 @@ class ValueDecoder:
 
 @dataclass(frozen=True)
 class CorruptLines:
-    """A task's decoder of rows of `with_corrupt`: lines that could not be read fail for good.
+    """A decoder of rows read with `with_corrupt`: lines that could not be read fail for good.
 
     ``spout``: the name of the spout, for reasons.
     """
@@ -112,7 +109,7 @@ class CorruptLines:
     spout: str
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-        """Return the columns of the files, and the reasons of failed records by place."""
+        """Return the rows without the columns on corruption, and the failures' reasons by place."""
         said = batch.column(CORRUPT_REASON)
         failed: dict[int, Reason] = {}
         if said.null_count < len(said):

@@ -1,8 +1,8 @@
-"""The executor that lets one record of each key pass, and acks the duplicates of ACKED records.
+"""The executor of `dedup`: lets one record of each key pass, and acks copies of ACKED records.
 
-Each row of a task goes one of four ways:
+Each row of a task is treated in one of four ways:
 
-* It has no key, that is, a null in it: it passes.
+* Its key has a null: it passes.
 * Its key is in the table of keys of ACKED records: it is a duplicate, which is acked.
 * A record with its key waits for a retry, or an earlier row of this task passes: it fails as
   `BEHIND`, so it waits, and its attempts do not grow.
@@ -128,7 +128,7 @@ class DedupExecutor:
         return found
 
     def _known(self, keys: pa.RecordBatch, times: Int64s) -> Bools:
-        """Return which rows have the key of an ACKED record, within the bounds."""
+        """Return which rows have the key of an ACKED record that is within the spout's bounds."""
         known = one_chunk(self._keys.lookup(keys).column(EXPIRES))
         found: Bools = known.is_valid().to_numpy(zero_copy_only=False)
         if self._dedup.event_time is not None and self._dedup.within_s is not None:
@@ -138,7 +138,7 @@ class DedupExecutor:
 
 
 def key_columns(columns: Sequence[pa.Array]) -> list[pa.Array]:
-    """Return the columns of a key as bytes, in the form of the table of keys."""
+    """Return the columns of a key as bytes, the types in which the table of keys has them."""
     return [
         (column if _is_text(column.type) else as_texts(column)).cast(pa.binary())
         for column in columns
@@ -177,7 +177,7 @@ class _HashSet:
         return found
 
     def add(self, hashes: UInt64s) -> None:
-        """Add hashes that are not in the set; each part has more than twice as many as the next."""
+        """Add hashes that are not in the set; parts of similar sizes are merged."""
         part = np.sort(hashes)
         while self._parts and len(self._parts[-1]) <= 2 * len(part):
             part = np.sort(np.concatenate([self._parts.pop(), part]), kind="stable")

@@ -60,13 +60,13 @@ class Outbox:
         self.fingerprint = 0
 
     def add_to_fingerprint(self, data: Any) -> None:
-        """Add data that was written elsewhere to the fingerprint."""
+        """Add output of the task that is not sent, such as a file, to the fingerprint."""
         self.fingerprint = fingerprint(data, self.fingerprint)
 
     def send(
         self, dest: int, level: int, kind: int, blob: Any, side: bytes = b"", subscription: int = 0
     ) -> None:
-        """Send one row."""
+        """Send one row of `exchange_format`."""
         head = HEAD.pack(level, kind, subscription, self._origin, self._seq) + side
         self.add_to_fingerprint(dest.to_bytes(4, "little") + head)
         self.add_to_fingerprint(blob)
@@ -100,7 +100,7 @@ class Outbox:
             self._send_packed(wire.pack_cohorts(events, self._dests))
 
     def send_reasons(self, reasons: pa.Table, cohorts: Int64s | None = None) -> None:
-        """Send the reasons of failures to the shards of their roots, or of these cohorts."""
+        """Send the reasons of failures to the shards of their roots, or of the roots' cohorts."""
         if len(reasons):
             self._send_packed(wire.pack_reasons(reasons, self._dests, cohorts))
 
@@ -110,20 +110,17 @@ class Outbox:
             self.send(dest, SETTLE, LEDGER, blob.as_buffer())
 
     def send_result(self, dest: int, kind: int, blob: bytes) -> None:
-        """Send a result to the driver through a destination of the last level."""
+        """Send a result to the driver, through task ``dest`` of the settle stage."""
         self.send(dest, SETTLE, RESULT, blob, subscription=kind)
 
-    def send_trailers(
-        self, levels: Iterable[int], task_report: bytes, alike: bytes | None = None
-    ) -> None:
+    def send_trailers(self, levels: Iterable[int], task_report: bytes, alike: bytes) -> None:
         """End the output with a trailer to every destination of each level that may get rows.
 
         ``levels``: every level that this task's stage may send rows to. ``task_report``: the report
-        for the driver; it goes to one destination of the last level. ``alike``: the part of the
-        report that enters the fingerprint: attempts with equal output have it in common. By default
-        the whole report.
+        for the driver; it goes to one task of the settle stage. ``alike``: the part of the report
+        that enters the fingerprint: it is the same in all attempts with the same output.
         """
-        self.add_to_fingerprint(task_report if alike is None else alike)
+        self.add_to_fingerprint(alike)
         sent = dict(self._sent)
         for level in levels:
             head = HEAD.pack(level, TRAILER, 0, self._origin, self._seq)
@@ -133,7 +130,7 @@ class Outbox:
                 self._rows.append((dest, head + side, blob))
 
     def taken(self) -> Iterator[pa.RecordBatch]:
-        """Return the rows sent since the last call, as batches for the shuffle."""
+        """Yield the rows sent since the last call, as batches for Spark's shuffle."""
         # The blobs of a batch together must fit into 32-bit offsets.
         batch: list[tuple[Any, ...]] = []
         size = 0
@@ -175,7 +172,7 @@ TOO_LARGE = -1
 
 @dataclass(frozen=True)
 class Limited:
-    """A stage that sends a row to `TOO_LARGE` in place of all rows after its first ``nbytes``."""
+    """A stage whose output is limited: after ``nbytes``, a row to `TOO_LARGE` replaces the rest."""
 
     stage: MapInArrow
     nbytes: int
@@ -252,7 +249,8 @@ class Inbox:
                 sent = sorted(n for _, n in trailers) if trailers else "an unknown number of"
                 raise RuntimeError(
                     f"a task of stage {self._level} got {rows} of {sent} rows from partition "
-                    f"{partition_of(origin)} of stage {level_of(origin)}: data was lost on the way"
+                    f"{partition_of(origin)} of stage {level_of(origin)}: data was lost on the "
+                    "way, so this attempt does not count, and Spark or ackcore tries again"
                 )
 
     def chunks(

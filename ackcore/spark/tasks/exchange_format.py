@@ -76,8 +76,9 @@ def partition_of(origin: int) -> int:
 
 
 class RootRuns(NamedTuple):
-    """The tracking of one blob of rows: run i covers the next ``rows[i]`` rows.
+    """The roots of the rows in one blob: run i covers the next ``rows[i]`` rows.
 
+    ``vals``: for each root, the XOR of the edges of the run's rows, or the root's cohort.
     ``offsets`` is None if each run has exactly one root.  Otherwise run i has the roots
     ``offsets[i]:offsets[i + 1]``, none for untracked rows.
     """
@@ -101,8 +102,8 @@ class RootRuns(NamedTuple):
         version, wide, runs, entries = _SIDE.unpack_from(side)
         if version != _VERSION:
             raise ValueError(
-                f"received tracking data of version {version}, and this ackcore reads version "
-                f"{_VERSION}; driver and workers must run the same one"
+                f"a task sent tracking data of version {version}, and the ackcore of this worker "
+                f"reads version {_VERSION}; install the same ackcore on all workers"
             )
         place = _SIDE.size
         roots = np.frombuffer(side, np.int64, entries, place)
@@ -120,9 +121,9 @@ def untracked(rows: int) -> RootRuns:
 
 
 class Places(NamedTuple):
-    """The origin of a spout's chunk: record i has the root of place ``first + i``.
+    """The arguments of `ackcore.ids.root_ids` for the records of a spout's chunk.
 
-    See `ackcore.ids.root_ids`; ``key`` is unsigned, ``attempts`` is the same for all records.
+    Record i of the chunk is at place ``first + i`` of the partition.  ``key`` is unsigned.
     """
 
     key: int
@@ -136,9 +137,9 @@ class Places(NamedTuple):
 
 
 class PlacedRuns(NamedTuple):
-    """The tracking of one blob of rows from one chunk of the spout stage, a few bytes a run.
+    """The roots of the rows in one blob from one chunk of the spout stage, in a few bytes a run.
 
-    Run i covers the next ``rows[i]`` rows, of the record at place ``at[i]`` of the chunk.
+    Run i covers the next ``rows[i]`` rows, which are of record ``at[i]`` of the chunk.
     """
 
     rows: Int64s
@@ -162,7 +163,7 @@ class PlacedRuns(NamedTuple):
 
 
 class CohortRuns(NamedTuple):
-    """The tracking of one blob of rows by cohort.
+    """The roots of the rows in one blob, and their cohorts.
 
     ``cohorts`` are the cohorts with rows in the blob, each once, and ``edges`` the edge of each.
     In ``runs``, if they are `RootRuns`, the vals are the cohorts of the roots.
@@ -180,7 +181,7 @@ class CohortRuns(NamedTuple):
 
 
 class ReceivedCohorts:
-    """The tracking of concatenated blobs by cohort, from the packed tracking (sides) of each.
+    """The roots and cohorts of the rows of several blobs, from their side data.
 
     Attributes: ``cohorts``, ``edges``: the cohorts with rows in the blobs, ascending, and the XOR
     of the edges of each. ``groups``: the number of runs. ``offsets``: those of ``runs``.
@@ -228,7 +229,7 @@ def xor_by(ids: Int64s, vals: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def joined_runs(sides: Sequence[bytes]) -> RootRuns | ReceivedCohorts:
-    """Return the tracking of concatenated blobs from the packed tracking (sides) of each."""
+    """Return the roots, and the cohorts if any, of the rows of several blobs from their sides."""
     if any(side[0] == _BY_COHORT for side in sides):
         return ReceivedCohorts(sides)
     return _joined([RootRuns.unpack(side) for side in sides])
@@ -262,7 +263,7 @@ class TupleBlob(NamedTuple):
 
 
 class TrailerReceipt(NamedTuple):
-    """The receipt of one task's trailer by another task."""
+    """The fingerprint in the trailer that task ``receiver`` got from task ``origin``."""
 
     receiver: int
     origin: int

@@ -1,4 +1,4 @@
-"""The expectations of a task, which checks each batch of emitted rows before it passes it on."""
+"""The check of a task's emitted rows against the expectations of their streams."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ExpectedRows:
         self.fatal: str | None = None
 
     def passing(self, source: str, stream: str, rows: AnchoredRows) -> AnchoredRows:
-        """Return the rows to pass on, and fail or drop the others."""
+        """Return the rows that meet the expectations, or may pass; fail or drop the others."""
         checks = self._checks.get((source, stream), ())
         n = len(rows)
         dead: dict[int, Reason] = {}

@@ -49,7 +49,10 @@ class Rules:
 
 
 class Judged(NamedTuple):
-    """Failed records in `TRACKING` and the source's columns, and the number of uncounted ones."""
+    """Failed records that wait or are dead, in the columns of `TRACKING` and of the source.
+
+    ``uncounted``: the number of waiting ones whose failure used no attempt.
+    """
 
     waits: pa.Table
     dies: pa.Table
@@ -151,9 +154,9 @@ class FailedRows:
         )
 
     def roots(self, *, counting: bool = False) -> list[Int64s]:
-        """Return the roots of the records, or of those whose reasons count, as a list of arrays.
+        """Return the roots of the records, as arrays that are not copied.
 
-        The arrays are not copied.
+        ``counting``: whether to return only roots of records whose failures used an attempt.
         """
         tables = list(self.found.values())
         if counting:
@@ -166,13 +169,13 @@ class FailedRows:
         return among(root_ids, ordered[found_in(ordered, self.roots())])
 
     def without(self, failed: pa.Table) -> pa.Table:
-        """Return the rows of a table of failures, without those of the records held here."""
+        """Return the rows of a table of failures whose records are not among these."""
         if not len(failed) or not self.found:
             return failed
         return failed.filter(pa.array(~self.have(failed["root_id"].to_numpy())))
 
     def places(self, spout: str) -> Int64s:
-        """Return the row numbers that a spout's failed records have among its due records."""
+        """Return the places of a spout's failed records among the records that were due."""
         if spout not in self.found:
             return np.empty(0, np.int64)
         # New records have places of type null, which would take memory as numbers.

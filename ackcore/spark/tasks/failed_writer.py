@@ -255,12 +255,11 @@ class FailedWriter:
 
 
 class FailedInRun:
-    """A judge of one task's failed records, used while the task still holds them.
+    """A judge of records that fail while their task still has their rows.
 
-    A failure is final for the run, and without a settle stage the task has its reason.  The task
-    judges the failed records of a chunk once all rows of the chunk were processed.  Records that
-    fail later are read again.  With a settle stage the driver drops the judgements of a run if one
-    of its judged records has several reasons.
+    They need not be read again.  The task calls `write` once all rows of a chunk were processed;
+    records that fail later are read again.  If another task may have failed them for another
+    reason, the settle stage looks for that, and then the driver drops all these judgements.
 
     ``directory``, ``name``: the run's directory, and the end of the names of this judge's files.
     ``rules``: the settings and times that decide whether a record waits. ``number``: the number of
@@ -281,23 +280,26 @@ class FailedInRun:
         ``some``: the records, all of them processed. ``roots``: the roots of the records.
         ``failures``: the reasons that arose since the last call, for roots of any records.
         """
-        places, said = self._said(some, roots, failures)
+        places, reasons = self._reasons_of(some, roots, failures)
         # A wait that a reason requests begins at the run's end, which is unknown in the task.
-        told = said.after_ms() == 0
-        if told.all():
+        known = reasons.after_ms() == 0
+        if known.all():
             if len(places) == sum(map(len, failures)):
                 self._judged += failures
         else:
-            said, places = said.taken(np.flatnonzero(told)), places[told]
+            reasons, places = reasons.taken(np.flatnonzero(known)), places[known]
         if not len(places):
             return
         self._roots.append(roots[places])
-        self._writer.write(some, records_at(some, roots, places, self._number), said)
+        self._writer.write(some, records_at(some, roots, places, self._number), reasons)
 
-    def _said(
+    def _reasons_of(
         self, some: SourceRecords, roots: Int64s, failures: list[pa.Table]
     ) -> tuple[Int64s, Reasons]:
-        """Return the places and reasons of the chunk's failed roots; keep those of other chunks."""
+        """Return the places of the chunk's failed records and their reasons.
+
+        The roots in ``failures`` that are not of this chunk are kept in ``_others``.
+        """
         if len(failures) == 1 and np.array_equal(failures[0]["root_id"].to_numpy(), roots):
             # All records failed once and in order, as in an outage: no look-up is needed.
             return np.arange(len(roots)), Reasons.of_texts(failures[0]["text"])
@@ -315,9 +317,9 @@ class FailedInRun:
         return places[at], Reasons.of_texts(reasons["text"]).taken(at)
 
     def finish(self, failures: list[pa.Table]) -> tuple[dict[str, Any], list[pa.Table]] | None:
-        """Return the result of `FailedWriter.finish`.
+        """Return the result of `FailedWriter.finish`; None if there is none.
 
-        Return None if no record was judged, or if a judged record failed once more.
+        There is none if no record was judged, or if a judged record failed once more.
 
         ``failures``: the reasons that arose since the last `write`.
         """
@@ -334,8 +336,8 @@ class FailedInRun:
         """Discard the records that are in no finished file; do nothing after `finish`."""
         self._writer.discard()
 
-    def others(self, failures: list[pa.Table]) -> list[pa.Table]:
-        """Return the reasons of roots that were not judged."""
+    def unjudged(self, failures: list[pa.Table]) -> list[pa.Table]:
+        """Return the failures of roots that were not judged."""
         judged = {id(one) for one in self._judged}
         failures = [one for one in failures if id(one) not in judged]
         if not failures:

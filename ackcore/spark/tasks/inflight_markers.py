@@ -56,7 +56,7 @@ _HEAD = struct.Struct("<qqqq")
 
 
 class TaskAttempt(NamedTuple):
-    """The id of an attempt at a task; sorts by task, then by attempt."""
+    """An attempt at a task: its level, partition and Spark's attempt id.  Sorts in this order."""
 
     level: int
     partition: int
@@ -148,7 +148,7 @@ class MarkerObject:
         self._is_there = False
 
     def set(self, kind: int, chunk: int = 0, rows: int = 0, roots: Int64s | None = None) -> None:
-        """Put the roots that are in flight from now on, if roots are or were named."""
+        """Put the roots that are in flight from now on; put nothing if none are or were named."""
         if roots is None and not (self._is_there and kind == NOTHING):
             return
         self._is_there = True

@@ -101,7 +101,7 @@ class Evidence:
                 self.reasons.update(dict.fromkeys(marker.roots, marker.timed_out))
 
     def groups(self, chunk: int, rows: int, roots: Int64s) -> tuple[Int64s, list[Int64s]]:
-        """Return a chunk's rejected roots, and its other suspects in groups to run in turn."""
+        """Return a chunk's rejected roots, and its other suspects in groups that run in turn."""
         suspects = np.intersect1d(roots, _array(self.suspects))
         rejected = np.array([r for r in suspects.tolist() if self.alone[r] >= ALONE_ENOUGH])
         rejected = rejected.astype(np.int64)
@@ -152,7 +152,7 @@ class AttemptIsolation:
     def begin(self) -> int:
         """Begin a chunk, and return its number in the task.
 
-        The first call looks for earlier attempts.  Many tasks have no chunk and need not look.
+        The first call reads the markers of earlier attempts and makes that of this one.
         """
         if self._file is None:
             self.evidence = Evidence(Counter(dict(self._alone)), set(self._alone))
@@ -231,7 +231,7 @@ class AttemptIsolation:
 class IsolatedBolts:
     """The bolts of a task, with a marker for the rows in flight and with suspects run alone.
 
-    ``chunks``: the groups of the task. ``ledger_rows``: the collector of failures, for rejected
+    ``chunks``: the chunks of the task. ``ledger_rows``: the collector of failures, for rejected
     roots.
     """
 
@@ -315,7 +315,7 @@ class IsolatedBolts:
                 yield rows if len(rest) == len(rows) else some_rows(rows, rest)
 
     def _reject(self, root: int, reason: Reason, rows: AnchoredRows, places: Int64s) -> None:
-        """Fail the rows of a rejected root. Only groups with no other root fail for good."""
+        """Fail the rows of a rejected root; rows that have other roots too do not fail for good."""
         groups = np.unique(rows.owners.take(places, None).pairs()[1])
         own = [
             self._chunks.roots_of(Owners(groups[i : i + 1]))[1] == root for i in range(len(groups))

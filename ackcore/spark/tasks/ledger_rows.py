@@ -1,9 +1,9 @@
-"""The ledger rows of one task: acks of its groups or cohorts, failures with reasons, and claims.
+"""The ledger rows of one task: INITs, ACKs, failures with reasons, and claims of message ids.
 
 They leave with the task's output, so that discarding an attempt discards its ledger rows too
-(SEMANTICS 6).  Without a settle stage, failures are kept for the driver instead.  Failures in the
-spout stage are kept, too, if no row of their trees has left the task: their outcome is certain, so
-they need no ledger.
+(SEMANTICS 6).  Without a settle stage, failures go to the driver instead.  So do failures in the
+spout stage if no row of their trees has left the task: their outcome is certain, so they need no
+ledger.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from ackcore.topology.tuples import Reason
 
 
 class _Failed(NamedTuple):
-    """Groups of a chunk that a component failed, by their places in the chunk, and the reasons."""
+    """Groups of a chunk that a component failed, by their places in the chunk, with reasons."""
 
     component: str
     groups: Int64s
     reasons: pa.Table
 
     def some(self, which: Bools) -> Self:
-        """Return the part for some of the groups, if each has one root."""
+        """Return the part for some of the groups, each of which must have one root."""
         reasons = self.reasons.filter(pa.array(which))
         return self._replace(groups=self.groups[which], reasons=reasons)
 
@@ -50,8 +50,8 @@ class _Failed(NamedTuple):
 class LedgerRows:
     """A collector of one task's ledger rows.
 
-    ``chunks``: the groups of the task. ``outbox``: the destination of the ledger rows. ``holds``:
-    whether failures are held until the end of their chunk.  Its groups must have one root each.
+    ``chunks``: the chunks of the task. ``outbox``: the destination of the ledger rows. ``holds``:
+    whether failures are held until `decide_held`.  Then each group must have one root.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class LedgerRows:
     def fail(self, owners: Owners, reasons: list[Reason], component: str) -> None:
         """Fail rows, with one reason for each or one for all.
 
-        A fail XORs in a poison edge: no XOR can become zero over a failure that is not named.
+        Each failure XORs a poison edge into the tree, which cannot be ACKED without its ledger row.
         """
         of_row, of_group = owners.pairs()
         tracked = np.zeros(len(owners), np.bool_)
@@ -131,14 +131,14 @@ class LedgerRows:
         self._events.append((roots, np.zeros(len(roots), np.int64), FAIL))
         self._reasons.append(failed.reasons)
 
-    def ended(
+    def decide_held(
         self, chunk: Chunk, open_groups: Callable[[Chunk], Int64s]
     ) -> tuple[list[pa.Table], list[pa.Table]]:
-        """Return the reasons of the last chunk's failed groups: of ended trees, and of all others.
+        """Settle or send the held failures of a chunk; return their reasons in two lists.
 
-        No row of a group with an ended tree was sent, and no tuple of it is open.  So no other task
-        can ack or fail it, and it leaves no ledger rows.  All other held failures are sent: these
-        groups are not ACKED either, but their first reason may come from another task.
+        The first list is of trees of which no row was sent and no tuple is open.  No other task can
+        ack or fail them, so this task settles them, and they have no ledger rows.  The second list
+        is of all others.  Their ledger rows are sent, since other tasks may fail them too.
 
         ``chunk``: the chunk: all of its rows are processed, and it is not closed. ``open_groups``:
         returns the groups of a chunk that may have open tuples, as places in the chunk.
@@ -146,28 +146,28 @@ class LedgerRows:
         held, self._held = self._held, []
         if not held:
             return [], []
-        goes_on = chunk.has_sent()
-        goes_on[open_groups(chunk)] = True
-        over = np.zeros(chunk.groups, np.bool_)
-        found: list[pa.Table] = []
+        shared = chunk.has_sent()
+        shared[open_groups(chunk)] = True
+        settled_here = np.zeros(chunk.groups, np.bool_)
+        settled: list[pa.Table] = []
         sent: list[pa.Table] = []
         for failed in held:
-            left = goes_on[failed.groups]
-            if left.any():
-                part = failed if left.all() else failed.some(left)
+            of_others = shared[failed.groups]
+            if of_others.any():
+                part = failed if of_others.all() else failed.some(of_others)
                 self._poison(chunk, part)
                 sent.append(part.reasons)
-            if not left.all():
-                failed = failed if not left.any() else failed.some(~left)
-                over[failed.groups] = True
-                found.append(failed.reasons)
-        if found:
-            chunk.over = over
-            self.failed.setdefault(chunk.task, []).extend(found)
-        return found, sent
+            if not of_others.all():
+                failed = failed if not of_others.any() else failed.some(~of_others)
+                settled_here[failed.groups] = True
+                settled.append(failed.reasons)
+        if settled:
+            chunk.settled_here = settled_here
+            self.failed.setdefault(chunk.task, []).extend(settled)
+        return settled, sent
 
     def new_failures(self) -> list[pa.Table]:
-        """Return the failure reasons since the last call, if tasks judge without a ledger."""
+        """Return the reasons of failures since the last call; none with a settle stage."""
         found, self._new_failures = self._new_failures, []
         return found
 
@@ -183,7 +183,7 @@ class LedgerRows:
         return some_rows(rows, np.delete(np.arange(len(rows)), places))
 
     def ack(self, ids: Int64s, vals: Int64s) -> None:
-        """Ack roots, or cohorts, of groups that have sent their ledger rows already."""
+        """Ack roots, or cohorts, of closed chunks: the edges of rows that were emitted later."""
         if self._spec.by_root:
             self._events.append((ids, vals, ACK))
         else:
@@ -200,7 +200,11 @@ class LedgerRows:
         self._events.append((claims, np.zeros(len(claims), np.int64), task))
 
     def close(self, chunk: Chunk) -> None:
-        """Send the ledger rows of a chunk's groups: INITs with the spout's number, or ACKs."""
+        """Send the ledger rows of a processed chunk.
+
+        They are INITs in the spout stage and ACKs behind an exchange: one for each root, or for
+        each cohort.
+        """
         if self._spec.layout.settles:
             cohorts = chunk.cohorts
             if cohorts is None:
@@ -208,7 +212,8 @@ class LedgerRows:
                 self._events.append((roots, vals, chunk.task))
             else:
                 # An INIT has the number of roots, without those that this task settles.
-                n = chunk.groups - (0 if chunk.over is None else int(chunk.over.sum()))
+                here = chunk.settled_here
+                n = chunk.groups - (0 if here is None else int(here.sum()))
                 if chunk.task == ACK:
                     self._add_cohorts(cohorts.ids, cohorts.totals, ACK)
                 elif n:

@@ -82,13 +82,13 @@ class Task:
 
     ``attempt``: the task and attempt that run here.
 
-    Attributes: ``bolts``: the bolts that process the rows. ``chunks``: the groups that rows are
-    anchored to. ``ledger_rows``: the collector of the groups' outcomes. ``outbox``: the rows that
-    the task sends. ``tracer``: the collector of traces of sampled roots. ``spilled``: by spout, the
-    file of rows that its source may not return again. ``kept``: the files with all new rows of the
-    task: spout, path, number of rows and of bytes. ``failed_in_run``, ``named_in_run``: the judges
-    of failed records that no other task can fail, and of those that the settle stage settles too;
-    None if all are read again.
+    Attributes: ``bolts``: the bolts that process the rows. ``chunks``: the chunks of input that
+    rows are anchored to. ``ledger_rows``: the collector of acks and failures. ``outbox``: the rows
+    that the task sends. ``tracer``: the collector of traces of sampled roots. ``spilled``: by
+    spout, the file of rows that its source may not return again. ``kept``: the files with all new
+    rows of the task: spout, path, number of rows and of bytes. ``failed_in_run``,
+    ``named_in_run``: the judges of failed records that no other task can fail, and of those that
+    other tasks may fail too; None if failed records are read again.
     """
 
     def __init__(self, spec: TaskSpec, attempt: TaskAttempt) -> None:
@@ -120,7 +120,7 @@ class Task:
         self.bolts = IsolatedBolts(self._bolts, self._isolation, self.chunks, self.ledger_rows)
 
     def close(self, chunk: Chunk) -> None:
-        """Send the ledger rows of a chunk's groups. All rows of the chunk must be processed."""
+        """Send the ledger rows of a chunk.  All rows of the chunk must be processed."""
         self.ledger_rows.close(chunk)
         if not self._bolts.open_rows:
             self.chunks.forget_closed()
@@ -131,7 +131,7 @@ class Task:
             return
         named: list[pa.Table] = []
         if self.spec.layout.settles:
-            failures, named = self.ledger_rows.ended(chunk, self._bolts.open_groups)
+            failures, named = self.ledger_rows.decide_held(chunk, self._bolts.open_groups)
         else:
             failures = self.ledger_rows.new_failures()
         if failures:
@@ -191,12 +191,12 @@ class Task:
         yield from self.outbox.taken()
 
     def _settled(self, in_run: FailedInRun | None) -> list[tuple[int, bytes]]:
-        """Return the results for the driver about the records that this task settled."""
+        """Return, for the driver, the failed roots that the settle stage does not settle."""
         rows = []
         for number, tables in sorted(self.ledger_rows.failed.items()):
             # With traces the driver gets the reasons of all failed roots.
             if in_run is not None and self.tracer is None:
-                tables = in_run.others(tables)
+                tables = in_run.unjudged(tables)
             if tables:
                 rows.append((NOT_ACKED, to_stream(_failed(first_reasons(tables), number))))
         return rows

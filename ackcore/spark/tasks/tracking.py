@@ -154,9 +154,9 @@ class Chunk:
         "first",
         "groups",
         "offsets",
-        "over",
         "sent",
         "sent_groups",
+        "settled_here",
         "task",
     )
 
@@ -179,7 +179,7 @@ class Chunk:
         #: With cohorts: the groups of rows sent before the chunk is closed, as places in it.
         self.sent_groups: list[Int64s] = []
         #: Whether each group has failed and is settled by this task; None if no group is.
-        self.over: Bools | None = None
+        self.settled_here: Bools | None = None
         #: Whether its ledger rows were sent: edges sent later are acked separately.
         self.closed = False
         self._load = load
@@ -245,10 +245,10 @@ class Chunk:
     def acks(self) -> tuple[Int64s, Int64s]:
         """Return roots and ack vals: the XOR of the edges on which a group came and those it sent.
 
-        Groups may be settled by this task (``over``) only if each has one root.
+        Groups that this task settles are left out; then each group has one root.
         """
-        if self.over is not None:
-            left = ~self.over
+        if self.settled_here is not None:
+            left = ~self.settled_here
             return self.roots[left], self.vals[left] ^ self.totals[left]
         if self.offsets is None:
             return self.roots, self.vals ^ self.totals
