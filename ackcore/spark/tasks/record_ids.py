@@ -55,9 +55,9 @@ class Decoder(Protocol):
 
 
 class RefusedOffsets(NamedTuple):
-    """Offsets of a partition, from ``start`` up to ``stop``; their records die when they are read.
+    """Offsets from ``start`` to below ``stop`` whose records are dead letters once they are read.
 
-    ``reason`` is an encoded `Reason`.
+    ``reason`` is the encoded `Reason` of the dead letters.
     """
 
     topic: str
@@ -69,37 +69,31 @@ class RefusedOffsets(NamedTuple):
 
 @dataclass(frozen=True)
 class SpoutSpec:
-    """The settings of one spout for the spout stage.
-
-    ``key`` is the micro-batch's key for this spout, ``schema`` the schema of the source's rows.
-    With ``by_tasks`` tasks read the source themselves, and its rows have their own input, which no
-    other spout shares.  ``decode`` makes the emitted rows in each attempt;
-    waiting and dead records are stored undecoded.  New rows at ``refused`` offsets fail.  If the
-    spout is ``ordered_by`` columns, new rows with ``blocked`` key hashes fail as well.
-    ``number_column`` is the column of `NUMBERS` that its waiting records have.
-    """
+    """The settings of one spout for the spout stage."""
 
     name: str
-    number: int
-    schema: pa.Schema
-    message_id: tuple[str, ...]
-    tracked: bool
-    claims: bool
-    spills: bool
-    key: int
+    number: int  # the number of the spout in ledger rows
+    schema: pa.Schema  # the schema of the source's rows
+    message_id: tuple[str, ...]  # the columns with the message id
+    tracked: bool  # whether its records are acked and retried
+    claims: bool  # whether its records claim their message ids
+    spills: bool  # whether the rows are written to files, since a second read may give others
+    key: int  # the key of the micro-batch for this spout
+    #: Whether tasks read the source themselves.  No other spout shares the input of its rows.
     by_tasks: bool = False
+    #: Makes the emitted rows in each attempt; waiting and dead records are stored undecoded.
     decode: Decoder | None = None
-    refused: tuple[RefusedOffsets, ...] = ()
-    ordered_by: tuple[str, ...] = ()
-    blocked: Int64s | None = None
-    number_column: str | None = None
+    refused: tuple[RefusedOffsets, ...] = ()  # new rows at these offsets fail
+    ordered_by: tuple[str, ...] = ()  # the columns with the key whose records stay in order
+    blocked: Int64s | None = None  # the hashes of keys whose new rows must wait
+    number_column: str | None = None  # the column of `NUMBERS` that its waiting records have
 
     def key_hashes(self, batch: pa.RecordBatch) -> tuple[Int64s, npt.NDArray[np.bool_]]:
         """Return the hash of each record's key, and whether the record has a key."""
         return key_hashes(batch, self.ordered_by)
 
     def held(self, batch: pa.RecordBatch) -> list[int]:
-        """Return the places of new records with a key for which another record waits."""
+        """Return the places of new records that must wait behind another record of their key."""
         if self.blocked is None:
             return []
         hashes, ordered = self.key_hashes(batch)
@@ -162,7 +156,7 @@ class SpoutSpec:
             return stamps(number, partition, np.arange(first, first + len(batch)))
         columns = [batch.column(name) for name in self.message_id]
         # The text of a value must depend on the value alone, not on the rest of the batch.
-        if len(columns) == 1 and _reads(columns[0].type):
+        if len(columns) == 1 and _has_plain_text(columns[0].type):
             return pc.fill_null(as_texts(columns[0]), "null")
         parts = [_json_texts(column) for column in columns]
         if all(part is not None for part in parts):
@@ -191,10 +185,9 @@ def roots_of(key: int, partition: int, places: Int64s, attempts: Any = 0) -> Int
 
 
 def positions_of(key: int, roots: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the partition of each root, and its place in the partition: invert `roots_of`.
+    """Return the partition of each root, and its place in it: the inverse of `roots_of`.
 
-    ``key``: the key with which the roots were made. ``roots`` (numpy.ndarray of int64, shape (n,)):
-    Root ids.
+    ``key``: the key with which the roots were made.
     """
     words = roots.view(np.uint64) ^ np.uint64(subkey(key & (1 << 64) - 1, 2))
     words = _unmixed(words) - np.uint64(subkey(key & (1 << 64) - 1, 1))
@@ -204,14 +197,14 @@ def positions_of(key: int, roots: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _unmixed(words: UInt64s) -> UInt64s:
-    """Invert `ackcore._reference.id_hashes.mix_many`."""
+    """Return the numbers from which `ackcore._reference.id_hashes.mix_many` made some words."""
     words = _unshifted(words, 31) * _FACTORS[0]
     words = _unshifted(words, 27) * _FACTORS[1]
     return _unshifted(words, 30)
 
 
 def _unshifted(words: UInt64s, bits: int) -> UInt64s:
-    """Invert ``x ^ x >> bits``."""
+    """Return the numbers x such that ``x ^ x >> bits`` are the given words."""
     found = words
     for shift in range(bits, 64, bits):
         found = found ^ (words >> np.uint64(shift))
@@ -237,7 +230,7 @@ def stamps(number: int, partition: int, places: Int64s) -> pa.Array:
     return pc.binary_join_element_wise(f"{number}-{partition}", texts, "-")
 
 
-def _reads(arrow_type: pa.DataType) -> bool:
+def _has_plain_text(arrow_type: pa.DataType) -> bool:
     """Return whether a type's values have a plain text form; nested and binary ones have none."""
     return not pa.types.is_nested(arrow_type) and not (
         pa.types.is_binary(arrow_type) or pa.types.is_large_binary(arrow_type)

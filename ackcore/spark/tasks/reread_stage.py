@@ -1,4 +1,4 @@
-"""Reads the rows of a run again, to find records for the driver."""
+"""Reads the rows of a run again, to find records of which the driver knows only the roots."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class PieceReader(Protocol):
 
 
 class DealtPieces(NamedTuple):
-    """The pieces of one spout that are read again, as one list for each task."""
+    """The pieces of one spout that are read again, in lists for one task each."""
 
     reader: PieceReader
     lists: Sequence[Sequence[Piece]]
 
 
 class RereadRows(NamedTuple):
-    """Records that are read again, and whether they are all records of their partition."""
+    """Records that are read again; ``whole``: whether they are all records of their partition."""
 
     partition: int
     whole: bool
@@ -72,7 +72,9 @@ class RereadRows(NamedTuple):
 def read_again(
     stage: SpoutStage, batches: Batches, dealt: DealtPieces | None
 ) -> Iterator[RereadRows]:
-    """Read a partition again; with ``dealt``, the lists of pieces that the batches name by number.
+    """Read a partition again.
+
+    With ``dealt``, read the pieces in those of its lists whose numbers are in the batches.
 
     Raises `RuntimeError` if a piece has another number of rows than in the run.
     """
@@ -108,7 +110,7 @@ class RereadConsumer(Protocol):
     """A consumer of all records that a task reads again."""
 
     def take(self, some: SourceRecords) -> pa.RecordBatch | None:
-        """Process records; return those for the driver, with the spout's name in the schema."""
+        """Process records.  Return those that go to the driver, with the spout in the schema."""
 
     def finish(self) -> tuple[dict[str, Any], list[pa.Table]]:
         """Return the final results for the driver: a JSON-serializable report, and tables."""
@@ -119,7 +121,7 @@ class RereadConsumer(Protocol):
 
 @dataclass(frozen=True)
 class Picks:
-    """A reader that returns the records that a function selects."""
+    """A `RereadConsumer` that returns the records that a function selects."""
 
     pick: Callable[[SourceRecords], pa.RecordBatch]
 
@@ -136,7 +138,7 @@ class Picks:
 
 
 class JudgedPicks:
-    """A reader that judges the records that failed.
+    """A `RereadConsumer` that judges the records that failed.
 
     ``rules``: the settings and times that decide whether a record waits. ``directory``: the
     directory for files. ``number``: the number of the micro-batch. ``failed``: sorted roots, their
@@ -206,7 +208,7 @@ class RereadStage:
     reader: Callable[[], RereadConsumer]  # returns the task's `RereadConsumer`
     #: The spouts that are read from files, not from their sources.
     spilled: frozenset[str] = frozenset()
-    slices: tuple[Slice, ...] = ()  # Parts of files with records that were due or were spilled
+    slices: tuple[Slice, ...] = ()  # parts of files with records that were due or were spilled
     #: The pieces of a source to read; by default all rows of a partition.
     pieces: DealtPieces | None = None
 

@@ -134,7 +134,7 @@ class SinkRowWriter:
         self._files: dict[tuple[str, str], dict[str, RowFileWriter]] = {}
 
     def write(self, component: str, stream: str, rows: AnchoredRows, chunks: Chunks) -> None:
-        """Append rows of a stream to its file for one root per row, or to the one for several."""
+        """Append rows of a stream to its file for rows with one root, or to that for several."""
         column = _roots(rows, chunks)
         name = ROOTS if pa.types.is_list(column.type) else ROOT
         schema = self._schemas[component, stream].append(pa.field(name, column.type))
@@ -166,7 +166,7 @@ class SinkRowWriter:
 
 
 def finished(files: Sequence[RowFileWriter], work: str) -> list[tuple[str, int, int]]:
-    """Finish files, in parallel in a bucket."""
+    """Finish files, in parallel in a bucket; return the results of `RowFileWriter.finish`."""
     if len(files) < 2 or not is_bucket(work):
         return [file.finish() for file in files]
     with ThreadPoolExecutor(min(len(files), _PUT_AT_ONCE)) as beside:
@@ -232,7 +232,7 @@ def partition_in(path: str) -> int:
 
 
 def damage_in(error: BaseException | None) -> RowFileDamaged | None:
-    """Return the error about a damaged file behind an error of the driver or a worker, or None."""
+    """Return the error about a damaged file that caused a driver's or worker's error, or None."""
     seen = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -294,7 +294,10 @@ def _damaged(path: str, what: str) -> RowFileDamaged:
 
 
 def acked_rows(batch: pa.RecordBatch, failed: Int64s) -> npt.NDArray[np.bool_] | None:
-    """Return whether all roots of each row are ACKED; None if this is true for all rows."""
+    """Return, for each row of a sink's file, whether all its roots are ACKED; None if all are.
+
+    ``failed``: the roots that are not ACKED, sorted.
+    """
     roots = batch.column(len(batch.schema) - 1)
     if not len(failed):
         return None

@@ -1,4 +1,4 @@
-"""The settle stage: settles the ledger rows of all tasks, and returns receipts of all trailers."""
+"""The settle stage: finds the outcome of each root from the ledger rows of all tasks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ from ackcore.spark.tasks.task_results import (
 
 @dataclass(frozen=True)
 class SettleStage:
-    """The mapInArrow function that settles the ledger rows of one or more whole shards."""
+    """The mapInArrow function that settles whole shards of the ledger rows.
+
+    It returns the outcome to the driver, with the reports and receipts of tasks.
+    """
 
     spec: TaskSpec
 

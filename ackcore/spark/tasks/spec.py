@@ -66,7 +66,7 @@ class TaskSpec:
     make_executor: Callable[..., Executor] = executor_for  # `executor_for`, or a wrapper of it
 
     def budget(self, bolt: str) -> Budget | None:
-        """Return the share of a task in the money for a bolt's calls; None without a limit.
+        """Return the share of one task in a bolt's ``cost_per_run``; None without this limit.
 
         The bolt is behind an exchange, so that the number of its tasks is known.
         """
@@ -78,17 +78,12 @@ class TaskSpec:
         return Budget(bolt, limit.cost_per_run, self.spent.get(bolt, 0.0), tasks)
 
     def tasks_at_once(self, bolt: str) -> int:
-        """Return the largest number of tasks that may call for a bolt, or for one key of its
-        limit, at the same time.
-        """
-        tasks = self.slots
+        """Return the most tasks that share a bolt's limits of calls, or those of a key, at once."""
         if self._has_whole_keys(bolt):
             return 1
+        tasks = self.slots
         if self.layout.levels[bolt] > 1:
-            tasks = 0
-            for sub in self.layout.subscriptions:
-                if sub.target == bolt:
-                    tasks = max(tasks, self._tasks_of(sub))
+            tasks = max(map(self._tasks_of, self.layout.into(bolt)))
         return min(tasks, self.slots)
 
     def _has_whole_keys(self, bolt: str) -> bool:
@@ -96,7 +91,7 @@ class TaskSpec:
         component = self.components[bolt]
         if not isinstance(component, AsyncBolt) or component.limit is None:
             return False
-        inputs = [sub for sub in self.layout.subscriptions if sub.target == bolt]
+        inputs = self.layout.into(bolt)
         return len(inputs) == 1 and inputs[0].grouping == Fields((str(component.limit.per),))
 
     def _tasks_of(self, sub: Subscription) -> int:

@@ -64,7 +64,7 @@ class SpoutStage:
             yield from self._run(task, self.records(batches, attempt.partition))
 
     def records(self, batches: Batches, partition: int) -> Iterator[SourceRecords]:
-        """Yield the records of a partition, cut by position alone."""
+        """Yield the records of a partition in chunks that depend on the rows alone."""
         if partition >= RETRIES:
             raise ValueError(
                 f"a source must have at most {RETRIES} partitions, got partition {partition}; "
@@ -164,9 +164,9 @@ class SpoutStage:
         task.close(chunk)
 
     def _cohorts(self, some: SourceRecords) -> Cohorts | None:
-        """Return the records' cohort; None if each root is settled by itself, or without a ledger.
+        """Return the one cohort of a chunk's records, whose id is the root of the first one.
 
-        Its id is the root of the first record.
+        Return None if each root is settled by itself, or if there is no settle stage.
         """
         if self.spec.by_root or not self.spec.layout.settles or not len(some.batch):
             return None
@@ -203,7 +203,7 @@ def _deliver(task: Task, source: SpoutSpec, rows: AnchoredRows, bad: Mapping[int
 
 
 class Slice(NamedTuple):
-    """A part of a spout's due records, or a file of its spilled input."""
+    """A part of a file with a spout's due records, or a file of its spilled input."""
 
     spout: str
     file: RowFile
@@ -237,7 +237,7 @@ class RetryStage(SpoutStage):
 
 
 def records_in(source: SpoutSpec, part: Slice) -> Iterator[SourceRecords]:
-    """Yield the records of a slice in the form that the run got them."""
+    """Yield the records of a slice as the run processed them."""
     if not part.spilled:
         due = read_whole(part.file).slice(part.first, part.rows)
         yield from due_records(source, due, part.first)
@@ -338,7 +338,7 @@ _SAMPLED, _FIRST = 1 << 14, [1 << n for n in range(14)]
 
 
 def _samples(batch: pa.RecordBatch, places: Sequence[int]) -> list[bytes]:
-    """Return a text for each of some rows: the hashes of its values, or their texts."""
+    """Return bytes for each of some rows, made of the hashes of its values, or of their texts."""
     columns: list[list[Any]] = []
     for column in batch.columns:
         values = [column.slice(place, 1) for place in places]

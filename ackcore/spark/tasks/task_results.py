@@ -11,13 +11,16 @@ from ackcore.spark.base.versions import from_arrow_schema
 RESULT_SCHEMA = pa.schema([("kind", pa.int8()), ("blob", pa.binary())])
 RESULT_TYPE = from_arrow_schema(RESULT_SCHEMA)
 
-#: A task's report, in JSON; receipts of trailers; an Arrow stream of `NOT_ACKED_SCHEMA`; JSON
-#: of counts by task; an Arrow stream of records that were read again or judged; the name of a
-#: table of `NOT_ACKED_SCHEMA` among the run's files of failures; the number of cohorts whose roots
-#: could not be settled together; records that were judged like `PICKED` ones, but that other tasks
-#: may have failed too; the roots, as int64, that failed with several reasons.
-TASK_REPORT, TRAILER_RECEIPTS, NOT_ACKED, COUNTED, PICKED, NOT_ACKED_FILE = 1, 2, 3, 4, 5, 6
-UNSETTLED, NAMED, DISPUTED = 7, 8, 9
+# The kinds of results, and the content of the blob:
+TASK_REPORT = 1  # the report of a task, in JSON
+TRAILER_RECEIPTS = 2  # receipts of trailers, as `Inbox.receipts` returns them
+NOT_ACKED = 3  # an Arrow stream of `NOT_ACKED_SCHEMA`
+COUNTED = 4  # the number of ACKED roots by spout number, in JSON
+PICKED = 5  # an Arrow stream of records that were read again or judged
+NOT_ACKED_FILE = 6  # the name of a file of `NOT_ACKED_SCHEMA` among the run's files of failures
+UNSETTLED = 7  # the number of cohorts that could not be settled
+NAMED = 8  # like `PICKED`, but other tasks may have failed the judged records too
+DISPUTED = 9  # the roots, as int64, that failed with several reasons
 
 #: The most bytes of failures that a task returns to the driver; it writes more to files.
 INLINE_BYTES = 1 << 17

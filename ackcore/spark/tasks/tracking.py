@@ -1,4 +1,4 @@
-"""The anchors inside one task: groups of roots, the rows anchored to them, and their edges.
+"""The anchors inside one task: groups of roots, and the rows that are anchored to them.
 
 A task's input comes in *groups*.  In the spout stage a group is one record of a source.  Behind an
 exchange it is one run of rows of a root that was sent here together.  A group holds its roots and,
@@ -79,10 +79,10 @@ class Owners(NamedTuple):
 class AnchoredRows:
     """Rows between two components, with the groups that they are anchored to.
 
-    ``batch``: the rows. ``owners``: the groups of the rows.  The callable runs on first use, which
-    never comes for rows that stay in a stage and do not fail. ``identity``: the records of the
-    rows, if a bolt needs them. ``only_chunk``: the only chunk that the rows are anchored to, with
-    one group each; None otherwise.
+    ``batch``: the rows. ``owners``: the groups of the rows, or a callable that returns them.  It is
+    called on first use: rows that stay in a stage and do not fail need none. ``identity``: the
+    message ids and attempts of the rows' records, if a bolt needs them. ``only_chunk``: the chunk
+    that all rows are anchored to, with one group each; None otherwise.
     """
 
     __slots__ = ("_owners", "_rows", "batch", "identity", "only_chunk")
@@ -138,8 +138,8 @@ class Chunk:
     """Groups that arrived together, numbered from ``first`` on.
 
     ``first``, ``groups``: the number of the first group, and the number of groups. ``load``:
-    returns the roots, and the XOR of their edges or, with ``cohorts``, their cohorts.  It runs on
-    first use: a stage that sends no rows on needs only those of failed groups. ``task``: the task
+    returns the roots, and the XOR of their edges or, with ``cohorts``, their cohorts.  It is called
+    on first use: a stage that sends no rows needs only those of failed groups. ``task``: the task
     column of the ledger rows: a spout's number, or ``ACK``. ``offsets``: the offsets of each
     group's roots; None if each group has exactly one root, see `RootRuns`. ``cohorts``: the cohorts
     of the roots; None if each root is settled by itself.
@@ -208,7 +208,7 @@ class Chunk:
         return self._totals
 
     def ordinals(self, way: str) -> Int64s:
-        """Return each group's number of rows sent to a destination; callers increment them."""
+        """Return each group's number of rows sent for a subscription; callers increment them."""
         found = self.sent.get(way)
         if found is None:
             found = self.sent[way] = np.zeros(self.groups, np.int64)
@@ -234,7 +234,7 @@ class Chunk:
         return np.where(none, 0, self.roots[places]), np.where(none, 0, self.vals[places])
 
     def entries_of(self, groups: Int64s) -> tuple[Int64s, Int64s]:
-        """Return (place among ``groups``, place among the roots) of all roots of the groups."""
+        """Return, for each root of each group, its group's place in ``groups`` and its own."""
         if self.offsets is None:
             return np.arange(len(groups)), groups
         starts, sizes = self.offsets[:-1][groups].astype(np.int64), np.diff(self.offsets)[groups]
@@ -283,11 +283,11 @@ class Chunks:
         return chunk
 
     def forget_closed(self) -> None:
-        """Drop all chunks that have acked. The caller ensures that no open row needs them."""
+        """Drop all closed chunks.  The caller ensures that no tuple anchored to them is open."""
         self._chunks = [chunk for chunk in self._chunks if not chunk.closed]
 
     def roots_of(self, owners: Owners) -> tuple[Int64s, Int64s]:
-        """Return (row, root) for all roots of all groups of each row."""
+        """Return two columns, rows and roots: a pair for each root that a row is anchored to."""
         of_row, of_group = owners.pairs()
         rows, roots = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for chunk, places in self.split(of_group):
@@ -297,7 +297,7 @@ class Chunks:
         return np.concatenate(rows), np.concatenate(roots)
 
     def split(self, groups: Int64s) -> list[tuple[Chunk, Int64s]]:
-        """Return each chunk that has any of ``groups``, with the places of its groups."""
+        """Return each chunk that has any of some groups, with the places of its groups in them."""
         found = []
         for chunk in self._chunks:
             own = (groups >= chunk.first) & (groups < chunk.first + chunk.groups)
@@ -308,7 +308,7 @@ class Chunks:
 
 
 def running_counts(groups: Int64s, counts: Int64s) -> Int64s:
-    """Return the number of earlier occurrences of each group, and update ``counts`` in place."""
+    """Return, for each item, how often its group occurred before; add these to ``counts``."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
     firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
