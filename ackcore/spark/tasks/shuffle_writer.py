@@ -2,7 +2,7 @@
 
 An edge is drawn for each blob of rows and each cohort in it (`cohorts`).  If each root is settled
 by itself, an edge is drawn for each pair of a row and a group that the row is anchored to
-(`tracking`), and the edges of one row that belong to one root are folded into one value.
+(`tracking`), and the edges of a row that have one root are folded into one value.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ MOST_ROW_BYTES = 1 << 30
 class ShuffleWriter:
     """A sender of one task's rows to later stages, by the groupings of their subscriptions.
 
-    ``partition``: the partition of the task. ``chunks``: the groups of the task. ``outbox``: the
-    destination of rows. ``ledger_rows``: the collector of late acks, and of failures of rows that
-    are too large.
+    ``partition``: the partition of the task. ``chunks``: the chunks of the task. ``outbox``: the
+    destination of rows. ``ledger_rows``: the collector of acks of closed chunks, and of failures of
+    rows that are too large.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ShuffleWriter:
         self._turn = Counter[int]()
 
     def send(self, sub: Subscription, rows: AnchoredRows) -> None:
-        """Send rows for a subscription."""
+        """Send rows to the tasks of the subscription's bolt; fail them if they are too large."""
         batch = rows.batch
         size = bytes_before(batch, len(batch))
         if size > MOST_ROW_BYTES:  # a single row: larger batches were cut before
@@ -152,15 +152,15 @@ def _have_roots(rows: AnchoredRows) -> bool:
 def draw_edges(
     key: int, way: str, rows: AnchoredRows, order: Int64s, counts: Int64s, chunks: Chunks
 ) -> tuple[list[RootRuns], tuple[Int64s, Int64s] | None]:
-    """Draw an edge for each pair of row and group, and fold a row's edges by root.
+    """Draw an edge for each pair of row and group, and fold the edges by row and root.
 
-    ``key``: the key of the micro-batch. ``way``: the emitter, stream and destination, a part of the
+    ``key``: the key of the micro-batch. ``way``: the emitter, stream and receiver, a part of the
     edge ids. ``rows``: the rows to send. ``order``, ``counts``: the row numbers by destination and
-    their counts, as `ackcore._backend.split_by_shard` returns them. ``chunks``: the groups of the
+    their counts, as `ackcore._backend.split_by_shard` returns them. ``chunks``: the chunks of the
     task.
 
-    Returns the tracking of the rows for each destination; and the roots and ack vals of groups that
-    had acked already.
+    Returns the roots and edges of the rows for each destination; and the roots and edges that must
+    be acked separately, because their chunks are closed, or None.
     """
     of_row, of_group = rows.owners.pairs()
     found: list[tuple[Int64s, Int64s, Int64s]] = []  # row, root, edge
@@ -221,7 +221,7 @@ def draw_cohort_edges(
 def _draw_any_cohorts(
     key: int, way: str, rows: AnchoredRows, order: Int64s, counts: Int64s, chunks: Chunks
 ) -> tuple[list[CohortRuns], tuple[Int64s, Int64s] | None]:
-    """Draw edges as `draw_cohort_edges` does, for rows of several groups or of several chunks."""
+    """Draw edges as `draw_cohort_edges` does, for rows with several groups or several chunks."""
     of_row, of_group = rows.owners.pairs()
     dest_of = np.empty(len(order), np.int64)
     dest_of[order] = np.repeat(np.arange(len(counts)), counts)
@@ -254,7 +254,7 @@ def _draw_any_cohorts(
 
 
 def _joined(late: list[tuple[Int64s, Int64s]]) -> tuple[Int64s, Int64s] | None:
-    """Return the ids and the edges to ack late, of all chunks; None if there are none."""
+    """Return the ids and edges of all closed chunks as two columns; None if there are none."""
     if not late:
         return None
     return np.concatenate([ids for ids, _ in late]), np.concatenate([vals for _, vals in late])
@@ -263,7 +263,7 @@ def _joined(late: list[tuple[Int64s, Int64s]]) -> tuple[Int64s, Int64s] | None:
 def _cohort_edges(
     key: int, way: str, chunk: Chunk, dests: Int64s, which: Int64s, all_dests: int
 ) -> Int64s:
-    """Draw an edge for each blob and cohort, and add it to the chunk's ack unless that has left."""
+    """Draw an edge for each pair of a destination and a cohort; ack it if the chunk is open."""
     cohorts = chunk.cohorts
     assert cohorts is not None
     edges = cohorts.draw(key, way, which, dests, all_dests)
@@ -273,7 +273,7 @@ def _cohort_edges(
 
 
 def _distinct(dests: Int64s, which: Int64s, n: int) -> tuple[Int64s, Int64s]:
-    """Return each pair of a destination and a number below n once, by destination."""
+    """Return each pair of a destination and a number below ``n`` once, sorted."""
     pairs = dests * n + which
     if len(pairs) and int(pairs.max()) < 8 * len(pairs):
         pairs = np.flatnonzero(np.bincount(pairs))
@@ -283,7 +283,7 @@ def _distinct(dests: Int64s, which: Int64s, n: int) -> tuple[Int64s, Int64s]:
 
 
 def _bounds(dests: Int64s, all_dests: int) -> list[slice]:
-    """Return the places of each destination in a sorted column of destinations."""
+    """Return, for each of all destinations, its slice of a sorted column of destinations."""
     ends = np.searchsorted(dests, np.arange(all_dests + 1)).tolist()
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
@@ -323,7 +323,10 @@ def _runs_by_row(
     counts: Int64s,
     fold: np.ufunc = np.bitwise_xor,
 ) -> list[RootRuns]:
-    """Return runs of one row each; fold all vals of a row that have one root into one."""
+    """Return runs of one row each by destination; fold the vals of a row's equal roots into one.
+
+    ``found``: rows, their roots and their vals, in parts.
+    """
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     empty = np.empty(0, np.int64)
