@@ -8,8 +8,7 @@ from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.tables.seen_keys import SeenFold
-from ackcore.spark.tables.table_fold import TableFold
-from ackcore.spark.tables.window_fold import WindowFold
+from ackcore.spark.tables.table_fold import TableFold, WindowFold
 from ackcore.tables.table_shape import TableShape
 from ackcore.tables.watermarks import EVER, NEVER, WindowWatermarks
 from ackcore.topology.parts import Parts, TableSpec
