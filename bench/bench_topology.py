@@ -34,8 +34,7 @@ from ackcore.spark.base.reasons import REASON_SCHEMA
 from ackcore.spark.base.schemas import FailedFile
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_writer import FailedInRun
-from ackcore.spark.tasks.record_ids import SpoutSpec
-from ackcore.spark.tasks.source_records import SourceRecords
+from ackcore.spark.tasks.record_ids import SourceRecords, SpoutSpec
 from ackcore.topology import TopologyBuilder, expect
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Identity, Reason

@@ -28,8 +28,8 @@ from ackcore.spark.engine import reread
 from ackcore.spark.engine.action import run
 from ackcore.spark.engine.setup import InputFrame, RunPlan, setup_on_spark
 from ackcore.spark.sinks.sink_batch import BatchFile, read_sink_file
+from ackcore.spark.tasks.record_ids import pick
 from ackcore.spark.tasks.row_files import ROOT_ID, RowFile, RowFileWriter
-from ackcore.spark.tasks.source_records import pick
 from ackcore.topology import BatchBolt, Reason, TopologyBuilder
 from ackcore.topology.stage_layout import Layout
 

@@ -31,9 +31,8 @@ from ackcore.spark.stores.run_files import read_table_at
 from ackcore.spark.tasks import failed_writer, settle_stage
 from ackcore.spark.tasks.exchange_format import LEDGER, RESULT, TUPLES
 from ackcore.spark.tasks.failed_rows import Rules, judge
-from ackcore.spark.tasks.record_ids import RETRIES
+from ackcore.spark.tasks.record_ids import RETRIES, pick
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, RowFile, RowFileWriter, partition_in
-from ackcore.spark.tasks.source_records import pick
 from ackcore.spark.tasks.spout_stage import RetryStage, Slice, SpoutStage
 from ackcore.testing import Source
 from ackcore.topology import BatchBolt, Bolt, Reason, Reject, Retry, TopologyBuilder, Unavailable

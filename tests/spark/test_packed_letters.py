@@ -15,8 +15,7 @@ from ackcore.spark.base.reasons import Reasons
 from ackcore.spark.base.schemas import FailedFile
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_writer import FailedWriter
-from ackcore.spark.tasks.record_ids import SpoutSpec
-from ackcore.spark.tasks.source_records import SourceRecords, records_at
+from ackcore.spark.tasks.record_ids import SourceRecords, SpoutSpec, records_at
 
 LINES = pa.schema([("id", pa.int64()), ("line", pa.string())])
 REASONS = Reasons.of_texts(pa.array(["!\x1fbolt\x1fFailed\x1fno"]))

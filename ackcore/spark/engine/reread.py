@@ -39,7 +39,7 @@ from ackcore.spark.base.session import collected
 from ackcore.spark.engine.setup import RunResult, RunSetup
 from ackcore.spark.stores.run_files import making_in
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
-from ackcore.spark.tasks.record_ids import SpoutSpec, positions_of
+from ackcore.spark.tasks.record_ids import SourceRecords, SpoutSpec, pick, positions_of
 from ackcore.spark.tasks.reread_stage import (
     DealtPieces,
     JudgedPicks,
@@ -49,7 +49,6 @@ from ackcore.spark.tasks.reread_stage import (
     pick_keyed,
 )
 from ackcore.spark.tasks.row_files import ROOT_ID, RowFile, among, partition_in, read_whole
-from ackcore.spark.tasks.source_records import SourceRecords, pick
 from ackcore.spark.tasks.spout_stage import Slice, SpoutStage, records_in
 from ackcore.spark.tasks.task_results import (
     INLINE_BYTES,

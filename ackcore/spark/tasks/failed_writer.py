@@ -36,9 +36,8 @@ from ackcore.spark.base.reasons import Reasons, first_reasons
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, FailedFile
 from ackcore.spark.stores.run_files import StagingDirectory
 from ackcore.spark.tasks.failed_rows import Rules, judge
-from ackcore.spark.tasks.record_ids import positions_of
+from ackcore.spark.tasks.record_ids import SourceRecords, positions_of, records_at
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
-from ackcore.spark.tasks.source_records import SourceRecords, records_at
 
 #: Bytes of one spout's waiting records for which a task writes a file: too large a file to be
 #: merged later, and small enough for memory that the task has used before.

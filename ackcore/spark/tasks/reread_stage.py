@@ -17,9 +17,8 @@ from ackcore.spark.base.schemas import ATTEMPT
 from ackcore.spark.stores.run_files import read_table_at
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_writer import FailedWriter
-from ackcore.spark.tasks.record_ids import RETRIES
+from ackcore.spark.tasks.record_ids import RETRIES, SourceRecords, pick
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
-from ackcore.spark.tasks.source_records import SourceRecords, pick
 from ackcore.spark.tasks.spout_stage import RowSample, Slice, SpoutStage, records_in
 from ackcore.spark.tasks.task import attempt_at
 from ackcore.spark.tasks.task_results import PICKED, TASK_REPORT, result_batch, to_stream

@@ -23,7 +23,7 @@ from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
 from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.tasks.cohorts import Cohorts
 from ackcore.spark.tasks.exchange_format import Places
-from ackcore.spark.tasks.record_ids import CLAIM, RETRIES, SpoutSpec
+from ackcore.spark.tasks.record_ids import CLAIM, RETRIES, SourceRecords, SpoutSpec
 from ackcore.spark.tasks.row_files import (
     RowFile,
     RowFileWriter,
@@ -31,7 +31,6 @@ from ackcore.spark.tasks.row_files import (
     read_rows,
     read_whole,
 )
-from ackcore.spark.tasks.source_records import SourceRecords
 from ackcore.spark.tasks.spec import CHUNK_BYTES, TaskSpec
 from ackcore.spark.tasks.task import Task, attempt_at
 from ackcore.spark.tasks.tracing import Tracer

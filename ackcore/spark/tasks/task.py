@@ -25,9 +25,9 @@ from ackcore.spark.tasks.failed_writer import FailedInRun
 from ackcore.spark.tasks.inflight_markers import TaskAttempt
 from ackcore.spark.tasks.isolation import AttemptIsolation, IsolatedBolts
 from ackcore.spark.tasks.ledger_rows import LedgerRows
+from ackcore.spark.tasks.record_ids import SourceRecords
 from ackcore.spark.tasks.row_files import RowFileWriter
 from ackcore.spark.tasks.shuffle_writer import ShuffleWriter
-from ackcore.spark.tasks.source_records import SourceRecords
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.task_results import (
     NAMED,
