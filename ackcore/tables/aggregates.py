@@ -377,7 +377,7 @@ class _Collect(_OfColumns):
     def _lists(self, values: pa.Array, wanted: Bools, order: Int64s, groups: KeyGroups) -> pa.Array:
         """Return the first ``max_items`` wanted values of each group as a list.
 
-        ``order``: the places in ``values`` of the values of the groups, one group after the other.
+        ``order``: the indexes in ``values`` of the groups' values, one group after the other.
         ``wanted``: whether each of them counts.
         """
         before = offsets_of(wanted)

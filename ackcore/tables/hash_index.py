@@ -76,7 +76,7 @@ class HashIndex(NamedTuple):
 
         ``hashes``: hashes in the range of the index.
 
-        The result is two columns: places in ``hashes``, ascending, and a row for each.
+        The result is two columns: indexes in ``hashes``, ascending, and a row for each.
         """
         places = hashes - np.uint64(self.lo)
         buckets = (places >> self._shift).view(np.int64)

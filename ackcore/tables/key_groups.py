@@ -152,11 +152,11 @@ def _separate(order: Int64s, starts: Int64s, is_start: Bools, keys: Sequence[pa.
     """Separate different keys of equal hash; return whether there are any.
 
     Changes ``order``, the rows by hash, and ``is_start``, whether a row is its key's first, in
-    place. ``starts``: the places in ``order`` at which a hash begins.
+    place. ``starts``: the indexes in ``order`` at which a hash begins.
     """
     n = len(order)
     hash_of = np.repeat(starts, np.diff(np.append(starts, n)))
-    # The places of rows that have another key than the first row of their hash.
+    # Rows, by their index in ``order``, that have another key than the first row of their hash.
     other = np.flatnonzero(hash_of != np.arange(n))
     other = other[~rows_equal(keys, order[other], keys, order[hash_of[other]])]
     if not len(other):

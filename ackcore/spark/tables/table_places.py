@@ -66,8 +66,8 @@ def stored_rows(
 
     One segment is open at a time. Raises CheckpointCorrupt if one is missing or damaged.
 
-    ``start``, ``stop``: the places of the first row and behind the last one, counted through all
-    segments; by default all rows.
+    ``start``, ``stop``: the range of rows, which are numbered through all segments; by default all
+    rows.
     """
     first = 0
     for info in segments:

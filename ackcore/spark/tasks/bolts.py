@@ -73,7 +73,7 @@ class BoltInstance:
     children: dict[str, Int64s] = field(default_factory=dict)
 
     def owners_of(self, handles: Int64s) -> Iterator[tuple[Owners, Int64s]]:
-        """Yield the owners of the tuples with some handles, in parts, with their places in them."""
+        """Yield the owners of tuples, in parts; with each, the indexes of its tuples in ``handles``."""
         for part in self.open_rows:
             own = (handles >= part.first) & (handles < part.first + len(part.rows))
             places = np.flatnonzero(own)
@@ -103,7 +103,7 @@ class BoltInstance:
     def _identity(
         self, stream: str, parents: Identity, first: int, local: Int64s, anchors: Anchors
     ) -> Identity:
-        """Return emitted rows' identity: the first anchor's, and the place among its children."""
+        """Return emitted rows' identity: the first anchor's, and the number among its children."""
         if anchors.offsets is None:
             heads, have = local, None
         else:
@@ -311,7 +311,7 @@ class Bolts:
         return [part.rows for bolt in self._instances.values() for part in bolt.open_rows]
 
     def open_groups(self, chunk: Chunk) -> Int64s:
-        """Return the groups of the last chunk that may have open tuples, as places in the chunk."""
+        """Return the numbers in the last chunk of its groups that may have open tuples."""
         found = [np.empty(0, np.int64)]
         for bolt in self._instances.values():
             for part in reversed(bolt.open_rows):

@@ -41,7 +41,7 @@ class ValueDecoder:
         return bool((self._spout, self._field) == (other._spout, other._field))
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-        """Return one row per record, null for a failed one, and the failures' reasons by place."""
+        """Return one row per record, null for a failed one, and the failures' reasons by row."""
         rows: list[Row] = []
         failed: dict[int, Reason] = {}
         unprepared = self._prepared()
@@ -109,7 +109,7 @@ class CorruptLines:
     spout: str
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-        """Return the rows without the columns on corruption, and the failures' reasons by place."""
+        """Return the rows without the columns on corruption, and the failures' reasons by row."""
         said = batch.column(CORRUPT_REASON)
         failed: dict[int, Reason] = {}
         if said.null_count < len(said):

@@ -14,7 +14,7 @@ a small micro-batch spends most of its time on.  The kinds of rows:
 
 ``level`` is the level that opens the row; the stages before it pass the row on unchanged.  All
 exchanges have the same number of destinations, so ``dest`` is valid in each of them; for ledger
-rows it is the shard.  ``origin`` is the task that sent the row, ``seq`` the row's place in that
+rows it is the shard.  ``origin`` is the task that sent the row, ``seq`` the row's number in that
 task's output.
 
 The bytes must depend on the sent data alone, since Spark fails a job if a task that runs again
@@ -123,7 +123,7 @@ def untracked(rows: int) -> RootRuns:
 class Places(NamedTuple):
     """The arguments of `ackcore.ids.root_ids` for the records of a spout's chunk.
 
-    Record i of the chunk is at place ``first + i`` of the partition.  ``key`` is unsigned.
+    Record i of the chunk is row ``first + i`` of the partition.  ``key`` is unsigned.
     """
 
     key: int
@@ -132,7 +132,7 @@ class Places(NamedTuple):
     attempts: int
 
     def roots(self, places: Int64s) -> Int64s:
-        """Return the roots at places of the chunk."""
+        """Return the roots of records, given by their numbers in the chunk."""
         return root_ids(self.key, self.partition, places + self.first, self.attempts)
 
 

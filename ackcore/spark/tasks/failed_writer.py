@@ -295,7 +295,7 @@ class FailedInRun:
     def _reasons_of(
         self, some: SourceRecords, roots: Int64s, failures: list[pa.Table]
     ) -> tuple[Int64s, Reasons]:
-        """Return the places of the chunk's failed records and their reasons.
+        """Return the numbers of the chunk's failed records, and their reasons.
 
         The roots in ``failures`` that are not of this chunk are kept in ``_others``.
         """
@@ -348,7 +348,7 @@ class FailedInRun:
 
 def _together(found: list[pa.Table]) -> pa.Table:
     whole = pa.concat_tables(found).combine_chunks()
-    # If no record was due, places of type null take no memory.
+    # If no record was due, row numbers of type null take no memory.
     if whole[PLACE].null_count == len(whole):
         whole = whole.set_column(1, PLACE, pa.nulls(len(whole)))
     return whole

@@ -35,7 +35,7 @@ from ackcore.topology.tuples import Reason
 
 
 class _Failed(NamedTuple):
-    """Groups of a chunk that a component failed, by their places in the chunk, with reasons."""
+    """Groups of a chunk that a component failed, by their numbers in the chunk, with reasons."""
 
     component: str
     groups: Int64s
@@ -141,7 +141,7 @@ class LedgerRows:
         is of all others.  Their ledger rows are sent, since other tasks may fail them too.
 
         ``chunk``: the chunk: all of its rows are processed, and it is not closed. ``open_groups``:
-        returns the groups of a chunk that may have open tuples, as places in the chunk.
+        returns the groups of a chunk that may have open tuples, by their numbers in the chunk.
         """
         held, self._held = self._held, []
         if not held:
@@ -174,7 +174,7 @@ class LedgerRows:
     def fail_some(
         self, rows: AnchoredRows, bad: Mapping[int, Reason], component: str
     ) -> AnchoredRows:
-        """Fail the rows at the given places; return the others."""
+        """Fail rows, given their numbers and reasons; return the others."""
         if not bad:
             return rows
         places = np.array(sorted(bad), np.int64)

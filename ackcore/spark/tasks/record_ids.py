@@ -1,13 +1,13 @@
 """The records that tasks read from sources, and their ids: root ids, message ids and claims.
 
-A root id is a function of (partition, place in the partition, attempt) and a key.  The key differs
-for each micro-batch and spout, so two records never share a root id.  If a partition's rows come in
-the same order when it is read again, the place is enough to find a row again.  For other sources
-the spout stage *spills* the rows as it reads them.
+A root id is a function of (partition, row number in the partition, attempt) and a key.  The key
+differs for each micro-batch and spout, so two records never share a root id.  If a partition's rows
+come in the same order when it is read again, their numbers are enough to find them.  For other
+sources the spout stage *spills* the rows: it writes them to files as it reads them.
 
 A message id identifies a record in its source.  It is the values of the columns that the spout
-names, as text.  Without such columns it is ``micro-batch-partition-place``, assigned when the
-record is first read and stored with it.  If the source does not guarantee unique message ids, each
+names, as text.  Without such columns it is ``micro-batch-partition-row``, assigned when the record
+is first read and stored with it.  If the source does not guarantee unique message ids, each
 record also makes a *claim*: an INIT under the hash of its message id.  A second claim of the same
 id within the micro-batch is an anomaly.
 """
@@ -34,7 +34,7 @@ from ackcore.spark.tasks.failed_rows import READ_AGAIN
 from ackcore.spark.tasks.row_files import among
 from ackcore.topology.tuples import Identity, Reason
 
-#: The partition of records due for a retry, whose place is that in the table of due records.
+#: The partition of records due for a retry, whose row number is that in the table of due records.
 RETRIES = (1 << 16) - 1
 #: Later attempts share this number in root ids: no two of them run in one micro-batch.
 LAST_ATTEMPT = (1 << 6) - 1
@@ -53,7 +53,7 @@ class Decoder(Protocol):
     """A function that turns a source's rows into the rows that the spout emits."""
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-        """Return one row to emit for each row, and the reasons of rows that failed, by place."""
+        """Return one row to emit for each row, and the reasons of failed rows by row number."""
 
 
 class RefusedOffsets(NamedTuple):
@@ -95,7 +95,7 @@ class SpoutSpec:
         return key_hashes(batch, self.ordered_by)
 
     def held(self, batch: pa.RecordBatch) -> list[int]:
-        """Return the places of new records that must wait behind another record of their key."""
+        """Return the row numbers of new records that must wait behind another of their key."""
         if self.blocked is None:
             return []
         hashes, ordered = self.key_hashes(batch)
@@ -115,7 +115,7 @@ class SpoutSpec:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def roots(self, partition: int, first: int, n: int, attempts: Any = 0) -> Int64s:
-        """Return the root ids of n records from place ``first`` of a partition."""
+        """Return the root ids of ``n`` records from row ``first`` of a partition on."""
         places = np.arange(first, first + n, dtype=np.int64)
         return roots_of(self.key, partition, places, attempts)
 
@@ -136,7 +136,7 @@ class SpoutSpec:
         return found if found.any() else None
 
     def refusals(self, batch: pa.RecordBatch) -> dict[int, Reason]:
-        """Return the reasons of new records at refused offsets, by place."""
+        """Return the reasons of new records at refused offsets, by row number."""
         found: dict[int, Reason] = {}
         if not self.refused:
             return found
@@ -180,7 +180,7 @@ class SpoutSpec:
 
 
 class SourceRecords(NamedTuple):
-    """Consecutive records of one spout, from place ``first`` of a partition on."""
+    """Consecutive records of one spout, from row ``first`` of a partition on."""
 
     source: SpoutSpec
     batch: pa.RecordBatch
@@ -213,8 +213,8 @@ def pick(
 def records_at(some: SourceRecords, ids: Int64s, places: Int64s, number: int) -> pa.RecordBatch:
     """Return some of the records in the columns of `READ_AGAIN` and of the source.
 
-    ``ids``: the roots of all of the records. ``places``: the places in the batch of the records to
-    return, sorted. ``number``: the number of the micro-batch.
+    ``ids``: the roots of all of the records. ``places``: the row numbers in the batch of the
+    records to return, sorted. ``number``: the number of the micro-batch.
 
     The metadata of the result's schema has the spout's name.
     """
@@ -240,14 +240,14 @@ def records_at(some: SourceRecords, ids: Int64s, places: Int64s, number: int) ->
 
 
 def roots_of(key: int, partition: int, places: Int64s, attempts: Any = 0) -> Int64s:
-    """Return the root ids of records at places of a partition."""
+    """Return the root ids of records, given their row numbers in a partition."""
     if not isinstance(attempts, int):
         attempts = np.minimum(attempts, LAST_ATTEMPT).astype(np.int32)
     return root_ids(key, partition, places, attempts)
 
 
 def positions_of(key: int, roots: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the partition of each root, and its place in it: the inverse of `roots_of`.
+    """Return the partition and the row number of each root: the inverse of `roots_of`.
 
     ``key``: the key with which the roots were made.
     """

@@ -23,7 +23,7 @@ from ackcore.spark.tasks.spout_stage import RowSample, Slice, SpoutStage, record
 from ackcore.spark.tasks.task import attempt_at
 from ackcore.spark.tasks.task_results import PICKED, TASK_REPORT, result_batch, to_stream
 
-#: A record's root, its place among the due records (null for a new one), its attempt, and the
+#: A record's root, its row number among the due records (null for a new one), its attempt, and the
 #: hash of its key (null if it has none).
 KEYED = pa.schema(
     [(ROOT_ID, pa.int64()), (PLACE, pa.int64()), (ATTEMPT, pa.int32()), ("key", pa.int64())]
@@ -33,8 +33,8 @@ KEYED = pa.schema(
 class Piece(NamedTuple):
     """Rows of a partition that a task reads again without the other rows.
 
-    ``what`` is the part that the source has to read.  It has ``rows`` rows from place ``first``
-    on, or all rows of the partition if ``rows`` is None.
+    ``what`` is the part that the source has to read.  It has ``rows`` rows from row ``first`` on,
+    or all rows of the partition if ``rows`` is None.
     """
 
     partition: int
@@ -47,7 +47,7 @@ class PieceReader(Protocol):
     """A reader of pieces of partitions; each worker has a copy."""
 
     def pieces(self, places: Mapping[int, Int64s], rows: Mapping[int, int]) -> list[Piece]:
-        """Return pieces that have the rows at ``places``, given the size of each partition."""
+        """Return pieces that have the rows with numbers ``places``, given each partition's size."""
 
     def read_pieces(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Batches]]:
         """Yield each piece with its rows. The caller consumes the rows before the next piece."""

@@ -41,7 +41,7 @@ from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunks
 ROOT = "_ackcore_root"
 ROOT_ID = "_ackcore_root_id"
 ROOTS = "_ackcore_roots"
-#: The column with the place of a failed record among the due ones, null for a new record.
+#: The column with the row number of a failed record among the due ones, null for a new record.
 PLACE = "_ackcore_place"
 #: The column with whether the reason of a judged failure counts, regardless of its age.
 COUNTS = "_ackcore_counts"

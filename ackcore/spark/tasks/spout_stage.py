@@ -195,7 +195,7 @@ class SpoutStage:
 
 
 def _deliver(task: Task, source: SpoutSpec, rows: AnchoredRows, bad: Mapping[int, Reason]) -> None:
-    """Fail the rows at the places in ``bad``; pass the others to the bolts."""
+    """Fail the rows in ``bad``, which has reasons by row number; pass the others to the bolts."""
     rows = task.ledger_rows.fail_some(rows, bad, source.name)
     if len(rows):
         task.bolts.deliver(source.name, DEFAULT_STREAM, rows, source.decode)
@@ -248,7 +248,7 @@ def records_in(source: SpoutSpec, part: Slice) -> Iterator[SourceRecords]:
 
 
 def due_records(source: SpoutSpec, due: pa.Table, first: int = 0) -> Iterator[SourceRecords]:
-    """Yield due records from place ``first`` on, in as few batches as possible.
+    """Yield due records, which begin with row ``first``, in as few batches as possible.
 
     Their identities have no stable ids.
     """
@@ -332,7 +332,7 @@ class RowSample:
         }
 
 
-#: A `RowSample` depends on the rows at these places, and at the multiples of `_SAMPLED`.
+#: A `RowSample` depends on the rows with these numbers, and with multiples of `_SAMPLED`.
 _SAMPLED, _FIRST = 1 << 14, [1 << n for n in range(14)]
 
 

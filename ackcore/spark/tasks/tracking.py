@@ -8,8 +8,8 @@ that they are anchored to.  An edge is drawn when a row leaves the task:
 
     edge = edge_id(key, first root of the group, emitter and destination, parent edge, ordinal)
 
-The ordinal is the row's place among the rows that this group sent to that destination, so edges do
-not depend on batching.  When a chunk of groups is processed, each group acks the edges on which it
+The ordinal numbers the rows that this group sent to that destination, so edges do not depend on
+batching.  When a chunk of groups is processed, each group acks the edges on which it
 came and the edges that it sent: ``val ^ XOR(edges sent)``.  Edges sent later, for tuples that
 are still open, are acked separately.  Nothing is settled before all ledger rows arrived, so their
 order has no effect (SEMANTICS 4).
@@ -122,7 +122,7 @@ NO_COLUMNS = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 
 
 def some_rows(rows: AnchoredRows, places: Int64s) -> AnchoredRows:
-    """Return the rows at the given places."""
+    """Return the rows with the given numbers."""
     at = pa.array(places)
     identity = rows.identity
     if identity is not None:
@@ -176,7 +176,7 @@ class Chunk:
         self.offsets = offsets
         #: By emitter and destination, each group's number of rows sent.
         self.sent: dict[str, Int64s] = {}
-        #: With cohorts: the groups of rows sent before the chunk is closed, as places in it.
+        #: With cohorts: the groups of rows sent before the chunk is closed, as numbers in it.
         self.sent_groups: list[Int64s] = []
         #: Whether each group has failed and is settled by this task; None if no group is.
         self.settled_here: Bools | None = None
@@ -234,7 +234,7 @@ class Chunk:
         return np.where(none, 0, self.roots[places]), np.where(none, 0, self.vals[places])
 
     def entries_of(self, groups: Int64s) -> tuple[Int64s, Int64s]:
-        """Return, for each root of each group, its group's place in ``groups`` and its own."""
+        """Return two columns for all roots of groups: the index in ``groups`` and that in ``roots``."""
         if self.offsets is None:
             return np.arange(len(groups)), groups
         starts, sizes = self.offsets[:-1][groups].astype(np.int64), np.diff(self.offsets)[groups]
@@ -297,7 +297,7 @@ class Chunks:
         return np.concatenate(rows), np.concatenate(roots)
 
     def split(self, groups: Int64s) -> list[tuple[Chunk, Int64s]]:
-        """Return each chunk that has any of some groups, with the places of its groups in them."""
+        """Return each chunk that has any of ``groups``, with the indexes of its groups in them."""
         found = []
         for chunk in self._chunks:
             own = (groups >= chunk.first) & (groups < chunk.first + chunk.groups)
