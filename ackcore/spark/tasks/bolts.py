@@ -73,7 +73,7 @@ class BoltInstance:
     children: dict[str, Int64s] = field(default_factory=dict)
 
     def owners_of(self, handles: Int64s) -> Iterator[tuple[Owners, Int64s]]:
-        """Yield the owners of tuples, in parts; with each, the indexes of its tuples in ``handles``."""
+        """Yield the owners of tuples in parts; with each, its tuples' indexes in ``handles``."""
         for part in self.open_rows:
             own = (handles >= part.first) & (handles < part.first + len(part.rows))
             places = np.flatnonzero(own)

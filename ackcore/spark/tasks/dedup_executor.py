@@ -26,6 +26,7 @@ from ackcore._arrow.shown import as_texts
 from ackcore._records import Int64s
 from ackcore.spark.base.reasons import BEHIND
 from ackcore.spark.base.root_ids import Bools
+from ackcore.spark.tasks.row_files import among
 from ackcore.tables.key_groups import UInt64s, hashes_of
 from ackcore.tables.table_segments import TableReader, TableSegment
 from ackcore.tables.table_shape import EXPIRES, TableShape, one_chunk
@@ -82,7 +83,7 @@ class DedupExecutor:
         seen = pa.RecordBatch.from_arrays(columns, list(self._dedup.columns))
         duplicates = keyed & self._known(seen, times)
         left = np.flatnonzero(keyed & ~duplicates)
-        left = left[~_among(hashes[left], self._keys.waiting)]
+        left = left[~among(hashes[left], self._keys.waiting)]
         _, firsts = np.unique(hashes[left], return_index=True)
         left = np.sort(left[firsts])
         left = left[~self._passed.has(hashes[left])]
@@ -155,14 +156,6 @@ def _some(rows: pa.RecordBatch, chosen: Bools) -> pa.RecordBatch:
     return rows if chosen.all() else rows.filter(pa.array(chosen))
 
 
-def _among(hashes: UInt64s, known: UInt64s) -> Bools:
-    """Return which hashes are among sorted ones."""
-    if not len(known):
-        return np.zeros(len(hashes), np.bool_)
-    found: Bools = known[np.minimum(np.searchsorted(known, hashes), len(known) - 1)] == hashes
-    return found
-
-
 class _HashSet:
     """A growing set of hashes in sorted arrays, of 8 bytes per hash."""
 
@@ -173,7 +166,7 @@ class _HashSet:
         """Return which hashes are in the set."""
         found = np.zeros(len(hashes), np.bool_)
         for part in self._parts:
-            found |= _among(hashes, part)
+            found |= among(hashes, part)
         return found
 
     def add(self, hashes: UInt64s) -> None:

@@ -51,11 +51,10 @@ ROW_TYPE = from_arrow_schema(ROW_SCHEMA)
 
 HEAD = struct.Struct("<BBiqq")  # level, kind, subscription, origin, seq
 TRAILER_BLOB = struct.Struct("<qq")  # fingerprint, rows
-_SIDE = struct.Struct("<BBxxIQ")  # version, has offsets, runs, entries
-_VERSION = 1
-#: The first byte of packed `CohortRuns`, and the numbers behind it: form, cohorts.
-_BY_COHORT = 2
-_COHORT_SIDE = struct.Struct("<BBxxI")
+#: The first byte of packed `RootRuns`, and of packed `CohortRuns`.
+_BY_ROOT, _BY_COHORT = 1, 2
+_SIDE = struct.Struct("<BBxxIQ")  # `_BY_ROOT`, has offsets, runs, entries
+_COHORT_SIDE = struct.Struct("<BBxxI")  # `_BY_COHORT`, are the runs `PlacedRuns`, cohorts
 #: The bytes of a run's length and of the step to its place, runs, and the numbers of `Places`.
 _PLACES = struct.Struct("<BBxxIQqqq")
 
@@ -90,7 +89,7 @@ class RootRuns(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the runs as bytes; equal runs give equal bytes."""
-        head = _SIDE.pack(_VERSION, self.offsets is not None, len(self.rows), len(self.roots))
+        head = _SIDE.pack(_BY_ROOT, self.offsets is not None, len(self.rows), len(self.roots))
         parts = [head, self.roots.tobytes(), self.vals.tobytes(), self.rows.tobytes()]
         if self.offsets is not None:
             parts.append(self.offsets.tobytes())
@@ -98,13 +97,8 @@ class RootRuns(NamedTuple):
 
     @classmethod
     def unpack(cls, side: bytes | memoryview) -> RootRuns:
-        """Return the runs from the bytes of `pack`; raise `ValueError` for another version."""
-        version, wide, runs, entries = _SIDE.unpack_from(side)
-        if version != _VERSION:
-            raise ValueError(
-                f"a task sent tracking data of version {version}, and the ackcore of this worker "
-                f"reads version {_VERSION}; install the same ackcore on all workers"
-            )
+        """Return the runs from the bytes of `pack`."""
+        _, wide, runs, entries = _SIDE.unpack_from(side)
         place = _SIDE.size
         roots = np.frombuffer(side, np.int64, entries, place)
         vals = np.frombuffer(side, np.int64, entries, place + 8 * entries)

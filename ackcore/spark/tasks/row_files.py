@@ -22,7 +22,7 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,8 @@ ROOTS = "_ackcore_roots"
 PLACE = "_ackcore_place"
 #: The column with whether the reason of a judged failure counts, regardless of its age.
 COUNTS = "_ackcore_counts"
+
+Number = TypeVar("Number", np.int64, np.uint64)
 
 #: The number of roots looked up at a time: their places take as much memory as the roots.
 _LOOKED_UP = 1 << 20
@@ -314,12 +316,12 @@ def acked_rows(batch: pa.RecordBatch, failed: Int64s) -> npt.NDArray[np.bool_] |
     return ~bad if bad.any() else None
 
 
-def among(roots: Int64s, failed: Int64s) -> npt.NDArray[np.bool_]:
-    """Return whether each root is among the failed roots, which must be sorted."""
-    found = np.zeros(len(roots), np.bool_)
-    for start in range(0, len(roots) if len(failed) else 0, _LOOKED_UP):
-        some = roots[start : start + _LOOKED_UP]
-        places = np.searchsorted(failed, some)
-        places[places == len(failed)] = 0
-        found[start : start + _LOOKED_UP] = failed[places] == some
+def among(numbers: npt.NDArray[Number], known: npt.NDArray[Number]) -> npt.NDArray[np.bool_]:
+    """Return whether each number is among the known ones, which must be sorted."""
+    found = np.zeros(len(numbers), np.bool_)
+    for start in range(0, len(numbers) if len(known) else 0, _LOOKED_UP):
+        some = numbers[start : start + _LOOKED_UP]
+        places = np.searchsorted(known, some)
+        places[places == len(known)] = 0
+        found[start : start + _LOOKED_UP] = known[places] == some
     return found

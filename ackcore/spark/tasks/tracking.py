@@ -234,7 +234,7 @@ class Chunk:
         return np.where(none, 0, self.roots[places]), np.where(none, 0, self.vals[places])
 
     def entries_of(self, groups: Int64s) -> tuple[Int64s, Int64s]:
-        """Return two columns for all roots of groups: the index in ``groups`` and that in ``roots``."""
+        """Return, for each root of some groups, the indexes of the group and of the root."""
         if self.offsets is None:
             return np.arange(len(groups)), groups
         starts, sizes = self.offsets[:-1][groups].astype(np.int64), np.diff(self.offsets)[groups]
