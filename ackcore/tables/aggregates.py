@@ -65,7 +65,7 @@ class Aggregate(ABC):
         Raises
         ------
         TypeError
-            If the aggregate cannot read these types.  The text completes "value['x'] must ...".
+            If the aggregate cannot read these types.  The text follows the name of the argument.
         """
 
     @abstractmethod
@@ -281,7 +281,9 @@ class _Sum(_OfColumns):
             return pa.float64()
         if pa.types.is_duration(kind):
             return kind
-        raise TypeError("read a column of int64, smaller integers, floats, decimals or durations")
+        raise TypeError(
+            "must read a column of int64, smaller integers, floats, decimals or durations"
+        )
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
         return self.combine([columns[0].cast(self.value_type([columns[0].type]))], groups)
@@ -295,7 +297,7 @@ class _Mean(_OfColumns):
         (kind,) = inputs
         if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             return {"sum": pa.float64(), "count": pa.int64()}
-        raise TypeError("read a column of integers, floats or decimals")
+        raise TypeError("must read a column of integers, floats or decimals")
 
     def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
         return pa.float64()
@@ -319,7 +321,7 @@ class _Extreme(_OfColumns):
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
         if not has_order(inputs[0]):
-            raise TypeError("read a column of numbers, times, booleans, text or bytes")
+            raise TypeError("must read a column of numbers, times, booleans, text or bytes")
         return dict(zip(("by", "value"), inputs, strict=False))
 
     def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
@@ -401,7 +403,7 @@ class _ApproxDistinct(_OfColumns):
         try:
             hash_columns([pa.array([], inputs[0])], 0)
         except TypeError:
-            raise TypeError("read a column that can be hashed, without maps and unions") from None
+            raise TypeError("must read a column without maps and unions, to hash it") from None
         return {"sketch": pa.binary()}
 
     def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:

@@ -70,7 +70,7 @@ class BatchFold(Aggregate):
         state = getattr(self, "state", None)
         if not isinstance(state, pa.Schema) or not 0 < len(state) == len(set(state.names)):
             raise TypeError(
-                "be an aggregate whose attribute state is a pyarrow.Schema with columns of "
+                "must be an aggregate whose attribute state is a pyarrow.Schema with columns of "
                 "different names"
             )
         return {field.name: field.type for field in self.state}
@@ -80,8 +80,8 @@ class BatchFold(Aggregate):
         value = self.finish([pa.array([], field.type) for field in self.state])
         if not isinstance(value, pa.Array) or pa.types.is_null(value.type):
             raise TypeError(
-                "be an aggregate whose method finish returns a pyarrow.Array with the type of the "
-                f"values, even if there are no states (then it returned {short_repr(value)})"
+                "must be an aggregate whose method finish returns a pyarrow.Array with the type of "
+                f"the values, even if there are no states (then it returned {short_repr(value)})"
             )
         return plain_type(value.type)
 
@@ -161,7 +161,7 @@ class Fold(Aggregate):
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
         """Return ``type``: the state is the value."""
         if not isinstance(getattr(self, "type", None), pa.DataType):
-            raise TypeError("be an aggregate whose attribute type is a pyarrow.DataType")
+            raise TypeError("must be an aggregate whose attribute type is a pyarrow.DataType")
         return {"value": self.type}
 
     def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:

@@ -135,8 +135,8 @@ class TableShape:
                 got = ", ".join(f"{column!r} of {inputs[column]}" for column in aggregate.columns)
                 way_out = "; name another column, or emit it in another type"
                 raise TypeError(
-                    f"{where} value[{one!r}] must {error}, got {got}"
-                    + (way_out if str(error).startswith("read") else "")
+                    f"{where} value[{one!r}] {error}, got {got}"
+                    + (way_out if str(error).startswith("must read") else "")
                 ) from None
         fields = tuple(pa.field(one, inputs[one]) for one in keys)
         if expires_by is not None:
@@ -152,7 +152,7 @@ class TableShape:
 
     @property
     def input_columns(self) -> list[str]:
-        """The columns of the rows that are read."""
+        """The names of the columns that the table reads."""
         made = () if self.window is None else (START, END)
         return [name for name in self.inputs if name not in made]
 
@@ -163,7 +163,7 @@ class TableShape:
 
     @property
     def sessions(self) -> bool:
-        """Whether the rows are sessions."""
+        """Whether the windows of the table are sessions."""
         return self.window is not None and self.window.step_ms is None
 
     def hashes(self, keys: Sequence[pa.Array]) -> UInt64s:
@@ -234,7 +234,7 @@ class TableShape:
                     column = column.cast(field.type)
                 except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                     raise TypeError(
-                        f"keys must have {field.name!r} as {field.type}, as in table "
+                        f"the column {field.name!r} of keys must be {field.type}, as in table "
                         f"{self.name!r}, got {column.type} ({error})"
                     ) from error
             arrays.append(column)
@@ -267,7 +267,7 @@ def _with_window(
             bound = window.start_type(kind)
         except TypeError as error:
             raise TypeError(
-                f"{where} time of window must be {error}, got {window.time!r} of {kind}; name "
+                f"{where} time of window {error}, got {window.time!r} of {kind}; name "
                 "another column, or emit a timestamp"
             ) from None
     else:

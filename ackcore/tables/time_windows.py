@@ -61,10 +61,10 @@ class Window:
     def start_type(self, kind: pa.DataType) -> pa.DataType:
         """Return the type of the start and of the end of windows, given that of the times.
 
-        Raises TypeError if it is no type of timestamps; the text completes "time must be ...".
+        Raises TypeError if it is no type of timestamps; the text follows the argument's name.
         """
         if not pa.types.is_timestamp(kind):
-            raise TypeError("a column of timestamps")
+            raise TypeError("must be a column of timestamps")
         return pa.timestamp("us", kind.tz)
 
     def times(self, column: pa.Array) -> tuple[Int64s, Bools]:

@@ -40,7 +40,7 @@ def sent(origin=ORIGIN, report=b"report", change=lambda outbox: None, alike=None
     ids = np.array([17], np.int64)
     outbox.send_events(wire.Events(ids, ids, np.array([-1], np.int32), None))
     change(outbox)
-    outbox.send_trailers([LEVEL, SETTLE], report, alike)
+    outbox.send_trailers([LEVEL, SETTLE], report, report if alike is None else alike)
     return outbox
 
 

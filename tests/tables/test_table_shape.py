@@ -118,7 +118,7 @@ class Greedy(Short):
         ("k", {"n": OneName()}, "attribute columns is a tuple of names, got 'v'"),
         ("k", {"n": Twice()}, "a pyarrow.Schema with columns of different names"),
         ("k", {"n": Untyped()}, "method finish returns a pyarrow.Array with the type"),
-        ("k", {"n.v": Short(), "n": Dotted()}, "different names, got 'n.v.v' twice"),
+        ("k", {"n.v": Short(), "n": Dotted()}, "of the same name, got 'n.v.v' twice"),
     ],
 )
 def test_a_wrong_shape_is_refused_by_name(key, value, words):
@@ -140,7 +140,9 @@ def test_keys_of_a_lookup_have_the_columns_and_types_of_the_table():
     reader = TableReader(shape, [], 0)
     with pytest.raises(ValueError, match="keys must have the columns k of table 't', got v"):
         reader.lookup(ROWS.select(["v"]))
-    with pytest.raises(TypeError, match="keys must have 'k' as string, as in table 't', got list"):
+    with pytest.raises(
+        TypeError, match="column 'k' of keys must be string, as in table 't', got list"
+    ):
         reader.lookup(pa.table({"k": [[1]]}))
     assert reader.lookup(ROWS).column("k").to_pylist() == [None, None]
 

@@ -235,7 +235,7 @@ def test_wrong_windows_are_refused_by_name(made, error, text):
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
-        ({"window": tumbling(1, "at")}, ValueError, "time of window must be of the columns"),
+        ({"window": tumbling(1, "at")}, ValueError, "time of window must name a column"),
         ({"window": tumbling(1, "n")}, TypeError, "time of window must be a column of timestamps"),
         ({"ttl_s": 5}, ValueError, "ttl_s must be None with window"),
         ({"value": {"window_end": count()}}, ValueError, "value must not name 'window_end'"),

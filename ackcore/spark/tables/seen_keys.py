@@ -38,10 +38,10 @@ Span = tuple[int, int]
 
 
 class SeenSource(NamedTuple):
-    """The keys of a spout's ACKED and waiting records, for tasks; see `SeenKeys`."""
+    """The keys of a spout's ACKED and waiting records, sent to tasks, which call `reader`."""
 
     snapshot: TableSnapshot
-    waiting: UInt64s
+    waiting: UInt64s  # see `SeenKeys`
     now_ms: int
 
     @classmethod
