@@ -29,7 +29,7 @@ from ackcore.spark.checkpoint.table_records import SegmentFiles, TableState
 from ackcore.spark.sinks.sink_batch import BatchFile
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.tables.table_fold import TableFold
-from ackcore.spark.tables.table_places import TableSnapshot
+from ackcore.spark.tables.table_snapshots import TableSnapshot
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.tables import count, latest, session, sum_of, tumbling
 from ackcore.tables.folding import fold_rows, merge_states

@@ -15,9 +15,6 @@ import numpy.typing as npt
 from ackcore._records import Int64s
 from ackcore.tables.key_groups import UInt64s
 
-#: The lower bound of the mean number of rows in a bucket.
-_BUCKET_ROWS = 1
-
 
 class HashIndex(NamedTuple):
     """The index of rows that ascend by hash."""
@@ -50,7 +47,7 @@ class HashIndex(NamedTuple):
     def _shift(self) -> np.uint64:
         """The number of low bits of a hash that do not decide its bucket."""
         wide = (self.hi - self.lo - 1).bit_length()
-        return np.uint64(wide - min(wide, max(1, (self.rows // _BUCKET_ROWS).bit_length() - 1)))
+        return np.uint64(wide - min(wide, max(1, self.rows.bit_length() - 1)))
 
     @property
     def _buckets(self) -> int:

@@ -25,8 +25,8 @@ START, END = "window_start", "window_end"
 MIN_S, MAX_S = 0.001, 10**10
 #: The maximum number of windows of a row.
 MAX_WINDOWS = 1_000
-#: The first and the last time that a row may have: those of the years 1 to 9999.
-_FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+#: The first and the last second that a row's time may have: those of the years 1 to 9999.
+_FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
@@ -73,7 +73,7 @@ class Window:
         per_second = _PER_SECOND[column.type.unit]
         # Compared as whole seconds: microseconds of a far time may not fit 64 bits.
         seconds = values // per_second
-        usable = (seconds >= _FIRST_US // 1_000_000) & (seconds <= _LAST_US // 1_000_000)
+        usable = (seconds >= _FIRST_S) & (seconds <= _LAST_S)
         valid = valid_rows(column)
         if valid is not None:
             usable &= valid != 0

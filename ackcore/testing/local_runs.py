@@ -40,7 +40,7 @@ from ackcore.spark.listeners import Listeners
 from ackcore.spark.query import run_to_end
 from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.sinks.sink_batch import SinkBatch
-from ackcore.spark.tables.table_places import TableSnapshot, snapshot_of
+from ackcore.spark.tables.table_snapshots import TableSnapshot, snapshot_of
 from ackcore.spark.tasks.bolt_stage import BoltStage
 from ackcore.spark.tasks.exchange_format import ROW_SCHEMA, SETTLE
 from ackcore.spark.tasks.inflight_markers import TaskAttempt

@@ -39,7 +39,7 @@ from ackcore.spark.checkpoint.table_records import SegmentFiles
 from ackcore.spark.engine import act, batch, runs, table_changes
 from ackcore.spark.engine.closed_rows import ClosedReader
 from ackcore.spark.listeners import Listeners
-from ackcore.spark.tables.table_places import TableSnapshot, snapshot_of
+from ackcore.spark.tables.table_snapshots import TableSnapshot, snapshot_of
 from ackcore.tables import collect, count, session, sum_of, table_segments, tumbling
 from ackcore.testing.local_runs import LocalRuns, _rows_of
 from ackcore.testing.task_kills import Kills

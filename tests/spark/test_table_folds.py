@@ -32,7 +32,7 @@ from ackcore.spark.engine.insist import SinkError
 from ackcore.spark.inspect import table_reading
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.opening import open_store
-from ackcore.spark.tables.table_places import snapshot_of
+from ackcore.spark.tables.table_snapshots import snapshot_of
 from ackcore.spark.tasks.row_files import RowFileWriter
 from ackcore.tables import collect, count, latest, max_of, sum_of, table_compaction, table_segments
 from ackcore.tables.folding import finished, fold_rows

@@ -24,7 +24,7 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine import act, table_changes
 from ackcore.spark.engine.action import Jobs
 from ackcore.spark.engine.batch import Engine
-from ackcore.spark.tables.table_places import snapshot_of
+from ackcore.spark.tables.table_snapshots import snapshot_of
 from ackcore.spark.tasks.record_ids import RETRIES, roots_of
 from ackcore.spark.tasks.row_files import RowFileWriter, read_whole
 from ackcore.tables import (

@@ -20,7 +20,7 @@ from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.setup import InputFrame, PlannedRows, Snapshot
-from ackcore.spark.tables.table_places import TableSnapshot, stored_rows
+from ackcore.spark.tables.table_snapshots import TableSnapshot, stored_rows
 from ackcore.spark.tasks.spec import CHUNK_BYTES
 from ackcore.tables.folding import finished
 from ackcore.tables.table_compaction import SegmentInfo

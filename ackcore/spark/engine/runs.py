@@ -84,7 +84,7 @@ from ackcore.spark.engine.suspects import (
 )
 from ackcore.spark.stores.run_files import remove_all
 from ackcore.spark.tables.seen_keys import SeenSource
-from ackcore.spark.tables.table_places import snapshot_of
+from ackcore.spark.tables.table_snapshots import snapshot_of
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.inflight_markers import ALONE, crashed
 from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, damage_in

@@ -24,7 +24,7 @@ from ackcore.spark.engine.insist import Pause, SinkCalls
 from ackcore.spark.sinks.rejects import SinkRejects, TooManyRefused
 from ackcore.spark.sinks.sink import as_sink
 from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch
-from ackcore.spark.tables.table_places import opened_segments, stored_rows
+from ackcore.spark.tables.table_snapshots import opened_segments, stored_rows
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.tables.folding import finished
 from ackcore.tables.table_segments import TableReader

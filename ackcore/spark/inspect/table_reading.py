@@ -13,7 +13,7 @@ from ackcore.spark.base.errors import StateError
 from ackcore.spark.checkpoint.table_records import TableRecords
 from ackcore.spark.dead_letters.checkpoints import CheckpointView, opened_checkpoint
 from ackcore.spark.inspect.status import steady
-from ackcore.spark.tables.table_places import TableSnapshot
+from ackcore.spark.tables.table_snapshots import TableSnapshot
 from ackcore.tables.folding import finished
 from ackcore.tables.recorded_shapes import read_shape
 

@@ -22,7 +22,7 @@ from ackcore._records import Int64s
 from ackcore.spark.checkpoint.table_records import SegmentFiles, TableState
 from ackcore.spark.sinks.sink_batch import BatchFile
 from ackcore.spark.tables.table_fold import TableFold
-from ackcore.spark.tables.table_places import TableSnapshot, opened_segments
+from ackcore.spark.tables.table_snapshots import TableSnapshot, opened_segments
 from ackcore.spark.tasks.dedup_executor import SeenKeys
 from ackcore.tables.key_groups import UInt64s
 from ackcore.tables.table_compaction import SegmentInfo

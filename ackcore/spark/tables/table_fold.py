@@ -11,7 +11,7 @@ from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt, RowFileDamaged
 from ackcore.spark.checkpoint.table_records import SegmentFiles, TableState
 from ackcore.spark.sinks.sink_batch import BatchFile, read_all
-from ackcore.spark.tables.table_places import opened_segments
+from ackcore.spark.tables.table_snapshots import opened_segments
 from ackcore.tables.folding import fold_rows, merge_states
 from ackcore.tables.table_compaction import (
     MERGED_PER_ROW,

@@ -49,7 +49,7 @@ NOTHING, CHUNK, FLUSH, ROOTS, ALONE = range(5)
 
 DIRECTORY = "in-flight"
 
-_ENDING, TIMED_OUT = ".marker", ".timed-out"
+_ENDING, _TIMED_OUT = ".marker", ".timed-out"
 
 #: The head of a marker: kind, chunk, rows, and the number of roots that follow.
 _HEAD = struct.Struct("<qqqq")
@@ -73,7 +73,7 @@ class TaskAttempt(NamedTuple):
 
     def time_out_path(self, work: Place) -> str:
         """Return the path of the traceback that a time-out of this attempt leaves."""
-        name = "-".join(map(str, self)) + TIMED_OUT
+        name = "-".join(map(str, self)) + _TIMED_OUT
         if is_bucket(work):
             # A file of this machine, with the name of the run.
             return os.path.join(tempfile.gettempdir(), f"ackcore-{os.path.basename(work)}-{name}")
