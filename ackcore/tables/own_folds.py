@@ -99,7 +99,7 @@ class BatchFold(Aggregate):
         return self._checked(self.fold(ordered, starts), "fold", len(groups))
 
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Call `merge` until each key has one state; a state that is null is left out."""
+        """Call `merge` until each key has one state; states with nulls alone are left out."""
         present = np.logical_or.reduce([valid_of(state) for state in states])
         rows, starts, kept = groups.only(present)
         groups_of = KeyGroups(rows, np.append(starts, len(rows)))

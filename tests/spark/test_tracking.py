@@ -95,8 +95,7 @@ def test_a_group_never_draws_an_edge_twice():
     one, seen = np.zeros(1, np.int64), set()
     for turn in range(4):
         chunk.closed = turn > 2
-        home = chunk if turn % 2 else None
-        rows = AnchoredRows(batch(1), Owners(one), None, home)
+        rows = AnchoredRows(batch(1), Owners(one), None, chunk)
         runs, _ = draw_edges(KEY, WAY, rows, one, np.ones(1, np.int64), chunks)
         seen.update(runs[0].vals.tolist())
     other, _ = draw_edges(KEY, "another way", rows, one, np.ones(1, np.int64), chunks)

@@ -72,7 +72,7 @@ class Evidence:
 
     ``alone`` counts, by root, the crashed attempts in which the root was alone in flight.
     ``suspects`` run alone.  Roots in ``many`` and in ``chunks`` (number and rows) run in groups
-    first.  ``reasons`` holds the time-outs by root.
+    first.  ``flushed``: whether an attempt crashed in a flush.  ``reasons``: time-outs by root.
     """
 
     alone: Counter[int] = field(default_factory=Counter)
