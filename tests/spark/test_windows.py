@@ -540,7 +540,7 @@ def test_open_windows_are_looked_up_and_change_and_close_at_the_end_of_a_run():
     [
         ((None, ["hours.closed"]), TopologyError, "closed windows of table 'hours', which has no"),
         ((session(5, "ts"), ["hours.changes"]), TopologyError, "window may merge with others"),
-        ((tumbling(5, "at"), []), TopologyError, "time of window must be of the columns"),
+        ((tumbling(5, "at"), []), TopologyError, "time of window must name a column"),
         ((tumbling(5, "shop"), []), TopologyError, "must be a column of timestamps, got 'shop'"),
     ],
 )
