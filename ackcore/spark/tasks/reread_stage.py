@@ -100,8 +100,8 @@ def _records_of(
         place += len(batch)
     if place - piece.first != piece.rows:
         raise RuntimeError(
-            f"{piece.what} has {place - piece.first} rows, and had {piece.rows} in the run; "
-            "when a source is read twice, its partitions and their rows must be the same"
+            f"{piece.what} has {place - piece.first} rows, and had {piece.rows} when the run read "
+            "it; a source that is read twice must return the same rows in the same partitions"
         )
 
 

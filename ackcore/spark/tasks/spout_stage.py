@@ -66,8 +66,8 @@ class SpoutStage:
         """Yield the records of a partition in chunks that depend on the rows alone."""
         if partition >= RETRIES:
             raise ValueError(
-                f"a source must have at most {RETRIES} partitions, got partition {partition}; "
-                "coalesce it first"
+                f"the DataFrame of a spout must have at most {RETRIES} partitions, got partition "
+                f"number {partition}, counted from 0; call coalesce on it"
             )
         rows = self.spec.chunk_rows
         # Rows that are sent are copied anyway; other batches are joined while a copy costs less.
