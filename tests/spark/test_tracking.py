@@ -59,14 +59,15 @@ def test_the_edges_that_are_sent_are_in_the_totals_of_their_groups(sending):
     runs, late = draw_edges(KEY, WAY, rows, order, counts, chunks)
     assert late is None
     assert chunk.ordinals(WAY).tolist() == np.bincount(owners, minlength=len(roots)).tolist()
-    totals, edges, sent = [0] * len(roots), collections.Counter(), collections.Counter()
+    totals, (edges, counted, sent) = [0] * len(roots), (collections.Counter() for _ in range(3))
     for owner, dest in zip(owners.tolist(), dests.tolist(), strict=True):
         ordinal = sent[owner]
         edge = edge_id(KEY, roots[owner], WAY, 100 + owner, ordinal)
         sent[owner] += 1
         totals[owner] ^= edge
         edges[dest, roots[owner]] ^= edge
-    assert {place: val for place, (val, _) in folded(runs).items()} == edges
+        counted[dest, roots[owner]] += 1
+    assert folded(runs) == {each: [edges[each], counted[each]] for each in counted}
     assert chunk.totals.tolist() == totals
 
 

@@ -105,22 +105,24 @@ def _records_of(
         )
 
 
-class RereadConsumer(Protocol):
+class RereadConsumer:
     """A consumer of all records that a task reads again."""
 
     def take(self, some: SourceRecords) -> pa.RecordBatch | None:
         """Process records.  Return those that go to the driver, with the spout in the schema."""
+        raise NotImplementedError
 
     def finish(self) -> tuple[dict[str, Any], list[pa.Table]]:
         """Return the final results for the driver: a JSON-serializable report, and tables."""
+        return {}, []
 
     def discard(self) -> None:
         """Discard unfinished files; do nothing after `finish`."""
 
 
 @dataclass(frozen=True)
-class Picks:
-    """A `RereadConsumer` that returns the records that a function selects."""
+class Picks(RereadConsumer):
+    """A consumer that returns the records that a function selects."""
 
     pick: Callable[[SourceRecords], pa.RecordBatch]
 
@@ -128,16 +130,9 @@ class Picks:
         """Return the selected records."""
         return self.pick(some)
 
-    def finish(self) -> tuple[dict[str, Any], list[pa.Table]]:
-        """Return an empty report and no tables."""
-        return {}, []
 
-    def discard(self) -> None:
-        """Do nothing: this reader has no files."""
-
-
-class JudgedPicks:
-    """A `RereadConsumer` that judges the records that failed.
+class JudgedPicks(RereadConsumer):
+    """A consumer that judges the records that failed.
 
     ``rules``: the settings and times that decide whether a record waits. ``directory``: the
     directory for files. ``number``: the number of the micro-batch. ``failed``: sorted roots, their
