@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow.record_batches import valid_rows
+from ackcore._arrow.record_batches import has_offsets, valid_rows
 from ackcore._records import Int64s
 from ackcore.tables.key_groups import Bools, KeyGroups
 
@@ -88,20 +88,11 @@ def _exact_sums(numbers: Any, starts: Int64s) -> list[int]:
 
 
 def has_order(kind: pa.DataType) -> bool:
-    """Return whether a type has a smallest and a largest value: numbers, times, text, bytes."""
+    """Return whether values of a type can be compared: numbers, times, booleans, text or bytes."""
     types = pa.types
-    return bool(
-        types.is_integer(kind)
-        or types.is_floating(kind)
-        or types.is_decimal(kind)
-        or types.is_boolean(kind)
-        or (types.is_temporal(kind) and not types.is_interval(kind))
-        or types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_fixed_size_binary(kind)
-    )
+    is_text = has_offsets(kind) or types.is_fixed_size_binary(kind)
+    is_number = types.is_primitive(kind) or types.is_decimal(kind)
+    return bool(is_text or (is_number and not types.is_interval(kind)))
 
 
 def _ordinals(column: pa.Array) -> Int64s:

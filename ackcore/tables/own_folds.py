@@ -87,16 +87,15 @@ class BatchFold(Aggregate):
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
         """Call `fold` with the rows of all keys."""
-        rows = pa.RecordBatch.from_arrays(list(columns), names=list(self.columns))
-        if not self.columns:
-            rows = pa.RecordBatch.from_struct_array(
-                pa.array([{}] * len(groups.order), pa.struct([]))
-            )
-        ordered = rows.take(pa.array(groups.order)) if self.columns else rows
+        order = pa.array(groups.order)
+        ordered = [column.take(order) for column in columns]
+        rows = pa.RecordBatch.from_arrays(ordered, names=list(self.columns))
+        if not columns:
+            rows = pa.RecordBatch.from_struct_array(pa.array([{}] * len(order), pa.struct([])))
         starts = groups.starts.view()
         # A fold that changed them would change other aggregates.
         starts.flags.writeable = False
-        return self._checked(self.fold(ordered, starts), "fold", len(groups))
+        return self._checked(self.fold(rows, starts), "fold", len(groups))
 
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
         """Call `merge` until each key has one state; states with nulls alone are left out."""

@@ -124,15 +124,11 @@ def _divided(segments: Sequence[SegmentInfo]) -> tuple[Sequence[SegmentInfo], li
     base: list[SegmentInfo] = []
     for place in range(len(segments) - 1, -1, -1):
         new = segments[place]
-        at = bisect.bisect(base, new.lo, key=_lo)
+        at = bisect.bisect(base, new.lo, key=lambda segment: segment.lo)
         if (at and base[at - 1].hi > new.lo) or (at < len(base) and base[at].lo < new.hi):
             return segments[: place + 1], base
         base.insert(at, new)
     return (), base
-
-
-def _lo(segment: SegmentInfo) -> int:
-    return segment.lo
 
 
 def _merge_of_deltas(deltas: Sequence[SegmentInfo]) -> SegmentMerge | None:

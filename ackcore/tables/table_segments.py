@@ -81,7 +81,7 @@ class TableSegment:
     #: The range of rows.
     start: int
     stop: int
-    _index: HashIndex
+    index: HashIndex  # finds rows by hash, by their numbers in the file
     _block: Bytes
     _columns: dict[str, pa.Array]
     _notes: dict[str, Note]
@@ -153,10 +153,6 @@ class TableSegment:
         start, stop = (min(max(self._place(each), self.start), self.stop) for each in (lo, hi))
         return start - self.start, stop - self.start
 
-    def candidates(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
-        """Return rows by hash, as `HashIndex.candidates` does: each one may have another hash."""
-        return self._index.candidates(hashes)
-
     def rows_of(self, hashes: UInt64s, names: Sequence[str]) -> tuple[Int64s, pa.Table]:
         """Return all rows that have one of some hashes: their numbers and some stored columns.
 
@@ -164,7 +160,7 @@ class TableSegment:
         """
         last = np.uint64(self.hi - 1)
         hashes = hashes[(hashes >= np.uint64(self.lo)) & (hashes <= last)]
-        numbers, rows = self.candidates(hashes)
+        numbers, rows = self.index.candidates(hashes)
         found = rows_in(self.shape, [(self, rows)], names=names)
         right = one_chunk(found.column(HASH)).to_numpy() == hashes[numbers]
         return rows[right] - self.start, found.filter(pa.array(right))
@@ -201,7 +197,7 @@ class TableSegment:
 
     def _place(self, bound: int) -> int:
         """Return the first row whose hash is ``bound`` or more."""
-        start, stop = self._index.rows_around(bound)
+        start, stop = self.index.rows_around(bound)
         if start == stop:
             return start
         rows = rows_in(self.shape, [(self, slice(start, stop))])
@@ -266,7 +262,7 @@ class TableReader:
         numbers: list[Int64s] = []
         parts: list[tuple[TableSegment, Int64s]] = []
         for segment, start, stop in zip(segments, starts.tolist(), stops.tolist(), strict=True):
-            found, rows = segment.candidates(hashes[start:stop])
+            found, rows = segment.index.candidates(hashes[start:stop])
             if len(found):
                 numbers.append(found + start)
                 parts.append((segment, rows))

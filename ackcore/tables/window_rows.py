@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.tables.folding import groups_of, merge_states, newest_rows
-from ackcore.tables.key_groups import UInt64s
 from ackcore.tables.table_segments import TableReader, TableSegment, ranges_of, rows_in
 from ackcore.tables.table_shape import EXPIRES, HASH, HASH_END, TableShape, one_chunk
 from ackcore.tables.time_windows import END, START
@@ -29,7 +28,7 @@ def merged_sessions(
     has expired, and so hides the older row of its session.
     """
     names = [*shape.key_names, shape.states(END)[0].name]
-    known = reader.rows_of(_hashes(partial), [*names, EXPIRES])
+    known = reader.rows_of(partial[HASH].unique().to_numpy(), [*names, EXPIRES])
     both = pa.concat_tables([known.select([HASH, *names]), partial.select([HASH, *names])])
     groups, keys = groups_of(shape, both, joined=True)
     session = np.empty(len(both), np.int64)
@@ -55,13 +54,6 @@ def merged_sessions(
     rows = pa.concat_tables([merged, partial.filter(pa.array(~joins)), gone]).combine_chunks()
     order = np.argsort(one_chunk(rows.column(HASH)).to_numpy(), kind="stable")
     return more, rows.take(pa.array(order))
-
-
-def _hashes(rows: pa.Table) -> UInt64s:
-    """Return each hash of rows, which ascend by hash, once."""
-    hashes = one_chunk(rows.column(HASH)).to_numpy()
-    different: UInt64s = hashes[np.append(True, hashes[1:] != hashes[:-1])]
-    return different
 
 
 def closing_rows(reader: TableReader, until_ms: int) -> Iterator[pa.Table]:
@@ -90,7 +82,8 @@ def closing_rows(reader: TableReader, until_ms: int) -> Iterator[pa.Table]:
             continue
         if shape.sessions:
             # A newer row of the session may close later.
-            newest = reader.rows_of(_hashes(newest), [*shape.key_names, EXPIRES])
+            hashes = newest[HASH].unique().to_numpy()
+            newest = reader.rows_of(hashes, [*shape.key_names, EXPIRES])
             newest = reader.whole(newest.filter(pc.less_equal(newest.column(EXPIRES), until_ms)))
         if len(newest):
             yield newest

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore._arrow.record_batches import has_offsets
 from ackcore._arrow.shown import as_texts
 from ackcore._records import Int64s
 from ackcore.spark.base.reasons import BEHIND
@@ -140,16 +141,14 @@ class DedupExecutor:
 
 def key_columns(columns: Sequence[pa.Array]) -> list[pa.Array]:
     """Return the columns of a key as bytes, the types in which the table of keys has them."""
+
+    def is_text(kind: pa.DataType) -> bool:
+        return has_offsets(kind) or pa.types.is_fixed_size_binary(kind)
+
     return [
-        (column if _is_text(column.type) else as_texts(column)).cast(pa.binary())
+        (column if is_text(column.type) else as_texts(column)).cast(pa.binary())
         for column in columns
     ]
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    of = pa.types
-    is_bytes = of.is_binary(kind) or of.is_large_binary(kind) or of.is_fixed_size_binary(kind)
-    return bool(is_bytes or of.is_string(kind) or of.is_large_string(kind))
 
 
 def _some(rows: pa.RecordBatch, chosen: Bools) -> pa.RecordBatch:
