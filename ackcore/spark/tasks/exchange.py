@@ -82,7 +82,10 @@ class Outbox:
         counts: Int64s,
         runs: Sequence[RootRuns | CohortRuns],
     ) -> None:
-        """Send rows sorted by destination, as one blob for each destination with rows."""
+        """Send rows sorted by destination, as one blob for each destination with rows.
+
+        ``counts``, ``runs``: for each destination, the number of its rows, and their roots.
+        """
         start = 0
         for dest in np.flatnonzero(counts).tolist():
             rows = batch.slice(start, counts[dest])

@@ -122,7 +122,7 @@ class MarkerFile:
         os.replace(hidden, self._path)
 
     def set(self, kind: int, chunk: int = 0, rows: int = 0, roots: Int64s | None = None) -> None:
-        """Write the rows that are in flight from now on."""
+        """Write the rows that are in flight from now on: the fields of `Marker`."""
         self._file.write(_packed(kind, chunk, rows, roots))
 
     def remove(self) -> None:

@@ -124,8 +124,8 @@ class SpoutSpec:
         columns = [batch.column(name) for name in self.message_id]
         return edge_ids(self.key, hash_columns(columns, len(batch)), "claim", 0, 0)
 
-    def nameless(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
-        """Return whether each record's message id is null; None if none is null."""
+    def lacks_message_id(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+        """Return which records have null in all message id columns; None if no record has."""
         columns = [batch.column(name) for name in self.message_id]
         if columns and CORRUPT_REASON in self.schema.names:
             columns.append(batch.column(CORRUPT_REASON))  # a corrupt line fails for that reason
@@ -155,7 +155,7 @@ class SpoutSpec:
     ) -> pa.Array:
         """Return the message ids of records as text."""
         if not self.message_id:
-            return stamps(number, partition, np.arange(first, first + len(batch)))
+            return assigned_ids(number, partition, np.arange(first, first + len(batch)))
         columns = [batch.column(name) for name in self.message_id]
         # The text of a value must depend on the value alone, not on the rest of the batch.
         if len(columns) == 1 and _has_plain_text(columns[0].type):
@@ -231,7 +231,7 @@ def records_at(some: SourceRecords, ids: Int64s, places: Int64s, number: int) ->
         if source.message_id:
             message_ids = source.message_ids(rows, number, some.partition, 0)
         else:
-            message_ids = stamps(number, some.partition, places + some.first)
+            message_ids = assigned_ids(number, some.partition, places + some.first)
         attempts = np.zeros(len(rows), np.int32)
     columns = [pa.array(ids[places]), due_places, message_ids, pa.array(attempts), *rows.columns]
     schema = pa.schema([*READ_AGAIN, *source.schema])
@@ -286,7 +286,7 @@ def key_hashes(
     return hash_columns(arrays, len(rows)), ordered
 
 
-def stamps(number: int, partition: int, places: Int64s) -> pa.Array:
+def assigned_ids(number: int, partition: int, places: Int64s) -> pa.Array:
     """Return the assigned message ids for records of a source without message id columns."""
     texts = pa.array(places).cast(pa.string())
     return pc.binary_join_element_wise(f"{number}-{partition}", texts, "-")

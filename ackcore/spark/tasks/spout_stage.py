@@ -145,10 +145,10 @@ class SpoutStage:
             return Owners(np.arange(first, first + n, dtype=np.int64))
 
         rows = AnchoredRows(some.batch, owners, identity, chunk)
-        nameless = source.nameless(some.batch)
-        if nameless is not None:
+        lacks_id = source.lacks_message_id(some.batch)
+        if lacks_id is not None:
             reason = null_message_id(source.name, source.message_id)
-            bad |= dict.fromkeys(np.flatnonzero(nameless).tolist(), reason)
+            bad |= dict.fromkeys(np.flatnonzero(lacks_id).tolist(), reason)
         # Other reasons replace BEHIND: final ones stay final, and others make the record wait too.
         bad = (
             dict.fromkeys(source.held(some.batch) if some.partition != RETRIES else (), BEHIND)
