@@ -25,7 +25,7 @@ from ackcore.spark.checks import check_callable
 from ackcore.spark.dead_letters.topic import Place
 from ackcore.spark.deployment import Deployment
 from ackcore.spark.engine.batch import Engine
-from ackcore.spark.engine.causes import close_run
+from ackcore.spark.engine.causes import check_run
 from ackcore.spark.engine.progress import Counts, Progress
 from ackcore.spark.engine.setup import InputFrame
 from ackcore.spark.inspect.pending import PendingTree, read_pending
@@ -239,7 +239,8 @@ def run_batch(
                     deployment.checkpoint,
                 )
             reasons = deployment.letters.reasons()
-            return close_run(engine.counts, reasons, deployment.checkpoint, deployment.limit)
+            check_run(engine.counts, reasons, deployment.checkpoint, deployment.limit)
+        return engine.counts
 
 
 def run_to_end(

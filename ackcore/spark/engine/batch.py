@@ -42,11 +42,11 @@ from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.act import (
     DeadLetterWriter,
-    ask_sinks,
     fold_tables,
     park_dead,
     refused_roots,
     unanchored,
+    write_to_sinks,
 )
 from ackcore.spark.engine.action import Jobs
 from ackcore.spark.engine.closed_rows import closed_of
@@ -252,7 +252,7 @@ class Engine:
         return decision
 
     def _has_tables(self, before: int | None) -> bool:
-        """Return whether the topology has tables, or had some before a micro-batch."""
+        """Return whether the topology has tables, or had some after micro-batch ``before``."""
         return bool(self.topology.tables or (before is not None and self.state.tables.of(before)))
 
     def _act(
@@ -261,7 +261,7 @@ class Engine:
         """Carry out a decision; return it with the records that the sinks refused."""
         settings = self.topology.settings
         if not decision.sinks_done:
-            ask_sinks(self.topology, self._spark, self.state, decision, self._pause, age_ms)
+            write_to_sinks(self.topology, self._spark, self.state, decision, self._pause, age_ms)
             decision = self._with_refused(decision, inputs)
         fold_tables(self.topology, self._spark, self.state, decision, self._pause)
         write_changes(self.topology, self._spark, self.state, decision, self._pause, age_ms)
@@ -270,7 +270,7 @@ class Engine:
         return decision
 
     def _with_refused(self, decision: BatchDecision, inputs: Sequence[InputFrame]) -> BatchDecision:
-        """Record the consequences of the recorded refusals, if there are any."""
+        """Make the records of rows that sinks refused dead; return the changed decision."""
         number = decision.number
         refusals, plan = self.state.refusals.of(number), self.state.plan(number)
         if not refusals or plan is None:

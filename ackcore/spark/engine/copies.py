@@ -1,8 +1,8 @@
-"""Copies of a spout's records: they wait behind the first that waits, and for no dead one.
+"""Copies of a record that waits: they run after the record is ACKED or dead.
 
-A waiting record of a spout with ``dedup`` has the hash of its key (`DEDUP_KEY`), once it has come
-to the bolt of ``dedup``.  A due record behind one that waits longer, and was seen first, continues
-to wait.  New records with the key of a waiting record wait too: the bolt gets these keys.
+For spouts with ``dedup``.  A waiting record has the hash of its key (`DEDUP_KEY`), once it has come
+to the bolt of ``dedup``.  A due record continues to wait while a record of its key that was seen
+earlier waits.  New records with the key of a waiting record wait too: the bolt gets these keys.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from ackcore.topology.parts import Spout
 def held_copies(
     retries: Retries, spouts: Iterable[str], fit: Fit
 ) -> tuple[Retries, dict[str, UInt64s]]:
-    """Hold back due records behind waiting ones of their keys.
+    """Let due records continue to wait while an earlier record of their key waits.
 
-    Returns the new split; and by spout, the sorted hashes of the keys for which a record waits and
-    none is due.
+    Returns the retries, divided anew into due and waiting ones; and by spout, the sorted hashes of
+    the keys of which a record waits and none is due.
     """
     due, rest, waiting = dict(retries.due), retries.rest, {}
     for spout in spouts:
@@ -61,9 +61,10 @@ def held_copies(
 
 
 def _numbers(table: pa.Table) -> tuple[Int64s, Int64s, Bools]:
-    """Return each record's key, its number in the order of copies, and whether the key is known.
+    """Return each record's key, its number among the copies, and whether the key is known.
 
-    Copies of one micro-batch were first seen at one time; the one that ran comes first.
+    All records of a micro-batch were first seen at one time; of its copies the one that ran comes
+    first.
     """
     keys = table[DEDUP_KEY]
     behind = pc.equal(pc.struct_field(table[REASON], "type"), BEHIND.type).to_numpy()
@@ -77,8 +78,7 @@ def with_dedup_keys(
     """Return the failures with the hash of each one's key, in `DEDUP_KEY`; null if unknown.
 
     ``failed``: the failures, with the column ``root_id``. ``files``: the files that the run wrote
-    into ``directory``, among them those with keys. ``directory``: the directory. ``spouts``: the
-    spouts with ``dedup``.
+    into ``directory``, among them those with keys. ``spouts``: the spouts with ``dedup``.
     """
     sought = np.sort(failed["root_id"].to_numpy())
     found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
@@ -94,8 +94,10 @@ def with_dedup_keys(
 def first_copies(
     due: Mapping[str, pa.Table], files: Sequence[SinkFile], directory: str, spouts: Iterable[Spout]
 ) -> tuple[Int64s, Int64s]:
-    """Return the records of a run that have due copies: their sorted roots, and for each the time
-    when the earliest of these copies was first read.
+    """Find the records of a run that are copies of due records.
+
+    Returns their sorted roots, and for each the time at which the earliest of its due copies was
+    first read.
 
     ``due``: the due records by spout. ``files``: the files that the run wrote into ``directory``.
     ``spouts``: the spouts with ``dedup``.
@@ -117,7 +119,7 @@ def first_copies(
 
 
 def _seen(spout: Spout, files: Iterable[SinkFile], directory: str) -> Iterator[pa.RecordBatch]:
-    """Yield the keys and roots of the records of a run that are no duplicates."""
+    """Yield the keys and roots of those records of a run that are no duplicates, from its files."""
     for file in files:
         if (file.component, file.stream) == (spout.emitter, SEEN):
             path = os.path.join(directory, file.path)

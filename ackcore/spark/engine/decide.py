@@ -149,7 +149,10 @@ def _shared(file: RowFile) -> tuple[Int64s, Int64s]:
 
 
 def failed_roots(failed: pa.Table, rows: FailedRows) -> list[Int64s]:
-    """Return columns of the roots that failed, including judged records; a root may occur twice."""
+    """Return the roots that failed, also those of judged records, in several columns.
+
+    A root may occur twice.
+    """
     return [*ids_in(failed["root_id"]), *rows.roots()]
 
 
@@ -189,8 +192,8 @@ def decide(
         waits, dies = _parts(rows, spout)
         if sum(map(len, [*waits, *dies])) != lost_here:
             raise Disagreement(
-                f"{lost_here} records of spout {spout} failed, and tasks returned "
-                f"{sum(map(len, [*waits, *dies]))} of them: some were lost on the way"
+                f"{lost_here} records of spout {spout} failed, but tasks returned the rows of "
+                f"{sum(map(len, [*waits, *dies]))}"
             )
         for part in waits:
             # A replay larger than a micro-batch does not make other records dead.
@@ -215,8 +218,8 @@ def decide(
         failures += lost_here
         if changes[spout].acked < 0:
             raise Disagreement(
-                f"spout {spout} has {executed} records in this micro-batch, and "
-                f"{executed - changes[spout].acked} failed"
+                f"spout {spout} has only {executed} records in this micro-batch, but tasks report "
+                f"{executed - changes[spout].acked} failed ones"
             )
     decision = BatchDecision(
         number=plan.number,
@@ -241,7 +244,10 @@ def _parts(rows: FailedRows, spout: str) -> tuple[list[pa.Table | FailedFile], l
 def _cut(
     part: pa.Table | FailedFile, room: int, most: int
 ) -> tuple[pa.Table | FailedFile, DeadPart]:
-    """Split records at ``room``: return those that wait, and the rest, which is dead."""
+    """Return the first ``room`` records, which wait, and the rest, which is dead.
+
+    ``most``: the setting ``max_waiting``, for the reason of the dead ones.
+    """
     kept = min(len(part), room)
     if isinstance(part, FailedFile):
         rest = replace(part, rows=len(part) - kept, start=kept, no_room=most)

@@ -49,11 +49,13 @@ Propagate = Callable[[pa.Table], pa.Table]
 def held_back(
     retries: Retries, keys: Mapping[str, tuple[str, ...]], fit: Fit
 ) -> tuple[Retries, dict[str, Int64s]]:
-    """Hold back due records behind waiting ones; return the new split, and the waiting keys.
+    """Let due records continue to wait while an earlier record of their key waits.
+
+    Returns the retries, divided anew into due and waiting ones, the due ones of each ordered spout
+    in order; and by spout, the sorted hashes of the keys of all its retries.
 
     ``keys`` has the key columns of each ordered spout.  ``fit`` converts rows of a spout to the
-    present columns of its source.  The due records of these spouts are returned in order.  The
-    waiting keys are, by spout, the sorted hashes of the keys of all waiting records.
+    present columns of its source.
     """
     due, rest = dict(retries.due), retries.rest
     blocked = {}
@@ -64,7 +66,6 @@ def held_back(
             tried = _numbered(tried)
             hashes, ordered = key_hashes(tried, columns)
             numbers = _numbers(tried[ORDER])
-            # When the first record ahead of each is due; -1 if none is ahead.
             times = until(waits, hashes, numbers, ordered)
             held = times >= 0
             if held.any():
@@ -146,7 +147,7 @@ def with_column(table: pa.Table, name: str, values: Int64s | pa.Array) -> pa.Tab
 
 @dataclass(frozen=True)
 class Ordering:
-    """The order of a micro-batch that was run.
+    """The order of the records of a run, by key.
 
     ``keys`` has the columns of the key of each ordered spout, and ``source_keys`` the key of its
     root ids.  ``due`` has the due records, as `held_back` returned them.  The ``settings`` decide
@@ -161,19 +162,19 @@ class Ordering:
     settings: Settings
 
     def all_behind(self, failed: pa.Table, find_keys: FindKeys, propagate: Propagate) -> pa.Table:
-        """Return the failures and the records behind them, with the number of each in `ORDER`.
+        """Return the failures, and the records behind them as failures, each with its `ORDER`.
 
         ``find_keys`` reads records again; ``propagate`` adds the failures that follow from others.
         """
         while True:
-            found = find_keys(self._may_be(failed), {})
+            found = find_keys(self._candidates(failed), {})
             held = self._behind(failed, found, find_keys)
             if not held:
                 break
             failed = propagate(_with_behind(failed, held))
         return failed.append_column(ORDER, self._numbers_in(failed, found))
 
-    def _may_be(self, failed: pa.Table) -> dict[str, Int64s]:
+    def _candidates(self, failed: pa.Table) -> dict[str, Int64s]:
         """Return the failed roots that may belong to each ordered spout, sorted."""
         roots, owners = failed["root_id"].to_numpy(), failed["spout"].cast(pa.string())
         return {
@@ -203,7 +204,8 @@ class Ordering:
                 held[spout] = self._behind_due(spout, tried, places[stays & due])
             new = stays & ~due & ~said.behind()
             if new.any():
-                heads[spout] = self._first(spout, hashes[new], rows[ROOT_ID].to_numpy()[new])
+                came = self._numbers_of(spout, rows[ROOT_ID].to_numpy()[new])
+                heads[spout] = _least(hashes[new], came)
                 wanted[spout] = heads[spout][0]
         for spout, rows in (find_keys({}, wanted) if wanted else {}).items():
             roots, hashes = rows[ROOT_ID].to_numpy(), rows["key"].to_numpy()
@@ -215,7 +217,7 @@ class Ordering:
         return {spout: roots for spout, roots in fresh.items() if len(roots)}
 
     def _dies(self, spout: str, rows: pa.Table, reasons: Reasons) -> Bools:
-        """Return which records are dead, by their reasons; no record waits behind a dead one."""
+        """Return which failed records are dead, so that no record waits behind them."""
         first_ms = np.full(len(rows), self.now_ms)
         due, places = _places(rows)
         if due.any():
@@ -236,10 +238,6 @@ class Ordering:
         places = places[behind]
         attempts = tried[ATTEMPT].to_numpy()[places]
         return roots_of(self.source_keys[spout], RETRIES, places, attempts)
-
-    def _first(self, spout: str, hashes: Int64s, roots: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the sorted distinct keys, and the number of each key's first record."""
-        return _least(hashes, self._numbers_of(spout, roots))
 
     def _numbers_of(self, spout: str, roots: Int64s) -> Int64s:
         """Return numbers that sort new records by arrival; they are not the numbers in `ORDER`."""
@@ -266,7 +264,7 @@ class Ordering:
 
 
 def _places(rows: pa.Table) -> tuple[Bools, Int64s]:
-    """Return which records were due, and their places; 0 for the others."""
+    """Return which records were due, and the place of each among them; 0 for the others."""
     return rows[PLACE].is_valid().to_numpy(), rows[PLACE].fill_null(0).to_numpy()
 
 
