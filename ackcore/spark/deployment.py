@@ -162,7 +162,7 @@ class Deployment:
 
 
 def _place_of(checkpoint: str | os.PathLike[str], dead_letters: Place) -> str:
-    """Return the place of a checkpoint; check that the dead letters' place suits it."""
+    """Return the path or URL of a checkpoint; raise ValueError if ``dead_letters`` must be a URL."""
     place = place_of(checkpoint, "checkpoint")
     path = dead_letters.store if isinstance(dead_letters, DeadLetterTopic) else dead_letters
     if path is not None:
@@ -171,8 +171,10 @@ def _place_of(checkpoint: str | os.PathLike[str], dead_letters: Place) -> str:
 
 
 def _spark_checkpoint_of(checkpoint: str, given: str | os.PathLike[str] | None) -> Path:
-    """Return the directory of Spark's own part of a checkpoint. Raises ValueError or TypeError if
-    the argument is not a path of a file system, or is missing although it is required.
+    """Return the directory of Spark's own part of a checkpoint.
+
+    Raises ValueError or TypeError if the argument is no path of a file system, or is required and
+    missing.
     """
     if given is not None:
         return local_path(given, "spark_checkpoint")

@@ -59,7 +59,7 @@ class Beats:
 
     @classmethod
     def beside(cls, spark: SparkSession) -> Beats:
-        """Create the directory among the session's temporary files, which the JVM removes."""
+        """Create a directory for beats among the session's temporary files, which the JVM removes."""
         return cls(Path(spark.sparkContext._temp_dir) / (_DIRECTORY + secrets.token_hex(8)))
 
     def advance(self) -> None:
@@ -179,8 +179,8 @@ class Pacemaker(Attendant):
 
     ``beat``: `Beats.advance`. ``clock``: returns the time in milliseconds, by the clock of the due
     times. ``poll_s``: the time in seconds between two readings of the clock while a record waits.
-    ``called``: returns whether something else, such as a replay, waits for a
-    micro-batch. Called once a second.
+    ``called``: returns whether something else, such as a replay, waits for a micro-batch. Called
+    once a second.
     """
 
     #: The interval in which requests of other processes are checked, in seconds.

@@ -252,9 +252,10 @@ def run_to_end(
 ) -> bool:
     """Run micro-batch 0 and those of its retries, until each record is ACKED or DEAD.
 
-    ``new`` are the rows of micro-batch 0, and ``nothing`` returns the inputs of a micro-batch that
-    has retries and rows of closed windows only.  ``wait`` is called with the seconds until the next
-    retry is due.  Returns whether any micro-batch was run.
+    Returns whether any micro-batch was run.
+
+    ``new``: the rows of micro-batch 0. ``nothing``: returns the inputs of each later one, which
+    have no rows. ``wait``: called with the seconds until the next retry is due.
     """
     state = engine.state
 
@@ -287,7 +288,7 @@ def _wait(spark: SparkSession, wait: Callable[[float], object], seconds: float) 
 
 
 def _nothing(topology: Topology, spark: SparkSession) -> list[InputFrame]:
-    """Return inputs without rows, for a micro-batch of retries."""
+    """Return inputs without rows, for a micro-batch that has only retries or closed windows."""
     first, closed = next(iter(topology.spouts.values())), topology.closed
     if any(
         spout.kind is not None and spout.name not in closed for spout in topology.spouts.values()

@@ -43,7 +43,7 @@ class Logged:
     progress: Progress
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-compatible value."""
+        """Return the fields as an object for JSON."""
         return {"at_ms": self.at_ms, **self.progress.to_json()}
 
 
@@ -72,7 +72,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatus:
-    """The status of a query."""
+    """The result of `read_status`."""
 
     checkpoint: str  # the path of the checkpoint
     at_ms: int  # the time of this reading
@@ -103,7 +103,7 @@ class CheckpointStatus:
         return self.batches[-1].progress.tables if self.batches else {}
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-compatible value."""
+        """Return the fields as an object for JSON."""
         counts = {**self.counts.to_json(), "balanced": self.counts.balanced}
         return {
             "checkpoint": self.checkpoint,
@@ -137,7 +137,7 @@ def read_status(
     """Return the status of a query, whether it runs or not.
 
     Raises FileNotFoundError if there is no checkpoint. Raises CheckpointCorrupt, CheckpointNewer or
-    StateError if it cannot be read.
+    StateError if the checkpoint cannot be read.
 
     ``batches``: the number of micro-batches to include. ``clock``: returns milliseconds since 1970.
     ``dead``: the counter of dead letters. Keep one to read only new files the next time.
@@ -153,9 +153,9 @@ def read_status(
 
 
 def read_batches(path: str | os.PathLike[str], most: int) -> tuple[Logged, ...]:
-    """Return the last finished micro-batches, newest last.
+    """Return up to ``most`` of the last finished micro-batches, newest last.
 
-    Raises StateError if it cannot be read.
+    Raises StateError if the checkpoint cannot be read.
 
     ``path``: the checkpoint, which may not exist yet.
     """
@@ -170,9 +170,9 @@ def _logged(checkpoint: CheckpointView, most: int) -> tuple[Logged, ...]:
 
 
 def read_activity(path: str | os.PathLike[str], clock: Clock = wall_clock_ms) -> Activity | None:
-    """Return the activity of a query, None if it has not begun. Reads records only, no tables.
+    """Return the activity of a query; None if it has no plan yet. Reads no waiting records.
 
-    Raises CheckpointCorrupt, CheckpointNewer or StateError if it cannot be read.
+    Raises CheckpointCorrupt, CheckpointNewer or StateError if the checkpoint cannot be read.
 
     ``path``: the checkpoint, which may not exist yet. ``clock``: returns milliseconds since 1970.
     """
@@ -200,7 +200,10 @@ T = TypeVar("T")
 
 
 def steady(checkpoint: CheckpointView, read: Callable[[CheckpointView], T]) -> T:
-    """Call a reader; call it again if the running query changed its files during the call."""
+    """Return the result of ``read``; repeat it while it fails because the query changes its files.
+
+    Raises the error of ``read`` if the query has not changed its files during the call.
+    """
     for _ in range(_TIMES):
         now = checkpoint.refreshed()
         before = _names(now)

@@ -23,9 +23,8 @@ def planned_rows(
     Reports the last done micro-batch to the sources again, because the driver may have died before
     it reported it.
 
-    ``topology``, ``spark``, ``state``: the topology, the Spark session and the state of the
-    checkpoint. ``ends``: whether the query ends when it has taken the rows that exist at its start.
-    ``once``: whether the first micro-batch takes all of these rows.
+    ``state``: the open checkpoint. ``ends``: whether the query ends when it has taken the rows that
+    exist at its start. ``once``: whether the first micro-batch takes all of these rows.
     """
     found: list[PlannedRows] = []
     kafka = kafka_sources(topology, spark, state, ends=ends, once=once)

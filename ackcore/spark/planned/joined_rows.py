@@ -1,4 +1,4 @@
-"""The planned spouts of a topology that has several kinds of them."""
+"""The planned spouts of a topology that has several kinds of them, such as Kafka and files."""
 
 from __future__ import annotations
 
@@ -13,90 +13,90 @@ T = TypeVar("T")
 
 
 class JoinedRows(PlannedRows):
-    """Several groups of planned spouts as one."""
+    """The planned spouts of several kinds as one `PlannedRows`: ``parts`` has one for each kind."""
 
     def __init__(self, parts: Sequence[PlannedRows]) -> None:
         self._parts = parts
 
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
-        """See `PlannedRows.plan`."""
+        """Return the rows of a micro-batch of all kinds, by spout."""
         found: dict[str, Any] = {}
         for part in self._parts:
             found |= part.plan(number, parent)
         return found
 
     def most_retries(self) -> int | None:
-        """See `PlannedRows.most_retries`."""
+        """Return the least of the limits on retries; None if no kind has one."""
         bounds = [part.most_retries() for part in self._parts]
         return min((bound for bound in bounds if bound is not None), default=None)
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
-        """See `PlannedRows.inputs`."""
+        """Return the rows of all kinds that a recorded plan names."""
         return [one for part in self._parts for one in part.inputs(plan)]
 
     def mended(self, plan: Plan) -> Plan:
-        """See `PlannedRows.mended`."""
+        """Return the plan without lost rows of any kind."""
         for part in self._parts:
             plan = part.mended(plan)
         return plan
 
     def replaced(self, plan: Plan) -> str | None:
-        """See `PlannedRows.replaced`."""
+        """Return the first description of replaced rows, or None."""
         return _first(part.replaced(plan) for part in self._parts)
 
     def unread(self, error: Exception) -> str | None:
-        """See `PlannedRows.unread`."""
+        """Return which rows could not be read if a run failed because of that alone, or None."""
         return _first(part.unread(error) for part in self._parts)
 
     def way_out(self, plan: Plan, said: str) -> str:
-        """See `PlannedRows.way_out`."""
+        """Return the first advice on how to continue without rows that cannot be read, or ""."""
         return next(filter(None, (part.way_out(plan, said) for part in self._parts)), "")
 
     def obstacle(self, plan: Plan) -> Obstacle | None:
-        """See `PlannedRows.obstacle`."""
+        """Return the first reason why rows cannot be read now, or None."""
         return _first(part.obstacle(plan) for part in self._parts)
 
     def backlogs(self, plan: Plan) -> Mapping[str, Backlog]:
-        """See `PlannedRows.backlogs`."""
+        """Return, by spout, the parts of its source with rows that a plan leaves for later."""
         return {name: one for part in self._parts for name, one in part.backlogs(plan).items()}
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
-        """See `PlannedRows.done`."""
+        """Report finished rows to the sources of all kinds; return each spout's lag."""
         lag: dict[str, int] = {}
         for part in self._parts:
             lag |= part.done(plan, decision)
         return lag
 
     def has_new(self) -> bool:
-        """See `PlannedRows.has_new`. Raises an error of a part only if no part has new rows."""
+        """Return whether any source needs a micro-batch; see `any_of` for errors."""
         return any_of([part.has_new for part in self._parts])
 
     @property
     def is_through(self) -> bool:
-        """See `PlannedRows.is_through`."""
+        """Whether a query that ends has taken all rows of all kinds."""
         return all(part.is_through for part in self._parts)
 
     @property
     def is_behind(self) -> bool:
-        """See `PlannedRows.is_behind`."""
+        """Whether a query that ends must take more rows of some kind, and may take them now."""
         return any(part.is_behind for part in self._parts)
 
     def reaching_ends(self) -> Callable[[], bool]:
-        """See `PlannedRows.reaching_ends`."""
+        """Return a function that returns whether all rows that exist now are taken."""
         found = [part.reaching_ends() for part in self._parts]
         return lambda: all(reached() for reached in found)
 
     def close(self) -> None:
-        """See `PlannedRows.close`."""
+        """Close the connections of all kinds."""
         super().close()
         for part in self._parts:
             part.close()
 
 
 def any_of(looks: Sequence[Callable[[], bool]]) -> bool:
-    """Return whether any look finds new rows; raise an error of a look only if none does.
+    """Return whether any function in ``looks`` returns True.
 
-    `SourceError` is raised at once.
+    A `SourceError` of a function is raised at once, another exception only if none returns True.
     """
     errors = []
     for look in looks:

@@ -58,13 +58,13 @@ class RateSpout(PlannedSource):
         return f"RateSpout({self._rows}, per_s={self._per_s})"
 
     def bounded(self) -> RateSpout:
-        """See `PlannedSource.bounded`."""
+        """Return a copy that makes no rows after the present time."""
         found, now = copy.copy(self), self._clock()
         found._clock = lambda: now
         return found
 
     def plan(self, previous: Any) -> Any:
-        """See `PlannedSource.plan`."""
+        """Return the range of the next numbers that exist by now, or None if there is none."""
         first, now = 0, self._clock()
         if previous is not None:
             first, self._began = previous["to"], previous["began"]
@@ -77,9 +77,9 @@ class RateSpout(PlannedSource):
         return {"from": first, "to": last, "began": began} if first < last else None
 
     def divided(self, plan: Any, tasks: int) -> Any:
-        """See `PlannedSource.divided`."""
+        """Return the plan with the number of tasks among which `read` divides the numbers."""
         return {**plan, "tasks": tasks}
 
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
-        """See `PlannedSource.read`."""
+        """Return the numbers of a plan."""
         return spark.range(plan["from"], plan["to"], 1, plan["tasks"]).toDF("value")
