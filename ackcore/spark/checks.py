@@ -99,7 +99,7 @@ def interval_s(options: Mapping[str, Any]) -> float:
 
 
 def check_options(dead_letters: Place, accept_changes: bool, clock: Callable[[], int]) -> None:
-    """Raise TypeError or ValueError if one of these arguments of `start` and `run_batch` is wrong."""
+    """Raise TypeError or ValueError if one of these arguments of `start` is wrong."""
     if dead_letters is not None and not isinstance(dead_letters, DeadLetterTopic):
         place_of(dead_letters, "dead_letters")
     if not isinstance(accept_changes, bool):

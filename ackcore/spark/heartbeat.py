@@ -59,7 +59,7 @@ class Beats:
 
     @classmethod
     def beside(cls, spark: SparkSession) -> Beats:
-        """Create a directory for beats among the session's temporary files, which the JVM removes."""
+        """Create the directory among the session's temporary files, which the JVM removes."""
         return cls(Path(spark.sparkContext._temp_dir) / (_DIRECTORY + secrets.token_hex(8)))
 
     def advance(self) -> None:
@@ -86,17 +86,14 @@ class Beats:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def with_heartbeat(spark: SparkSession, frame: DataFrame | None, directory: Path) -> DataFrame:
-    """Return a streaming DataFrame that also has a micro-batch for each beat.
+def with_heartbeat(spark: SparkSession, frame: DataFrame, directory: Path) -> DataFrame:
+    """Return a streaming DataFrame that also has a micro-batch for each beat in ``directory``.
 
-    The columns of ``frame`` are kept, but become nullable in the schema.  Without a frame the
-    result has only the beats in ``directory``.
+    The columns of ``frame`` are kept, but become nullable in the schema.
     """
     reader = spark.readStream.format("text").schema("value string").option("maxFileAge", _KNOWN)
     # Hadoop unescapes nothing after the scheme, but reads special characters as a glob.
     beats = reader.load("file://" + _GLOB.sub(r"\\\1", str(directory)))
-    if frame is None:
-        return beats
     fields = frame.schema.fields
     nulls = [sql.lit(None).cast(field.dataType).alias(field.name) for field in fields]
     # The frame comes first, so that its partitions and sources keep their numbers.

@@ -461,10 +461,7 @@ def test_columns_that_occur_twice_or_not_at_all_are_refused(folder):
     put(folder, "twice.csv", 10, b"id,name,id\n1,a,2\n")
     put(folder, "none.csv", 10, b"1,a\n2,b\n")
     for format in ("parquet", "csv"):
-        for kind, words in (
-            ("twice", "has the column id 2 times"),
-            ("none", "none of the col"),
-        ):
+        for kind, words in (("twice", "has the column id 2 times"), ("none", "none of the col")):
             spout = FileSpout(folder, format, ROWS, glob=f"{kind}.{format}")
             with pytest.raises(FileUnreadable, match=f"{kind}.{format} cannot be .* {words}"):
                 read(spout, spout.plan(None))

@@ -7,7 +7,7 @@ import pytest
 from ackcore.spark.checks import interval_s
 from ackcore.spark.engine.insist import RunFailed
 from ackcore.spark.engine.setup import PlannedRows
-from ackcore.spark.pacing import Pacing
+from ackcore.spark.loop import Pacing
 from ackcore.spark.planned.planned_source import SourceError
 
 

@@ -20,8 +20,8 @@ from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.lock import Lock
 from ackcore.spark.engine.insist import SinkError, Stopped
 from ackcore.spark.query import start
-from ackcore.spark.restarts import end_of, may_pass
 from ackcore.spark.spark_stream import SparkStream
+from ackcore.spark.stream import end_of, may_pass
 from ackcore.topology import TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

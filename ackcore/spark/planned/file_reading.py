@@ -171,9 +171,7 @@ class FileReader:
         ]
         for one, column in zip(self.schema, columns, strict=True):
             if column.null_count and not one.nullable:
-                raise ValueError(
-                    f"column {one.name} has nulls, and its schema allows none"
-                )
+                raise ValueError(f"column {one.name} has nulls, and its schema allows none")
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
