@@ -21,8 +21,7 @@ from ackcore.spark.checkpoint.skips import skip_command
 from ackcore.spark.planned.delta_spout import DeltaSpout
 from ackcore.spark.planned.file_reading import FileReader, FileUnreadable, dealt
 from ackcore.spark.planned.file_spout import FileSpout
-from ackcore.spark.planned.planned_source import SourceError
-from ackcore.spark.planned.rate_spout import RateSpout
+from ackcore.spark.planned.planned_source import RateSpout, SourceError
 from ackcore.spark.stores.objects import ObjectStore
 
 ROWS = pa.schema([("id", pa.int64()), ("name", pa.string())])

@@ -22,8 +22,7 @@ from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.skips import skip_command
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.setup import InputFrame, PlannedRows, Snapshot
-from ackcore.spark.planned.joined_rows import any_of
-from ackcore.spark.planned.planned_source import PlannedSource, SourceError
+from ackcore.spark.planned.planned_source import PlannedSource, SourceError, any_of
 
 _log = logging.getLogger("ackcore")
 
