@@ -28,7 +28,7 @@ from ackcore.spark.engine.batch import Engine
 from ackcore.spark.engine.causes import check_run
 from ackcore.spark.engine.progress import Counts, Progress
 from ackcore.spark.engine.setup import InputFrame
-from ackcore.spark.inspect.pending import PendingTree, read_pending
+from ackcore.spark.inspect.status import PendingTree, read_pending
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.loop import LoopStream
 from ackcore.spark.spark_stream import SparkStream
