@@ -21,7 +21,7 @@ from ackcore._arrow.shown import shown_rows
 from ackcore._records import Int32s, Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, RowFileDamaged
 from ackcore.spark.base.failpoints import failpoint
-from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.reasons import failures
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.checkpoint.state import State
@@ -402,18 +402,14 @@ _NONE = pa.schema([REFUSED.field(i) for i in range(3)]).empty_table()
 def refused_roots(refusals: Sequence[Refusal], spouts: Sequence[str]) -> pa.Table:
     """Return the records of refused rows as failures (`FAILED`).
 
-    A record with several refused rows has the reason of the first one. With several spouts the
-    column ``spout`` is null, because the spout of a root is unknown.
+    A record with several refused rows has the reason of the first one. ``spouts``: all tracked
+    spouts.
     """
     rows = pa.concat_tables([one.rows for one in refusals])
     roots = pc.list_flatten(rows["roots"]).to_numpy()
     at = pc.list_parent_indices(rows["roots"].combine_chunks()).to_numpy()
     roots, first = np.unique(roots, return_index=True)
-    name = pa.scalar(spouts[0] if len(spouts) == 1 else None, pa.string())
-    owner = pa.repeat(name, len(roots))
-    texts = rows["reason"].combine_chunks().take(pa.array(at[first]))
-    columns = [pa.array(roots, pa.int64()), owner.dictionary_encode(), texts.dictionary_encode()]
-    return pa.table(columns, schema=FAILED)
+    return failures(roots, spouts, rows["reason"].combine_chunks().take(pa.array(at[first])))
 
 
 def unanchored(refusals: Sequence[Refusal]) -> int:

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from ackcore._records import Int64s
 from ackcore.spark.base.reasons import BEHIND
 from ackcore.spark.base.root_ids import Bools
-from ackcore.spark.base.schemas import DEDUP_KEY, DUE_MS, FIRST_MS, REASON, SinkFile
+from ackcore.spark.base.schemas import DEDUP_KEY, FIRST_MS, REASON, SinkFile
 from ackcore.spark.checkpoint.decisions import Retries
 from ackcore.spark.checkpoint.waiting import Fit
-from ackcore.spark.engine.key_order import Waits, until, with_column
+from ackcore.spark.engine.key_order import hold
 from ackcore.spark.tasks.dedup_executor import key_columns
 from ackcore.spark.tasks.row_files import ROOT, RowFile, among, read_rows
 from ackcore.tables.key_groups import UInt64s, hashes_of
@@ -38,29 +38,13 @@ def held_copies(
     """
     due, rest, waiting = dict(retries.due), retries.rest, {}
     for spout in spouts:
-        parts = [np.empty((3, 0), np.int64)]
-        for table in rest.tables(spout):
-            table = fit(spout, table)
-            keys, numbers, known = _numbers(table)
-            parts.append(np.stack([keys, numbers, table[DUE_MS].to_numpy()])[:, known])
-        waits = Waits(*np.concatenate(parts, axis=1))
-        tried, due_keys = due.pop(spout, None), waits.keys[:0]
-        if tried is not None:
-            keys, numbers, known = _numbers(tried)
-            times = until(waits, keys, numbers, known)
-            held = times >= 0
-            if held.any():
-                later = np.maximum(times[held], tried[DUE_MS].to_numpy()[held])
-                rest = rest.plus(spout, with_column(tried.filter(pa.array(held)), DUE_MS, later))
-            tried = tried.filter(pa.array(~held))
-            if len(tried):
-                due[spout] = tried
-            due_keys = keys[known & ~held]
-        waiting[spout] = np.sort(np.setdiff1d(waits.keys, due_keys).view(np.uint64))
+        tables = (fit(spout, table) for table in rest.tables(spout))
+        rest, waits, due_keys = hold(spout, due, rest, tables, _keyed)
+        waiting[spout] = np.sort(np.setdiff1d(waits, due_keys).view(np.uint64))
     return retries._replace(due=due, rest=rest), waiting
 
 
-def _numbers(table: pa.Table) -> tuple[Int64s, Int64s, Bools]:
+def _keyed(table: pa.Table) -> tuple[Int64s, Int64s, Bools]:
     """Return each record's key, its number among the copies, and whether the key is known.
 
     All records of a micro-batch were first seen at one time; of its copies the one that ran comes

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.retry import Policy
-from ackcore.spark.base.reasons import ENGINE, FAILED, Reasons, without_room
+from ackcore.spark.base.reasons import ENGINE, FAILED, Reasons, failures, without_room
 from ackcore.spark.base.root_ids import distinct, ids_in
 from ackcore.spark.base.schemas import FIRST_MS, REPLAYED, FailedFile, SinkFile
 from ackcore.spark.base.traces import RecordTrace
@@ -88,9 +88,8 @@ def propagate_failures(
 ) -> pa.Table:
     """Return the failures, and those of all roots that share a sink row with a failed root.
 
-    ``files`` are the files that the run wrote for the sinks into ``directory``.  If there are
-    several ``spouts``, the spout of an added root is unknown, so it is null.  Records that the run
-    ``judged`` need not be among ``failed``.
+    ``files`` are the files that the run wrote for the sinks into ``directory``; ``spouts`` all
+    tracked spouts.  Records that the run ``judged`` need not be among ``failed``.
     """
     if not len(failed) and not judged.found:
         return failed
@@ -126,15 +125,8 @@ def propagate_failures(
     counted += judged.roots(counting=True)
     counts = np.isin(entailed, spread(distinct(*counted)))
     texts = pa.array([reason._replace(counts=each).encode() for each in (False, True)])
-    owner = pa.scalar(spouts[0] if len(spouts) == 1 else None, pa.string())
-    added = pa.table(
-        [
-            pa.array(entailed),
-            pa.repeat(owner, len(entailed)).dictionary_encode(),
-            pa.DictionaryArray.from_arrays(pa.array(counts.astype(np.int32)), texts),
-        ],
-        schema=FAILED,
-    )
+    reasons = pa.DictionaryArray.from_arrays(pa.array(counts.astype(np.int32)), texts)
+    added = failures(entailed, spouts, reasons)
     return pa.concat_tables([failed.cast(FAILED), added]).unify_dictionaries()
 
 

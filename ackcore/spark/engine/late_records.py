@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.reasons import FAILED, failures
 from ackcore.spark.base.schemas import FIRST_MS, REPLAYED, SinkFile
 from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.engine.setup import Backlog
@@ -152,7 +152,7 @@ class WindowedRows:
 
         ``failed``: the failures, in `FAILED`. ``nonacked``: the sorted roots of all failed records.
         """
-        found = [failed.cast(FAILED)]
+        found, spouts = [failed.cast(FAILED)], list(self.records.keys)
         for table, window, watermarks in self._windowed():
             limit = max(watermarks.reached, watermarks.closed)
             late, timeless, lost = [_EMPTY], [_EMPTY], 0
@@ -187,7 +187,9 @@ class WindowedRows:
                 ("NoTime", _timeless_text(table, window), np.concatenate(timeless)),
             ):
                 if len(roots):
-                    found.append(self._failures(Reason(table.name, kind, text, True), roots))
+                    reason = Reason(table.name, kind, text, True).encode()
+                    roots = np.unique(roots)
+                    found.append(failures(roots, spouts, pa.repeat(reason, len(roots))))
         rows = pa.concat_tables(found).unify_dictionaries()
         _, first = np.unique(rows["root_id"].to_numpy(), return_index=True)
         return rows if len(first) == len(rows) else rows.take(pa.array(np.sort(first)))
@@ -269,17 +271,6 @@ class WindowedRows:
                         us = batch.column(AT_MS).to_numpy() * 1_000
                         usable = np.ones(len(us), np.bool_)
                     yield us, usable, batch.column(len(batch.schema) - 1)
-
-    def _failures(self, reason: Reason, roots: Int64s) -> pa.Table:
-        roots = np.unique(roots)
-        spouts = list(self.records.keys)
-        owner = pa.scalar(spouts[0] if len(spouts) == 1 else None, pa.string())
-        columns = [
-            pa.array(roots),
-            pa.repeat(owner, len(roots)).dictionary_encode(),
-            pa.repeat(pa.scalar(reason.encode()), len(roots)).dictionary_encode(),
-        ]
-        return pa.table(columns, schema=FAILED)
 
 
 _EMPTY: Int64s = np.empty(0, np.int64)

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import in_few, write_batches
-from ackcore.spark.base.reasons import FAILED, Reasons, reason_column
+from ackcore.spark.base.reasons import Reasons, failures, reason_column
 from ackcore.spark.base.root_ids import (
     cuts_of,
     distinct,
@@ -404,12 +404,6 @@ def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, I
         # Final: on a retry they would wait equally long and meet again.
         kind, owner = pa.repeat("RepeatedMessageId", n), pa.repeat(spout, n)
         reasons = Reasons(reason_column(owner, kind, text, final=True), np.arange(n))
-        columns = [
-            pa.array(roots[repeated]),
-            pa.repeat(spout, int(repeated.sum())).dictionary_encode(),
-            pa.DictionaryArray.from_arrays(
-                pa.array(of[repeated]), reasons.encoded(np.zeros(n, np.int64))
-            ),
-        ]
-        tables.append(pa.table(columns, schema=FAILED))
+        texts = reasons.encoded(np.zeros(n, np.int64)).take(pa.array(of[repeated]))
+        tables.append(failures(roots[repeated], [spout], texts))
     return pa.concat_tables(tables).unify_dictionaries()
