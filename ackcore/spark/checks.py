@@ -64,18 +64,6 @@ def read_trigger(trigger: str | Mapping[str, Any] | None) -> dict[str, Any]:
     raise ValueError(f"trigger must be {TRIGGERS}; got {trigger!r}")
 
 
-def check_trigger(options: Mapping[str, Any], topology: Topology) -> None:
-    """Raise ValueError if Spark refuses the keywords of a trigger."""
-    if not options:
-        return
-    source = next(one.source for one in topology.spouts.values() if one.kind is None)
-    try:
-        source.writeStream.trigger(**options)
-    except PySparkException as error:
-        got = options.get("processingTime", options)
-        raise ValueError(f"trigger must be {TRIGGERS}; got {got!r}: {one_line(error)}") from error
-
-
 def interval_s(options: Mapping[str, Any]) -> float:
     """Return the interval of a trigger in seconds, or 0 if it has no processing time.
 
