@@ -93,37 +93,20 @@ class Listeners:
                 f"listeners must be a list of objects, got {type(listeners).__name__}; "
                 "put it in brackets"
             )
-        self._all: list[Any] = []
-        self._accounts: dict[str, Account] = {}
         for one in listeners:
-            self.add(one)
-
-    def add(self, listener: Any, counts: Counts | None = None) -> None:
-        """Add a listener. If ``counts``, of a query that runs, is given, call its ``on_start``.
-
-        Raises TypeError if the listener has none of the methods.
-        """
-        if isinstance(listener, type) or not any(
-            callable(getattr(listener, name, None)) for name in _METHODS
-        ):
-            raise TypeError(
-                f"listeners must be objects with some of {', '.join(_METHODS)}, got {listener!r}; "
-                "derive them from ackcore.spark.QueryListener"
-            )
-        if counts is not None:
-            self._tell_start([listener], counts)
-        # A new list, because other threads may iterate over the old one.
-        self._all = [*self._all, listener]
+            if isinstance(one, type) or not any(
+                callable(getattr(one, name, None)) for name in _METHODS
+            ):
+                raise TypeError(
+                    f"listeners must be objects with some of {', '.join(_METHODS)}, got {one!r}; "
+                    "derive them from ackcore.spark.QueryListener"
+                )
+        self._all = list(listeners)
 
     def started(self, topology: Topology, counts: Counts) -> None:
-        """Call ``on_start`` of the listeners."""
-        spouts = topology.spouts.items()
-        self._accounts = {name: Account() for name, spout in spouts if spout.tracked}
-        self._tell_start(self._all, counts)
-
-    def _tell_start(self, listeners: Sequence[Any], counts: Counts) -> None:
-        known = replace(counts, spouts={**self._accounts, **counts.spouts})
-        self._tell("on_start", known, listeners=listeners)
+        """Call ``on_start`` of the listeners with the counts of all tracked spouts."""
+        accounts = {name: Account() for name, spout in topology.spouts.items() if spout.tracked}
+        self._tell("on_start", replace(counts, spouts={**accounts, **counts.spouts}))
 
     def began(self, number: int) -> None:
         """Call ``on_batch_start`` of the listeners."""
@@ -163,20 +146,18 @@ class Listeners:
         """Call ``on_end`` of the listeners."""
         self._tell("on_end", error, counts)
 
-    def _hearing(
-        self, name: str, listeners: Sequence[Any] | None = None
-    ) -> list[tuple[Any, Callable[..., object]]]:
+    def _hearing(self, name: str) -> list[tuple[Any, Callable[..., object]]]:
         """Return the listeners that have method ``name`` of their own, each with the method."""
         found = []
-        for listener in self._all if listeners is None else listeners:
+        for listener in self._all:
             method = getattr(listener, name, None)
             inherited = getattr(method, "__func__", None) is getattr(QueryListener, name)
             if callable(method) and not inherited:
                 found.append((listener, method))
         return found
 
-    def _tell(self, name: str, *about: Any, listeners: Sequence[Any] | None = None) -> None:
-        for listener, method in self._hearing(name, listeners):
+    def _tell(self, name: str, *about: Any) -> None:
+        for listener, method in self._hearing(name):
             error = raised_by(partial(method, *about))
             if error is not None:
                 said = "%s of listener %r raised; the query continues"

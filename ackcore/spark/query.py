@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -34,9 +34,6 @@ from ackcore.spark.loop import LoopStream
 from ackcore.spark.spark_stream import SparkStream
 from ackcore.spark.stream import Stream
 from ackcore.topology.builder import Topology
-
-if TYPE_CHECKING:
-    from ackcore.metrics.prometheus import MetricsServer
 
 _log = logging.getLogger("ackcore")
 
@@ -364,42 +361,6 @@ class Query:
             If the checkpoint cannot be read.
         """
         return read_pending(self._checkpoint, message_id, spout=spout)
-
-    def serve_metrics(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
-        """Serve metrics to Prometheus. Requires ``ackcore[metrics]``.
-
-        Parameters
-        ----------
-        port : int
-            The port; 0 for any free one.
-        host : str, default "127.0.0.1"
-            The address to listen at; ``"0.0.0.0"`` for all.
-
-        Returns
-        -------
-        MetricsServer
-            The server, with ``port`` and ``url``. It serves until you close it or the process ends,
-            so that the end of the query is visible. Its label ``ackcore_query`` is the checkpoint's
-            name.
-
-        Raises
-        ------
-        ImportError
-            If prometheus-client is not installed.
-        TypeError, ValueError
-            If the port is not a number from 0 to 65535.
-        OSError
-            If the address cannot be bound: the port is in use, or the host is not of this machine.
-        """
-        # Imported here: it needs an extra.
-        from ackcore.metrics.prometheus import MetricsServer, PrometheusListener  # noqa: PLC0415
-
-        listener = PrometheusListener(os.path.basename(self._checkpoint))
-        server = MetricsServer(listener.registry, port, host)
-        self._stream.listeners.add(listener, self.counts)
-        if self.progress is not None:
-            listener.on_progress(self.progress, self.counts)
-        return server
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the query has ended.
