@@ -184,11 +184,7 @@ class Pacemaker(Attendant):
     CALLED_S = 1.0
 
     def __init__(
-        self,
-        beat: Callable[[], object],
-        clock: Clock,
-        poll_s: float = 0.2,
-        called: Callable[[], bool] | None = None,
+        self, beat: Callable[[], object], clock: Clock, poll_s: float, called: Callable[[], bool]
     ) -> None:
         super().__init__("ackcore-heartbeat")
         self._advance = beat
@@ -217,7 +213,7 @@ class Pacemaker(Attendant):
                 if beat:
                     self._due_ms = None
             now = time.monotonic()
-            if self._called is not None and not self._answered and now >= look_at:
+            if not self._answered and now >= look_at:
                 look_at = now + self.CALLED_S
                 with contextlib.suppress(OSError, RuntimeError):
                     # One beat for all requests: the next micro-batch takes them, and raises errors
@@ -256,6 +252,6 @@ class Pacemaker(Attendant):
             left = self._left_ms(self._due_ms) / 1000
             # In steps, because the clock may differ from this machine's.
             pauses.append(min(max(left, 0.001), self._poll_s))
-        if self._called is not None and not self._answered:
+        if not self._answered:
             pauses.append(self.CALLED_S)
         return min(pauses, default=None)

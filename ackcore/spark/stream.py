@@ -127,7 +127,7 @@ class Stream(ABC):
 
     @abstractmethod
     def _settle_end(self) -> None:
-        """Wait until the end of the last micro-batch is recorded everywhere."""
+        """Wait until Spark, if it makes the micro-batches, has recorded the end of the last one."""
 
     def _take(self, number: int, inputs: Sequence[InputFrame]) -> None:
         """Run one micro-batch, and report it."""

@@ -153,7 +153,7 @@ def pacemaker(beaten):
     """``pacemaker(clock, called)`` makes one that is stopped in the end."""
     made = []
 
-    def make(clock, called=None):
+    def make(clock, called=lambda: False):
         made.append(Pacemaker(lambda: beaten.append(1), clock, poll_s=0.005, called=called))
         made[-1].start()
         return made[-1]
@@ -208,7 +208,7 @@ def test_a_beat_that_cannot_be_written_is_tried_again(beats, caplog):
             raise OSError("no space left on device")
         beats.advance()
 
-    maker = Pacemaker(advance, lambda: 0, poll_s=0.03)
+    maker = Pacemaker(advance, lambda: 0, 0.03, lambda: False)
     maker.schedule(0)
     maker.start()
     until(beats.clear)
@@ -232,7 +232,7 @@ def test_the_directory_of_beats_may_be_swept_away(beats):
 
 
 def test_one_that_was_never_started_can_be_stopped():
-    Pacemaker(int, lambda: 0).stop()
+    Pacemaker(int, lambda: 0, 0.2, lambda: False).stop()
     assert "ackcore-heartbeat" not in [thread.name for thread in threading.enumerate()]
 
 
