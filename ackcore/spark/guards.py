@@ -407,7 +407,7 @@ def read_concurrency(
     if kind is Kind.BATCH and given not in (None, 1):
         raise ValueError(
             "max_concurrency must be left out for a function of batches, which is called with one "
-            f"at a time, got {given!r}; an async function of a row has many calls at once"
+            f"batch at a time, got {given!r}; an async function of a row has many calls at once"
         )
     if given is None:
         return DelayTarget if kind is Kind.ASYNC else 1

@@ -441,9 +441,8 @@ def isolate(
 
     Raises TooManyRefused if more rows fail than the sink's `max_refused`.
 
-    ``sink``: the sink, with the errors that a row may cause. ``batch``: the batch. ``error``: the
-    error that the sink raised for the whole batch. ``probe``: calls the sink with a part of the
-    batch; returns its error, or None.
+    ``sink``: the sink, with the errors that a row may cause. ``error``: the error that it raised
+    for the whole batch. ``probe``: calls it with a part of the batch; returns its error, or None.
 
     Returns None if no row is certain to fail: the sink is down, or rows fail only together.
     """

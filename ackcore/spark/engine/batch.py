@@ -76,8 +76,8 @@ class Engine:
     needs one. ``state``: the open checkpoint. ``write_dead_letters``: writes a micro-batch's dead
     records, given its number and the records by spout; repeatable. ``clock``: returns milliseconds
     since 1970. ``pause``: waits for a number of seconds; returns whether to stop. ``jobs``: the
-    Spark jobs. ``offsets``: the spouts whose rows are ranges of offsets. ``groups``: the consumer
-    groups of the other spouts.
+    Spark jobs. ``offsets``: the planned spouts, such as those that read Kafka. ``groups``: the
+    consumer groups of the other spouts.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Engine:
     # ----------------------------------------------------------------------------- the protocol
 
     def process(self, number: int, inputs: Sequence[InputFrame]) -> Progress:
-        """Take one micro-batch through the steps that are not recorded yet.
+        """Take one micro-batch through the steps that are not recorded yet; return its report.
 
         Raises RunFailed if no run of the micro-batch was accepted. Raises RunCancelled if a Spark
         job of the micro-batch was cancelled from outside. Raises SinkError if a sink or the
@@ -151,7 +151,7 @@ class Engine:
         caused.
 
         ``number``: the micro-batch's number: the last one, or the one after it. ``inputs``: the new
-        rows, except those whose offsets the plan names.
+        rows of spouts that are not planned.
         """
         try:
             with fenced(self.state.check_owner):
@@ -311,7 +311,7 @@ class Engine:
         failpoint("pruned", number)
 
     def _done(self, decision: BatchDecision) -> Mapping[str, int]:
-        """Report a marked micro-batch's offsets to sources and groups; return each spout's lag."""
+        """Report a finished micro-batch to sources and consumer groups; return each spout's lag."""
         lag: dict[str, int] = {}
         plan = self.state.plan(decision.number)
         if plan is not None:
@@ -368,7 +368,7 @@ class Engine:
 
 
 def _counts(outcome: BatchOutcome) -> dict[str, Any]:
-    """Return the counts that a decision has, which are also fields of `Progress`."""
+    """Return the counts to store in a decision, which are also fields of `Progress`."""
     found = {
         name: sum(getattr(account, name) for account in outcome.changes.values())
         for name in ("records", "acked", "retried", "replayed", "dead")

@@ -34,7 +34,7 @@ _WAYS_OUT = {"max_dead": "a larger max_dead", "max_dead_ratio": "max_dead_ratio=
 
 
 class Cause(NamedTuple):
-    """Deaths by one type of error in one component."""
+    """The number of deaths by one type of error in one component, and the most frequent message."""
 
     component: str
     error_type: str
@@ -204,9 +204,11 @@ class StreamLimit:
         self._causes: deque[tuple[Cause, ...]] = deque()
 
     def after(self, number: int, dead: Mapping[str, pa.Table], counts: Counts) -> None:
-        """Check the limit after a finished micro-batch; log its deaths.
+        """Count a finished micro-batch and check the limit; log its deaths.
 
         Raises TooManyDead if more records died than the limit allows.
+
+        ``dead``: the dead records by spout. ``counts``: the counts after the micro-batch.
         """
         new_dead = 0
         for table in _tracked(dead):
