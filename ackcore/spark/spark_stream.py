@@ -60,7 +60,7 @@ class SparkStream(Stream):
             if self._rows is not None:
                 self._watch = Watch(self._rows.has_new, self._beats.advance)
             self._pacemaker = Pacemaker(
-                self._beats.advance, self._engine.clock, self._settings.heartbeat_s, self._is_called
+                self._beats.advance, self._engine.clock, self._poll_s, self._is_called
             )
             self._pacemaker.schedule(self._engine.next_due_ms)
         try:

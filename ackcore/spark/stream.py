@@ -33,6 +33,8 @@ _log = logging.getLogger("ackcore")
 
 #: The number of micro-batches in `Query.recent_progress`.
 _RECENT = 100
+#: The pause before the first restart; it doubles with each further one.
+_RESTART_MS = 1_000
 #: Python errors that may be temporary: a source or a worker that could not be reached, a lost
 #: connection.  ackcore's own errors come after their retries.
 _FROM_OUTSIDE = (Py4JError, PySparkException, OSError, EOFError)
@@ -66,6 +68,8 @@ class Stream(ABC):
     finished micro-batch.
     """
 
+    #: The seconds between two readings of the clock while a record waits.
+    _poll_s = 0.2
     #: The beginning of the warning of a restart.
     interrupted = "the micro-batch failed"
 
@@ -94,7 +98,6 @@ class Stream(ABC):
         self._limit = StreamLimit(
             deployment.limit, self.counts, self._engine.clock(), deployment.checkpoint
         )
-        self._poll_s = self._settings.heartbeat_s
 
     def _start(self, thread: threading.Thread) -> None:
         """Record the topology, and start the thread that calls `_run_to_end`.
@@ -196,11 +199,8 @@ class Stream(ABC):
         self._restarts += 1
         if not may_pass(error) or self._restarts > self._settings.max_restarts:
             return False
-        waits = capped_doubling(
-            whole_ms(self._settings.restart_backoff_s),
-            self._restarts,
-            whole_ms(self._settings.max_backoff_s),
-        )
+        longest_ms = whole_ms(self._settings.max_backoff_s)
+        waits = capped_doubling(_RESTART_MS, self._restarts, longest_ms)
         _log.warning(
             "%s; ackcore restarts it in %.1f s, restart %d of %d: %s",
             self.interrupted,

@@ -31,6 +31,9 @@ from ackcore.topology.settings import Settings
 
 _log = logging.getLogger("ackcore")
 
+#: The pause before the second call of a sink; it doubles with each further call.
+_BACKOFF_MS = 1_000
+
 T = TypeVar("T")
 #: Waits for a number of seconds; returns True if the query is to stop.
 Pause = Callable[[float], bool]
@@ -136,8 +139,7 @@ class SinkCalls:
                     f"time with {said}. The decision is recorded: remove the cause, and start "
                     f"again on the same checkpoint to continue{hint}"
                 ) from error
-            sink_ms, most_ms = whole_ms(settings.sink_backoff_s), whole_ms(settings.max_backoff_s)
-            waits = capped_doubling(sink_ms, attempt, most_ms)
+            waits = capped_doubling(_BACKOFF_MS, attempt, whole_ms(settings.max_backoff_s))
             _log.warning(
                 "%s failed with micro-batch %d, attempt %d of %d, next in %.1f s: %s",
                 what,
