@@ -93,15 +93,20 @@ class Listeners:
                 f"listeners must be a list of objects, got {type(listeners).__name__}; "
                 "put it in brackets"
             )
+        self._all: list[Any] = []
         for one in listeners:
-            if isinstance(one, type) or not any(
-                callable(getattr(one, name, None)) for name in _METHODS
-            ):
-                raise TypeError(
-                    f"listeners must be objects with some of {', '.join(_METHODS)}, got {one!r}; "
-                    "derive them from ackcore.spark.QueryListener"
-                )
-        self._all = list(listeners)
+            self.add(one)
+
+    def add(self, listener: Any) -> None:
+        """Add a listener. Raises TypeError if it has none of the methods."""
+        if isinstance(listener, type) or not any(
+            callable(getattr(listener, name, None)) for name in _METHODS
+        ):
+            raise TypeError(
+                f"listeners must be objects with some of {', '.join(_METHODS)}, got {listener!r}; "
+                "derive them from ackcore.spark.QueryListener"
+            )
+        self._all.append(listener)
 
     def started(self, topology: Topology, counts: Counts) -> None:
         """Call ``on_start`` of the listeners with the counts of all tracked spouts."""

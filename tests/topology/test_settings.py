@@ -247,7 +247,7 @@ def test_an_unknown_setting_is_named_with_its_near_miss(tmp_path, unknown, way_o
     ("unknown", "near"),
     [
         ("ACKCORE_MAX_ATTEMPS", "ACKCORE_MAX_ATTEMPTS"),
-        ("ACKCORE_HEARTBEAT", "ACKCORE_HEARTBEAT_S"),
+        ("ACKCORE_BACKOF_S", "ACKCORE_BACKOFF_S"),
         ("ACKCORE_max_attempts", "ACKCORE_MAX_ATTEMPTS"),
         ("ACKCORE_BACKENDS", "ACKCORE_BACKEND"),
     ],
