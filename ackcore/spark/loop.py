@@ -34,7 +34,7 @@ _SHARE = 60.0
 
 
 class LoopStream(Stream):
-    """A topology whose micro-batches a loop of ackcore runs, for planned spouts."""
+    """A topology that runs on a stream without Spark's query: all its spouts are planned."""
 
     def __init__(self, deployment: Deployment) -> None:
         super().__init__(deployment)
@@ -127,7 +127,7 @@ class LoopStream(Stream):
             self.ended.wait()
 
     def _abandon(self) -> None:
-        """Cancel the jobs of this stream until its thread ends."""
+        """Cancel all jobs of this stream, also those that it starts, until its thread ends."""
         cancel_until(self._tag, self.ended)
 
 

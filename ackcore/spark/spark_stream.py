@@ -124,7 +124,7 @@ class SparkStream(Stream):
 
     def _run(self, frame: DataFrame, number: int) -> None:
         if self._leaving.is_set():
-            raise Stopped(f"stopped before micro-batch {number}")
+            raise Stopped(f"the query was stopped before micro-batch {number}")
         # Before the plan is made, which answers all beats.  Spark waits for this call.
         if self._beats.clear():
             self._state.check_owner()

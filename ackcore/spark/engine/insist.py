@@ -159,7 +159,7 @@ def _said(error: BaseException) -> str:
 
 
 def _stopped(what: str, error: BaseException) -> Stopped:
-    return Stopped(f"stopped while {what} was failing: {_said(error)}")
+    return Stopped(f"the query was stopped while {what} failed: {_said(error)}")
 
 
 #: The first pause between two checks, the longest, and the seconds between two warnings.
@@ -275,7 +275,7 @@ def wrong_value(error: BaseException) -> str | None:
 
 def stopped(plan: Plan) -> Stopped:
     """Return the exception for a query that is stopped while a micro-batch runs."""
-    return Stopped(f"stopped while micro-batch {plan.number} ran")
+    return Stopped(f"the query was stopped while micro-batch {plan.number} ran")
 
 
 def given_up(plan: Plan, runs: int, error: BaseException, skip: str = "") -> RunFailed:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -35,10 +34,6 @@ class ReasonCount:
     #: The first and the last time at which they were first seen (waiting) or died (dead).
     oldest_ms: int
     newest_ms: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as an object for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
