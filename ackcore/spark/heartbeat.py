@@ -27,6 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
 from ackcore._files import sync_directory
+from ackcore.retry import capped_doubling
 from ackcore.spark.base.atomic import remove, write_file, writing
 from ackcore.spark.base.attendant import Attendant
 from ackcore.spark.base.clocks import Clock
@@ -43,6 +44,11 @@ _NOTHING = "-"
 _BEAT = re.compile(r'^\{"logOffset": ?\d+\}$')
 #: The prefix of the directory of the beats; no other source's path has it.
 _DIRECTORY = "ackcore-beats-"
+
+#: The pause between polls without news: at least, as a multiple of the answer's time, and at most.
+POLL_S, SHARE, LONGEST_S = 0.1, 20.0, 5.0
+#: Seconds without a micro-batch after which it is triggered again: its file may have been deleted.
+BEAT_S = 30.0
 
 
 class Beats:
@@ -255,3 +261,67 @@ class Pacemaker(Attendant):
         if not self._answered:
             pauses.append(self.CALLED_S)
         return min(pauses, default=None)
+
+
+class Watch(Attendant):
+    """A thread that polls planned sources and triggers a micro-batch when there are new rows.
+
+    After that it waits for `look_again`. ``look``: returns whether there are new rows; an exception
+    counts as no. ``beat``: triggers a micro-batch.
+    """
+
+    def __init__(self, look: Callable[[], bool], beat: Callable[[], object]) -> None:
+        super().__init__("ackcore-watch")
+        self._look = look
+        self._beat = beat
+        self._asked = False
+
+    def look_again(self) -> None:
+        """Poll again, because the triggered micro-batch has run or will not run."""
+        with self._changed:
+            self._asked = False
+            self._changed.notify()
+
+    def _run(self) -> None:
+        failures = 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or not self._asked, BEAT_S)
+                if self._stopped:
+                    return
+                # Set before the poll: a micro-batch that ends meanwhile clears it.
+                self._asked = True
+            began = time.monotonic()
+            try:
+                is_new = self._look()
+                if is_new:
+                    self._beat()
+                failures = 0
+            except Exception as error:
+                is_new = False
+                if not failures:
+                    _log.warning(
+                        "a source did not answer whether it has new rows, and is polled again: %s",
+                        error,
+                    )
+                failures += 1
+            if is_new:
+                continue
+            with self._changed:
+                # A micro-batch that has run may have left rows.
+                self._changed.wait_for(
+                    lambda: self._stopped or not self._asked,
+                    pause_s(time.monotonic() - began, failures),
+                )
+                self._asked = False
+
+
+def pause_s(took_s: float, failures: int) -> float:
+    """Return the seconds until the next poll.
+
+    ``took_s``: the duration of the last poll, which found nothing. ``failures``: the number of
+    failed polls in a row.
+    """
+    if failures:
+        return capped_doubling(round(POLL_S * 1000), failures, round(LONGEST_S * 1000)) / 1000
+    return min(LONGEST_S, max(POLL_S, SHARE * took_s))

@@ -23,7 +23,7 @@ from ackcore.spark.base.session import (
 from ackcore.spark.deployment import Deployment
 from ackcore.spark.engine.insist import RunFailed
 from ackcore.spark.engine.setup import PlannedRows
-from ackcore.spark.kafka.watch import pause_s
+from ackcore.spark.heartbeat import pause_s
 from ackcore.spark.planned.planned_source import SourceError
 from ackcore.spark.stream import Stream, end_of
 

@@ -28,12 +28,12 @@ from ackcore.spark.engine.setup import InputFrame
 from ackcore.spark.heartbeat import (
     Beats,
     Pacemaker,
+    Watch,
     find_log,
     forget_beats,
     trim_log,
     with_heartbeat,
 )
-from ackcore.spark.kafka.watch import Watch
 from ackcore.spark.stream import Stream, end_of
 from ackcore.topology.builder import Topology
 

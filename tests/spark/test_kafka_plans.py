@@ -31,13 +31,13 @@ from ackcore.kafka import KafkaSpout, commit_metadata
 from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
 from ackcore.offsets import decode_metadata, encode_state
+from ackcore.spark import heartbeat
 from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.heartbeat import Watch, pause_s
 from ackcore.spark.kafka import plans
-from ackcore.spark.kafka import watch as watches
 from ackcore.spark.kafka.group_commits import CommitCache, states
 from ackcore.spark.kafka.plans import Intake, OffsetPlan, Position, evenly, records_in
 from ackcore.spark.kafka.spout_starts import lost_since, without
-from ackcore.spark.kafka.watch import Watch, pause_s
 from ackcore.spark.tasks.decoding import ValueDecoder
 from ackcore.spark.tasks.record_ids import RefusedOffsets, SpoutSpec
 from ackcore.topology.tuples import Reason
@@ -435,7 +435,8 @@ def test_the_watch_goes_on_when_kafka_cannot_be_asked(caplog):
         assert beaten.wait(60)
     finally:
         watch.stop()
-    assert caplog.text.count("is polled again: down") == 1
+    told = "a source did not answer whether it has new rows, and is polled again: down"
+    assert caplog.text.count(told) == 1
 
 
 @pytest.mark.parametrize(
@@ -448,7 +449,7 @@ def test_the_watch_pauses_for_seconds_at_most(took_s, failures, pause):
 
 def test_a_micro_batch_ends_the_pause_of_the_watch(monkeypatch):
     for name in ("POLL_S", "LONGEST_S", "BEAT_S"):
-        monkeypatch.setattr(watches, name, 3600.0)
+        monkeypatch.setattr(heartbeat, name, 3600.0)
     looks = threading.Semaphore(0)
     watch = Watch(looks.release, lambda: None)
     watch.start()
@@ -461,7 +462,7 @@ def test_a_micro_batch_ends_the_pause_of_the_watch(monkeypatch):
 
 
 def test_the_watch_beats_again_if_a_beat_was_lost(monkeypatch):
-    monkeypatch.setattr(watches, "BEAT_S", 0.01)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
     beats = threading.Semaphore(0)
     watch = Watch(lambda: True, beats.release)
     watch.start()
