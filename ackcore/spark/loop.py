@@ -6,10 +6,13 @@ It needs neither Structured Streaming nor a JVM in this process.  All spouts mus
 from __future__ import annotations
 
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable
+from typing import Protocol
 
+from ackcore.retry import capped_doubling
 from ackcore.spark.base.clocks import Clock
 from ackcore.spark.base.interrupts import cancel_until
 from ackcore.spark.base.session import (
@@ -23,14 +26,14 @@ from ackcore.spark.base.session import (
 from ackcore.spark.deployment import Deployment
 from ackcore.spark.engine.insist import RunFailed
 from ackcore.spark.engine.setup import PlannedRows
-from ackcore.spark.heartbeat import pause_s
 from ackcore.spark.planned.planned_source import SourceError
 from ackcore.spark.stream import Stream, end_of
 
 _log = logging.getLogger("ackcore")
 
-#: The pause after a look at the sources, as a multiple of its CPU time.
-_SHARE = 60.0
+#: The pause after a look at the sources that found nothing: at least, as a multiple of the duration
+#: and of the CPU time of the look, and at most.
+POLL_S, SHARE, CPU_SHARE, LONGEST_S = 0.1, 20.0, 60.0, 5.0
 
 
 class LoopStream(Stream):
@@ -131,16 +134,33 @@ class LoopStream(Stream):
         cancel_until(self._tag, self.ended)
 
 
-class Pacing:
-    """The times at which a loop begins its micro-batches.
+class Work(Protocol):
+    """The reasons for a micro-batch apart from new rows: `LoopStream`, or `heartbeat.Pacemaker`."""
 
-    ``work``: the stream, which may need micro-batches without new rows. ``rows``: the sources.
-    ``clock``: returns the time in milliseconds, by the clock of the due times. ``pause``: waits for
-    a number of seconds; returns True if the query is to stop. ``ends``: whether the query ends when
-    no rows and no retries are left. ``interval_s``: the interval of the trigger in seconds; 0 for
-    micro-batches without a pause. ``poll_s``: the longest time between two readings of `clock`
-    while a record waits, and the pause after a micro-batch that took nothing although rows are
-    left. ``seconds``, ``cpu``: return the time, and the CPU time of this thread, in seconds.
+    def is_unfinished(self) -> bool:
+        """Return whether a recorded micro-batch must be continued."""
+
+    def next_due_ms(self) -> int | None:
+        """Return the time at which the first waiting record is due; None if none waits."""
+
+    def is_called(self) -> bool:
+        """Return whether a replay, for example, waits for a micro-batch."""
+
+    def check(self) -> None:
+        """Raise the error that ends the query if its session has ended."""
+
+
+class Pacing:
+    """The times at which a stream needs a micro-batch.
+
+    ``work``: the reasons for a micro-batch apart from new rows. ``rows``: the planned spouts, or
+    None. ``clock``: returns the time in milliseconds, by the clock of the due times. ``pause``:
+    waits for a number of seconds; returns True if the query is to stop. ``ends``: whether the query
+    ends when no rows and no retries are left. ``interval_s``: the interval of the trigger in
+    seconds; 0 for micro-batches without a pause. ``poll_s``: the longest time between two readings
+    of `clock` while a record waits, and the pause after a micro-batch that took nothing although
+    rows are left. ``seconds``, ``cpu``: return the time, and the CPU time of this thread, in
+    seconds.
     """
 
     #: The interval in which requests of other processes are checked, in seconds.
@@ -148,8 +168,8 @@ class Pacing:
 
     def __init__(
         self,
-        work: LoopStream,
-        rows: PlannedRows,
+        work: Work,
+        rows: PlannedRows | None,
         clock: Clock,
         pause: Callable[[float], bool],
         *,
@@ -235,6 +255,9 @@ class Pacing:
 
     def _look(self, now: float) -> None:
         """Look whether the sources have new rows, and set the time of the next look."""
+        if self._rows is None:
+            self._found, self._look_s = False, math.inf
+            return
         cpu = self._cpu()
         try:
             self._found = self._rows.is_behind if self._ends else self._rows.has_new()
@@ -250,7 +273,7 @@ class Pacing:
                 )
             self._failures += 1
         after = self._seconds()
-        pause = max(pause_s(after - now, self._failures), _SHARE * (self._cpu() - cpu))
+        pause = max(pause_s(after - now, self._failures), CPU_SHARE * (self._cpu() - cpu))
         self._look_s = after + pause
 
     def _is_over(self) -> bool:
@@ -273,3 +296,14 @@ class Pacing:
             # In steps, because the clock may differ from this machine's.
             pauses.append(min((due - self._clock()) / 1000, self._poll_s))
         return max(min(pauses), 0.001)
+
+
+def pause_s(took_s: float, failures: int) -> float:
+    """Return the seconds until the next poll.
+
+    ``took_s``: the duration of the last poll, which found nothing. ``failures``: the number of
+    failed polls in a row.
+    """
+    if failures:
+        return capped_doubling(round(POLL_S * 1000), failures, round(LONGEST_S * 1000)) / 1000
+    return min(LONGEST_S, max(POLL_S, SHARE * took_s))

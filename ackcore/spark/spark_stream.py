@@ -28,7 +28,6 @@ from ackcore.spark.engine.setup import InputFrame
 from ackcore.spark.heartbeat import (
     Beats,
     Pacemaker,
-    Watch,
     find_log,
     forget_beats,
     trim_log,
@@ -55,14 +54,10 @@ class SparkStream(Stream):
         self._spark_checkpoint = deployment.spark_checkpoint
         self._beats = Beats.beside(spark)
         self._pacemaker: Pacemaker | None = None
-        self._watch: Watch | None = None
         if not self._available_now:
-            if self._rows is not None:
-                self._watch = Watch(self._rows.has_new, self._beats.advance)
             self._pacemaker = Pacemaker(
-                self._beats.advance, self._engine.clock, self._poll_s, self._is_called
+                self._beats.advance, self._rows, self._engine.clock, self._poll_s, self._is_called
             )
-            self._pacemaker.schedule(self._engine.next_due_ms)
         try:
             frame, self._spout = _united(deployment.topology)
             beaten = with_heartbeat(spark, frame, self._beats.directory)
@@ -82,9 +77,8 @@ class SparkStream(Stream):
         except BaseException:
             self._beats.close()
             raise
-        for one in (self._pacemaker, self._watch):
-            if one is not None:
-                one.start()
+        if self._pacemaker is not None:
+            self._pacemaker.start()
         self._start(threading.Thread(target=self._run_to_end, name="ackcore-query", daemon=True))
 
     def _is_called(self) -> bool:
@@ -98,8 +92,8 @@ class SparkStream(Stream):
             # After a takeover, Spark's part belongs to the other driver, too.
             self._state.check_owner()
             forget_beats(self._spark_checkpoint)
-        if self._watch is not None:
-            self._watch.look_again()
+        if self._pacemaker is not None:
+            self._pacemaker.schedule(self._engine.next_due_ms)
         if self._available_now and self._has_work():
             # Retries and planned rows need a micro-batch even if no source has new data.
             self._beats.advance()
@@ -135,8 +129,6 @@ class SparkStream(Stream):
         self._take(number, [InputFrame(frame, self._spout, own_session=True)])
         if self._pacemaker is not None:
             self._pacemaker.schedule(self._engine.next_due_ms)
-        if self._watch is not None:
-            self._watch.look_again()
 
     def _wait_for_sparks_stop(self) -> None:
         """Wait until Spark's query is being stopped, which happens just after the call of `stop`.
@@ -158,9 +150,8 @@ class SparkStream(Stream):
         return spark_query is not None and not is_active(spark_query)
 
     def _release(self) -> None:
-        for one in (self._pacemaker, self._watch):
-            if one is not None:
-                one.stop()
+        if self._pacemaker is not None:
+            self._pacemaker.stop()
         self._beats.close()
 
     def _step(self) -> bool:
