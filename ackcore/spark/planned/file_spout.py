@@ -72,8 +72,8 @@ class FileSpout(PlannedSource):
         The maximum number of files in a micro-batch.
     lateness_s : float, default 3600
         A file whose modification time is older than that of the newest planned file by more than
-        this is not read. A time in the future counts as the driver's time. Longer than the longest
-        upload, as some stores date a file from the beginning of its upload.
+        this is not read. A time in the future counts as the driver's time. Set it longer than the
+        longest upload, because some stores date a file from the beginning of its upload.
     """
 
     source_kind: ClassVar[str] = "files"
