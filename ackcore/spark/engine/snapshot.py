@@ -29,7 +29,7 @@ from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, read_rows
 
 _log = logging.getLogger("ackcore")
 
-_RECORD = "pinned.json"
+_RECORD = "snapshot.json"
 
 
 def load_snapshot(inputs: Sequence[InputFrame], directory: Place) -> list[InputFrame] | None:
