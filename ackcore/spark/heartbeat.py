@@ -241,6 +241,9 @@ class Pacemaker(Attendant):
             with contextlib.suppress(BaseException):
                 if not self._pacing.next():
                     return
+            # Only a micro-batch that ends after the beat answers it.
+            if self._pause(0):
+                return
             pause_s = BEAT_S
             try:
                 self._beat()
