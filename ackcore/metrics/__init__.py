@@ -1,7 +1,7 @@
 """Metrics of a query, for Prometheus and OpenTelemetry: listeners for ``listeners=[...]``.
 
 =======================  =========================================================================
-`PrometheusListener`     fills a registry of prometheus-client, and serves it (``ackcore[metrics]``)
+`PrometheusListener`     fills a registry of prometheus-client (``ackcore[metrics]``)
 `OpenTelemetryListener`  fills a meter, which the meter provider exports (``ackcore[otlp]`` has the
                          SDK and its OTLP exporter)
 =======================  =========================================================================

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -14,7 +14,6 @@ from prometheus_client.core import (
     Metric,
 )
 
-from ackcore._error_hints import listening
 from ackcore.metrics.readings import (
     DURATION,
     DURATION_ABOUT,
@@ -87,28 +86,6 @@ class PrometheusListener(SnapshotListener):
             counted.append((str(bound), so_far))
         durations.add_metric([self._query, "ackcore", "process"], counted, seconds)
         yield durations
-
-
-class MetricsServer:
-    """A thread that serves a registry until it is closed or the process ends."""
-
-    def __init__(self, registry: CollectorRegistry, port: int, host: str) -> None:
-        with listening("the metrics", host, port):
-            self._server, self._thread = start_http_server(port, host, registry)
-        #: The port of the server.
-        self.port: int = self._server.server_port
-        self._host = host
-
-    @property
-    def url(self) -> str:
-        """The URL for Prometheus to scrape."""
-        return f"http://{self._host}:{self.port}/metrics"
-
-    def close(self) -> None:
-        """Stop the server."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 def _label(attribute: str) -> str:

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from ackcore.spark.listeners import QueryListener
     from ackcore.spark.planned.delta_spout import DeltaSpout
     from ackcore.spark.planned.file_spout import FileSpout
-    from ackcore.spark.planned.planned_source import PlannedSource, SourceError
-    from ackcore.spark.planned.rate_spout import RateSpout
+    from ackcore.spark.planned.planned_source import PlannedSource, RateSpout, SourceError
     from ackcore.spark.query import Query, run_batch, start
     from ackcore.spark.settle.dataframes import combine, settle
     from ackcore.spark.settle.parquet_events import settle_parquet
@@ -115,8 +114,7 @@ _NAMES = {
     ".listeners": "QueryListener",
     ".planned.delta_spout": "DeltaSpout",
     ".planned.file_spout": "FileSpout",
-    ".planned.planned_source": "PlannedSource SourceError",
-    ".planned.rate_spout": "RateSpout",
+    ".planned.planned_source": "PlannedSource RateSpout SourceError",
     ".query": "Query run_batch start",
     ".settle.dataframes": "combine settle",
     ".settle.parquet_events": "settle_parquet",

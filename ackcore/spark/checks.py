@@ -64,20 +64,11 @@ def read_trigger(trigger: str | Mapping[str, Any] | None) -> dict[str, Any]:
     raise ValueError(f"trigger must be {TRIGGERS}; got {trigger!r}")
 
 
-def check_trigger(options: Mapping[str, Any], topology: Topology) -> None:
-    """Raise ValueError if Spark refuses the keywords of a trigger."""
-    if not options:
-        return
-    source = next(one.source for one in topology.spouts.values() if one.kind is None)
-    try:
-        source.writeStream.trigger(**options)
-    except PySparkException as error:
-        got = options.get("processingTime", options)
-        raise ValueError(f"trigger must be {TRIGGERS}; got {got!r}: {one_line(error)}") from error
-
-
 def interval_s(options: Mapping[str, Any]) -> float:
-    """Return the seconds of a processing time, or 0; raise ValueError if it is no duration."""
+    """Return the interval of a trigger in seconds, or 0 if it has no processing time.
+
+    Raises ValueError if the processing time is no duration.
+    """
     text = options.get("processingTime", "0 seconds")
     found = _DURATION.fullmatch(text)
     units = (
@@ -89,17 +80,14 @@ def interval_s(options: Mapping[str, Any]) -> float:
     )
     if found is None or None in units.values():
         raise ValueError(
-            f"trigger must be {TRIGGERS}; got {text!r}, which is no number of "
+            f"trigger must be {TRIGGERS}; got {text!r}, which is not a number of "
             f"{', '.join(f'{unit}s' for unit in _UNITS)}"
         )
     return sum(float(number) * (units[unit] or 0) for number, unit in _PART.findall(found[1]))
 
 
 def check_options(dead_letters: Place, accept_changes: bool, clock: Callable[[], int]) -> None:
-    """Check the types of the other arguments of `start` and `run_batch`.
-
-    Raises TypeError or ValueError if an argument has the wrong type or value; the message names it.
-    """
+    """Raise TypeError or ValueError if one of these arguments of `start` is wrong."""
     if dead_letters is not None and not isinstance(dead_letters, DeadLetterTopic):
         place_of(dead_letters, "dead_letters")
     if not isinstance(accept_changes, bool):
@@ -117,10 +105,7 @@ def check_callable(name: str, function: Callable[..., object]) -> None:
 
 
 def check_dead_topic(topology: Topology, dead_letters: Place) -> None:
-    """Refuse a dead-letter topic that a spout reads: dead letters would be read as records.
-
-    Raises ValueError if a spout reads the topic; the message names both.
-    """
+    """Raise ValueError if a spout reads the dead-letter topic: it would read them as records."""
     if not isinstance(dead_letters, DeadLetterTopic):
         return
     topic, servers = dead_letters.topic, _servers(dead_letters.settings)
@@ -139,7 +124,7 @@ def _servers(settings: ClientSettings) -> set[str]:
 
 
 def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
-    """Refuse a topology that cannot run.
+    """Raise an error if a topology cannot run.
 
     Raises TypeError if a type is not supported, a bolt cannot be pickled, or a sink cannot take its
     stream. In a session of Spark Connect also if the sources are streams, or a sink needs a JVM.
@@ -225,7 +210,7 @@ def _check_source(spout: Spout, spark: SparkSession, streaming: bool) -> None:
 
 
 def _check_planned(spout: Spout) -> None:
-    """Refuse a planned source with columns that Spark does not have."""
+    """Raise TypeError if a planned source has a column of a type that Spark does not have."""
     try:
         from_arrow_schema(source_schema(spout))
     except (PySparkException, ValueError, TypeError) as error:
@@ -258,7 +243,7 @@ def is_case_sensitive(spark: SparkSession) -> bool:
 
 
 def _check_names(what: str, schema: pa.Schema, sensitive: bool) -> None:
-    """Refuse columns, or fields of a struct at any depth, with names that are not distinguished."""
+    """Raise ValueError if columns, or fields of a struct, have names that Spark takes for equal."""
     for inside, one, other in _alike(schema, ()):
         where = f" in {'.'.join(inside)!r}" if inside else ""
         if one == other:

@@ -16,14 +16,7 @@ from ackcore.spark.base.clocks import Clock, read_clock
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.sources import kept_schemas, source_schema
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.checks import (
-    check,
-    check_dead_topic,
-    check_options,
-    check_trigger,
-    interval_s,
-    read_trigger,
-)
+from ackcore.spark.checks import check, check_dead_topic, check_options, interval_s, read_trigger
 from ackcore.spark.dead_letters.store import DeadLetters, check_letters_url
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place, TopicWriter
 from ackcore.spark.engine.batch import Engine
@@ -46,7 +39,7 @@ class Deployment:
     ``checkpoint``, ``spark_checkpoint``: the place of the checkpoint, and the directory of Spark's
     own part of it, if it has one. ``available_now``, ``trigger``, ``interval_s``: whether a stream
     ends when the sources have been read and no record waits; the keywords for Spark's
-    ``trigger()``; and the interval of a loop's micro-batches in seconds, or 0. ``limit``: the limit
+    ``trigger()``; and the interval of micro-batches in seconds, or 0. ``limit``: the limit
     on dead records, which has counted nothing yet. ``rows``, ``groups``: the planned spouts, and
     the consumer groups whose offsets ackcore commits for DataFrame sources; None without any.
     """
@@ -75,10 +68,7 @@ class Deployment:
         #: Whether Spark makes the micro-batches: it must for DataFrames that are streams.
         self.by_spark = streaming and any(one.kind is None for one in topology.spouts.values())
         self.trigger = read_trigger(trigger)
-        if self.by_spark:
-            check_trigger(self.trigger, topology)
-        else:
-            self.interval_s = interval_s(self.trigger)
+        self.interval_s = interval_s(self.trigger)
         self.available_now = "availableNow" in self.trigger
         window = topology.settings.max_dead_window if streaming else None
         self.limit = DeadLimit(max_dead, max_dead_ratio, window)
@@ -162,7 +152,7 @@ class Deployment:
 
 
 def _place_of(checkpoint: str | os.PathLike[str], dead_letters: Place) -> str:
-    """Return the place of a checkpoint; check that the dead letters' place suits it."""
+    """Return the place of a checkpoint; raise ValueError if ``dead_letters`` must be a URL."""
     place = place_of(checkpoint, "checkpoint")
     path = dead_letters.store if isinstance(dead_letters, DeadLetterTopic) else dead_letters
     if path is not None:
@@ -171,8 +161,10 @@ def _place_of(checkpoint: str | os.PathLike[str], dead_letters: Place) -> str:
 
 
 def _spark_checkpoint_of(checkpoint: str, given: str | os.PathLike[str] | None) -> Path:
-    """Return the directory of Spark's own part of a checkpoint. Raises ValueError or TypeError if
-    the argument is not a path of a file system, or is missing although it is required.
+    """Return the directory of Spark's own part of a checkpoint.
+
+    Raises ValueError or TypeError if the argument is no path of a file system, or is required and
+    missing.
     """
     if given is not None:
         return local_path(given, "spark_checkpoint")

@@ -371,10 +371,9 @@ def _from_ddl(outputs: str, frame: DataFrame) -> StructType:
 
 
 def check_names(frame: DataFrame, columns: StructType, added: Sequence[str] = ()) -> None:
-    """Refuse columns if two of them have the same name in this session.
+    """Raise ValueError if two columns of a result have names that are equal in this session.
 
-    ``columns`` are the outputs, ``added`` the names of columns that ackcore adds to the frame's.
-    Raises ValueError if two names are equal; the message has both.
+    ``columns`` are the outputs, ``added`` the names of columns that ackcore adds.
     """
     sensitive = is_case_sensitive(frame.sparkSession)
     taken: dict[str, tuple[str, str]] = {}
@@ -408,7 +407,7 @@ def read_concurrency(
     if kind is Kind.BATCH and given not in (None, 1):
         raise ValueError(
             "max_concurrency must be left out for a function of batches, which is called with one "
-            f"at a time, got {given!r}; an async function of a row has many calls at once"
+            f"batch at a time, got {given!r}; an async function of a row has many calls at once"
         )
     if given is None:
         return DelayTarget if kind is Kind.ASYNC else 1
@@ -416,9 +415,9 @@ def read_concurrency(
 
 
 def check_limit(frame: DataFrame, kind: Kind, limit: RateLimit | None) -> None:
-    """Refuse a limit with a key that rows of the frame do not have, or with a limit of the cost.
+    """Raise ValueError if `attempt` and `guard` cannot apply a limit.
 
-    Raises ValueError if the key is no column, the function has no rows, or there is a
+    Its key must be a column of the frame, the function one of a row, and it must have no
     ``cost_per_run``.
     """
     if limit is not None and limit.cost_per_run is not None:
@@ -443,7 +442,7 @@ def check_limit(frame: DataFrame, kind: Kind, limit: RateLimit | None) -> None:
 
 
 def share_of(frame: DataFrame, limit: RateLimit | None, tasks: int | None) -> RateLimit | None:
-    """Return the limit of one task: the total rate divided by the number of concurrent tasks.
+    """Return the limit of one task: ``limit`` divided by the number of concurrent tasks.
 
     Raises TypeError or ValueError if `tasks` is not a positive number, or is given without a limit.
     """
@@ -452,7 +451,8 @@ def share_of(frame: DataFrame, limit: RateLimit | None, tasks: int | None) -> Ra
     if limit is None:
         if tasks is not None:
             raise ValueError(
-                f"tasks must be left out without limit, got {tasks}: it only divides this limit"
+                f"tasks must be left out without limit, got {tasks}: they are the tasks that share "
+                "the limit"
             )
         return None
     return limit.share(task_slots(frame.sparkSession) if tasks is None else tasks)

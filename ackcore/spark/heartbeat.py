@@ -1,8 +1,9 @@
-"""A source without rows that advances when a retry is due, so that retries need no new data.
+"""A source without rows for Spark's query, which causes micro-batches without new data.
 
 Spark runs no micro-batch while no source has new data.  So the spouts are unioned with Spark's
-source for text files on an empty directory.  When the first waiting record is due, a thread of the
-driver puts an empty file (a beat) there, and Spark runs a micro-batch.
+source for text files on an empty directory.  When the first waiting record is due, or a planned
+spout has new rows, a thread of the driver puts an empty file (a beat) there, and Spark runs a
+micro-batch.
 
 Beats are not records: the due times follow from the plans alone, and an unneeded beat only causes
 an empty micro-batch.  The start of each micro-batch removes the beats' files.  Spark's notes of
@@ -18,7 +19,6 @@ import os
 import re
 import secrets
 import shutil
-import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -31,6 +31,8 @@ from ackcore.spark.base.atomic import remove, write_file, writing
 from ackcore.spark.base.attendant import Attendant
 from ackcore.spark.base.clocks import Clock
 from ackcore.spark.base.paths import numbered
+from ackcore.spark.engine.setup import PlannedRows
+from ackcore.spark.loop import Pacing
 
 _log = logging.getLogger("ackcore")
 
@@ -43,6 +45,9 @@ _NOTHING = "-"
 _BEAT = re.compile(r'^\{"logOffset": ?\d+\}$')
 #: The prefix of the directory of the beats; no other source's path has it.
 _DIRECTORY = "ackcore-beats-"
+
+#: Seconds without a micro-batch after which it is triggered again: its file may have been deleted.
+BEAT_S = 30.0
 
 
 class Beats:
@@ -86,17 +91,14 @@ class Beats:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def with_heartbeat(spark: SparkSession, frame: DataFrame | None, directory: Path) -> DataFrame:
-    """Return a streaming DataFrame that also has a micro-batch for each beat.
+def with_heartbeat(spark: SparkSession, frame: DataFrame, directory: Path) -> DataFrame:
+    """Return a streaming DataFrame that also has a micro-batch for each beat in ``directory``.
 
-    The columns of ``frame`` are kept, but become nullable in the schema.  Without a frame the
-    result has only the beats in ``directory``.
+    The columns of ``frame`` are kept, but become nullable in the schema.
     """
     reader = spark.readStream.format("text").schema("value string").option("maxFileAge", _KNOWN)
     # Hadoop unescapes nothing after the scheme, but reads special characters as a glob.
     beats = reader.load("file://" + _GLOB.sub(r"\\\1", str(directory)))
-    if frame is None:
-        return beats
     fields = frame.schema.fields
     nulls = [sql.lit(None).cast(field.dataType).alias(field.name) for field in fields]
     # The frame comes first, so that its partitions and sources keep their numbers.
@@ -175,90 +177,82 @@ def trim_log(log: Path) -> None:
 
 
 class Pacemaker(Attendant):
-    """The thread that writes a beat when a record is due.
+    """The thread that writes a beat when Spark's query needs a micro-batch, but has no new data.
 
-    ``beat``: `Beats.advance`. ``clock``: returns the time in milliseconds, by the clock of the due
-    times. ``poll_s``: the time in seconds between two readings of the clock while a record waits.
-    ``called``: returns whether something else, such as a replay, waits for a
-    micro-batch. Called once a second.
+    ``beat``: `Beats.advance`. ``rows``: the planned spouts, or None. ``clock``: returns the time in
+    milliseconds, by the clock of the due times. ``poll_s``: the time in seconds between two
+    readings of the clock while a record waits. ``is_called``: returns whether something else, such
+    as a replay, waits for a micro-batch.
     """
-
-    #: The interval in which requests of other processes are checked, in seconds.
-    CALLED_S = 1.0
 
     def __init__(
         self,
         beat: Callable[[], object],
+        rows: PlannedRows | None,
         clock: Clock,
-        poll_s: float = 0.2,
-        called: Callable[[], bool] | None = None,
+        poll_s: float,
+        is_called: Callable[[], bool],
     ) -> None:
         super().__init__("ackcore-heartbeat")
-        self._advance = beat
-        self._clock = clock
+        self._beat = beat
+        self.is_called = is_called
         self._poll_s = poll_s
-        self._called = called
+        self._pacing = Pacing(
+            self, rows, clock, self._pause, ends=False, interval_s=0.0, poll_s=poll_s
+        )
         self._due_ms: int | None = None
-        self._answered = False
+        #: Whether a micro-batch has ended since the last pause.
+        self._ran = False
 
     def schedule(self, due_ms: int | None) -> None:
-        """Set the time at which the first waiting record is due; None if none waits."""
+        """Begin anew after a micro-batch.
+
+        ``due_ms``: the time at which the first waiting record is due; None if none waits.
+        """
         with self._changed:
-            self._due_ms = due_ms
-            self._answered = False
+            self._due_ms, self._ran = due_ms, True
             self._changed.notify()
 
+    def is_unfinished(self) -> bool:
+        """Return False: Spark repeats an unfinished micro-batch without a beat."""
+        return False
+
+    def next_due_ms(self) -> int | None:
+        """Return the time at which the first waiting record is due; None if none waits."""
+        return self._due_ms
+
+    def check(self) -> None:
+        """Do nothing: the end of its session ends Spark's query."""
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait until a micro-batch has ended, for ``seconds`` at most; return whether to stop."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or self._ran, seconds)
+            if self._ran:
+                self._ran = False
+                self._pacing.ran(0)
+            return self._stopped
+
     def _run(self) -> None:
-        look_at = 0.0
         complained = False
         while True:
-            with self._changed:
-                if self._stopped:
+            # An error of a source or of the user's clock: the micro-batch raises it, too, and ends
+            # the query.
+            with contextlib.suppress(BaseException):
+                if not self._pacing.next():
                     return
-                due = self._due_ms
-                beat = due is not None and self._left_ms(due) <= 0
-                if beat:
-                    self._due_ms = None
-            now = time.monotonic()
-            if self._called is not None and not self._answered and now >= look_at:
-                look_at = now + self.CALLED_S
-                with contextlib.suppress(OSError, RuntimeError):
-                    # One beat for all requests: the next micro-batch takes them, and raises errors
-                    # that are suppressed here.
-                    self._answered = self._called()
-                    beat = beat or self._answered
-            if beat:
-                try:
-                    self._advance()
-                    complained = False
-                except OSError as error:
-                    # A full disk may have room later; the query itself reports lasting errors.
-                    if not complained:
-                        _log.warning(
-                            "the heartbeat cannot be written; ackcore tries again: %s", error
-                        )
-                    complained = True
-                    with self._changed:
-                        if self._due_ms is None:
-                            self._due_ms = due if due is not None else 0
-            with self._changed:
-                if not self._stopped:
-                    # After a failed write, retry a due beat with a pause.
-                    self._changed.wait(self._poll_s if complained else self._pause_s())
-
-    def _left_ms(self, due_ms: int) -> int:
-        try:
-            return due_ms - self._clock()
-        except BaseException:
-            # The user's clock failed.  The micro-batch calls it too, and its error ends the query.
-            return 0
-
-    def _pause_s(self) -> float | None:
-        pauses = []
-        if self._due_ms is not None:
-            left = self._left_ms(self._due_ms) / 1000
-            # In steps, because the clock may differ from this machine's.
-            pauses.append(min(max(left, 0.001), self._poll_s))
-        if self._called is not None and not self._answered:
-            pauses.append(self.CALLED_S)
-        return min(pauses, default=None)
+            # Only a micro-batch that ends after the beat answers it.
+            if self._pause(0):
+                return
+            pause_s = BEAT_S
+            try:
+                self._beat()
+                complained = False
+            except OSError as error:
+                # A full disk may have room later; the query itself reports lasting errors.
+                if not complained:
+                    _log.warning("the heartbeat cannot be written; ackcore tries again: %s", error)
+                complained, pause_s = True, self._poll_s
+            # One beat is enough: the micro-batch takes all retries, requests and rows.
+            if self._pause(pause_s):
+                return

@@ -45,7 +45,7 @@ class QueryListener:
     def on_batch_start(self, batch_id: int) -> None:
         """Called when a stream begins or repeats a micro-batch; `run_batch` does not call it.
 
-        If `on_progress` does not follow for long, the micro-batch hangs.
+        If `on_progress` is not called for a long time, the micro-batch hangs.
         """
 
     def on_progress(self, progress: Progress, counts: Counts) -> None:
@@ -94,15 +94,11 @@ class Listeners:
                 "put it in brackets"
             )
         self._all: list[Any] = []
-        self._accounts: dict[str, Account] = {}
         for one in listeners:
             self.add(one)
 
-    def add(self, listener: Any, counts: Counts | None = None) -> None:
-        """Add a listener. If the counts of a running query are given, call its ``on_start``.
-
-        Raises TypeError if it has none of the methods.
-        """
+    def add(self, listener: Any) -> None:
+        """Add a listener. Raises TypeError if it has none of the methods."""
         if isinstance(listener, type) or not any(
             callable(getattr(listener, name, None)) for name in _METHODS
         ):
@@ -110,27 +106,19 @@ class Listeners:
                 f"listeners must be objects with some of {', '.join(_METHODS)}, got {listener!r}; "
                 "derive them from ackcore.spark.QueryListener"
             )
-        if counts is not None:
-            self._tell_start([listener], counts)
-        # A new list, because other threads may iterate over the old one.
-        self._all = [*self._all, listener]
+        self._all.append(listener)
 
     def started(self, topology: Topology, counts: Counts) -> None:
-        """Call the listeners at the start."""
-        spouts = topology.spouts.items()
-        self._accounts = {name: Account() for name, spout in spouts if spout.tracked}
-        self._tell_start(self._all, counts)
-
-    def _tell_start(self, listeners: Sequence[Any], counts: Counts) -> None:
-        known = replace(counts, spouts={**self._accounts, **counts.spouts})
-        self._tell("on_start", known, listeners=listeners)
+        """Call ``on_start`` of the listeners with the counts of all tracked spouts."""
+        accounts = {name: Account() for name, spout in topology.spouts.items() if spout.tracked}
+        self._tell("on_start", replace(counts, spouts={**accounts, **counts.spouts}))
 
     def began(self, number: int) -> None:
-        """Call the listeners when a micro-batch begins."""
+        """Call ``on_batch_start`` of the listeners."""
         self._tell("on_batch_start", number)
 
     def done(self, progress: Progress, counts: Counts, decision: BatchDecision | None) -> None:
-        """Call the listeners when a micro-batch is done."""
+        """Call ``on_progress`` of the listeners, and ``on_dead`` if records died."""
         if not self._all:
             return
         self._tell("on_progress", progress, counts)
@@ -150,7 +138,7 @@ class Listeners:
 
     @contextmanager
     def of_run(self, engine: Engine) -> Iterator[None]:
-        """Call the listeners before and after the enclosed code, also after an error."""
+        """Call ``on_start`` of the listeners, run the ``with`` block, and call ``on_end``."""
         self.started(engine.topology, engine.counts)
         try:
             yield
@@ -160,23 +148,21 @@ class Listeners:
         self.ended(None, engine.counts)
 
     def ended(self, error: BaseException | None, counts: Counts) -> None:
-        """Call the listeners at the end."""
+        """Call ``on_end`` of the listeners."""
         self._tell("on_end", error, counts)
 
-    def _hearing(
-        self, name: str, listeners: Sequence[Any] | None = None
-    ) -> list[tuple[Any, Callable[..., object]]]:
-        """Return the listeners that override a method, each with the method."""
+    def _hearing(self, name: str) -> list[tuple[Any, Callable[..., object]]]:
+        """Return the listeners that have method ``name`` of their own, each with the method."""
         found = []
-        for listener in self._all if listeners is None else listeners:
+        for listener in self._all:
             method = getattr(listener, name, None)
             inherited = getattr(method, "__func__", None) is getattr(QueryListener, name)
             if callable(method) and not inherited:
                 found.append((listener, method))
         return found
 
-    def _tell(self, name: str, *about: Any, listeners: Sequence[Any] | None = None) -> None:
-        for listener, method in self._hearing(name, listeners):
+    def _tell(self, name: str, *about: Any) -> None:
+        for listener, method in self._hearing(name):
             error = raised_by(partial(method, *about))
             if error is not None:
                 said = "%s of listener %r raised; the query continues"
@@ -184,7 +170,7 @@ class Listeners:
 
 
 def _some_at_a_time(dead: Dead, number: int) -> Iterator[dict[str, pa.Table]]:
-    """Yield all dead letters in portions of limited size."""
+    """Yield all dead letters of a micro-batch by spout, in parts of `_TOLD_BYTES`."""
     held: dict[str, list[pa.Table]] = {}
     nbytes = 0
     for spout in dead:

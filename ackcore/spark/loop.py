@@ -5,9 +5,15 @@ It needs neither Structured Streaming nor a JVM in this process.  All spouts mus
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 import uuid
+from collections.abc import Callable
+from typing import Protocol
 
+from ackcore.retry import capped_doubling
+from ackcore.spark.base.clocks import Clock
 from ackcore.spark.base.interrupts import cancel_until
 from ackcore.spark.base.session import (
     ALIVE_S,
@@ -19,13 +25,19 @@ from ackcore.spark.base.session import (
 )
 from ackcore.spark.deployment import Deployment
 from ackcore.spark.engine.insist import RunFailed
-from ackcore.spark.pacing import Pacing
-from ackcore.spark.restarts import end_of
-from ackcore.spark.stream import Stream
+from ackcore.spark.engine.setup import PlannedRows
+from ackcore.spark.planned.planned_source import SourceError
+from ackcore.spark.stream import Stream, end_of
+
+_log = logging.getLogger("ackcore")
+
+#: The pause after a look at the sources that found nothing: at least, as a multiple of the duration
+#: and of the CPU time of the look, and at most.
+POLL_S, SHARE, CPU_SHARE, LONGEST_S = 0.1, 20.0, 60.0, 5.0
 
 
 class LoopStream(Stream):
-    """A topology whose micro-batches a loop of ackcore runs, for planned spouts."""
+    """A topology that runs on a stream without Spark's query: all its spouts are planned."""
 
     def __init__(self, deployment: Deployment) -> None:
         super().__init__(deployment)
@@ -46,9 +58,9 @@ class LoopStream(Stream):
         )
         self._is_set_up = False
         self.listeners.started(deployment.topology, self.counts)
-        self._start(job_thread(self._spark, self._attend, "ackcore-query"))
+        self._start(job_thread(self._spark, self._run_to_end, "ackcore-query"))
 
-    # -- the work apart from new rows, for `Pacing` -----------------------------------------------
+    # -- for `Pacing`: micro-batches that are needed without new rows -----------------------------
 
     def is_unfinished(self) -> bool:
         """Return whether a recorded micro-batch is not done."""
@@ -76,13 +88,13 @@ class LoopStream(Stream):
     # -- the loop ---------------------------------------------------------------------------------
 
     def _wait_for_work(self, seconds: float) -> bool:
-        """Wait; return True if the stream is to begin no micro-batch any more."""
+        """Wait; return True if the stream must begin no further micro-batch."""
         with self._changed:
             self._changed.notify_all()  # a look at the sources has ended
         return self._leaving.wait(seconds)
 
-    def _goes_on(self) -> bool:
-        """Wait until a micro-batch is needed and run it; return whether to go on."""
+    def _step(self) -> bool:
+        """Wait until a micro-batch is needed and run it; return whether more may be needed."""
         if not self._is_set_up:
             self._is_set_up = True
             use_own_group(self._spark, self._name, f"ackcore: {self._state.url}")
@@ -103,7 +115,7 @@ class LoopStream(Stream):
             error = caught
             if not isinstance(error, Exception):
                 error = RuntimeError(f"{type(error).__name__} was raised: {error}")
-            if not self._may_begin_again(error):
+            if not self._may_restart(error):
                 raise error from None
         return True
 
@@ -118,5 +130,180 @@ class LoopStream(Stream):
             self.ended.wait()
 
     def _abandon(self) -> None:
-        """Cancel the jobs of this stream until its thread ends."""
+        """Cancel all jobs of this stream, also those that it starts, until its thread ends."""
         cancel_until(self._tag, self.ended)
+
+
+class Work(Protocol):
+    """The reasons for a micro-batch apart from new rows: `LoopStream`, or `heartbeat.Pacemaker`."""
+
+    def is_unfinished(self) -> bool:
+        """Return whether a recorded micro-batch must be continued."""
+
+    def next_due_ms(self) -> int | None:
+        """Return the time at which the first waiting record is due; None if none waits."""
+
+    def is_called(self) -> bool:
+        """Return whether a replay, for example, waits for a micro-batch."""
+
+    def check(self) -> None:
+        """Raise the error that ends the query if its session has ended."""
+
+
+class Pacing:
+    """The times at which a stream needs a micro-batch.
+
+    ``work``: the reasons for a micro-batch apart from new rows. ``rows``: the planned spouts, or
+    None. ``clock``: returns the time in milliseconds, by the clock of the due times. ``pause``:
+    waits for a number of seconds; returns True if the query is to stop. ``ends``: whether the query
+    ends when no rows and no retries are left. ``interval_s``: the interval of the trigger in
+    seconds; 0 for micro-batches without a pause. ``poll_s``: the longest time between two readings
+    of `clock` while a record waits, and the pause after a micro-batch that took nothing although
+    rows are left. ``seconds``, ``cpu``: return the time, and the CPU time of this thread, in
+    seconds.
+    """
+
+    #: The interval in which requests of other processes are checked, in seconds.
+    CALLED_S = 1.0
+
+    def __init__(
+        self,
+        work: Work,
+        rows: PlannedRows | None,
+        clock: Clock,
+        pause: Callable[[float], bool],
+        *,
+        ends: bool,
+        interval_s: float,
+        poll_s: float,
+        seconds: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._work = work
+        self._rows = rows
+        self._clock = clock
+        self._pause = pause
+        self._ends = ends
+        self._interval_s = interval_s
+        self._poll_s = poll_s
+        self._seconds = seconds
+        self._cpu = cpu
+        #: The times of the next trigger, of the next check of requests, and of the next look.
+        self._trigger_s = self._call_s = self._look_s = -1.0
+        self._failures = 0
+        #: Whether the last look found rows; None if a look is due.
+        self._found: bool | None = None
+
+    def next(self) -> bool:
+        """Wait until a micro-batch is needed; return False if the query is to end."""
+        while True:
+            left = self._trigger_s - self._seconds()
+            if left <= 0:
+                needed = self._is_needed()
+                if needed or self._interval_s:
+                    self._trigger_s = self._next_trigger()
+                if needed:
+                    return True
+                if self._is_over():
+                    return False
+                left = self._left_s()
+            else:
+                self._check()
+            if self._pause(min(left, self.CALLED_S)):
+                return False
+
+    def ran(self, records: int) -> None:
+        """Look at the sources again after a micro-batch with ``records`` new records.
+
+        A query that ends first pauses if there were none, because a source may not answer.
+        """
+        self._found = None
+        self._look_s = self._seconds() + (self._poll_s if self._ends and not records else 0.0)
+
+    def _next_trigger(self) -> float:
+        if not self._interval_s:
+            return -1.0
+        # Like Spark: at multiples of the interval.
+        return (self._seconds() // self._interval_s + 1) * self._interval_s
+
+    def _is_needed(self) -> bool:
+        due = self._work.next_due_ms()
+        if self._work.is_unfinished() or (due is not None and due <= self._clock()):
+            return True
+        if self._check() and self._is_called():
+            return True
+        now = self._seconds()
+        if now >= self._look_s or self._interval_s:
+            self._look(now)
+        return bool(self._found)
+
+    def _check(self) -> bool:
+        """Check the session once in `CALLED_S`; return whether this call has checked it."""
+        now = self._seconds()
+        if now < self._call_s:
+            return False
+        self._call_s = now + self.CALLED_S
+        self._work.check()
+        return True
+
+    def _is_called(self) -> bool:
+        try:
+            return self._work.is_called()
+        except (OSError, RuntimeError):
+            # The next micro-batch takes the requests, and raises the error if it lasts.
+            return False
+
+    def _look(self, now: float) -> None:
+        """Look whether the sources have new rows, and set the time of the next look."""
+        if self._rows is None:
+            self._found, self._look_s = False, math.inf
+            return
+        cpu = self._cpu()
+        try:
+            self._found = self._rows.is_behind if self._ends else self._rows.has_new()
+            self._failures = 0
+        except SourceError:
+            raise
+        except Exception as error:
+            self._found = None
+            if not self._failures:
+                _log.warning(
+                    "a source did not answer whether it has new rows, and is polled again: %s",
+                    error,
+                )
+            self._failures += 1
+        after = self._seconds()
+        pause = max(pause_s(after - now, self._failures), CPU_SHARE * (self._cpu() - cpu))
+        self._look_s = after + pause
+
+    def _is_over(self) -> bool:
+        """Return whether nothing is left for a query that ends."""
+        return (
+            self._ends
+            and self._found is False
+            and self._work.next_due_ms() is None
+            and not self._work.is_called()
+        )
+
+    def _left_s(self) -> float:
+        """Return the seconds until a micro-batch may be needed."""
+        now = self._seconds()
+        if self._interval_s:
+            return max(self._trigger_s - now, 0.001)
+        pauses = [self._call_s - now, self._look_s - now]
+        due = self._work.next_due_ms()
+        if due is not None:
+            # In steps, because the clock may differ from this machine's.
+            pauses.append(min((due - self._clock()) / 1000, self._poll_s))
+        return max(min(pauses), 0.001)
+
+
+def pause_s(took_s: float, failures: int) -> float:
+    """Return the seconds until the next poll.
+
+    ``took_s``: the duration of the last poll, which found nothing. ``failures``: the number of
+    failed polls in a row.
+    """
+    if failures:
+        return capped_doubling(round(POLL_S * 1000), failures, round(LONGEST_S * 1000)) / 1000
+    return min(LONGEST_S, max(POLL_S, SHARE * took_s))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -25,18 +25,15 @@ from ackcore.spark.checks import check_callable
 from ackcore.spark.dead_letters.topic import Place
 from ackcore.spark.deployment import Deployment
 from ackcore.spark.engine.batch import Engine
-from ackcore.spark.engine.causes import close_run
+from ackcore.spark.engine.causes import check_run
 from ackcore.spark.engine.progress import Counts, Progress
 from ackcore.spark.engine.setup import InputFrame
-from ackcore.spark.inspect.pending import PendingTree, read_pending
+from ackcore.spark.inspect.status import PendingTree, read_pending
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.loop import LoopStream
 from ackcore.spark.spark_stream import SparkStream
 from ackcore.spark.stream import Stream
 from ackcore.topology.builder import Topology
-
-if TYPE_CHECKING:
-    from ackcore.metrics.prometheus import MetricsServer
 
 _log = logging.getLogger("ackcore")
 
@@ -239,7 +236,8 @@ def run_batch(
                     deployment.checkpoint,
                 )
             reasons = deployment.letters.reasons()
-            return close_run(engine.counts, reasons, deployment.checkpoint, deployment.limit)
+            check_run(engine.counts, reasons, deployment.checkpoint, deployment.limit)
+        return engine.counts
 
 
 def run_to_end(
@@ -251,9 +249,10 @@ def run_to_end(
 ) -> bool:
     """Run micro-batch 0 and those of its retries, until each record is ACKED or DEAD.
 
-    ``new`` are the rows of micro-batch 0, and ``nothing`` returns the inputs of a micro-batch that
-    has retries and rows of closed windows only.  ``wait`` is called with the seconds until the next
-    retry is due.  Returns whether any micro-batch was run.
+    Returns whether any micro-batch was run.
+
+    ``new``: the rows of micro-batch 0. ``nothing``: returns the inputs of each later one, which
+    have no rows. ``wait``: called with the seconds until the next retry is due.
     """
     state = engine.state
 
@@ -286,7 +285,7 @@ def _wait(spark: SparkSession, wait: Callable[[float], object], seconds: float) 
 
 
 def _nothing(topology: Topology, spark: SparkSession) -> list[InputFrame]:
-    """Return inputs without rows, for a micro-batch of retries."""
+    """Return inputs without rows, for a micro-batch that has only retries or closed windows."""
     first, closed = next(iter(topology.spouts.values())), topology.closed
     if any(
         spout.kind is not None and spout.name not in closed for spout in topology.spouts.values()
@@ -362,42 +361,6 @@ class Query:
             If the checkpoint cannot be read.
         """
         return read_pending(self._checkpoint, message_id, spout=spout)
-
-    def serve_metrics(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
-        """Serve metrics to Prometheus. Requires ``ackcore[metrics]``.
-
-        Parameters
-        ----------
-        port : int
-            The port; 0 for any free one.
-        host : str, default "127.0.0.1"
-            The address to listen at; ``"0.0.0.0"`` for all.
-
-        Returns
-        -------
-        MetricsServer
-            The server, with ``port`` and ``url``. It serves until you close it or the process ends,
-            so that the end of the query is visible. Its label ``ackcore_query`` is the checkpoint's
-            name.
-
-        Raises
-        ------
-        ImportError
-            If prometheus-client is not installed.
-        TypeError, ValueError
-            If the port is not a number from 0 to 65535.
-        OSError
-            If the address cannot be bound: the port is in use, or the host is not of this machine.
-        """
-        # Imported here: it needs an extra.
-        from ackcore.metrics.prometheus import MetricsServer, PrometheusListener  # noqa: PLC0415
-
-        listener = PrometheusListener(os.path.basename(self._checkpoint))
-        server = MetricsServer(listener.registry, port, host)
-        self._stream.listeners.add(listener, self.counts)
-        if self.progress is not None:
-            listener.on_progress(self.progress, self.counts)
-        return server
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the query has ended.

@@ -8,6 +8,7 @@ records wait.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,8 @@ from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.spark.base.atomic import fenced
-from ackcore.spark.base.versions import Py4JError
+from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.versions import INTERRUPTED, Py4JError
 from ackcore.spark.deployment import Deployment
 from ackcore.spark.engine.insist import Stopped
 from ackcore.spark.engine.setup import InputFrame
@@ -31,9 +33,7 @@ from ackcore.spark.heartbeat import (
     trim_log,
     with_heartbeat,
 )
-from ackcore.spark.kafka.watch import Watch
-from ackcore.spark.restarts import end_of, for_spark, is_active
-from ackcore.spark.stream import Stream
+from ackcore.spark.stream import Stream, end_of
 from ackcore.topology.builder import Topology
 
 #: The time in seconds that Spark may take to record the end of a micro-batch.
@@ -54,14 +54,10 @@ class SparkStream(Stream):
         self._spark_checkpoint = deployment.spark_checkpoint
         self._beats = Beats.beside(spark)
         self._pacemaker: Pacemaker | None = None
-        self._watch: Watch | None = None
         if not self._available_now:
-            if self._rows is not None:
-                self._watch = Watch(self._rows.has_new, self._beats.advance)
             self._pacemaker = Pacemaker(
-                self._beats.advance, self._engine.clock, self._settings.heartbeat_s, self._is_called
+                self._beats.advance, self._rows, self._engine.clock, self._poll_s, self._is_called
             )
-            self._pacemaker.schedule(self._engine.next_due_ms)
         try:
             frame, self._spout = _united(deployment.topology)
             beaten = with_heartbeat(spark, frame, self._beats.directory)
@@ -81,10 +77,9 @@ class SparkStream(Stream):
         except BaseException:
             self._beats.close()
             raise
-        for one in (self._pacemaker, self._watch):
-            if one is not None:
-                one.start()
-        self._start(threading.Thread(target=self._attend, name="ackcore-query", daemon=True))
+        if self._pacemaker is not None:
+            self._pacemaker.start()
+        self._start(threading.Thread(target=self._run_to_end, name="ackcore-query", daemon=True))
 
     def _is_called(self) -> bool:
         """Return whether a replay, or a commit that failed, needs a micro-batch."""
@@ -97,9 +92,9 @@ class SparkStream(Stream):
             # After a takeover, Spark's part belongs to the other driver, too.
             self._state.check_owner()
             forget_beats(self._spark_checkpoint)
-        if self._watch is not None:
-            self._watch.look_again()
-        if self._available_now and self._is_owed():
+        if self._pacemaker is not None:
+            self._pacemaker.schedule(self._engine.next_due_ms)
+        if self._available_now and self._has_work():
             # Retries and planned rows need a micro-batch even if no source has new data.
             self._beats.advance()
         return _SparkQuery(self._writer.start(), lambda: self._leave(finish=False))
@@ -123,7 +118,7 @@ class SparkStream(Stream):
 
     def _run(self, frame: DataFrame, number: int) -> None:
         if self._leaving.is_set():
-            raise Stopped(f"stopped before micro-batch {number}")
+            raise Stopped(f"the query was stopped before micro-batch {number}")
         # Before the plan is made, which answers all beats.  Spark waits for this call.
         if self._beats.clear():
             self._state.check_owner()
@@ -134,8 +129,6 @@ class SparkStream(Stream):
         self._take(number, [InputFrame(frame, self._spout, own_session=True)])
         if self._pacemaker is not None:
             self._pacemaker.schedule(self._engine.next_due_ms)
-        if self._watch is not None:
-            self._watch.look_again()
 
     def _wait_for_sparks_stop(self) -> None:
         """Wait until Spark's query is being stopped, which happens just after the call of `stop`.
@@ -157,12 +150,11 @@ class SparkStream(Stream):
         return spark_query is not None and not is_active(spark_query)
 
     def _release(self) -> None:
-        for one in (self._pacemaker, self._watch):
-            if one is not None:
-                one.stop()
+        if self._pacemaker is not None:
+            self._pacemaker.stop()
         self._beats.close()
 
-    def _goes_on(self) -> bool:
+    def _step(self) -> bool:
         """Start Spark's query unless it runs, and wait for its end; return whether to restart."""
         try:
             if self.spark_query is None:
@@ -183,7 +175,7 @@ class SparkStream(Stream):
                 self._changed.wait_for(lambda: self._at_work is None or self._leaving.is_set())
             if isinstance(self.error, Stopped) and self.error is not error:
                 self.error = None  # the micro-batch stopped because Spark's query had ended
-            if not self._may_begin_again(self.error or error):
+            if not self._may_restart(self.error or error):
                 raise
             self.error = None
         else:
@@ -191,7 +183,7 @@ class SparkStream(Stream):
             # one is due, and the heartbeat causes a micro-batch.
             if not self._available_now or self._leaving.is_set():
                 return False
-            if not self._is_owed():
+            if not self._has_work():
                 self._limit.at_end(self.counts)
                 return False
             if self._wait_until_due():
@@ -199,13 +191,13 @@ class SparkStream(Stream):
         self.spark_query = None  # the next loop starts a new one
         return True
 
-    def _is_owed(self) -> bool:
+    def _has_work(self) -> bool:
         """Return whether a retry, a replay or planned rows must still be processed."""
         waits = self._engine.next_due_ms is not None or bool(self._state.pending_replays())
         return waits or self._is_behind()
 
     def _is_behind(self) -> bool:
-        """Return whether planned rows must still be read and the waiting store has room."""
+        """Return whether planned rows must still be read, and a micro-batch may take them now."""
         return self._available_now and self._rows is not None and self._rows.is_behind
 
     def _wait_until_due(self) -> bool:
@@ -268,14 +260,12 @@ class _SparkQuery(StreamingQuery):
         super().stop()
 
 
-def _united(topology: Topology) -> tuple[DataFrame | None, str | None]:
-    """Return the sources as one stream: one source unchanged, several as a struct column each.
+def _united(topology: Topology) -> tuple[DataFrame, str | None]:
+    """Return the DataFrames of the spouts as one stream, and its spout; None for several spouts.
 
-    Sources that tasks read themselves are left out.
+    One DataFrame is unchanged; of several, each becomes a struct column.
     """
     spouts = [spout for spout in topology.spouts.values() if spout.kind is None]
-    if not spouts:
-        return None, None
     if len(spouts) == 1:
         return spouts[0].source, spouts[0].name
     frames = []
@@ -288,3 +278,36 @@ def _united(topology: Topology) -> tuple[DataFrame | None, str | None]:
         ]
         frames.append(spout.source.select(*columns))
     return reduce(DataFrame.union, frames), None
+
+
+def is_active(spark_query: StreamingQuery) -> bool | None:
+    """Return whether Spark's query runs; None if the JVM cannot be reached."""
+    try:
+        return bool(spark_query.isActive)
+    except (Py4JError, OSError):
+        return None
+
+
+class _ReportedByQuery(RuntimeError):
+    """The error that a callback raises to Spark and Py4J; the query reports its cause."""
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], _ReportedByQuery))
+
+
+# Py4J logs each exception of a callback with its traceback.
+for _name in ("py4j.clientserver", "py4j.java_gateway"):
+    logging.getLogger(_name).addFilter(_is_news)
+
+
+def for_spark(error: Exception) -> Exception:
+    """Return the error that a callback raises to Spark; `Query.exception` has the error itself.
+
+    Its text is one short line.  Spark logs the text several times, and searches it for an
+    interruption with a pattern that overflows the stack on a long text.  For a stopped query the
+    text contains an interruption, so that Spark ends its query without an error.
+    """
+    if isinstance(error, Stopped):
+        return _ReportedByQuery(f"{INTERRUPTED} ({one_line(error)})")
+    return _ReportedByQuery(f"{type(error).__name__}: {one_line(error)}")

@@ -1,4 +1,4 @@
-"""The running of a stream: what the loop of ackcore and Spark's query have in common.
+"""A stream: the common part of `LoopStream` and `SparkStream`, and the errors that end it.
 
 A thread runs until the end: it restarts the work after a temporary error, and finally closes the
 checkpoint.
@@ -12,7 +12,9 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.dead_limit import TooManyDead
@@ -20,17 +22,39 @@ from ackcore.retry import capped_doubling, whole_ms
 from ackcore.spark.base.errors import StateError, one_line
 from ackcore.spark.base.interrupts import RunCancelled
 from ackcore.spark.base.session import is_connect
+from ackcore.spark.base.versions import Py4JError, Py4JJavaError
 from ackcore.spark.deployment import Deployment
 from ackcore.spark.engine.causes import StreamLimit
 from ackcore.spark.engine.insist import RunFailed, Stopped
 from ackcore.spark.engine.progress import Progress
 from ackcore.spark.engine.setup import InputFrame
-from ackcore.spark.restarts import end_of, may_pass
 
 _log = logging.getLogger("ackcore")
 
 #: The number of micro-batches in `Query.recent_progress`.
 _RECENT = 100
+#: The pause before the first restart; it doubles with each further one.
+_RESTART_MS = 1_000
+#: Python errors that may be temporary: a source or a worker that could not be reached, a lost
+#: connection.  ackcore's own errors come after their retries.
+_FROM_OUTSIDE = (Py4JError, PySparkException, OSError, EOFError)
+#: Ends of the names of Java classes for lasting errors: invalid queries and settings, offsets that
+#: do not fit, and a stopped Spark.
+_LASTING = (
+    "AnalysisException",
+    "AssertionError",
+    "IllegalArgumentException",
+    "IllegalStateException",
+    "UnsupportedOperationException",
+    "ConcurrentModificationException",
+    "ConcurrentStreamLogUpdate",
+    "LinkageError",
+    "NoClassDefFoundError",
+    "NoSuchMethodError",
+    "MatchError",
+)
+_DEEPEST = 50
+_WAY_OUT = "start again on the same checkpoint, with another session"
 
 
 class Stream(ABC):
@@ -44,6 +68,8 @@ class Stream(ABC):
     finished micro-batch.
     """
 
+    #: The seconds between two readings of the clock while a record waits.
+    _poll_s = 0.2
     #: The beginning of the warning of a restart.
     interrupted = "the micro-batch failed"
 
@@ -72,10 +98,9 @@ class Stream(ABC):
         self._limit = StreamLimit(
             deployment.limit, self.counts, self._engine.clock(), deployment.checkpoint
         )
-        self._poll_s = self._settings.heartbeat_s
 
     def _start(self, thread: threading.Thread) -> None:
-        """Record the topology, and start the thread that calls `_attend`.
+        """Record the topology, and start the thread that calls `_run_to_end`.
 
         To be called when nothing can refuse the start any more.
         """
@@ -85,8 +110,11 @@ class Stream(ABC):
         thread.start()
 
     @abstractmethod
-    def _goes_on(self) -> bool:
-        """Do the next part of the work; return whether there is more."""
+    def _step(self) -> bool:
+        """Do a part of the work; return whether more is left.
+
+        A part is a micro-batch of `LoopStream`, or a query of Spark until it ends (`SparkStream`).
+        """
 
     @abstractmethod
     def _abandon(self) -> None:
@@ -102,7 +130,7 @@ class Stream(ABC):
 
     @abstractmethod
     def _settle_end(self) -> None:
-        """Wait until the end of the last micro-batch is recorded everywhere."""
+        """Wait until Spark, if it makes the micro-batches, has recorded the end of the last one."""
 
     def _take(self, number: int, inputs: Sequence[InputFrame]) -> None:
         """Run one micro-batch, and report it."""
@@ -120,7 +148,7 @@ class Stream(ABC):
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        """Mark this thread as the one that runs a micro-batch."""
+        """Mark this thread as the one that runs a micro-batch, during the ``with`` block."""
         with self._changed:
             self._at_work = threading.current_thread()
         try:
@@ -134,10 +162,10 @@ class Stream(ABC):
         """Wait; return True if the stream is being stopped."""
         return self._stopping.wait(seconds)
 
-    def _attend(self) -> None:
-        """Work until the end; runs in its own thread."""
+    def _run_to_end(self) -> None:
+        """Run the stream until its end, and close all. This is the function of its own thread."""
         try:
-            while self._goes_on():
+            while self._step():
                 pass
         except Exception as error:
             if self.error is None and not self._leaving.is_set():
@@ -158,8 +186,8 @@ class Stream(ABC):
                 self.ended.set()
                 self._changed.notify_all()
 
-    def _may_begin_again(self, error: Exception) -> bool:
-        """Wait for the restart after a temporary error; return False if the stream must end too."""
+    def _may_restart(self, error: Exception) -> bool:
+        """Return False if the stream must end after an error; otherwise wait, and return True."""
         if self._leaving.is_set():
             return False
         if is_connect(self._spark) and isinstance(error, RunCancelled):
@@ -171,11 +199,8 @@ class Stream(ABC):
         self._restarts += 1
         if not may_pass(error) or self._restarts > self._settings.max_restarts:
             return False
-        waits = capped_doubling(
-            whole_ms(self._settings.restart_backoff_s),
-            self._restarts,
-            whole_ms(self._settings.max_backoff_s),
-        )
+        longest_ms = whole_ms(self._settings.max_backoff_s)
+        waits = capped_doubling(_RESTART_MS, self._restarts, longest_ms)
         _log.warning(
             "%s; ackcore restarts it in %.1f s, restart %d of %d: %s",
             self.interrupted,
@@ -189,7 +214,7 @@ class Stream(ABC):
     # ---------------------------------------------------------------------------------- the end
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait for the end; see `Query.await_termination`."""
+        """Wait until the stream has ended; see `Query.await_termination`."""
         with self._awaiting():
             ended = self.ended.wait(timeout)
         if ended and self.error is not None:
@@ -197,7 +222,7 @@ class Stream(ABC):
         return ended
 
     def process_all_available(self) -> None:
-        """Wait until nothing is left to do; see `Query.process_all_available`."""
+        """Wait until all present records are ACKED or DEAD; see `Query.process_all_available`."""
         with self._awaiting():
             reached = self._reaching_ends()
             self._read_all_available()
@@ -212,7 +237,10 @@ class Stream(ABC):
             raise self.error
 
     def _reaching_ends(self) -> Callable[[], bool] | None:
-        """Return a check whether the present planned rows are read; None without planned spouts."""
+        """Return a function that returns whether the planned rows that exist now are taken.
+
+        Returns None without planned spouts.
+        """
         rows = self._rows
         try:
             return None if rows is None or rows.is_closed else rows.reaching_ends()
@@ -264,3 +292,43 @@ class Stream(ABC):
             self._stopping.set()
         with self._changed:
             self._changed.notify_all()
+
+
+# ------------------------------------------------------------------------------ errors that end it
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether the error may be temporary, so that a restart of the query could succeed."""
+    if not isinstance(error, _FROM_OUTSIDE) or isinstance(error, AnalysisException):
+        return False
+    return not any(name.endswith(_LASTING) for name in _java_classes(error))
+
+
+def _java_classes(error: BaseException) -> Iterator[str]:
+    """Yield the names of the classes of a Java error and its causes."""
+    java: Any = getattr(error, "_origin", None)
+    if isinstance(error, Py4JJavaError):
+        java = error.java_exception
+    for _ in range(_DEEPEST):
+        if java is None:
+            return
+        yield str(java.getClass().getName())
+        java = java.getCause()
+
+
+def end_of(spark: Any) -> str | None:
+    """Return the reason why a session ended, or None if it runs or is not known to have ended."""
+    if is_connect(spark):
+        return f"the SparkSession was stopped; {_WAY_OUT}" if spark.is_stopped else None
+    gateway = spark.sparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    status = None if process is None else process.poll()
+    if status is not None:
+        return f"Spark's JVM ended with exit status {status}; {_WAY_OUT}"
+    try:
+        context = spark.sparkContext._jsc
+        if context is None or context.sc().isStopped():
+            return f"the SparkSession was stopped; {_WAY_OUT}"
+    except (Py4JError, OSError):
+        return f"Spark's JVM cannot be reached any more; {_WAY_OUT}"
+    return None

@@ -63,13 +63,10 @@ _RANGES = {
     "parallelism": _Range(1, MAX_PARALLELISM, optional=True),
     "chunk_rows": _Range(1),
     "max_sink_attempts": _Range(1),
-    "sink_backoff_s": _WAIT,
     "max_runs": _Range(1),
     "careful_after": _Range(0),
     "bolt_call_timeout_s": _Range(1, MAX_WAIT_S, optional=True, kind=float),
-    "heartbeat_s": _WAIT,
     "max_restarts": _Range(0),
-    "restart_backoff_s": _WAIT,
     "trace_per_million": _Range(0, 1_000_000),
 }
 
@@ -117,9 +114,8 @@ class Settings:
         ``"package.module.Class"``; the attribute holds classes.
     max_sink_attempts : int, default 5
         The largest number of calls of a sink with one micro-batch. If the last one fails, the query
-        ends.
-    sink_backoff_s : float, default 1.0
-        The delay before the second call of a sink; it doubles with each further call.
+        ends. The second call follows after 1 s; the delay doubles with each further call, up to
+        `max_backoff_s`.
     max_runs : int, default 8
         The largest number of runs of one micro-batch. If the last one fails, the query ends.
     careful_after : int, default 2
@@ -136,13 +132,10 @@ class Settings:
         ``timeout_s`` for each call, the wait for its rate, and the pause of an endpoint. The wait
         for input does not count. Storm's message time-out has no counterpart: a tuple tree ends
         with its micro-batch.
-    heartbeat_s : float, default 0.2
-        The interval at which a stream looks for due retries while no new data arrives.
     max_restarts : int, default 5
         The largest number of restarts of a stream after temporary errors, without a micro-batch in
-        between. After the next error the query ends.
-    restart_backoff_s : float, default 1.0
-        The delay before the first restart; it doubles with each further one.
+        between. After the next error the query ends. The first restart follows after 1 s; the delay
+        doubles with each further one, up to `max_backoff_s`.
     trace_per_million : int, default 0
         The number of attempts in a million that are traced, with the bolts they passed and the
         time of each call: `Progress.traces`, and `Query.pending_tree`.
@@ -166,13 +159,10 @@ class Settings:
     chunk_rows: int = 1 << 16
     reject: tuple[type[Exception], ...] = ()
     max_sink_attempts: int = 5
-    sink_backoff_s: float = 1.0
     max_runs: int = 8
     careful_after: int = 2
     bolt_call_timeout_s: float | None = None
-    heartbeat_s: float = 0.2
     max_restarts: int = 5
-    restart_backoff_s: float = 1.0
     trace_per_million: int = 0
 
     def __new__(cls, *args: Any, **keywords: Any) -> Settings:

@@ -8,7 +8,7 @@ import pytest
 from checkpoints import OPEN, with_dead_letters
 from s3_server import DENIED
 
-from ackcore.spark.inspect.pending import read_pending
+from ackcore.spark.inspect.status import read_pending
 from ackcore.spark.stores.objects import ObjectStore
 from ackcore.spark.stores.opening import open_store
 

@@ -476,7 +476,7 @@ def topology_of(spark, config):
         closed = f"{config.get('sink_path', f'{directory}/sink')}-closed"
         builder.sink("times.closed", to_parquet(closed))
     builder.sink("count", sink_of(config))
-    settings = {"backoff_s": 0.05, "max_backoff_s": 0.2, "sink_backoff_s": 0.01, "parallelism": 3}
+    settings = {"backoff_s": 0.05, "max_backoff_s": 0.2, "parallelism": 3}
     return builder.build(**{**settings, **config.get("settings", {})})
 
 

@@ -29,4 +29,4 @@ def word_count(spark, writer, *more):
     builder.spout("lines", spark.createDataFrame(lines, "line string"))
     builder.bolt("split", Split()).shuffle("lines")
     builder.sink("split", writer)
-    return builder.build(max_attempts=1, max_sink_attempts=2, sink_backoff_s=0.001)
+    return builder.build(max_attempts=1, max_sink_attempts=2, backoff_s=0.001, max_backoff_s=0.001)

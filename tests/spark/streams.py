@@ -73,7 +73,7 @@ def down_for_ever(source):
     """Return a sink that takes nothing, and a topology that goes on trying it."""
     store = Store()
     store.down = DOWN
-    return store, word_count(source, store, max_sink_attempts=10**6, sink_backoff_s=0.05)
+    return store, word_count(source, store, max_sink_attempts=10**6, max_backoff_s=0.3)
 
 
 class Folder:

@@ -201,8 +201,8 @@ def test_an_error_among_files_that_are_made_puts_none(work):
 
 
 def test_a_record_is_not_written_over_another_drivers(bucket, tmp_path):
-    for place in (f"{bucket}/pinned.json", tmp_path / "pinned.json"):
-        first, second = RecordFile(place, "pinned.json"), RecordFile(place, "pinned.json")
+    for place in (f"{bucket}/snapshot.json", tmp_path / "snapshot.json"):
+        first, second = RecordFile(place, "snapshot.json"), RecordFile(place, "snapshot.json")
         assert first.read() is second.read() is None
         second.replace({"of": 2})
         assert first.read()["of"] == 2
@@ -217,11 +217,11 @@ def test_a_record_is_not_written_over_another_drivers(bucket, tmp_path):
     with fenced(fence):
         with pytest.raises(CheckpointInUse):
             first.replace({"of": 4})
-        for place in (bucket, tmp_path / "pinned.json"):
+        for place in (bucket, tmp_path / "snapshot.json"):
             with pytest.raises(CheckpointInUse):
                 remove_all(place)
-    assert below(bucket) == ["pinned.json"]
-    assert (tmp_path / "pinned.json").is_dir()
+    assert below(bucket) == ["snapshot.json"]
+    assert (tmp_path / "snapshot.json").is_dir()
     remove_all(bucket)
     remove_all(bucket)
     assert below(bucket) == []

@@ -230,7 +230,7 @@ def picking(spark):
     builder.spout("lines", spark.createDataFrame([("a",), ("no",), ("no, too",)], "line string"))
     builder.bolt("pick", Pick()).shuffle("lines")
     builder.sink("pick", lambda frame, number: frame.collect())
-    return builder.build(max_attempts=1, max_sink_attempts=2, sink_backoff_s=0.001)
+    return builder.build(max_attempts=1, max_sink_attempts=2, backoff_s=0.001, max_backoff_s=0.001)
 
 
 def test_the_producer_is_closed_when_a_run_or_a_stream_has_ended(

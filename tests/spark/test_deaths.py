@@ -105,10 +105,10 @@ def test_how_many_may_die(limit, died, words, caplog):
     counts = Counts(4, {"lines": Account(records=10, replayed=1, acked=10 - died, dead=died + 1)})
     reasons = counted(("split", "ValueError", "no", died))
     if words is None:
-        assert limits.close_run(counts, reasons, "cp", DeadLimit(*limit)) is counts
+        limits.check_run(counts, reasons, "cp", DeadLimit(*limit))
     else:
         with pytest.raises(TooManyDead, match=words) as failed:
-            limits.close_run(counts, reasons, "cp", DeadLimit(*limit))
+            limits.check_run(counts, reasons, "cp", DeadLimit(*limit))
         assert (failed.value.limit == "max_dead") == ("max_dead is" in words)
         again = pickle.loads(pickle.dumps(failed.value))
         assert (str(again), again.counts) == (str(failed.value), counts)
@@ -310,15 +310,15 @@ def test_a_letter_that_was_sent_twice_and_acked_twice_hides_no_other(tmp_path, c
         _, counts = world.process(number)
     assert (counts.records, counts.acked, counts.dead) == (2, 2, 2)
     with pytest.raises(TooManyDead, match=r"^1 of 2 records died, and max_dead is 0: 1 in 'upper'"):
-        limits.close_run(counts, letters.reasons(), "cp", DeadLimit(0))
+        limits.check_run(counts, letters.reasons(), "cp", DeadLimit(0))
     assert warnings(caplog) == []
     assert replay(tmp_path).records == {"clicks": 1}
     _, counts = world.process(3)
-    assert limits.close_run(counts, letters.reasons(), "cp", DeadLimit(0)) is counts
+    limits.check_run(counts, letters.reasons(), "cp", DeadLimit(0))
 
 
 def test_nobody_died_where_nobody_came():
-    assert limits.close_run(Counts(), [], "cp", DeadLimit(0)) == Counts()
+    limits.check_run(Counts(), [], "cp", DeadLimit(0))
 
 
 @pytest.mark.parametrize(

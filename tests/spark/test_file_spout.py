@@ -21,8 +21,7 @@ from ackcore.spark.checkpoint.skips import skip_command
 from ackcore.spark.planned.delta_spout import DeltaSpout
 from ackcore.spark.planned.file_reading import FileReader, FileUnreadable, dealt
 from ackcore.spark.planned.file_spout import FileSpout
-from ackcore.spark.planned.planned_source import SourceError
-from ackcore.spark.planned.rate_spout import RateSpout
+from ackcore.spark.planned.planned_source import RateSpout, SourceError
 from ackcore.spark.stores.objects import ObjectStore
 
 ROWS = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -410,7 +409,7 @@ def test_lines_that_cannot_be_read_are_rows_apart(tmp_path_factory, format, data
         ("json", b'{"n": 1}', "column id has nulls, and its schema allows none"),
         ("json", b'{"id": 1, "n": 7, "t": "caf\xe9"}', "Failed to convert JSON to timestamp[us]"),
         ("json", b'{"id": 1, "s": "caf\xe9"}', "column s: Invalid UTF8 sequence"),
-        ("json", b"[1]", "array is no object"),
+        ("json", b"[1]", "the line must be a JSON object, got array"),
         ("csv", b"s,x,,1,", "column n: CSV conversion error to int32: invalid value 'x'"),
         ("csv", b"s,1,no,1,", "column t: CSV conversion error to timestamp[us]: invalid value 'n"),
         ("csv", b"%b,,,1,,,," % (b"x" * 9999), "CSV parse error: Expected 5 columns, got 8"),
@@ -461,7 +460,7 @@ def test_columns_that_occur_twice_or_not_at_all_are_refused(folder):
     put(folder, "twice.csv", 10, b"id,name,id\n1,a,2\n")
     put(folder, "none.csv", 10, b"1,a\n2,b\n")
     for format in ("parquet", "csv"):
-        for kind, words in (("twice", "it has the column id 2 times"), ("none", "none of the col")):
+        for kind, words in (("twice", "has the column id 2 times"), ("none", "none of the col")):
             spout = FileSpout(folder, format, ROWS, glob=f"{kind}.{format}")
             with pytest.raises(FileUnreadable, match=f"{kind}.{format} cannot be .* {words}"):
                 read(spout, spout.plan(None))
@@ -470,8 +469,8 @@ def test_columns_that_occur_twice_or_not_at_all_are_refused(folder):
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        (b"id,NAME,x", r"its header has no column 'name', but 'NAME', 'x'; .* add the others to"),
-        (b"name", "its header has no column 'id', but 'name'; .* declare it nullable"),
+        (b"id,NAME,x", r"the header has no column 'name', but 'NAME', 'x'; .* add the others to"),
+        (b"name", "the header has no column 'id', but 'name'; .* declare it nullable"),
         (b"id", None),
     ],
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from checkpoints import Killed, Killer
 
+from ackcore.spark import heartbeat, loop
 from ackcore.spark.base.paths import numbered
 from ackcore.spark.heartbeat import (
     Beats,
@@ -18,6 +20,8 @@ from ackcore.spark.heartbeat import (
     trim_log,
     with_heartbeat,
 )
+from ackcore.spark.loop import Pacing
+from ackcore.spark.planned.planned_source import SourceError
 
 
 def until(found, seconds=300):
@@ -150,11 +154,12 @@ def beaten():
 
 @pytest.fixture
 def pacemaker(beaten):
-    """``pacemaker(clock, called)`` makes one that is stopped in the end."""
+    """``pacemaker(clock, called, look)`` makes one that is stopped in the end."""
     made = []
 
-    def make(clock, called=None):
-        made.append(Pacemaker(lambda: beaten.append(1), clock, poll_s=0.005, called=called))
+    def make(clock, called=lambda: False, look=None):
+        rows = None if look is None else SimpleNamespace(has_new=look)
+        made.append(Pacemaker(lambda: beaten.append(1), rows, clock, 0.005, called))
         made[-1].start()
         return made[-1]
 
@@ -181,7 +186,7 @@ def test_the_pacemaker_beats_once_when_something_is_due(beaten, pacemaker):
 def test_the_pacemaker_answers_who_calls_once_until_the_next_micro_batch(
     beaten, pacemaker, monkeypatch
 ):
-    monkeypatch.setattr(Pacemaker, "CALLED_S", 0.01)
+    monkeypatch.setattr(Pacing, "CALLED_S", 0.01)
     calls = []
 
     def called():
@@ -208,7 +213,7 @@ def test_a_beat_that_cannot_be_written_is_tried_again(beats, caplog):
             raise OSError("no space left on device")
         beats.advance()
 
-    maker = Pacemaker(advance, lambda: 0, poll_s=0.03)
+    maker = Pacemaker(advance, None, lambda: 0, 0.03, lambda: False)
     maker.schedule(0)
     maker.start()
     until(beats.clear)
@@ -225,6 +230,64 @@ def test_a_clock_that_raises_does_not_silence_the_heartbeat(beaten, pacemaker):
     until(lambda: beaten)
 
 
+def test_new_rows_of_planned_spouts_cause_one_beat_until_a_micro_batch_has_ended(beaten, pacemaker):
+    looks, new = threading.Semaphore(0), threading.Event()
+
+    def look():
+        looks.release()
+        return new.is_set()
+
+    maker = pacemaker(lambda: 0, look=look)
+    assert looks.acquire(timeout=60)
+    assert looks.acquire(timeout=60)
+    assert not beaten
+    new.set()
+    until(lambda: beaten)
+    time.sleep(0.05)
+    assert len(beaten) == 1
+    maker.schedule(None)
+    until(lambda: len(beaten) == 2)
+
+
+def test_a_source_that_does_not_answer_is_polled_again(beaten, pacemaker, caplog):
+    answers = iter([ConnectionError("down"), ConnectionError("down"), True])
+
+    def look():
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    pacemaker(lambda: 0, look=look)
+    until(lambda: beaten)
+    told = "a source did not answer whether it has new rows, and is polled again: down"
+    assert caplog.text.count(told) == 1
+
+
+def test_an_error_that_ends_the_query_is_left_to_the_micro_batch(beaten, pacemaker):
+    def look():
+        raise SourceError("the table is another one")
+
+    pacemaker(lambda: 0, look=look)
+    until(lambda: beaten)
+
+
+def test_a_micro_batch_ends_the_pause_between_two_looks(pacemaker, monkeypatch):
+    for name in ("POLL_S", "LONGEST_S"):
+        monkeypatch.setattr(loop, name, 3600.0)
+    looks = threading.Semaphore(0)
+    maker = pacemaker(lambda: 0, look=looks.release)
+    for _ in range(2):
+        assert looks.acquire(timeout=60)
+        maker.schedule(None)
+
+
+def test_a_beat_that_was_lost_is_written_again(beaten, pacemaker, monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
+    pacemaker(lambda: 0, look=lambda: True)
+    until(lambda: len(beaten) > 2)
+
+
 def test_the_directory_of_beats_may_be_swept_away(beats):
     beats.close()
     beats.advance()
@@ -232,7 +295,7 @@ def test_the_directory_of_beats_may_be_swept_away(beats):
 
 
 def test_one_that_was_never_started_can_be_stopped():
-    Pacemaker(int, lambda: 0).stop()
+    Pacemaker(int, None, lambda: 0, 0.2, lambda: False).stop()
     assert "ackcore-heartbeat" not in [thread.name for thread in threading.enumerate()]
 
 

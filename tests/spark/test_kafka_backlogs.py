@@ -90,7 +90,7 @@ def test_a_partition_whose_records_wait_for_room_is_not_idle(spark, mock_kafka, 
     builder.bolt("times", Times(str(away))).shuffle("lines")
     window = tumbling(60, "at", idle_s=60)
     builder.table("minutes", from_="times", key="all", value={"n": count()}, window=window)
-    topology = builder.build(max_waiting=3, backoff_s=3600, max_backoff_s=3600, heartbeat_s=0.05)
+    topology = builder.build(max_waiting=3, backoff_s=3600, max_backoff_s=3600)
     trigger = {"availableNow": True}
     on = running(topology, spark, tmp_path / "cp", trigger=trigger, clock=lambda: now[0])
     until(lambda: on.counts.waiting == 3, on)

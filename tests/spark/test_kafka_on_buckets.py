@@ -14,7 +14,7 @@ from streams import until
 from test_kafka_spout import source, topology
 
 from ackcore.spark import to_parquet
-from ackcore.spark.pacing import Pacing
+from ackcore.spark.loop import Pacing
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(spouts)

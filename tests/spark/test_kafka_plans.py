@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-import threading
 from decimal import Decimal
 from types import SimpleNamespace
 
@@ -33,11 +32,9 @@ from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
 from ackcore.offsets import decode_metadata, encode_state
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.kafka import plans
-from ackcore.spark.kafka import watch as watches
 from ackcore.spark.kafka.group_commits import CommitCache, states
 from ackcore.spark.kafka.plans import Intake, OffsetPlan, Position, evenly, records_in
 from ackcore.spark.kafka.spout_starts import lost_since, without_deleted
-from ackcore.spark.kafka.watch import Watch, pause_s
 from ackcore.spark.tasks.decoding import ValueDecoder
 from ackcore.spark.tasks.record_ids import RefusedOffsets, SpoutSpec
 from ackcore.topology.tuples import Reason
@@ -386,86 +383,6 @@ def test_refused_offsets_fail_where_they_are():
         ),
     )  # fmt: skip
     assert spec.refusals(records(b"", b"", b"", b"")) == {1: reason, 2: reason}
-
-
-# ------------------------------------------------------------------------------------- the watch
-
-
-def test_the_watch_beats_once_until_that_was_answered():
-    beats, looks, new = [], threading.Semaphore(0), threading.Event()
-
-    def look():
-        looks.release()
-        return new.is_set()
-
-    beaten = threading.Event()
-    watch = Watch(look, lambda: (beats.append(1), beaten.set()))
-    watch.start()
-    try:
-        assert looks.acquire(timeout=60)
-        assert not beats
-        new.set()
-        assert beaten.wait(60)
-        assert len(beats) == 1
-        beaten.clear()
-        watch.look_again()
-        assert beaten.wait(60)
-        assert len(beats) == 2
-    finally:
-        watch.stop()
-
-
-def test_the_watch_goes_on_when_kafka_cannot_be_asked(caplog):
-    answers = iter([ConnectionError("down"), ConnectionError("down"), True])
-    beaten = threading.Event()
-
-    def look():
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    watch = Watch(look, beaten.set)
-    watch.start()
-    try:
-        assert beaten.wait(60)
-    finally:
-        watch.stop()
-    assert caplog.text.count("is polled again: down") == 1
-
-
-@pytest.mark.parametrize(
-    ("took_s", "failures", "pause"),
-    [(0, 0, 0.1), (0.1, 0, 2), (60, 0, 5), (0, 1, 0.1), (60, 1, 0.1), (60, 2, 0.2), (60, 99, 5)],
-)
-def test_the_watch_pauses_for_seconds_at_most(took_s, failures, pause):
-    assert pause_s(took_s, failures) == pause
-
-
-def test_a_micro_batch_ends_the_pause_of_the_watch(monkeypatch):
-    for name in ("POLL_S", "LONGEST_S", "BEAT_S"):
-        monkeypatch.setattr(watches, name, 3600.0)
-    looks = threading.Semaphore(0)
-    watch = Watch(looks.release, lambda: None)
-    watch.start()
-    try:
-        for _ in range(2):
-            assert looks.acquire(timeout=60)
-            watch.look_again()
-    finally:
-        watch.stop()
-
-
-def test_the_watch_beats_again_if_a_beat_was_lost(monkeypatch):
-    monkeypatch.setattr(watches, "BEAT_S", 0.01)
-    beats = threading.Semaphore(0)
-    watch = Watch(lambda: True, beats.release)
-    watch.start()
-    try:
-        for _ in range(3):
-            assert beats.acquire(timeout=60)
-    finally:
-        watch.stop()
 
 
 @given(

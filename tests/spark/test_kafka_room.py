@@ -99,7 +99,7 @@ def test_without_room_the_next_micro_batch_comes_when_a_retry_is_due(
     hour_s = 3600
     it = asking(
         *(mock_kafka, away, kept, {}),
-        backoff_s=hour_s, max_backoff_s=hour_s, heartbeat_s=0.05,
+        backoff_s=hour_s, max_backoff_s=hour_s,
     )  # fmt: skip
     on = running(it, spark, checkpoint, trigger=trigger, clock=lambda: now[0])
     until(lambda: on.counts.waiting == 20, on)

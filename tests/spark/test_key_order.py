@@ -364,7 +364,7 @@ def test_new_records_of_a_stream_wait_behind_those_of_their_key(spark, tmp_path)
     builder.bolt("failing", Failing(outcome)).shuffle("rows")
     builder.sink("failing", sink)
     query = start(
-        builder.build(backoff_s=0.001, heartbeat_s=0.05),
+        builder.build(backoff_s=0.001),
         spark,
         tmp_path / "checkpoint",
         trigger={"availableNow": True},

@@ -7,12 +7,12 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import threading
 import time
 import urllib.parse
 import urllib.request
-from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,11 +28,10 @@ from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExp
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, PeriodicExportingMetricReader
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
 from ackcore.metrics import OpenTelemetryListener, PrometheusListener
-from ackcore.metrics.prometheus import MetricsServer
 from ackcore.metrics.readings import DURATION, READINGS
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
@@ -150,38 +149,6 @@ def test_two_queries_share_a_registry():
     }
 
 
-def test_it_is_served_until_it_is_closed(filled):
-    server = MetricsServer(filled[0].registry, 0, "127.0.0.1")
-    assert server.url == f"http://127.0.0.1:{server.port}/metrics"
-    with urllib.request.urlopen(server.url) as answer:
-        assert "ackcore_dead_total" in scraped(answer.read().decode())
-    server.close()
-    with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(server.url)
-
-
-def test_a_running_query_serves_its_metrics(spark, tmp_path, folder, running):
-    def read(server):
-        with urllib.request.urlopen(server.url) as answer:
-            return scraped(answer.read().decode())
-
-    query = running(word_count(folder.stream, lambda frame, number: None), spark, tmp_path / "c")
-    with closing(query.serve_metrics(0)) as early:
-        found = read(early)
-        assert [*found["ackcore_dead_total"].values()] == [0]
-        assert found["ackcore_active"] == {(("ackcore_query", "c"),): 1}
-        folder.add("a", "no")
-        query.process_all_available()
-        with closing(query.serve_metrics(0)) as late:
-            for server in (early, late):
-                found = read(server)
-                assert [*found["ackcore_acked_total"].values()] == [1]
-                assert [*found["ackcore_dead_total"].values()] == [1]
-                assert found["ackcore_batch_end_time_seconds"]
-        query.stop()
-        assert [*read(early)["ackcore_active"].values()] == [0]
-
-
 def test_opentelemetry_has_the_same():
     reader = InMemoryMetricReader()
     listener = OpenTelemetryListener("orders", MeterProvider([reader]))
@@ -296,7 +263,7 @@ def test_a_real_prometheus_scrapes_it_and_alerts(tmp_path):
     """It finds records that died, and the query ended."""
     need("prometheus")
     listener = PrometheusListener("orders")
-    scrapes = MetricsServer(listener.registry, 0, "127.0.0.1")
+    scrapes, _ = start_http_server(0, "127.0.0.1", listener.registry)
     run(listener, lines=["a"])
     rules = (MONITORING / "alerts.yml").read_text().replace("for: 1m", "for: 1s")
     (tmp_path / "alerts.yml").write_text(rules)
@@ -306,18 +273,18 @@ global: {{scrape_interval: 1s, evaluation_interval: 1s}}
 rule_files: [alerts.yml]
 scrape_configs:
   - job_name: ackcore
-    static_configs: [{{targets: ["127.0.0.1:{scrapes.port}"]}}]
+    static_configs: [{{targets: ["127.0.0.1:{scrapes.server_port}"]}}]
 """
     )
-    free = MetricsServer(listener.registry, 0, "127.0.0.1")  # a port that nobody has
-    free.close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = taken.getsockname()[1]  # a port that nobody has
     log = (tmp_path / "log").open("wb")
     process = subprocess.Popen(
         [
             "prometheus",
             f"--config.file={tmp_path}/prometheus.yml",
             f"--storage.tsdb.path={tmp_path}/data",
-            f"--web.listen-address=127.0.0.1:{free.port}",
+            f"--web.listen-address=127.0.0.1:{free}",
         ],
         stdout=subprocess.DEVNULL,
         stderr=log,
@@ -325,7 +292,7 @@ scrape_configs:
 
     def ask(query):
         asked = urllib.parse.urlencode({"query": query})
-        url = f"http://127.0.0.1:{free.port}/api/v1/query?{asked}"
+        url = f"http://127.0.0.1:{free}/api/v1/query?{asked}"
         try:
             with urllib.request.urlopen(url) as answer:
                 return json.load(answer)["data"]["result"]

@@ -7,7 +7,7 @@ import pytest
 from ackcore.spark.checks import interval_s
 from ackcore.spark.engine.insist import RunFailed
 from ackcore.spark.engine.setup import PlannedRows
-from ackcore.spark.pacing import Pacing
+from ackcore.spark.loop import Pacing, pause_s
 from ackcore.spark.planned.planned_source import SourceError
 
 
@@ -245,3 +245,11 @@ def test_what_is_no_processing_time_is_refused(text):
     said = rf"trigger must be a processing time such as .* got '{text}', which is no"
     with pytest.raises(ValueError, match=said):
         interval_s({"processingTime": text})
+
+
+@pytest.mark.parametrize(
+    ("took_s", "failures", "pause"),
+    [(0, 0, 0.1), (0.1, 0, 2), (60, 0, 5), (0, 1, 0.1), (60, 1, 0.1), (60, 2, 0.2), (60, 99, 5)],
+)
+def test_the_pause_between_two_looks_is_limited(took_s, failures, pause):
+    assert pause_s(took_s, failures) == pause

@@ -336,7 +336,7 @@ def test_a_read_that_fails_for_a_while_is_a_restart(spark, checkpoint, store, ru
                 raise ConnectionError("the table is away")
             return super().read(spark, plan)
 
-    it = topology(store, {"restart_backoff_s": 0.001}, lines=Unread("a"))
+    it = topology(store, {"backoff_s": 0.001, "max_backoff_s": 0.001}, lines=Unread("a"))
     on = running(it, spark, checkpoint)
     on.process_all_available()
     assert (store.words, on.counts.acked) == (["a"], 1)

@@ -226,7 +226,9 @@ def test_several_streams(spark, tmp_path, store, folder):
 def test_a_sink_that_stays_down_ends_the_query_with_its_name(spark, tmp_path, store, folder):
     store.down = 2
     folder.add("a", "flaky")
-    topology = word_count(folder.stream, store, max_sink_attempts=2, sink_backoff_s=0.001)
+    topology = word_count(
+        folder.stream, store, max_sink_attempts=2, backoff_s=0.001, max_backoff_s=0.001
+    )
     on = start(topology, spark, tmp_path / "cp")
     with pytest.raises(SinkError, match="sink 'count' failed 2 times with micro-batch 0"):
         on.await_termination(300)
@@ -242,7 +244,9 @@ def test_a_sink_that_stays_down_ends_the_query_with_its_name(spark, tmp_path, st
 def test_a_source_that_fails_ends_the_query_with_sparks_error(spark, tmp_path, store):
     failing = "cast(raise_error('no') as string) as line"
     stream = spark.readStream.format("rate").load().selectExpr(failing)
-    topology = word_count(stream, store, max_runs=2, max_restarts=1, restart_backoff_s=0.001)
+    topology = word_count(
+        stream, store, max_runs=2, max_restarts=1, backoff_s=0.001, max_backoff_s=0.001
+    )
     on = start(topology, spark, tmp_path / "cp")
     with pytest.raises((RunFailed, StreamingQueryException)):
         on.await_termination(300)

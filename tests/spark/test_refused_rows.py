@@ -189,8 +189,8 @@ def test_all_may_be_refused(tmp_path):
             lambda: SinkRejects(pa.table({"word": ["A"]}), "no"),
             "by columns of the sink.s stream, line",
         ),
-        (lambda: SinkRejects.at([0], [7], "no"), "they name 1 rows that the sink was not given"),
-        (lambda: SinkRejects.at([9], [0], "no"), "they name 1 rows that the sink was not given"),
+        (lambda: SinkRejects.at([0], [7], "no"), "names 1 rows that the sink was not given"),
+        (lambda: SinkRejects.at([9], [0], "no"), "names 1 rows that the sink was not given"),
         (lambda: SinkRejects([{"line": "A"}], "no"), "rows of SinkRejects must .* got list"),
         (lambda: SinkRejects(pa.table({"line": [[1]]}), "no"), "must be string, .* got list<item"),
     ],
@@ -202,7 +202,7 @@ def test_a_mistake_in_what_is_refused_ends_the_query_at_once(tmp_path, rejects, 
     world._named = lambda refused: rejects()
     world.bad = {"a"}
     with pytest.raises(
-        InvalidRejects, match=rf"sink 'upper', .* returned or raised invalid SinkRejects: .*{words}"
+        InvalidRejects, match=rf"sink 'upper' refused rows of .* in an invalid way: .*{words}"
     ):
         world.process(0, ["a", "b"])
     assert (len(world.calls), world.paused) == (1, [])
@@ -223,7 +223,7 @@ def test_more_than_are_looked_for_end_the_query_at_once(tmp_path):
 def test_that_it_refuses_and_names_nothing_ends_the_query_at_once(tmp_path):
     world = Refusing(tmp_path, bad={"a"}, how="raise")
     world._named = lambda refused: SinkRejects(pa.table({"line": pa.array([], "str")}), "no")
-    with pytest.raises(InvalidRejects, match="the raised SinkRejects name no rows"):
+    with pytest.raises(InvalidRejects, match="a raised SinkRejects must name a row"):
         world.process(0, ["a"])
 
 
@@ -555,7 +555,7 @@ def test_an_order_that_came_since_does_not_make_other_records_dead(tmp_path, dyi
     with dying_at("refused"):
         world.process(0, ["a", "b"])
     before, world.topology = world.topology, ordered(world)
-    with pytest.raises(CheckpointForeign, match=r"ordered_by of none, .* now has 'lines' by line"):
+    with pytest.raises(CheckpointForeign, match=r"dedup of no spout, .* now has 'lines' by line"):
         world.process(0, ["a", "b"])
     world.topology = before
     world.process(0, ["a", "b"])

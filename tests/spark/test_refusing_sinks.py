@@ -35,7 +35,7 @@ def topology(source, writer, isolate=False, **more):
     builder.sink("double", writer, isolate=isolate)
     for name, other in more.items():
         builder.sink("double", other, name=name)
-    return builder.build(sink_backoff_s=0.001)
+    return builder.build(backoff_s=0.001, max_backoff_s=0.001)
 
 
 def parked(spark, checkpoint):

@@ -20,8 +20,8 @@ from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.lock import Lock
 from ackcore.spark.engine.insist import SinkError, Stopped
 from ackcore.spark.query import start
-from ackcore.spark.restarts import end_of, may_pass
 from ackcore.spark.spark_stream import SparkStream
+from ackcore.spark.stream import end_of, may_pass
 from ackcore.topology import TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -65,7 +65,7 @@ def test_a_source_that_was_down_is_asked_again(spark, unsteady, tmp_path, store,
     down = tmp_path / "down"
     down.touch()
     source = spark.readStream.format("unsteady").option("down", str(down)).load()
-    topology = word_count(source, store, max_restarts=2, restart_backoff_s=0.001)
+    topology = word_count(source, store, max_restarts=2, backoff_s=0.001, max_backoff_s=0.001)
     on = running(topology, spark, tmp_path / "cp")
     with pytest.raises(StreamingQueryException, match="the store of lines is down"):
         on.await_termination(300)
@@ -76,7 +76,7 @@ def test_a_source_that_was_down_is_asked_again(spark, unsteady, tmp_path, store,
     ]
     assert "the store of lines is down" in told[0]
     caplog.clear()
-    topology = word_count(source, store, max_restarts=100, restart_backoff_s=0.001)
+    topology = word_count(source, store, max_restarts=100, backoff_s=0.001, max_backoff_s=0.001)
     on = running(topology, spark, tmp_path / "cp")
     until(lambda: "ackcore restarts it" in caplog.text, on)
     down.unlink()
@@ -181,7 +181,11 @@ def test_what_a_lost_query_of_sparks_has_called_ends_before_another_begins(
     store = CutOff()
     folder.add("a")
     folder.add("b")
-    on = running(word_count(folder.stream, store, restart_backoff_s=0.001), spark, tmp_path / "cp")
+    on = running(
+        word_count(folder.stream, store, backoff_s=0.001, max_backoff_s=0.001),
+        spark,
+        tmp_path / "cp",
+    )
     monkeypatch.setattr(SparkStream, "_begin", begin)
     assert store.came.wait(60)
     first = on.spark_query
@@ -229,7 +233,7 @@ def test_who_was_taken_over_leaves_sparks_part_alone(spark, unsteady, tmp_path, 
     """A host that was cut off and comes back: its Spark lost its source meanwhile."""
     down = tmp_path / "down"
     source = spark.readStream.format("unsteady").option("down", str(down)).load()
-    topology = word_count(source, Store(), max_restarts=10**6, restart_backoff_s=0.001)
+    topology = word_count(source, Store(), max_restarts=10**6, backoff_s=0.001, max_backoff_s=0.001)
     on = running(topology, spark, tmp_path / "cp")
     until(lambda: on.counts.acked >= 1, on)
     (tmp_path / "cp/ackcore/lock").write_text("pid 7 on another host\n1\n")

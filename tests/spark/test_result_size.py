@@ -92,10 +92,10 @@ def test_rows_that_are_larger_than_the_driver_settles_are_settled_on_spark(
             execute(by_id, is_small=True)
         patch.setattr(action, "_FEW_BYTES", 1 << 27)
         patch.setattr(action, "settled", mock.Mock(side_effect=pa.lib.ArrowMemoryError("full")))
-        with pytest.raises(Unsettled, match="the driver cannot settle its records: full"):
+        with pytest.raises(Unsettled, match="the driver cannot settle the records: full"):
             execute(by_id, is_small=True)
     with at_most(spark, "300k"):
-        with pytest.raises(Unsettled, match=r"the driver cannot settle its records: Total size"):
+        with pytest.raises(Unsettled, match=r"the driver cannot settle the records: Total size"):
             execute(by_id, is_small=True)
         with pytest.raises(ResultsTooLarge):
             execute(failing(spark, "{:0500}", "'a'"), is_small=True)

@@ -103,13 +103,13 @@ def test_rows_of_another_source_are_not_taken_for_these(restless, tmp_path):
 def test_what_was_not_finished_does_not_count(restless, tmp_path):
     inputs = [InputFrame(restless, "lines")]
     snapshot_inputs(inputs, tmp_path / "kept")
-    remove_all(tmp_path / "kept" / "pinned.json")
+    remove_all(tmp_path / "kept" / "snapshot.json")
     assert load_snapshot(inputs, tmp_path / "kept") is None
     held = snapshot_inputs(inputs, tmp_path / "kept")
     assert len(list((tmp_path / "kept").glob("*/*.arrow"))) == 6
-    record = max((tmp_path / "kept" / "pinned.json").iterdir())
+    record = max((tmp_path / "kept" / "snapshot.json").iterdir())
     record.write_bytes(record.read_bytes().replace(b"lines", b"lined"))
-    with pytest.raises(CheckpointCorrupt, match=r"pinned\.json is damaged"):
+    with pytest.raises(CheckpointCorrupt, match=r"snapshot\.json is damaged"):
         load_snapshot(inputs, tmp_path / "kept")
     assert len(rows_of(held)[0][1]) == 100
 
@@ -134,7 +134,7 @@ def test_rows_that_are_damaged_are_read_from_the_source_again(restless, tmp_path
 def test_rows_are_not_taken_that_have_another_length(restless, tmp_path, caplog):
     inputs = [InputFrame(restless, "lines")]
     held = rows_of(snapshot_inputs(inputs, tmp_path, 3))
-    record = RecordFile(tmp_path / "pinned.json", "pinned.json")
+    record = RecordFile(tmp_path / "snapshot.json", "snapshot.json")
     body = {name: of for name, of in record.read().items() if name not in ("file", "format")}
     assert body["epoch"] == 3
     (one,) = body["inputs"]

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 #: Where each stands: its page, and a line of it that no other has.
 WRITE = "docs/spark.md", "def write(frame, batch_id):"
 SPOUT = "docs/sources.md", "from ackcore.kafka import KafkaSpout"
-SERVED = "docs/monitoring.md", "query.serve_metrics("
+SERVED = "docs/monitoring.md", "start_http_server("
 LISTENERS = "docs/monitoring.md", "OTLPMetricExporter("
 BUCKET = "docs/buckets.md", '"s3://bucket/live"'  # in test_bucket_runs.py
 PLANNED = "docs/sources.md", "class Orders(PlannedSource)"
@@ -127,13 +127,15 @@ def test_files_of_a_directory(spark, tmp_path):
     assert run_batch(builder.build(), spark, tmp_path / "checkpoint").acked == 1
 
 
-def test_a_query_serves_itself(names):
-    found = run(SERVED, {"start": start, **names}, instead={"(9400)": "(0)"})
+def test_metrics_are_served(names):
+    found = run(SERVED, {"start": start, **names}, instead={"(9400,": "(0,"})
     found.query.process_all_available()
-    port = found.server.port
+    port = found.server.server_port
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        assert b"ackcore_dead_total" in answer.read()
+        assert b'ackcore_acked_total{ackcore_query="orders"' in answer.read()
     found.query.stop()
+    found.server.shutdown()
+    found.server.server_close()
 
 
 def test_listeners(names):

@@ -178,7 +178,7 @@ def test_runs_of_former_drivers_are_removed_at_the_next_start(checkpoint):
     works = checkpoint / "ackcore/work"
     for _ in range(5):
         with OPEN(checkpoint) as state:
-            assert [path.name for path in works.glob("*")] == ["0.pinned"] * (_ > 0)
+            assert [path.name for path in works.glob("*")] == ["0.snapshot"] * (_ > 0)
             if state.plan(0) is None:
                 state.write_plan(state.make_plan(0, 0))
             (state.runs.new(0) / "part").write_text("x")

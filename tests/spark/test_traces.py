@@ -13,7 +13,7 @@ from ackcore import testing
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.base.traces import RecordTrace, Step
 from ackcore.spark.engine.progress import Progress, with_outcomes
-from ackcore.spark.inspect.pending import read_pending
+from ackcore.spark.inspect.status import read_pending
 from ackcore.spark.tasks.tracing import Tracer
 from ackcore.spark.tasks.tracking import Chunks
 

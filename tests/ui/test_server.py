@@ -21,7 +21,6 @@ from ackcore.cli import ui_command as ui
 from ackcore.cli.entry import MODULES
 from ackcore.cli.reporting import app_of
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.query import Query
 from ackcore.ui.server import PageServer
 
 TOKEN = "a token ☠ of 24 letters"
@@ -252,12 +251,9 @@ def test_it_ends(checkpoint):
         ask(server.url)
 
 
-@pytest.mark.parametrize("serve", ["page", "metrics"])
-def test_where_it_cannot_listen_is_told_and_ends_nothing(checkpoint, serve):
+def test_where_it_cannot_listen_is_told_and_ends_nothing(checkpoint):
     def served(port, **options):
-        if serve == "page":
-            return PageServer([checkpoint], port=port, **options)
-        return Query(None, checkpoint).serve_metrics(port, **options)
+        return PageServer([checkpoint], port=port, **options)
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

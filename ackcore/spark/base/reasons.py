@@ -29,6 +29,18 @@ from ackcore.topology.tuples import UNCOUNTED, UNIT, Reason
 TEXTS = pa.dictionary(pa.int32(), pa.string())
 FAILED = pa.schema([("root_id", pa.int64()), ("spout", TEXTS), ("reason", TEXTS)])
 
+
+def failures(roots: Int64s, spouts: Sequence[str], reasons: pa.Array) -> pa.Table:
+    """Return records that are not ACKED (`FAILED`), given their roots and encoded reasons.
+
+    ``spouts``: the spouts that the records may be of. With several, the column ``spout`` is null.
+    """
+    spout = pa.scalar(spouts[0] if len(spouts) == 1 else None, pa.string())
+    owners = pa.repeat(spout, len(roots)).dictionary_encode()
+    columns = [pa.array(roots, pa.int64()), owners, reasons.dictionary_encode()]
+    return pa.table(columns, schema=FAILED)
+
+
 REASON_SCHEMA = pa.schema([("root_id", pa.int64()), ("ms", pa.int64()), ("text", pa.string())])
 
 #: The time of a reason that an earlier settle has already returned, so that it is kept.

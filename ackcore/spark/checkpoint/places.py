@@ -84,7 +84,7 @@ class RunPlaces:
 
     def snapshot(self, number: int) -> Place:
         """Return the path or URL of the snapshot of a micro-batch's new rows."""
-        return self._place(f"{number}.pinned")
+        return self._place(f"{number}.snapshot")
 
     def journal(self, number: int) -> Place:
         """Return the path or URL of the journal of calls that all runs of a micro-batch share."""

@@ -16,7 +16,7 @@ Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
     state/N.*.parquet         dead letters that tasks wrote, which the store links
     tables/<table>/N.*.arrow  segments of tables (`table_records`)
     work/N.<token>/           files of executors in one run; the decision names the run that counts
-    work/N.pinned/            the snapshot of its new rows, for careful runs
+    work/N.snapshot/          the snapshot of its new rows, for careful runs
     work/N.journal/           the results of its bolts' calls, shared by all of its runs
     progress.jsonl            results of the last micro-batches, for readers outside the query only
 

@@ -21,7 +21,7 @@ from ackcore._arrow.shown import shown_rows
 from ackcore._records import Int32s, Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, RowFileDamaged
 from ackcore.spark.base.failpoints import failpoint
-from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.reasons import failures
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.checkpoint.state import State
@@ -42,7 +42,7 @@ from ackcore.topology.tuples import Reason
 DeadLetterWriter = Callable[[int, Mapping[str, pa.Table]], object]
 
 
-def ask_sinks(
+def write_to_sinks(
     topology: Topology,
     spark: SparkSession | None,
     state: State,
@@ -63,7 +63,7 @@ def ask_sinks(
     """
     number, nonacked = decision.number, decision.nonacked
     assert isinstance(nonacked, pa.Table)  # as on record
-    _refuse_left_rows(topology, decision)
+    _refuse_removed_sinks(topology, decision)
     known = state.refusals.of(number)
     for sink in topology.sinks.values():
         files = accepted_files(state, decision, sink.component, sink.stream)
@@ -79,10 +79,10 @@ def ask_sinks(
             nonacked=nonacked["root_id"].to_numpy(),
             age_ms=age_ms,
         )
-        asked = _Asked(sink, batch, SinkCalls(spark, number, pause), topology.settings)
+        writes = _SinkWrites(sink, batch, SinkCalls(spark, number, pause), topology.settings)
         said = [one for one in known if one.sink == sink.name]
         while not any(one.written for one in said):
-            refusal = asked.without(said)
+            refusal = writes.all_but(said)
             if refusal is None:
                 break
             state.refusals.add(number, len(known), refusal)
@@ -94,7 +94,10 @@ def ask_sinks(
 def accepted_files(
     state: State, decision: BatchDecision, component: str, stream: str
 ) -> tuple[BatchFile, ...]:
-    """Return the files with a stream's rows; they also have rows of records that are not ACKED."""
+    """Return the files with the rows that a component emitted to a stream.
+
+    They also have rows of records that are not ACKED, which their reader leaves out.
+    """
     work = state.runs.of(decision)
     return tuple(
         BatchFile(os.path.join(work, file.path), file.rows, nbytes=file.nbytes)
@@ -114,7 +117,7 @@ def fold_tables(
 
     Raises SinkError if the fold of a table failed as often as the settings allow; the message names
     it. Raises CheckpointCorrupt if a file with rows or a segment of a table is missing or damaged.
-    Raises CheckpointInUse, Stopped or RunCancelled as in `ask_sinks`.
+    Raises CheckpointInUse, Stopped or RunCancelled as in `write_to_sinks`.
     """
     number = decision.number
     last = state.last_done
@@ -147,7 +150,7 @@ def park_dead(
     pause: Pause,
     settings: Settings,
 ) -> None:
-    """Write a micro-batch's dead records to the dead-letter store; raises like `ask_sinks`."""
+    """Write a micro-batch's dead records to the dead-letter store; raises like `write_to_sinks`."""
     number, dead = decision.number, decision.all_dead
     if not dead:
         return
@@ -159,8 +162,8 @@ def park_dead(
     SinkCalls(spark, number, pause).insist("the dead-letter store", park, settings)
 
 
-class _Asked:
-    """The calls of one sink for a micro-batch, until it takes the rows or refuses some."""
+class _SinkWrites:
+    """The calls that write one micro-batch's rows to one sink, which may refuse some of them."""
 
     def __init__(
         self, sink: SinkSpec, batch: SinkBatch, calls: SinkCalls, settings: Settings
@@ -172,12 +175,12 @@ class _Asked:
         self._what = f"sink {sink.name!r}"
         self._writer = as_sink(sink.writer)
 
-    def without(self, said: Sequence[Refusal]) -> Refusal | None:
-        """Write the rows that the sink has not refused; return its new refusal, or None."""
-        batch = without_refused(self._batch, said)
+    def all_but(self, refused: Sequence[Refusal]) -> Refusal | None:
+        """Write the rows that are not in ``refused``; return a new refusal of the sink, or None."""
+        batch = without_refused(self._batch, refused)
 
         def bisect(error: BaseException) -> Refusal | None:
-            if not blames_a_row(self._sink, error):
+            if not is_isolated(self._sink, error):
                 return None
             found = isolate(self._sink, batch, error, self._probe)
             return None if found is None else self._refusal(found, batch, written=False)
@@ -197,7 +200,7 @@ class _Asked:
         except SinkRejects as raised:
             refusal = self._refusal(raised, batch, written=False)
             if not len(refusal.rows):
-                raise InvalidRejects("the raised SinkRejects name no rows") from raised
+                raise InvalidRejects("a raised SinkRejects must name a row") from raised
             return refusal
         except Exception as error:
             refuse_damaged(batch, error)
@@ -219,7 +222,7 @@ class _Asked:
 
 
 def _way_out(sink: SinkSpec) -> str:
-    """Return the hint for a sink that fails because of rows: how it can name them."""
+    """Return a hint for the error of a sink: how rows that cause it can be refused."""
     if sink.isolate:
         return (
             ". ackcore bisected the batch, as isolate requests, and found no row that fails "
@@ -234,8 +237,8 @@ def _way_out(sink: SinkSpec) -> str:
     )
 
 
-def _refuse_left_rows(topology: Topology, decision: BatchDecision) -> None:
-    """Raise `CheckpointForeign` if accepted rows belong to a stream whose sink was removed."""
+def _refuse_removed_sinks(topology: Topology, decision: BatchDecision) -> None:
+    """Raise `CheckpointForeign` if a decision has rows for a sink that was removed since."""
     left = Counter[str]()
     for file in decision.files:
         if (file.component, file.stream) not in topology.written:
@@ -251,7 +254,7 @@ def _refuse_left_rows(topology: Topology, decision: BatchDecision) -> None:
 
 
 def refuse_damaged(batch: SinkBatch, error: Exception) -> None:
-    """Raise `CheckpointCorrupt` if a failed sink's files differ from what the run wrote."""
+    """Raise `CheckpointCorrupt` if a sink failed because the files of its rows are damaged."""
     damage = damage_in(error)
     if damage is None:
         try:  # the writer's error may not show the damage
@@ -271,7 +274,7 @@ _TRIED_AGAIN = 2
 
 
 def without_refused(batch: SinkBatch, refusals: Sequence[Refusal]) -> SinkBatch:
-    """Return a micro-batch's rows for a sink, without those that it has refused."""
+    """Return a micro-batch's rows for a sink without those in ``refusals``."""
     if not refusals:
         return batch
     rows = pa.concat_tables([one.rows for one in refusals])
@@ -304,7 +307,10 @@ def _reason(sink: str, said: str | BaseException) -> str:
 
 
 def _by_places(rejects: SinkRejects, batch: SinkBatch) -> tuple[pa.Table, Int64s]:
-    """Return the refused rows, and for each its index in ``rejects``."""
+    """Find the rows that a sink refuses by their files and places.
+
+    Returns them, and for each the index at which ``rejects`` names it.
+    """
     assert rejects.places is not None
     files, places = rejects.places
     found, reasons = [_NONE], [np.empty(0, np.int64)]
@@ -320,7 +326,7 @@ def _by_places(rejects: SinkRejects, batch: SinkBatch) -> tuple[pa.Table, Int64s
         lost += len(wanted)
     if lost:
         raise InvalidRejects(
-            f"they name {lost} rows that the sink was not given: their places are not in "
+            f"SinkRejects names {lost} rows that the sink was not given: their places are not in "
             "SinkBatch.files, or read_with_places does not yield them"
         )
     return pa.concat_tables(found), np.concatenate(reasons)
@@ -331,7 +337,7 @@ def _by_values(rejects: SinkRejects, batch: SinkBatch) -> tuple[pa.Table, Int64s
     names, schema = rejects.values.column_names, batch.schema()
     if not names or len(set(names)) != len(names) or not set(names) <= set(schema.names):
         raise InvalidRejects(
-            "they must name rows by columns of the sink's stream, "
+            "SinkRejects must name rows by columns of the sink's stream, "
             f"{', '.join(schema.names)}, got {', '.join(names) or 'none'}"
         )
     values = _as_in_stream(rejects.values, pa.schema([schema.field(name) for name in names]))
@@ -349,9 +355,10 @@ def _by_values(rejects: SinkRejects, batch: SinkBatch) -> tuple[pa.Table, Int64s
     if missing.any():
         first_one = shown_rows(values.slice(int(first[missing].min()), 1))[0]
         raise InvalidRejects(
-            f"they name rows that the sink was not given: {int(missing.sum())} of {len(wanted)} "
-            f"values of {', '.join(names)} are in no row, such as {first_one!r:.200}; name rows by "
-            "the values that the sink received in this micro-batch"
+            f"SinkRejects names rows that the sink was not given: {int(missing.sum())} of "
+            f"{len(wanted)} values of {', '.join(names)} are in no row, such as "
+            f"{first_one!r:.200}; name rows by the values that the sink received in this "
+            "micro-batch"
         )
     return pa.concat_tables(found), np.concatenate(reasons)
 
@@ -362,8 +369,8 @@ def _as_in_stream(values: pa.Table, schema: pa.Schema) -> pa.Table:
             cast = values[field.name].cast(field.type)
         except pa.ArrowException as error:
             raise InvalidRejects(
-                f"column {field.name!r} of the refused rows must be {field.type}, as in the "
-                f"sink's stream, got {values[field.name].type}: {error}"
+                f"column {field.name!r} of SinkRejects must be {field.type}, as in the sink's "
+                f"stream, got {values[field.name].type}: {error}"
             ) from error
         values = values.set_column(values.column_names.index(field.name), field, cast)
     return values
@@ -376,7 +383,10 @@ def _hashes(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> Int64s:
 
 
 def _rows(file: int, places: Int64s, batch: pa.RecordBatch) -> pa.Table:
-    """Return rows of a file in the columns of `REFUSED`, without reasons."""
+    """Return rows of a file as refused rows (`REFUSED`), without reasons.
+
+    ``batch``: the rows, with their roots in the last column.
+    """
     roots = batch.column(len(batch.schema) - 1)
     if not pa.types.is_list(roots.type):
         offsets = np.concatenate([[0], np.cumsum(roots.is_valid().to_numpy(False))])
@@ -390,19 +400,16 @@ _NONE = pa.schema([REFUSED.field(i) for i in range(3)]).empty_table()
 
 
 def refused_roots(refusals: Sequence[Refusal], spouts: Sequence[str]) -> pa.Table:
-    """Return the roots of refused rows in `FAILED`, each with its first recorded reason.
+    """Return the records of refused rows as failures (`FAILED`).
 
-    With several spouts the column ``spout`` is null, because the spout of a root is unknown.
+    A record with several refused rows has the reason of the first one. ``spouts``: all tracked
+    spouts.
     """
     rows = pa.concat_tables([one.rows for one in refusals])
     roots = pc.list_flatten(rows["roots"]).to_numpy()
     at = pc.list_parent_indices(rows["roots"].combine_chunks()).to_numpy()
     roots, first = np.unique(roots, return_index=True)
-    name = pa.scalar(spouts[0] if len(spouts) == 1 else None, pa.string())
-    owner = pa.repeat(name, len(roots))
-    texts = rows["reason"].combine_chunks().take(pa.array(at[first]))
-    columns = [pa.array(roots, pa.int64()), owner.dictionary_encode(), texts.dictionary_encode()]
-    return pa.table(columns, schema=FAILED)
+    return failures(roots, spouts, rows["reason"].combine_chunks().take(pa.array(at[first])))
 
 
 def unanchored(refusals: Sequence[Refusal]) -> int:
@@ -417,8 +424,11 @@ def unanchored(refusals: Sequence[Refusal]) -> int:
 Probe = Callable[[SinkBatch], BaseException | None]
 
 
-def blames_a_row(sink: SinkSpec, error: BaseException) -> bool:
-    """Return whether the sink's batch is bisected after this error, raised here or in a worker."""
+def is_isolated(sink: SinkSpec, error: BaseException) -> bool:
+    """Return whether an error of a sink is one of those for which its batch is bisected.
+
+    The error of a worker is recognised by the name of its class in the text.
+    """
     if isinstance(error, sink.isolate):
         return True
     return any(re.search(rf"\b{kind.__name__}\b", str(error)) for kind in sink.isolate)
@@ -431,9 +441,8 @@ def isolate(
 
     Raises TooManyRefused if more than `MAX_REFUSED` rows fail.
 
-    ``sink``: the sink, with the errors that a row may cause. ``batch``: the batch. ``error``: the
-    error that the sink raised for the whole batch. ``probe``: calls the sink with a part of the
-    batch; returns its error, or None.
+    ``sink``: the sink, with the errors that a row may cause. ``error``: the error that it raised
+    for the whole batch. ``probe``: calls it with a part of the batch; returns its error, or None.
 
     Returns None if no row is certain to fail: the sink is down, or rows fail only together.
     """
@@ -463,7 +472,7 @@ def isolate(
                         witness = half
                     continue
                 failed_in_a_row += 1
-                if not blames_a_row(sink, said) or (
+                if not is_isolated(sink, said) or (
                     failed_in_a_row >= _HOPELESS and not sink.isolate_alone
                 ):
                     return None
@@ -494,7 +503,7 @@ def isolate(
             said = probe(_part(batch, files, places, row, row + 1))
             if said is None:
                 continue
-            if not blames_a_row(sink, said):
+            if not is_isolated(sink, said):
                 return None
             failing.append(row)
             errors.append(said.with_traceback(None))  # the traceback keeps this part in memory
@@ -505,7 +514,7 @@ def isolate(
 
 
 def _all_places(batch: SinkBatch) -> tuple[Int32s, Int64s]:
-    """Return the file and the place of each row that counts, without values: 12 bytes per row."""
+    """Return the file and the place of each row that the sink is to write: 12 bytes per row."""
     files, places = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
     for i, file in enumerate(batch.files):
         for _, there in read_with_roots(file, batch.nonacked):
@@ -515,10 +524,9 @@ def _all_places(batch: SinkBatch) -> tuple[Int32s, Int64s]:
 
 
 def _part(batch: SinkBatch, files: Int32s, places: Int64s, low: int, high: int) -> SinkBatch:
-    """Return the rows from number ``low`` to ``high`` of all, as one range of places per file.
+    """Return the part of a batch with the rows ``low`` to ``high``, counted as in `_all_places`.
 
-    The ranges take few bytes for any number of rows.  They are part of every call of
-    the sink, and a sink may send them to tasks.
+    The part has one range of places per file. A sink may send it to tasks, so it must be small.
     """
     kept = []
     for i in np.unique(files[low:high]).tolist():

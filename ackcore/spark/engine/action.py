@@ -122,7 +122,7 @@ def run(
             try:
                 rows = settled(spec, collected(frame, adaptive=adaptive))
             except (ResultsTooLarge, MemoryError) as error:
-                said = f"the driver cannot settle its records: {one_line(error)}"
+                said = f"the driver cannot settle the records: {one_line(error)}"
                 raise Unsettled(said) from error
             return read_results(setup, layout, rows)
         shards = repartition_by_id(frame, spec.dests, "dest")
@@ -131,7 +131,7 @@ def run(
 
 
 def settled(spec: TaskSpec, rows: pa.Table) -> pa.Table:
-    """Return the results of the settle stage, which runs here, for the rows of the last exchange.
+    """Run the settle stage in the driver on the rows of the last exchange; return its results.
 
     With few records a stage of Spark costs more time than it saves. Raises Unsettled if a task had
     too many rows for the driver.
@@ -140,7 +140,7 @@ def settled(spec: TaskSpec, rows: pa.Table) -> pa.Table:
         rows = ROW_SCHEMA.empty_table()
     dests = rows["dest"].to_numpy()
     if TOO_LARGE in dests:
-        raise Unsettled("the driver cannot settle its records: their ledger rows are too large")
+        raise Unsettled("the driver cannot settle the records: their ledger rows are too large")
     found: list[pa.RecordBatch] = []
     for dest in range(spec.dests):
         with called_as(dest, 0):
@@ -212,7 +212,7 @@ def _counted(failed: pa.Table, judged: FailedRows) -> Counter[str]:
 
 
 def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) -> RunResult:
-    """Add up the tasks' reports."""
+    """Return the result of a run: the sums of the tasks' reports, and the ``failed`` records."""
     records, retried = Counter[str](), Counter[str]()
     files: list[SinkFile] = []
     spilled: dict[str, list[RowFile]] = {
@@ -258,7 +258,7 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
 
 
 def _added(counts: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, int]]]:
-    """Return the sums of the tasks' counts of expectations."""
+    """Add up the tasks' counts of expectations, by component, expectation and outcome."""
     found: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for of_task in counts:
         for component, expectations in of_task.items():
@@ -271,7 +271,7 @@ def _added(counts: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str,
 
 
 def _costs(spent: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """Return the sums of the costs that tasks report."""
+    """Add up the costs that tasks report, by bolt and key."""
     found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for of_task in spent:
         for bolt, keys in of_task.items():
@@ -282,7 +282,7 @@ def _costs(spent: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, dict
 
 
 def _traces(found: list[dict[str, Any]]) -> tuple[tuple[int, RecordTrace], ...]:
-    """Merge the parts of traces that tasks report."""
+    """Return the traces of records, put together from the steps that tasks report."""
     steps: dict[int, list[Step]] = defaultdict(list)
     for one in found:
         for root, *step in one["steps"]:
@@ -304,7 +304,7 @@ def _traces(found: list[dict[str, Any]]) -> tuple[tuple[int, RecordTrace], ...]:
 
 
 class _NotAcked:
-    """The roots that tasks report as not ACKED, collected in pieces, as there may be many.
+    """The roots that tasks report as not ACKED, and the hashes of repeated message ids.
 
     ``stray`` counts the roots that no spout sent.
     """
@@ -316,7 +316,7 @@ class _NotAcked:
         self.stray = 0
 
     def add(self, found: pa.Table) -> None:
-        """Add roots, in `NOT_ACKED_SCHEMA`."""
+        """Add the rows of one task's result, a table in `NOT_ACKED_SCHEMA`."""
         spouts = self._spouts
         if not len(found):
             return
@@ -337,14 +337,14 @@ class _NotAcked:
         self._failed.append(pa.table(columns, schema=FAILED))
 
     def failed(self) -> pa.Table:
-        """Return the records, in `FAILED`."""
+        """Return the records that are not ACKED, in `FAILED`."""
         if not self._failed:
             return FAILED.empty_table()
         # Tables with the same texts are not copied, for example when a service is down.
         return pa.concat_tables(self._failed).unify_dictionaries()
 
     def claims(self) -> dict[str, Int64s]:
-        """Return the claims that were made more than once, sorted, by spout."""
+        """Return, by spout, the sorted hashes of message ids that occurred more than once."""
         return {spout: in_order(*claims) for spout, claims in self._claims.items()}
 
 

@@ -42,11 +42,11 @@ from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.act import (
     DeadLetterWriter,
-    ask_sinks,
     fold_tables,
     park_dead,
     refused_roots,
     unanchored,
+    write_to_sinks,
 )
 from ackcore.spark.engine.action import Jobs
 from ackcore.spark.engine.closed_rows import closed_of
@@ -76,8 +76,8 @@ class Engine:
     needs one. ``state``: the open checkpoint. ``write_dead_letters``: writes a micro-batch's dead
     records, given its number and the records by spout; repeatable. ``clock``: returns milliseconds
     since 1970. ``pause``: waits for a number of seconds; returns whether to stop. ``jobs``: the
-    Spark jobs. ``offsets``: the spouts whose rows are ranges of offsets. ``groups``: the consumer
-    groups of the other spouts.
+    Spark jobs. ``offsets``: the planned spouts, such as those that read Kafka. ``groups``: the
+    consumer groups of the other spouts.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Engine:
     # ----------------------------------------------------------------------------- the protocol
 
     def process(self, number: int, inputs: Sequence[InputFrame]) -> Progress:
-        """Take one micro-batch through the steps that are not recorded yet.
+        """Take one micro-batch through the steps that are not recorded yet; return its report.
 
         Raises RunFailed if no run of the micro-batch was accepted. Raises RunCancelled if a Spark
         job of the micro-batch was cancelled from outside. Raises SinkError if a sink or the
@@ -151,7 +151,7 @@ class Engine:
         caused.
 
         ``number``: the micro-batch's number: the last one, or the one after it. ``inputs``: the new
-        rows, except those whose offsets the plan names.
+        rows of spouts that are not planned.
         """
         try:
             with fenced(self.state.check_owner):
@@ -252,7 +252,7 @@ class Engine:
         return decision
 
     def _has_tables(self, before: int | None) -> bool:
-        """Return whether the topology has tables, or had some before a micro-batch."""
+        """Return whether the topology has tables, or had some after micro-batch ``before``."""
         return bool(self.topology.tables or (before is not None and self.state.tables.of(before)))
 
     def _act(
@@ -261,7 +261,7 @@ class Engine:
         """Carry out a decision; return it with the records that the sinks refused."""
         settings = self.topology.settings
         if not decision.sinks_done:
-            ask_sinks(self.topology, self._spark, self.state, decision, self._pause, age_ms)
+            write_to_sinks(self.topology, self._spark, self.state, decision, self._pause, age_ms)
             decision = self._with_refused(decision, inputs)
         fold_tables(self.topology, self._spark, self.state, decision, self._pause)
         write_changes(self.topology, self._spark, self.state, decision, self._pause, age_ms)
@@ -270,7 +270,7 @@ class Engine:
         return decision
 
     def _with_refused(self, decision: BatchDecision, inputs: Sequence[InputFrame]) -> BatchDecision:
-        """Record the consequences of the recorded refusals, if there are any."""
+        """Make the records of rows that sinks refused dead; return the changed decision."""
         number = decision.number
         refusals, plan = self.state.refusals.of(number), self.state.plan(number)
         if not refusals or plan is None:
@@ -311,7 +311,7 @@ class Engine:
         failpoint("pruned", number)
 
     def _done(self, decision: BatchDecision) -> Mapping[str, int]:
-        """Report a marked micro-batch's offsets to sources and groups; return each spout's lag."""
+        """Report a finished micro-batch to sources and consumer groups; return each spout's lag."""
         lag: dict[str, int] = {}
         plan = self.state.plan(decision.number)
         if plan is not None:
@@ -368,7 +368,7 @@ class Engine:
 
 
 def _counts(outcome: BatchOutcome) -> dict[str, Any]:
-    """Return the counts that a decision has, which are also fields of `Progress`."""
+    """Return the counts to store in a decision, which are also fields of `Progress`."""
     found = {
         name: sum(getattr(account, name) for account in outcome.changes.values())
         for name in ("records", "acked", "retried", "replayed", "dead")

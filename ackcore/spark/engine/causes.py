@@ -34,7 +34,7 @@ _WAYS_OUT = {"max_dead": "a larger max_dead", "max_dead_ratio": "max_dead_ratio=
 
 
 class Cause(NamedTuple):
-    """Deaths by one type of error in one component."""
+    """The number of deaths by one type of error in one component, and the most frequent message."""
 
     component: str
     error_type: str
@@ -51,7 +51,10 @@ class Cause(NamedTuple):
 
 
 def causes(reasons: Iterable[pa.Table]) -> list[Cause]:
-    """Sum up the reasons of deaths, in `DEATHS`, by component and type; the most frequent first."""
+    """Sum up the reasons of dead records by component and error type; the most frequent first.
+
+    ``reasons``: tables in the columns of `DEATHS`, with a number of deaths for each reason.
+    """
     kind = ["component", "error_type"]
     summed = _summed(reasons)
     of_kinds = summed.group_by(kind).aggregate(
@@ -76,7 +79,7 @@ def causes(reasons: Iterable[pa.Table]) -> list[Cause]:
 
 
 def _summed(reasons: Iterable[pa.Table]) -> pa.Table:
-    """Return `DEATHS` with each reason once, merging the tables as they arrive."""
+    """Merge tables of reasons (`DEATHS`) as they arrive into one that has each reason once."""
     summed, more, n = DEATHS.empty_table(), list[pa.Table](), 0
     for some in reasons:
         more.append(some)
@@ -92,7 +95,7 @@ def _each_once(reasons: list[pa.Table]) -> pa.Table:
 
 
 def reason_counts(dead: Mapping[str, pa.Table]) -> list[pa.Table]:
-    """Return the reasons of a micro-batch's dead records and their counts, in `DEATHS`."""
+    """Return the reasons of a micro-batch's dead records with their numbers, in `DEATHS`."""
     found = []
     for table in _tracked(dead):
         columns = [*reason_parts(table[REASON]), pa.repeat(1, len(table))]
@@ -101,7 +104,7 @@ def reason_counts(dead: Mapping[str, pa.Table]) -> list[pa.Table]:
 
 
 def _tracked(dead: Mapping[str, pa.Table]) -> Iterator[pa.Table]:
-    """Yield the dead records of a micro-batch in parts, without the columns of the sources."""
+    """Yield parts of a micro-batch's dead records, without the columns of the sources."""
     for spout in dead:
         yield from dead_of(dead).pieces(spout, payload=False)
 
@@ -129,30 +132,32 @@ def warn_of_micro_batch(
     _log.warning("micro-batch %d: %s died: %s. %s", number, died, _told(found), _look(checkpoint))
 
 
-def close_run(
+def check_run(
     counts: Counts,
     reasons: Iterable[pa.Table],
     checkpoint: str | os.PathLike[str],
     limit: DeadLimit,
-) -> Counts:
-    """Log the deaths of a run that has ended, and return the counts.
+) -> None:
+    """Log the dead records of a run that has ended.
 
-    ``reasons`` has the reasons, in `DEATHS`, of the dead letters that were not replayed. It is read
-    only if there are dead records. Raises TooManyDead if more records died than the limit allows.
+    Raises TooManyDead if more records died than the limit allows.
+
+    ``reasons``: the reasons, in `DEATHS`, of the dead letters that were not replayed. They are read
+    only if there are dead records.
     """
     if not counts.dead:
-        return counts
+        return
     # Not from the counts: a dead letter that was replayed twice may be ACKED twice.
     found = causes(reasons)
     died = sum(cause.deaths for cause in found)
     if not died:
-        return counts
+        return
     told, look = _told(found), _look(checkpoint)
     limit.ended(counts.records - died, died)
     excess = limit.judge(1, since="")
     if excess is None:
         _log.warning("%d of %s died: %s. %s", died, _records(counts.records), told, look)
-        return counts
+        return
     raise _too_many(
         excess,
         f"{told}. The run has ended. All dead records are recorded: {look}. Remove the cause; "
@@ -199,9 +204,11 @@ class StreamLimit:
         self._causes: deque[tuple[Cause, ...]] = deque()
 
     def after(self, number: int, dead: Mapping[str, pa.Table], counts: Counts) -> None:
-        """Check the limit after a finished micro-batch; log its deaths.
+        """Count a finished micro-batch and check the limit; log its deaths.
 
         Raises TooManyDead if more records died than the limit allows.
+
+        ``dead``: the dead records by spout. ``counts``: the counts after the micro-batch.
         """
         new_dead = 0
         for table in _tracked(dead):

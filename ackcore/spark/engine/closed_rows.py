@@ -1,7 +1,7 @@
 """The rows of closed windows as records: the planned rows of the spouts ``<table>.closed``.
 
 The plan of a micro-batch names the segments with the rows of the windows that the micro-batch
-before has closed.  They are kept until the one after it is done.
+before has closed.  The segments are kept until the micro-batch that reads them is done.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ROWS = 10_000
 def closed_of(
     state: State, topology: Parts, number: int | None
 ) -> dict[str, tuple[SegmentInfo, ...]]:
-    """Return the rows that a micro-batch has left for the spouts of closed windows, by spout."""
+    """Return the segments with the windows that a micro-batch closed, by spout that emits them."""
     spouts = topology.closed
     tables = (state.tables.of(number) or {}) if spouts else {}
     return {
@@ -57,7 +57,7 @@ class ClosedRows(PlannedRows):
         self._is_read = not closed_of(state, topology, state.last_done)
 
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
-        """See `PlannedRows.plan`."""
+        """Return the segments of the windows that the micro-batch before closed."""
         slots = 1 if self._spark is None else task_slots(self._spark)
         closed = closed_of(self._state, self._topology, None if parent is None else parent.number)
         return {
@@ -69,7 +69,7 @@ class ClosedRows(PlannedRows):
         }
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
-        """See `PlannedRows.inputs`."""
+        """Return the rows in the segments that a plan names."""
         found = []
         for spout, table in self._topology.closed.items():
             body = plan.offsets.get(spout)
@@ -84,7 +84,7 @@ class ClosedRows(PlannedRows):
         return found
 
     def mended(self, plan: Plan) -> Plan:
-        """See `PlannedRows.mended`. Add the rows for a spout that was added after the plan."""
+        """Return the plan with the rows for spouts that were added to the topology after it."""
         parent = None if plan.parent is None else self._state.plan(plan.parent)
         offsets = {**self.plan(plan.number, parent), **plan.offsets}
         if offsets.keys() == plan.offsets.keys():
@@ -101,33 +101,33 @@ class ClosedRows(PlannedRows):
         return self._empty[spout]
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
-        """See `PlannedRows.done`."""
+        """Look whether the micro-batch closed windows, whose rows the next one must read."""
         self._is_read = not closed_of(self._state, self._topology, plan.number)
         return {}
 
     def has_new(self) -> bool:
-        """See `PlannedRows.has_new`."""
+        """Return whether the last micro-batch closed windows."""
         return not self._is_read
 
     @property
     def is_through(self) -> bool:
-        """Whether no rows are left for a micro-batch."""
+        """Whether the last micro-batch closed no window."""
         return self._is_read
 
     def reaching_ends(self) -> Callable[[], bool]:
-        """See `PlannedRows.reaching_ends`."""
+        """Return a function that returns whether the rows of all closed windows are read."""
         return lambda: self._is_read
 
 
 @dataclass(frozen=True)
 class ClosedReader:
-    """A function for ``mapInArrow`` that is given the numbers of tasks and returns their rows."""
+    """A function for ``mapInArrow``: takes numbers of tasks, returns their rows of windows."""
 
     closed: TableSnapshot  # the rows, as the segments of a table
     tasks: int  # the number of tasks that share the rows
 
     def __call__(self, batches: Batches) -> Batches:
-        """Yield the rows of each task in the input."""
+        """Yield the rows of each task whose number is in the input."""
         shape, segments, _, files, _ = self.closed
         total = sum(segment.rows for segment in segments)
         for batch in batches:

@@ -1,8 +1,8 @@
-"""Copies of a spout's records: they wait behind the first that waits, and for no dead one.
+"""Copies of a record that waits: they run after the record is ACKED or dead.
 
-A waiting record of a spout with ``dedup`` has the hash of its key (`DEDUP_KEY`), once it has come
-to the bolt of ``dedup``.  A due record behind one that waits longer, and was seen first, continues
-to wait.  New records with the key of a waiting record wait too: the bolt gets these keys.
+For spouts with ``dedup``.  A waiting record has the hash of its key (`DEDUP_KEY`), once it has come
+to the bolt of ``dedup``.  A due record continues to wait while a record of its key that was seen
+earlier waits.  New records with the key of a waiting record wait too: the bolt gets these keys.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from ackcore._records import Int64s
 from ackcore.spark.base.reasons import BEHIND
 from ackcore.spark.base.root_ids import Bools
-from ackcore.spark.base.schemas import DEDUP_KEY, DUE_MS, FIRST_MS, REASON, SinkFile
+from ackcore.spark.base.schemas import DEDUP_KEY, FIRST_MS, REASON, SinkFile
 from ackcore.spark.checkpoint.decisions import Retries
 from ackcore.spark.checkpoint.waiting import Fit
-from ackcore.spark.engine.key_order import Waits, until, with_column
+from ackcore.spark.engine.key_order import hold
 from ackcore.spark.tasks.dedup_executor import key_columns
 from ackcore.spark.tasks.row_files import ROOT, RowFile, among, read_rows
 from ackcore.tables.key_groups import UInt64s, hashes_of
@@ -31,39 +31,24 @@ from ackcore.topology.parts import Spout
 def held_copies(
     retries: Retries, spouts: Iterable[str], fit: Fit
 ) -> tuple[Retries, dict[str, UInt64s]]:
-    """Hold back due records behind waiting ones of their keys.
+    """Let due records continue to wait while an earlier record of their key waits.
 
-    Returns the new split; and by spout, the sorted hashes of the keys for which a record waits and
-    none is due.
+    Returns the retries, divided anew into due and waiting ones; and by spout, the sorted hashes of
+    the keys of which a record waits and none is due.
     """
     due, rest, waiting = dict(retries.due), retries.rest, {}
     for spout in spouts:
-        parts = [np.empty((3, 0), np.int64)]
-        for table in rest.tables(spout):
-            table = fit(spout, table)
-            keys, numbers, known = _numbers(table)
-            parts.append(np.stack([keys, numbers, table[DUE_MS].to_numpy()])[:, known])
-        waits = Waits(*np.concatenate(parts, axis=1))
-        tried, due_keys = due.pop(spout, None), waits.keys[:0]
-        if tried is not None:
-            keys, numbers, known = _numbers(tried)
-            times = until(waits, keys, numbers, known)
-            held = times >= 0
-            if held.any():
-                later = np.maximum(times[held], tried[DUE_MS].to_numpy()[held])
-                rest = rest.plus(spout, with_column(tried.filter(pa.array(held)), DUE_MS, later))
-            tried = tried.filter(pa.array(~held))
-            if len(tried):
-                due[spout] = tried
-            due_keys = keys[known & ~held]
-        waiting[spout] = np.sort(np.setdiff1d(waits.keys, due_keys).view(np.uint64))
+        tables = (fit(spout, table) for table in rest.tables(spout))
+        rest, waits, due_keys = hold(spout, due, rest, tables, _keyed)
+        waiting[spout] = np.sort(np.setdiff1d(waits, due_keys).view(np.uint64))
     return retries._replace(due=due, rest=rest), waiting
 
 
-def _numbers(table: pa.Table) -> tuple[Int64s, Int64s, Bools]:
-    """Return each record's key, its number in the order of copies, and whether the key is known.
+def _keyed(table: pa.Table) -> tuple[Int64s, Int64s, Bools]:
+    """Return each record's key, its number among the copies, and whether the key is known.
 
-    Copies of one micro-batch were first seen at one time; the one that ran comes first.
+    All records of a micro-batch were first seen at one time; of its copies the one that ran comes
+    first.
     """
     keys = table[DEDUP_KEY]
     behind = pc.equal(pc.struct_field(table[REASON], "type"), BEHIND.type).to_numpy()
@@ -77,8 +62,7 @@ def with_dedup_keys(
     """Return the failures with the hash of each one's key, in `DEDUP_KEY`; null if unknown.
 
     ``failed``: the failures, with the column ``root_id``. ``files``: the files that the run wrote
-    into ``directory``, among them those with keys. ``directory``: the directory. ``spouts``: the
-    spouts with ``dedup``.
+    into ``directory``, among them those with keys. ``spouts``: the spouts with ``dedup``.
     """
     sought = np.sort(failed["root_id"].to_numpy())
     found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
@@ -94,8 +78,10 @@ def with_dedup_keys(
 def first_copies(
     due: Mapping[str, pa.Table], files: Sequence[SinkFile], directory: str, spouts: Iterable[Spout]
 ) -> tuple[Int64s, Int64s]:
-    """Return the records of a run that have due copies: their sorted roots, and for each the time
-    when the earliest of these copies was first read.
+    """Find the records of a run that are copies of due records.
+
+    Returns their sorted roots, and for each the time at which the earliest of its due copies was
+    first read.
 
     ``due``: the due records by spout. ``files``: the files that the run wrote into ``directory``.
     ``spouts``: the spouts with ``dedup``.
@@ -117,7 +103,7 @@ def first_copies(
 
 
 def _seen(spout: Spout, files: Iterable[SinkFile], directory: str) -> Iterator[pa.RecordBatch]:
-    """Yield the keys and roots of the records of a run that are no duplicates."""
+    """Yield the keys and roots of those records of a run that are no duplicates, from its files."""
     for file in files:
         if (file.component, file.stream) == (spout.emitter, SEEN):
             path = os.path.join(directory, file.path)

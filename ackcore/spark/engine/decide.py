@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.retry import Policy
-from ackcore.spark.base.reasons import ENGINE, FAILED, Reasons, without_room
+from ackcore.spark.base.reasons import ENGINE, FAILED, Reasons, failures, without_room
 from ackcore.spark.base.root_ids import distinct, ids_in
 from ackcore.spark.base.schemas import FIRST_MS, REPLAYED, FailedFile, SinkFile
 from ackcore.spark.base.traces import RecordTrace
@@ -88,9 +88,8 @@ def propagate_failures(
 ) -> pa.Table:
     """Return the failures, and those of all roots that share a sink row with a failed root.
 
-    ``files`` are the files that the run wrote for the sinks into ``directory``.  If there are
-    several ``spouts``, the spout of an added root is unknown, so it is null.  Records that the run
-    ``judged`` need not be among ``failed``.
+    ``files`` are the files that the run wrote for the sinks into ``directory``; ``spouts`` all
+    tracked spouts.  Records that the run ``judged`` need not be among ``failed``.
     """
     if not len(failed) and not judged.found:
         return failed
@@ -126,15 +125,8 @@ def propagate_failures(
     counted += judged.roots(counting=True)
     counts = np.isin(entailed, spread(distinct(*counted)))
     texts = pa.array([reason._replace(counts=each).encode() for each in (False, True)])
-    owner = pa.scalar(spouts[0] if len(spouts) == 1 else None, pa.string())
-    added = pa.table(
-        [
-            pa.array(entailed),
-            pa.repeat(owner, len(entailed)).dictionary_encode(),
-            pa.DictionaryArray.from_arrays(pa.array(counts.astype(np.int32)), texts),
-        ],
-        schema=FAILED,
-    )
+    reasons = pa.DictionaryArray.from_arrays(pa.array(counts.astype(np.int32)), texts)
+    added = failures(entailed, spouts, reasons)
     return pa.concat_tables([failed.cast(FAILED), added]).unify_dictionaries()
 
 
@@ -149,7 +141,10 @@ def _shared(file: RowFile) -> tuple[Int64s, Int64s]:
 
 
 def failed_roots(failed: pa.Table, rows: FailedRows) -> list[Int64s]:
-    """Return columns of the roots that failed, including judged records; a root may occur twice."""
+    """Return the roots that failed, also those of judged records, in several columns.
+
+    A root may occur twice.
+    """
     return [*ids_in(failed["root_id"]), *rows.roots()]
 
 
@@ -189,8 +184,8 @@ def decide(
         waits, dies = _parts(rows, spout)
         if sum(map(len, [*waits, *dies])) != lost_here:
             raise Disagreement(
-                f"{lost_here} records of spout {spout} failed, and tasks returned "
-                f"{sum(map(len, [*waits, *dies]))} of them: some were lost on the way"
+                f"{lost_here} records of spout {spout} failed, but tasks returned the rows of "
+                f"{sum(map(len, [*waits, *dies]))}"
             )
         for part in waits:
             # A replay larger than a micro-batch does not make other records dead.
@@ -215,8 +210,8 @@ def decide(
         failures += lost_here
         if changes[spout].acked < 0:
             raise Disagreement(
-                f"spout {spout} has {executed} records in this micro-batch, and "
-                f"{executed - changes[spout].acked} failed"
+                f"spout {spout} has only {executed} records in this micro-batch, but tasks report "
+                f"{executed - changes[spout].acked} failed ones"
             )
     decision = BatchDecision(
         number=plan.number,
@@ -241,7 +236,10 @@ def _parts(rows: FailedRows, spout: str) -> tuple[list[pa.Table | FailedFile], l
 def _cut(
     part: pa.Table | FailedFile, room: int, most: int
 ) -> tuple[pa.Table | FailedFile, DeadPart]:
-    """Split records at ``room``: return those that wait, and the rest, which is dead."""
+    """Return the first ``room`` records, which wait, and the rest, which is dead.
+
+    ``most``: the setting ``max_waiting``, for the reason of the dead ones.
+    """
     kept = min(len(part), room)
     if isinstance(part, FailedFile):
         rest = replace(part, rows=len(part) - kept, start=kept, no_room=most)

@@ -31,6 +31,9 @@ from ackcore.topology.settings import Settings
 
 _log = logging.getLogger("ackcore")
 
+#: The pause before the second call of a sink; it doubles with each further call.
+_BACKOFF_MS = 1_000
+
 T = TypeVar("T")
 #: Waits for a number of seconds; returns True if the query is to stop.
 Pause = Callable[[float], bool]
@@ -45,7 +48,7 @@ class Stopped(Exception):
 
 
 class Failed(Exception):
-    """The called function itself raised ``error``."""
+    """The function that `SinkCalls.once` called has raised ``error``."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(one_line(error))
@@ -67,9 +70,9 @@ class SinkCalls:
     def once(self, what: str, call: Callable[[], T], *, fenced: bool = False) -> T:
         """Call once and return the result.
 
-        ``fenced`` means that the called function checks the fence itself. Raises Failed with the
-        exception that the called function raised. An exception that ends the query, from a signal
-        handler, a stop, or a take-over by another driver, is raised as it is.
+        ``fenced`` means that the called function itself checks whether another driver has taken
+        over. Raises Failed with the exception that the called function raised. An exception that
+        ends the query, from a signal handler, a stop, or a take-over, is raised unchanged.
         """
         if not fenced:
             check_fence()
@@ -81,10 +84,9 @@ class SinkCalls:
             raise  # another call would fail, too
         except InvalidRejects as error:
             raise InvalidRejects(
-                f"{what}, given micro-batch {self._number}, returned or raised invalid "
-                f"SinkRejects: {error}. That is a mistake in the sink, and ackcore does not try "
-                "again. Fix the sink, and start again on the same checkpoint: the sink gets the "
-                "same rows"
+                f"{what} refused rows of micro-batch {self._number} in an invalid way: {error}. "
+                "That is a mistake in the sink, and ackcore does not try again. Fix the sink, and "
+                "start again on the same checkpoint: the sink gets the same rows"
             ) from error
         except KeyboardInterrupt:
             raise
@@ -114,15 +116,12 @@ class SinkCalls:
     ) -> T:
         """Call until the call returns, with growing pauses, as often as the settings allow.
 
-        Raises SinkError if it failed as often as the settings allow. Raises the errors
-        of `once` that end the query.
+        Raises SinkError if all calls failed. Raises the errors of `once` that end the query.
 
-        ``what``, ``call``, ``settings``: the name of the called object for errors, the function
-        that calls it, and the number of attempts and the pauses. ``mend``: called with the
-        exception of each attempt but the first, or of the only one; may return a result in place of
-        the call's. ``hint``: further advice at the end of the error message. ``fenced``: whether
-        the called function checks the fence itself, right before its first effect.  In a bucket
-        each check is a request.
+        ``what``: the name of the called object, for messages. ``settings``: the number of attempts,
+        and the pauses. ``mend``: called with the exception of an attempt, but not of the first one
+        unless it is the only one; may return a result in place of the call's. ``hint``: advice at
+        the end of the error message. ``fenced``: see `once`; in a bucket each check is a request.
         """
         for attempt in range(1, settings.max_sink_attempts + 1):
             try:
@@ -140,8 +139,7 @@ class SinkCalls:
                     f"time with {said}. The decision is recorded: remove the cause, and start "
                     f"again on the same checkpoint to continue{hint}"
                 ) from error
-            sink_ms, most_ms = whole_ms(settings.sink_backoff_s), whole_ms(settings.max_backoff_s)
-            waits = capped_doubling(sink_ms, attempt, most_ms)
+            waits = capped_doubling(_BACKOFF_MS, attempt, whole_ms(settings.max_backoff_s))
             _log.warning(
                 "%s failed with micro-batch %d, attempt %d of %d, next in %.1f s: %s",
                 what,
@@ -161,10 +159,8 @@ def _said(error: BaseException) -> str:
 
 
 def _stopped(what: str, error: BaseException) -> Stopped:
-    return Stopped(f"stopped while {what} was failing: {_said(error)}")
+    return Stopped(f"the query was stopped while {what} failed: {_said(error)}")
 
-
-_log = logging.getLogger("ackcore")
 
 #: The first pause between two checks, the longest, and the seconds between two warnings.
 _PAUSE_MS, _LONGEST_PAUSE_MS, _SAY_S = 500, 5_000, 60.0
@@ -223,7 +219,7 @@ class Outage:
         elif self._missing_since is None:
             self._missing_since = now
         elif now - self._missing_since > limit:
-            raise RowsMissing(f"{text}, for {limit:g} s")
+            raise RowsMissing(f"{text}; this has lasted for more than {limit:g} s")
         if self._said_at is None or now - self._said_at >= _SAY_S:
             self._said_at = now
             ends = "" if limit is None else f"; the query ends if this lasts {limit:g} s"
@@ -279,7 +275,7 @@ def wrong_value(error: BaseException) -> str | None:
 
 def stopped(plan: Plan) -> Stopped:
     """Return the exception for a query that is stopped while a micro-batch runs."""
-    return Stopped(f"stopped while micro-batch {plan.number} ran")
+    return Stopped(f"the query was stopped while micro-batch {plan.number} ran")
 
 
 def given_up(plan: Plan, runs: int, error: BaseException, skip: str = "") -> RunFailed:

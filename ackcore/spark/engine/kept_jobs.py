@@ -54,7 +54,7 @@ class KeptJob(NamedTuple):
 
     @contextlib.contextmanager
     def sent(self) -> Iterator[None]:
-        """Send the text to the tasks of jobs that this thread starts within the context."""
+        """Pass the text to the tasks of all jobs that this thread starts in the ``with`` block."""
         context = self.frame.sparkSession.sparkContext
         context.setLocalProperty(_PROPERTY, self.text)
         try:
@@ -89,7 +89,10 @@ def kept_job(setup: RunSetup, inputs: Sequence[InputFrame]) -> KeptJob | None:
 
 @dataclass(frozen=True)
 class KeptStage:
-    """The mapInArrow function of a kept job: the stage of one run, converted to that of another."""
+    """The mapInArrow function of a kept job.
+
+    It has the stage of the first run, and converts it to that of the present run.
+    """
 
     stage: SpoutStage
     read: PlannedReader
@@ -128,7 +131,7 @@ _NO_RUN = {"key": 0, "number": 0, "directory": "", "journal": "", "times_ms": [0
 
 
 def _in_run(spec: TaskSpec, of_run: Mapping[str, Any]) -> TaskSpec:
-    """Return a spec with the fields of another run."""
+    """Return a spec with other values of the fields of `_of_run`."""
     (*times,) = of_run["times_ms"] or ()
     rules = spec.rules
     if rules is not None and times:

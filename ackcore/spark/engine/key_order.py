@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +25,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.spark.base.reasons import BEHIND, FAILED, Reasons
+from ackcore.spark.base.reasons import BEHIND, FAILED, Reasons, failures
 from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, ORDER, ORDER_BITS
 from ackcore.spark.checkpoint.decisions import Retries
-from ackcore.spark.checkpoint.waiting import Fit
+from ackcore.spark.checkpoint.waiting import Fit, Waiting
 from ackcore.spark.tasks.record_ids import RETRIES, key_hashes, positions_of, roots_of
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
 from ackcore.topology.settings import Settings
@@ -49,78 +50,86 @@ Propagate = Callable[[pa.Table], pa.Table]
 def held_back(
     retries: Retries, keys: Mapping[str, tuple[str, ...]], fit: Fit
 ) -> tuple[Retries, dict[str, Int64s]]:
-    """Hold back due records behind waiting ones; return the new split, and the waiting keys.
+    """Let due records continue to wait while an earlier record of their key waits.
+
+    Returns the retries, divided anew into due and waiting ones, the due ones of each ordered spout
+    in order; and by spout, the sorted hashes of the keys of all its retries.
 
     ``keys`` has the key columns of each ordered spout.  ``fit`` converts rows of a spout to the
-    present columns of its source.  The due records of these spouts are returned in order.  The
-    waiting keys are, by spout, the sorted hashes of the keys of all waiting records.
+    present columns of its source.
     """
     due, rest = dict(retries.due), retries.rest
     blocked = {}
     for spout, columns in keys.items():
-        waits = _together((fit(spout, table) for table in rest.tables(spout)), columns)
-        tried = due.get(spout)
-        if tried is not None:
-            tried = _numbered(tried)
-            hashes, ordered = key_hashes(tried, columns)
-            numbers = _numbers(tried[ORDER])
-            # When the first record ahead of each is due; -1 if none is ahead.
-            times = until(waits, hashes, numbers, ordered)
-            held = times >= 0
-            if held.any():
-                later = np.maximum(times[held], tried[DUE_MS].to_numpy()[held])
-                moved = with_column(tried.filter(pa.array(held)), DUE_MS, later)
-                rest = rest.plus(spout, moved)
-            tried = tried.filter(pa.array(~held))
-            del due[spout]
-            if len(tried):
-                due[spout] = tried
-            waits = waits.plus(hashes[ordered])
-        if len(waits.keys):
-            blocked[spout] = np.unique(waits.keys)
+        if spout in due:
+            due[spout] = _numbered(due[spout])
+        # Only these columns of the waiting records: the payloads stay in their files.
+        wanted = {DUE_MS, FIRST_MS, ORDER, *columns}
+        tables = (fit(spout, table) for table in rest.tables(spout))
+        waiting = (_numbered(t.select([n for n in t.column_names if n in wanted])) for t in tables)
+        rest, *found = hold(spout, due, rest, waiting, partial(_keyed, columns=columns))
+        if sum(map(len, found)):
+            blocked[spout] = np.unique(np.concatenate(found))
     return retries._replace(due=due, rest=rest), blocked
 
 
-@dataclass(frozen=True)
-class Waits:
-    """Waiting records of a spout: their keys, their numbers and the times they are due."""
-
-    keys: Int64s
-    numbers: Int64s
-    due_ms: Int64s
-
-    def plus(self, keys: Int64s) -> Waits:
-        """Return a copy with more keys, whose records have no numbers."""
-        return Waits(np.concatenate([self.keys, keys]), self.numbers, self.due_ms)
+def _keyed(table: pa.Table, columns: tuple[str, ...]) -> tuple[Int64s, Int64s, Bools]:
+    hashes, ordered = key_hashes(table, columns)
+    return hashes, _numbers(table[ORDER]), ordered
 
 
-def _together(tables: Iterable[pa.Table], columns: tuple[str, ...]) -> Waits:
-    keys, numbers, due = [_EMPTY], [_EMPTY], [_EMPTY]
-    for table in tables:
-        # Only these columns of the waiting records: the payloads stay in their files.
-        wanted = {DUE_MS, FIRST_MS, ORDER, *columns}
-        table = _numbered(table.select([name for name in table.schema.names if name in wanted]))
-        hashes, ordered = key_hashes(table, columns)
-        keys.append(hashes[ordered])
-        numbers.append(_numbers(table[ORDER])[ordered])
-        due.append(table[DUE_MS].to_numpy()[ordered])
-    return Waits(np.concatenate(keys), np.concatenate(numbers), np.concatenate(due))
+def hold(
+    spout: str,
+    due: dict[str, pa.Table],
+    rest: Waiting,
+    waiting: Iterable[pa.Table],
+    keyed: Callable[[pa.Table], tuple[Int64s, Int64s, Bools]],
+) -> tuple[Waiting, Int64s, Int64s]:
+    """Remove due records from ``due`` behind which an earlier record of their key waits.
+
+    Returns ``rest``, the records that wait, with the removed ones; the keys of the records in
+    ``waiting``; and those of the records that remain due.
+
+    ``waiting``: the waiting records of the spout. ``keyed``: returns the key and the number of each
+    record in a table, and whether it has a key; a record is behind those with lower numbers.
+    """
+    parts = [np.empty((3, 0), np.int64)]
+    for table in waiting:
+        keys, numbers, known = keyed(table)
+        parts.append(np.stack([keys, numbers, table[DUE_MS].to_numpy()])[:, known])
+    waits = np.concatenate(parts, axis=1)
+    tried = due.pop(spout, None)
+    if tried is None:
+        return rest, waits[0], _EMPTY
+    keys, numbers, known = keyed(tried)
+    times = _until(waits, keys, numbers, known)
+    held = times >= 0
+    if held.any():
+        later = np.maximum(times[held], tried[DUE_MS].to_numpy()[held])
+        rest = rest.plus(spout, with_column(tried.filter(pa.array(held)), DUE_MS, later))
+    tried = tried.filter(pa.array(~held))
+    if len(tried):
+        due[spout] = tried
+    return rest, waits[0], keys[known & ~held]
 
 
 _EMPTY: Int64s = np.empty(0, np.int64)
 
 
-def until(waits: Waits, keys: Int64s, numbers: Int64s, ordered: Bools) -> Int64s:
-    """Return when the first waiting record ahead of each record is due; -1 if none is ahead."""
+def _until(waits: Int64s, keys: Int64s, numbers: Int64s, known: Bools) -> Int64s:
+    """Return when the first waiting record ahead of each record is due; -1 if none is ahead.
+
+    ``waits``: the keys, numbers and due times of the waiting records.
+    """
     found = np.full(len(keys), -1)
-    by = np.lexsort((waits.numbers, waits.keys))
-    known, first = np.unique(waits.keys[by], return_index=True)
-    if not len(known):
+    by = np.lexsort((waits[1], waits[0]))
+    distinct_keys, first = np.unique(waits[0, by], return_index=True)
+    if not len(distinct_keys):
         return found
-    at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
-    heads = by[first[at]]
-    behind = ordered & (known[at] == keys) & (waits.numbers[heads] < numbers)
-    found[behind] = waits.due_ms[heads[behind]]
+    at = np.minimum(np.searchsorted(distinct_keys, keys), len(distinct_keys) - 1)
+    _, number, due_ms = waits[:, by[first[at]]]
+    behind = known & (distinct_keys[at] == keys) & (number < numbers)
+    found[behind] = due_ms[behind]
     return found
 
 
@@ -146,7 +155,7 @@ def with_column(table: pa.Table, name: str, values: Int64s | pa.Array) -> pa.Tab
 
 @dataclass(frozen=True)
 class Ordering:
-    """The order of a micro-batch that was run.
+    """The order of the records of a run, by key.
 
     ``keys`` has the columns of the key of each ordered spout, and ``source_keys`` the key of its
     root ids.  ``due`` has the due records, as `held_back` returned them.  The ``settings`` decide
@@ -161,19 +170,19 @@ class Ordering:
     settings: Settings
 
     def all_behind(self, failed: pa.Table, find_keys: FindKeys, propagate: Propagate) -> pa.Table:
-        """Return the failures and the records behind them, with the number of each in `ORDER`.
+        """Return the failures, and the records behind them as failures, each with its `ORDER`.
 
         ``find_keys`` reads records again; ``propagate`` adds the failures that follow from others.
         """
         while True:
-            found = find_keys(self._may_be(failed), {})
+            found = find_keys(self._candidates(failed), {})
             held = self._behind(failed, found, find_keys)
             if not held:
                 break
             failed = propagate(_with_behind(failed, held))
         return failed.append_column(ORDER, self._numbers_in(failed, found))
 
-    def _may_be(self, failed: pa.Table) -> dict[str, Int64s]:
+    def _candidates(self, failed: pa.Table) -> dict[str, Int64s]:
         """Return the failed roots that may belong to each ordered spout, sorted."""
         roots, owners = failed["root_id"].to_numpy(), failed["spout"].cast(pa.string())
         return {
@@ -203,7 +212,8 @@ class Ordering:
                 held[spout] = self._behind_due(spout, tried, places[stays & due])
             new = stays & ~due & ~said.behind()
             if new.any():
-                heads[spout] = self._first(spout, hashes[new], rows[ROOT_ID].to_numpy()[new])
+                came = self._numbers_of(spout, rows[ROOT_ID].to_numpy()[new])
+                heads[spout] = _least(hashes[new], came)
                 wanted[spout] = heads[spout][0]
         for spout, rows in (find_keys({}, wanted) if wanted else {}).items():
             roots, hashes = rows[ROOT_ID].to_numpy(), rows["key"].to_numpy()
@@ -215,7 +225,7 @@ class Ordering:
         return {spout: roots for spout, roots in fresh.items() if len(roots)}
 
     def _dies(self, spout: str, rows: pa.Table, reasons: Reasons) -> Bools:
-        """Return which records are dead, by their reasons; no record waits behind a dead one."""
+        """Return which failed records are dead, so that no record waits behind them."""
         first_ms = np.full(len(rows), self.now_ms)
         due, places = _places(rows)
         if due.any():
@@ -236,10 +246,6 @@ class Ordering:
         places = places[behind]
         attempts = tried[ATTEMPT].to_numpy()[places]
         return roots_of(self.source_keys[spout], RETRIES, places, attempts)
-
-    def _first(self, spout: str, hashes: Int64s, roots: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the sorted distinct keys, and the number of each key's first record."""
-        return _least(hashes, self._numbers_of(spout, roots))
 
     def _numbers_of(self, spout: str, roots: Int64s) -> Int64s:
         """Return numbers that sort new records by arrival; they are not the numbers in `ORDER`."""
@@ -266,7 +272,7 @@ class Ordering:
 
 
 def _places(rows: pa.Table) -> tuple[Bools, Int64s]:
-    """Return which records were due, and their places; 0 for the others."""
+    """Return which records were due, and the place of each among them; 0 for the others."""
     return rows[PLACE].is_valid().to_numpy(), rows[PLACE].fill_null(0).to_numpy()
 
 
@@ -279,18 +285,10 @@ def _least(keys: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
 
 def _with_behind(failed: pa.Table, held: Mapping[str, Int64s]) -> pa.Table:
     """Return the failures, with the held roots added as `behind`."""
-    sizes = [len(roots) for roots in held.values()]
-    roots = np.concatenate([*held.values()])
-    rest = failed.filter(pa.array(~among(failed["root_id"].to_numpy(), np.sort(roots))))
-    spouts = np.repeat(np.arange(len(held), dtype=np.int32), sizes)
-    added = pa.table(
-        [
-            pa.array(roots),
-            pa.DictionaryArray.from_arrays(pa.array(spouts), pa.array([*held])),
-            pa.DictionaryArray.from_arrays(
-                pa.array(np.zeros_like(spouts)), pa.array([BEHIND.encode()])
-            ),
-        ],
-        schema=FAILED,
-    )
-    return pa.concat_tables([rest.cast(FAILED), added]).unify_dictionaries()
+    roots = np.sort(np.concatenate([*held.values()]))
+    rest = failed.filter(pa.array(~among(failed["root_id"].to_numpy(), roots)))
+    added = [
+        failures(some, [spout], pa.repeat(BEHIND.encode(), len(some)))
+        for spout, some in held.items()
+    ]
+    return pa.concat_tables([rest.cast(FAILED), *added]).unify_dictionaries()

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.reasons import FAILED, failures
 from ackcore.spark.base.schemas import FIRST_MS, REPLAYED, SinkFile
 from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.engine.setup import Backlog
@@ -36,7 +36,7 @@ _log = logging.getLogger("ackcore")
 
 @dataclass(frozen=True)
 class ReadRecords:
-    """The records of a run, by their root ids."""
+    """The records that a run has read: to which spout and time a root id belongs."""
 
     keys: Mapping[str, int]  # the key of the root ids of each tracked spout
     read: Mapping[int, Mapping[str, int]]  # by partition and spout, the number of new records
@@ -46,7 +46,7 @@ class ReadRecords:
     backlogs: Mapping[str, Backlog]  # by spout, the parts with rows for later micro-batches
 
     def owners(self, roots: Int64s) -> Int64s:
-        """Return the number of the spout of each root; -1 for a root that is of none."""
+        """Return the number of each root's spout; -1 if it is of no spout or may be of several."""
         if len(self.keys) == 1:
             return np.zeros(len(roots), np.int64)
         found = np.full(len(roots), -1)
@@ -78,7 +78,7 @@ class ReadRecords:
         return self.find_copies()
 
     def bounds(self, roots: Int64s, watermarks: WindowWatermarks) -> Int64s:
-        """Return the bound that decides whether a row of each root is late."""
+        """Return a time for each root: rows of windows that ended until then are late for it."""
         found = np.full(len(roots), max(watermarks.reached, watermarks.closed))
         for tried, first_ms in self._retried(roots, FIRST_MS):
             found[tried] = _bounds(watermarks, first_ms)
@@ -100,10 +100,9 @@ class ReadRecords:
     def newest_of_parts(self, spout: str, roots: Int64s, ms: Int64s) -> Int64s:
         """Return the largest time of the new records of each part of a backlog.
 
-        It is `NEVER` if none is of the part, and `UNSURE` if only such may be that could also be of
-        another part.
+        It is `NEVER` if no record is of the part, and `UNSURE` if it is unknown whether one is.
 
-        ``ms``: the times of the records with ``roots``.
+        ``roots``, ``ms``: the root ids of the records, and their times.
         """
         backlog = self.backlogs[spout]
         found = np.full(len(backlog.parts), NEVER)
@@ -126,7 +125,7 @@ class ReadRecords:
         return found
 
     def _retried(self, roots: Int64s, column: str) -> Iterator[tuple[Int64s, Int64s]]:
-        """Yield the places of the roots of retried records, and the values of one column."""
+        """Yield the indices of the roots of retried records, and their values in a column."""
         for spout, records in self.due.items():
             partitions, places = positions_of(self.keys[spout], roots)
             tried = np.flatnonzero((partitions == RETRIES) & (places < len(records)))
@@ -151,10 +150,9 @@ class WindowedRows:
     def with_late(self, failed: pa.Table, nonacked: Int64s) -> pa.Table:
         """Return the failures with the late records, and with those without a usable time.
 
-        ``failed``: the failures, in `FAILED`. ``nonacked``: the roots of all failed records;
-        sorted.
+        ``failed``: the failures, in `FAILED`. ``nonacked``: the sorted roots of all failed records.
         """
-        found = [failed.cast(FAILED)]
+        found, spouts = [failed.cast(FAILED)], list(self.records.keys)
         for table, window, watermarks in self._windowed():
             limit = max(watermarks.reached, watermarks.closed)
             late, timeless, lost = [_EMPTY], [_EMPTY], 0
@@ -189,7 +187,9 @@ class WindowedRows:
                 ("NoTime", _timeless_text(table, window), np.concatenate(timeless)),
             ):
                 if len(roots):
-                    found.append(self._failures(Reason(table.name, kind, text, True), roots))
+                    reason = Reason(table.name, kind, text, True).encode()
+                    roots = np.unique(roots)
+                    found.append(failures(roots, spouts, pa.repeat(reason, len(roots))))
         rows = pa.concat_tables(found).unify_dictionaries()
         _, first = np.unique(rows["root_id"].to_numpy(), return_index=True)
         return rows if len(first) == len(rows) else rows.take(pa.array(np.sort(first)))
@@ -197,9 +197,12 @@ class WindowedRows:
     def times(
         self, nonacked: Int64s
     ) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, dict[str, int]]]]:
-        """Return `BatchDecision.times` and `BatchDecision.behind`, in milliseconds.
+        """Return the largest event times of the ACKED records, in milliseconds.
 
-        ``nonacked`` has the roots of all failed records; sorted.
+        The first value has them by table and spout (`BatchDecision.times`), the second one by
+        table, spout and part of its backlog (`BatchDecision.behind`).
+
+        ``nonacked``: the sorted roots of all failed records.
         """
         spouts = list(self.records.keys)
         found: dict[str, dict[str, int]] = {}
@@ -245,14 +248,17 @@ class WindowedRows:
                 yield table, table.shape.window, watermarks
 
     def _has_backlog(self, table: str) -> bool:
-        """Return whether a table has the keys of a backlog, deduplicated by event times."""
+        """Return whether a table has keys of ``dedup`` by event time, of a spout with a backlog."""
         spout = self.topology.source_of(table)
         if spout is None or spout.dedup is None or spout.dedup.event_time is None:
             return False
         return spout.name in self.records.backlogs
 
     def _rows(self, table: TableSpec, nonacked: Int64s) -> Iterator[tuple[Int64s, Bools, pa.Array]]:
-        """Yield the times of rows, which of them are usable, and the root or roots of each."""
+        """Yield the times of a table's rows, whether each is usable, and each row's root or roots.
+
+        ``nonacked``: the sorted roots of the records whose rows are left out.
+        """
         window = table.shape.window
         for file in self.files:
             if (file.component, file.stream) == (table.component, table.stream) and file.rows:
@@ -266,29 +272,18 @@ class WindowedRows:
                         usable = np.ones(len(us), np.bool_)
                     yield us, usable, batch.column(len(batch.schema) - 1)
 
-    def _failures(self, reason: Reason, roots: Int64s) -> pa.Table:
-        roots = np.unique(roots)
-        spouts = list(self.records.keys)
-        owner = pa.scalar(spouts[0] if len(spouts) == 1 else None, pa.string())
-        columns = [
-            pa.array(roots),
-            pa.repeat(owner, len(roots)).dictionary_encode(),
-            pa.repeat(pa.scalar(reason.encode()), len(roots)).dictionary_encode(),
-        ]
-        return pa.table(columns, schema=FAILED)
-
 
 _EMPTY: Int64s = np.empty(0, np.int64)
 
 
 def _bounds(watermarks: WindowWatermarks, first_ms: Int64s) -> Int64s:
-    """Return the bound for records that were first read at some times."""
+    """Return `ReadRecords.bounds` for records that were first read at some times."""
     times, of = np.unique(first_ms, return_inverse=True)
     return np.array([watermarks.bound(ms) for ms in times.tolist()], np.int64)[of]
 
 
 def _roots_at(roots: pa.Array, places: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the roots of some rows, and for each the number of its row among these."""
+    """Return the roots of the rows at ``places``, and for each the index of its row's place."""
     if len(places) < len(roots):
         roots = roots.take(pa.array(places))
     if pa.types.is_list(roots.type):

@@ -357,7 +357,7 @@ class Stopwatch:
         self.laps: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
-        """Add the time since the last lap to a step."""
+        """Add the time since the last call, or since the start, to step ``name``."""
         now = time.perf_counter()
         self.laps[name] = self.laps.get(name, 0.0) + now - self._last
         self._last = now
@@ -368,7 +368,7 @@ class Stopwatch:
 
 
 def warn_of_failures(number: int, ran: RunResult) -> None:
-    """Log failures without a dead letter: untracked tuples, and bolts that raise in many calls."""
+    """Log how many untracked tuples failed, and which bolts raised in many calls."""
     if ran.untracked_failures:
         _log.warning(
             "micro-batch %d: %d untracked tuples failed; they are lost",
@@ -392,9 +392,9 @@ def warn_of_failures(number: int, ran: RunResult) -> None:
 
 
 class UsageWarnings:
-    """Warnings of bolts whose calls do not report what a limit counts, or report it too late.
+    """Warnings about bolts whose calls report no tokens or cost, or report them after the call.
 
-    Each limit without an effect is named once.
+    A limit that has no effect, because nothing is reported, is named once.
     """
 
     def __init__(self, topology: Topology) -> None:

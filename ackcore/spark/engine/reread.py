@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import in_few, write_batches
-from ackcore.spark.base.reasons import FAILED, Reasons, reason_column
+from ackcore.spark.base.reasons import Reasons, failures, reason_column
 from ackcore.spark.base.root_ids import (
     cuts_of,
     distinct,
@@ -69,7 +69,7 @@ def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) 
     many records that Spark does not return their ids to the driver.
 
     ``setup``: the setup of the run. ``accepted``: the result of the run. ``failed``: the roots and
-    reasons of the failed records, in `FAILED`; and the columns of `NUMBERS` that spouts need.
+    reasons of the failed records, in `FAILED`, perhaps with `ORDER` and `DEDUP_KEY`.
     ``rules``: the settings and times that decide whether a record waits.
     """
     work = setup.plan.work
@@ -149,12 +149,12 @@ def _roots_in(tables: Iterable[pa.Table]) -> Iterator[Int64s]:
 def find_keys(
     setup: RunSetup, accepted: RunResult, roots: Mapping[str, Int64s], keys: Mapping[str, Int64s]
 ) -> dict[str, pa.Table]:
-    """Return the records with given roots and new records with given keys, in `KEYED`, by spout.
+    """Return, by spout, the records with given roots and the new records with given keys (`KEYED`).
 
-    Raises RuntimeError if the rows cannot be found any more.
+    Raises RuntimeError if a source does not return the same rows as in the run.
 
-    ``roots``, ``keys``: sorted roots, and sorted hashes of keys, by spout. The roots may belong to
-    another spout.
+    ``roots``, ``keys``: sorted roots, and sorted hashes of keys, by spout. Roots of other spouts
+    are ignored.
     """
     sought = None if keys else [*roots.values()]
     function = partial(pick_keyed, roots=roots, keys=keys)
@@ -168,7 +168,11 @@ def _picked(
     sought: Sequence[Int64s] | None,
     function: Callable[[SourceRecords], pa.RecordBatch],
 ) -> dict[str, pa.Table]:
-    """Return the records that a function picks; ``sought``, if given, has all their roots."""
+    """Return the records of a run that ``function`` picks, by spout.
+
+    ``sought``: all roots that it may pick, so that only their files or partitions are read; None if
+    they are unknown.
+    """
     reader = partial(Picks, function)
     kept = _kept(setup, accepted, spouts, sought)
     if kept and sum(file.nbytes or 0 for some in kept.values() for file in some) > _READ_HERE:
@@ -191,9 +195,9 @@ def _picked(
 def _kept(
     setup: RunSetup, accepted: RunResult, spouts: Collection[str], sought: Sequence[Int64s] | None
 ) -> dict[str, list[RowFile]] | None:
-    """Return the files that tasks kept of the partitions with sought roots, by spout.
+    """Return, by spout, the files that tasks kept of the partitions with ``sought`` roots.
 
-    Without ``sought``, all new rows are sought.  Return None if a partition was not kept.
+    If ``sought`` is None, of all partitions.  Return None if a task has not kept its partition.
     """
     found: dict[str, list[RowFile]] = {}
     for name in set(spouts) - accepted.spilled.keys():
@@ -214,7 +218,10 @@ def _kept(
 def _places(
     source: SpoutSpec, sought: Sequence[Int64s], rows: Mapping[int, int]
 ) -> dict[int, Int64s]:
-    """Return the sorted places of roots, by partition, given the number of rows of each."""
+    """Return, by partition, the sorted places of the records of a spout with ``sought`` roots.
+
+    ``rows``: the number of rows of each partition.
+    """
     partitions, places = positions_of(source.key, np.concatenate([np.empty(0, np.int64), *sought]))
     order = np.lexsort((places, partitions))
     partitions, places = partitions[order], places[order]
@@ -235,7 +242,7 @@ def _files(
     spouts: Collection[str],
     kept: Mapping[str, Sequence[RowFile]] | None,
 ) -> tuple[Slice, ...]:
-    """Return the files with due, spilled and kept records of these spouts."""
+    """Return the files with due records, and those that tasks wrote, of these spouts."""
     due = [
         Slice(name, file, 0, len(read_whole(file)) if file.rows is None else file.rows)
         for name, file in setup.plan.retries.items()
@@ -363,7 +370,10 @@ def check_content(
 
 
 def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, Int64s]) -> pa.Table:
-    """Return the failures, adding records that share a message id within the micro-batch."""
+    """Return the failures of a run, adding records that share a message id in the micro-batch.
+
+    ``claims``: by spout, the sorted hashes of the message ids that occurred more than once.
+    """
     suspects = _picked(
         setup,
         result,
@@ -393,12 +403,6 @@ def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, I
         # Final: on a retry they would wait equally long and meet again.
         kind, owner = pa.repeat("RepeatedMessageId", n), pa.repeat(spout, n)
         reasons = Reasons(reason_column(owner, kind, text, final=True), np.arange(n))
-        columns = [
-            pa.array(roots[repeated]),
-            pa.repeat(spout, int(repeated.sum())).dictionary_encode(),
-            pa.DictionaryArray.from_arrays(
-                pa.array(of[repeated]), reasons.encoded(np.zeros(n, np.int64))
-            ),
-        ]
-        tables.append(pa.table(columns, schema=FAILED))
+        texts = reasons.encoded(np.zeros(n, np.int64)).take(pa.array(of[repeated]))
+        tables.append(failures(roots[repeated], [spout], texts))
     return pa.concat_tables(tables).unify_dictionaries()

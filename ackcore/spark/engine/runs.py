@@ -213,7 +213,10 @@ class Runs:
     def _outlast(
         self, outage: Outage, unread: str, plan: Plan, runs: int, error: Exception
     ) -> None:
-        """Wait until planned rows can be read; raise if they stay missing or the query stops."""
+        """Wait until planned rows can be read.
+
+        Raises RunFailed if they are missing for too long, and Stopped if the query is stopped.
+        """
         try:
             stops = self._pause(0) or outage.wait(plan, unread)
         except RowsMissing as missing:
@@ -257,7 +260,10 @@ class Runs:
         return given_up(plan, runs, error, self._offsets.way_out(plan, one_line(error)))
 
     def _mended(self, plan: Plan, inputs: Sequence[InputFrame]) -> Plan:
-        """Return the plan as `PlannedRows.mended` does; the same plan if it has a snapshot."""
+        """Return the plan without rows that are lost, unless a snapshot has them.
+
+        See `PlannedRows.mended`.
+        """
         directory = self._state.runs.snapshot(plan.number)
         rows = [*inputs, *self._offsets.inputs(plan)]
         if plan.careful and self._jobs.load_snapshot(rows, directory) is not None:
@@ -414,7 +420,7 @@ class Runs:
         )
 
     def _run_plan(self, plan: Plan, work: Place, by_root: bool = False) -> tuple[Retries, RunPlan]:
-        """Return the retries, and the plan of a run, with the due records in files."""
+        """Write the due records to files; return the retries, and the plan of a run."""
         retries = self._state.split_due(plan)
         blocked: Mapping[str, Int64s] = {}
         if self.ordered_by:
@@ -446,7 +452,7 @@ class Runs:
         return before is not None and before.counts["records"] + due <= _SMALL
 
     def _spent(self, plan: Plan) -> Mapping[str, float]:
-        """Return the cost of each bolt's calls before a micro-batch."""
+        """Return the cost of each bolt's calls in all micro-batches before this one."""
         before = None if plan.parent is None else self._state.decision(plan.parent)
         return {} if before is None else Counts.from_json(before.totals).spent
 
@@ -476,19 +482,20 @@ class Runs:
     def read_again(
         self, plan: Plan, decision: BatchDecision, inputs: Sequence[InputFrame], failed: pa.Table
     ) -> FailedRows:
-        """Judge records of the run that a decision accepted, made by this driver or an earlier one.
+        """Read records of a decided micro-batch again, and judge them as failed records.
 
-        ``failed`` has the roots of the records, in `FAILED`. All of them are returned in memory.
+        ``failed`` has their roots and reasons, in `FAILED`. All of them are returned in memory.
         Raises CheckpointForeign if ``ordered_by`` or ``dedup`` has changed: the due records had
         other places in the run. Raises Disagreement or RuntimeError if the records cannot be found
         any more.
         """
         if plan.ordered_by != self.held_by:
             raise CheckpointForeign(
-                f"micro-batch {plan.number} was decided with ordered_by of "
-                f"{_told(plan.ordered_by)}, and the topology now has {_told(self.held_by)}: "
-                "with another order, the records of the rows that sinks refused cannot be found. "
-                "Run the former topology until it has finished the micro-batch, then change it"
+                f"micro-batch {plan.number} was decided with ordered_by or dedup of "
+                f"{_told(plan.ordered_by)}, and the topology now has {_told(self.held_by)}: with "
+                "another order of the retries, the records of the rows that sinks refused cannot "
+                "be found. Run the former topology until it has finished the micro-batch, then "
+                "change it"
             )
         new = [*inputs, *self._offsets.inputs(plan)]
         kept = None
@@ -538,4 +545,4 @@ def _write_retries(retries: Retries, work: Place) -> dict[str, RowFile]:
 
 def _told(ordered_by: Mapping[str, Sequence[str]]) -> str:
     told = (f"{name!r} by {', '.join(columns)}" for name, columns in ordered_by.items())
-    return "; ".join(told) or "none"
+    return "; ".join(told) or "no spout"

@@ -45,19 +45,19 @@ from ackcore.topology.tuples import Raised
 
 @runtime_checkable
 class PlannedReader(Protocol):
-    """A function of task numbers that returns the rows of a plan, and may be used for another plan.
+    """A function for ``mapInArrow``: takes numbers of tasks, returns their rows of a plan.
 
-    ``fixed`` is the part of it that is equal for all plans.
+    `planned` makes one for another plan.  ``fixed`` is the part that is equal for all plans.
     """
 
     @property
     def fixed(self) -> object: ...
 
     def to_json(self) -> Any:
-        """Return the part that depends on the plan, without any secret."""
+        """Return the part that depends on the plan, without any secret, for `planned`."""
 
     def planned(self, body: Any) -> PlannedReader:
-        """Return the reader with the part of another plan."""
+        """Return a reader for the plan from whose reader `to_json` returned ``body``."""
 
     def __call__(self, batches: Batches) -> Batches: ...
 
@@ -152,11 +152,11 @@ class PlannedRows:
         return None
 
     def unread(self, error: Exception) -> str | None:
-        """Return a description of unreadable rows if only they ended a run (no crash), or None."""
+        """Return which rows could not be read if a run failed because of that alone, or None."""
         return None
 
     def way_out(self, plan: Plan, said: str) -> str:
-        """Return the way out if the rows of a plan can never be read again, as the end of an error.
+        """Return the end of an error message: how to continue without rows that cannot be read.
 
         ``said``: the error of reading them.
         """
@@ -167,7 +167,7 @@ class PlannedRows:
         return None
 
     def backlogs(self, plan: Plan) -> Mapping[str, Backlog]:
-        """Return the backlogs that a plan leaves, by spout."""
+        """Return, by spout, the parts of its source with rows that a plan leaves for later."""
         return {}
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
@@ -177,7 +177,7 @@ class PlannedRows:
     # -- for the stream ---------------------------------------------------------------------------
 
     def has_new(self) -> bool:
-        """Return whether the sources need a micro-batch; may raise while a source is away."""
+        """Return whether the sources need a micro-batch; may raise if a source does not answer."""
         return False
 
     @property
@@ -303,7 +303,7 @@ class RunResult:
 
 
 class SpoutRows(NamedTuple):
-    """The schema of a spout's rows, and whether the run must write them to files (``spills``)."""
+    """The rows of a spout: their schema, and whether the run writes them to files (``spills``)."""
 
     schema: pa.Schema
     spills: bool
@@ -314,8 +314,7 @@ class RunSetup:
     """The sources of a run and its task spec.
 
     ``tasks`` is the number of tasks that run at once; by default, also the number of tasks after
-    each exchange.  ``inputs`` are read again if their rows were not written
-    to files.
+    each exchange.  ``inputs`` are read again if their rows were not written to files.
     """
 
     def __init__(

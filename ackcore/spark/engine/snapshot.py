@@ -29,7 +29,7 @@ from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, read_rows
 
 _log = logging.getLogger("ackcore")
 
-_RECORD = "pinned.json"
+_RECORD = "snapshot.json"
 
 
 def load_snapshot(inputs: Sequence[InputFrame], directory: Place) -> list[InputFrame] | None:
@@ -54,7 +54,7 @@ def load_snapshot(inputs: Sequence[InputFrame], directory: Place) -> list[InputF
 
 
 def _recorded(record: Mapping[str, Any], directory: Place) -> list[list[RowFile | None]]:
-    """Return the files of each input, None for partitions without rows."""
+    """Return the files of each input from a snapshot's record; None for partitions without rows."""
     place = os.path.join(directory, record["directory"])
     return [
         [
@@ -134,7 +134,7 @@ class _Write:
 
 
 class _Read:
-    """A function for ``mapInArrow`` that is given partition numbers and returns their rows."""
+    """A function for ``mapInArrow``: takes numbers of partitions, returns their rows from files."""
 
     def __init__(self, files: list[RowFile | None], names: list[str]) -> None:
         self._files = files

@@ -63,10 +63,7 @@ def failed_attempt(error: BaseException) -> FailedAttempt | None:
 
 
 def careful_if_needed(plan: Plan, careful_after: int) -> Plan:
-    """Return the plan, careful after ``careful_after`` crashes or with suspects.
-
-    Rejected roots make the plan careful, too.
-    """
+    """Return the plan, careful if it has ``careful_after`` crashes, suspects or rejected roots."""
     concluded = bool(plan.suspects or plan.rejected)
     return replace(plan, careful=plan.crashes >= careful_after or concluded)
 

@@ -44,10 +44,9 @@ def write_changes(
 ) -> None:
     """Pass the rows of tables that a micro-batch changed or closed to the sinks that read them.
 
-    The arguments are those of `ask_sinks`, and the tables of the micro-batch are recorded. Raises
-    SinkError, CheckpointCorrupt, CheckpointForeign, CheckpointInUse, Stopped or RunCancelled like
-    `ask_sinks`. Raises TooManyRefused if a sink refuses a row, because no record can become a dead
-    letter for it.
+    The tables of the micro-batch must be recorded. The arguments are those of `write_to_sinks`, and
+    the same errors are raised; TooManyRefused if a sink refuses any row, because no record can
+    become a dead letter for it.
     """
     sinks = [sink for sink in topology.sinks.values() if topology.table_read(sink) is not None]
     if not sinks:
@@ -113,7 +112,7 @@ def _refused(sink: SinkSpec, batch: SinkBatch, rejects: SinkRejects) -> TooManyR
 def _write_files(
     topology: Topology, sinks: Sequence[SinkSpec], state: State, decision: BatchDecision, work: str
 ) -> list[list[Any]]:
-    """Write the rows for all sinks; return the files as recorded."""
+    """Write the rows for all sinks; return the files in the form of the record."""
     plan = state.plan(decision.number)
     parent = None if plan is None else plan.parent
     now, before = state.tables.of(decision.number) or {}, state.tables.of(parent) or {}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -36,14 +35,10 @@ class ReasonCount:
     oldest_ms: int
     newest_ms: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-compatible value."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class WaitingCounts:
-    """The waiting records."""
+    """The numbers of the waiting records."""
 
     #: The number of records, and of replayed dead letters among them that have not run yet.
     records: int = 0
@@ -59,7 +54,7 @@ class WaitingCounts:
 
 @dataclass(frozen=True, slots=True)
 class DeadCounts:
-    """The dead letters."""
+    """The numbers of the dead letters."""
 
     #: The number of letters, and of those among them that were sent again. The number of dropped
     #: letters, which no longer exist.
@@ -155,7 +150,7 @@ _COUNTED = ["component", "error_type", "text", "n", "oldest", "newest"]
 
 
 def _grouped(table: pa.Table) -> pa.Table:
-    """Return a table in `_COUNTED` with a row for each component and error."""
+    """Merge the rows of a table in `_COUNTED` to one for each component and error type."""
     counted = table.group_by(["component", "error_type"], use_threads=False).aggregate(
         [("text", "first"), ("n", "sum"), ("oldest", "min"), ("newest", "max")]
     )

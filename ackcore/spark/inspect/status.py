@@ -1,4 +1,4 @@
-"""The status of a query, read from its checkpoint while it may be running.
+"""The status of a query, and the state of a waiting record, read while the query may be running.
 
 Nothing is locked or written. A running query deletes files that are two micro-batches old. If a
 file is deleted between the reading of its name and of its contents, everything is read again.
@@ -12,10 +12,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ackcore.spark.base.clocks import Clock, wall_clock_ms
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.lock import Holder
+from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, MESSAGE_ID, REASON
+from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.refusals import Refusals
@@ -30,7 +33,12 @@ from ackcore.spark.inspect.reason_counts import (
     count_waiting,
 )
 from ackcore.spark.stores.opening import place_of
+from ackcore.topology.tuples import Reason
 
+T = TypeVar("T")
+
+#: The number of recent micro-batches in which traces of earlier attempts are searched.
+_LOOKED_AT = 1000
 #: The maximum number of readings while a running query changes its files.
 _TIMES = 100
 
@@ -43,7 +51,7 @@ class Logged:
     progress: Progress
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-compatible value."""
+        """Return the fields as an object for JSON."""
         return {"at_ms": self.at_ms, **self.progress.to_json()}
 
 
@@ -72,7 +80,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatus:
-    """The status of a query."""
+    """The result of `read_status`."""
 
     checkpoint: str  # the path of the checkpoint
     at_ms: int  # the time of this reading
@@ -103,7 +111,7 @@ class CheckpointStatus:
         return self.batches[-1].progress.tables if self.batches else {}
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-compatible value."""
+        """Return the fields as an object for JSON."""
         counts = {**self.counts.to_json(), "balanced": self.counts.balanced}
         return {
             "checkpoint": self.checkpoint,
@@ -137,7 +145,7 @@ def read_status(
     """Return the status of a query, whether it runs or not.
 
     Raises FileNotFoundError if there is no checkpoint. Raises CheckpointCorrupt, CheckpointNewer or
-    StateError if it cannot be read.
+    StateError if the checkpoint cannot be read.
 
     ``batches``: the number of micro-batches to include. ``clock``: returns milliseconds since 1970.
     ``dead``: the counter of dead letters. Keep one to read only new files the next time.
@@ -153,9 +161,9 @@ def read_status(
 
 
 def read_batches(path: str | os.PathLike[str], most: int) -> tuple[Logged, ...]:
-    """Return the last finished micro-batches, newest last.
+    """Return up to ``most`` of the last finished micro-batches, newest last.
 
-    Raises StateError if it cannot be read.
+    Raises StateError if the checkpoint cannot be read.
 
     ``path``: the checkpoint, which may not exist yet.
     """
@@ -170,9 +178,9 @@ def _logged(checkpoint: CheckpointView, most: int) -> tuple[Logged, ...]:
 
 
 def read_activity(path: str | os.PathLike[str], clock: Clock = wall_clock_ms) -> Activity | None:
-    """Return the activity of a query, None if it has not begun. Reads records only, no tables.
+    """Return the activity of a query; None if it has no plan yet. Reads no waiting records.
 
-    Raises CheckpointCorrupt, CheckpointNewer or StateError if it cannot be read.
+    Raises CheckpointCorrupt, CheckpointNewer or StateError if the checkpoint cannot be read.
 
     ``path``: the checkpoint, which may not exist yet. ``clock``: returns milliseconds since 1970.
     """
@@ -182,25 +190,11 @@ def read_activity(path: str | os.PathLike[str], clock: Clock = wall_clock_ms) ->
     return steady(checkpoint, lambda now: _read_activity(now, clock()))
 
 
-def read_waiting(
-    checkpoint: CheckpointView, find: Callable[[str, pa.Table], pa.Table]
-) -> tuple[dict[str, pa.Table], dict[str, int]]:
-    """Return the waiting records after the last finished micro-batch, and the micro-batch that runs
-    them.
-
-    The first value has, by spout, the rows that ``find`` returned; the second, by spout, the number
-    of the unfinished micro-batch that retries some of them.
-
-    ``find``: takes rows of a spout, part by part, and returns the wanted ones.
-    """
-    return steady(checkpoint, lambda now: _read_waiting(now, find))
-
-
-T = TypeVar("T")
-
-
 def steady(checkpoint: CheckpointView, read: Callable[[CheckpointView], T]) -> T:
-    """Call a reader; call it again if the running query changed its files during the call."""
+    """Return the result of ``read``; repeat it while it fails because the query changes its files.
+
+    Raises the error of ``read`` if the query has not changed its files during the call.
+    """
     for _ in range(_TIMES):
         now = checkpoint.refreshed()
         before = _names(now)
@@ -262,31 +256,6 @@ def _read_activity(checkpoint: CheckpointView, now_ms: int) -> Activity | None:
     )
 
 
-def _read_waiting(
-    checkpoint: CheckpointView, find: Callable[[str, pa.Table], pa.Table]
-) -> tuple[dict[str, pa.Table], dict[str, int]]:
-    records = checkpoint.records()
-    plans, dones, _ = _names(checkpoint)
-    last_done = max(dones, default=None)
-    if last_done is None:
-        return {}, {}
-    cache = checkpoint.tables(check=True)
-    waiting = _decision(records, cache, last_done).waiting
-    found: dict[str, pa.Table] = {}
-    for spout in waiting:
-        for table in waiting.tables(spout):
-            rows = find(spout, table)
-            if len(rows):
-                found.setdefault(spout, rows)
-    way = _under_way(records, cache, max(plans, default=-1), last_done)
-    taken: dict[str, int] = {}
-    if way is not None and not way.decided:
-        for spout, ids in waiting.taken_ids(way.planned_ms, way.max_retries):
-            if spout in found and len(find(spout, ids)):
-                taken[spout] = way.number
-    return found, taken
-
-
 def _decision(records: Records, cache: TableCache, number: int) -> BatchDecision:
     body = records.read(f"batches/{number}.decision")
     if body is None:
@@ -313,3 +282,136 @@ def _under_way(
     plan = Plan.of(body)
     decided = records.read(f"batches/{number}.decision") is not None
     return UnderWay(number, plan.now_ms, plan.due, decided, plan.crashes, plan.max_retries)
+
+
+# ------------------------------------------------------------------------------- waiting records
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTree:
+    """A record that is neither ACKED nor DEAD, because an attempt at it failed.
+
+    Attributes
+    ----------
+    spout, message_id : str
+        The record.
+    attempt : int
+        The next attempt, counted from 0.
+    due_in_s : float
+        Seconds until the next attempt is due; negative if it is due.
+    known_s : float
+        Seconds since the record was first seen.
+    component, error_type, error_message : str
+        The component and error of the last attempt.
+    running_in : int or None
+        The undecided micro-batch that has taken the record.
+    traces : tuple of RecordTrace
+        The traces of its earlier attempts that were traced, oldest first.
+    """
+
+    spout: str
+    message_id: str
+    attempt: int
+    due_in_s: float
+    known_s: float
+    component: str
+    error_type: str
+    error_message: str
+    running_in: int | None
+    traces: tuple[RecordTrace, ...]
+
+    def __str__(self) -> str:
+        if self.running_in is not None:
+            waits = f"runs in micro-batch {self.running_in}"
+        elif self.due_in_s > 0:
+            waits = f"is due in {self.due_in_s:.1f} s"
+        else:
+            waits = "is due in the next micro-batch"
+        head = (
+            f"{self.message_id} of {self.spout}, known for {self.known_s:.1f} s: attempt "
+            f"{self.attempt} {waits}. Failed in {self.component} with {self.error_type}: "
+            f"{self.error_message}"
+        )
+        return "\n".join([head, *(f"  {trace}" for trace in self.traces)])
+
+
+def read_pending(
+    path: str | os.PathLike[str],
+    message_id: str,
+    *,
+    spout: str | None = None,
+    clock: Clock = wall_clock_ms,
+) -> PendingTree | None:
+    """Return why a record waits; None if it is ACKED, DEAD or unknown.
+
+    Raises FileNotFoundError if there is no checkpoint. Raises CheckpointCorrupt, CheckpointNewer or
+    StateError if it cannot be read.
+
+    ``spout``: the record's spout; by default the first spout that has this id. ``clock``: returns
+    milliseconds since 1970.
+    """
+    checkpoint = opened_checkpoint(path)
+    now_ms = clock()
+
+    def find(name: str, table: pa.Table) -> pa.Table:
+        if spout not in (None, name):
+            return table.slice(0, 0)
+        return table.filter(pc.equal(table[MESSAGE_ID], message_id))
+
+    found, taken = steady(checkpoint, lambda now: _read_waiting(now, find))
+    for name, rows in found.items():
+        columns = (MESSAGE_ID, ATTEMPT, DUE_MS, FIRST_MS, REASON)
+        for _, attempt, due_ms, first_ms, told in zip(
+            *(rows[column].to_pylist() for column in columns), strict=True
+        ):
+            reason = Reason(**told)
+            return PendingTree(
+                spout=name,
+                message_id=message_id,
+                attempt=attempt,
+                due_in_s=(due_ms - now_ms) / 1000,
+                known_s=(now_ms - first_ms) / 1000,
+                component=reason.component,
+                error_type=reason.type,
+                error_message=reason.message,
+                running_in=taken.get(name),
+                traces=tuple(
+                    trace
+                    for line in checkpoint.refreshed().progress(_LOOKED_AT)
+                    for trace in Progress.from_json(line).traces
+                    if (trace.spout, trace.message_id) == (name, message_id)
+                ),
+            )
+    return None
+
+
+def _read_waiting(
+    checkpoint: CheckpointView, find: Callable[[str, pa.Table], pa.Table]
+) -> tuple[dict[str, pa.Table], dict[str, int]]:
+    """Find waiting records after the last finished micro-batch.
+
+    Returns, by spout, the rows that ``find`` returned; and by spout, the number of the unfinished
+    micro-batch that retries some of them.
+
+    ``find``: takes a spout's name and some of its rows, and returns the wanted rows.
+    """
+    records = checkpoint.records()
+    plans, dones, _ = _names(checkpoint)
+    last_done = max(dones, default=None)
+    if last_done is None:
+        return {}, {}
+    cache = checkpoint.tables(check=True)
+    waiting = _decision(records, cache, last_done).waiting
+    found: dict[str, pa.Table] = {}
+    for spout in waiting:
+        for table in waiting.tables(spout):
+            rows = find(spout, table)
+            if len(rows):
+                found.setdefault(spout, rows)
+    way = _under_way(records, cache, max(plans, default=-1), last_done)
+    taken: dict[str, int] = {}
+    if way is not None and not way.decided:
+        for spout, ids in waiting.taken_ids(way.planned_ms, way.max_retries):
+            if spout in found and len(find(spout, ids)):
+                taken[spout] = way.number
+    return found, taken

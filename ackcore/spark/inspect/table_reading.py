@@ -24,13 +24,11 @@ NULL = r"\N"
 
 
 def read_table(path: str | os.PathLike[str], name: str, use: Callable[[TableSnapshot], T]) -> T:
-    """Return what ``use`` reads of a table after the last finished micro-batch.
+    """Return the result of ``use`` for a table as it was after the last finished micro-batch.
 
     The query may run: if it has deleted files meanwhile, ``use`` is called again with the newer
     table. Raises FileNotFoundError if there is no checkpoint. Raises ValueError if the checkpoint
     has no such table. Raises CheckpointCorrupt, CheckpointNewer or StateError if it cannot be read.
-
-    ``use``: reads the table; repeatable.
     """
     return steady(opened_checkpoint(path), lambda now: use(_read(now, name)))
 
@@ -54,10 +52,11 @@ def _read(checkpoint: CheckpointView, name: str) -> TableSnapshot:
 
 
 def rows_of_key(table: TableSnapshot, key: Sequence[str]) -> pa.Table:
-    """Return the row of a key that is given as texts, or no row.
+    """Return the row of a table that has a key, or no row.
 
     Raises ValueError if the key has another number of values, or a text is no value of its column.
-    The text ``\\N`` is NULL.
+
+    ``key``: the values of the key columns as texts; ``\\N`` is NULL.
     """
     shape = table.shape
     if len(key) != len(shape.key):
@@ -71,7 +70,10 @@ def rows_of_key(table: TableSnapshot, key: Sequence[str]) -> pa.Table:
 
 
 def _key_column(field: pa.Field, text: str) -> pa.Array:
-    """Return a value of a key that is given as text. Raises ValueError if it is of another type."""
+    """Return the value that a text has in a key column, as an array of one.
+
+    Raises ValueError if the text is no value of the column's type.
+    """
     if text == NULL:
         return pa.nulls(1, field.type)
     try:
@@ -100,7 +102,7 @@ def first_rows(table: TableSnapshot, most: int) -> pa.Table:
 
 
 def rows_between(table: TableSnapshot, lo: int, hi: int) -> pa.RecordBatchReader:
-    """Return the rows of a range of hashes of keys.
+    """Return the rows whose hashes of keys are from ``lo`` to below ``hi``.
 
     Raises StateError if a file of the table has been deleted.
     """

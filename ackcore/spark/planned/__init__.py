@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
 from pyspark.sql import SparkSession
 
 from ackcore.spark.base.atomic import fenced
+from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.closed_rows import ClosedRows
-from ackcore.spark.engine.setup import PlannedRows
+from ackcore.spark.engine.setup import Backlog, InputFrame, Obstacle, PlannedRows
 from ackcore.spark.kafka import kafka_sources
-from ackcore.spark.planned.joined_rows import JoinedRows
+from ackcore.spark.planned.planned_source import any_of
 from ackcore.spark.planned.source_rows import SourceRows
 from ackcore.topology.builder import Topology
 from ackcore.topology.table_views import ClosedWindows
+
+T = TypeVar("T")
 
 
 def planned_rows(
@@ -23,9 +29,8 @@ def planned_rows(
     Reports the last done micro-batch to the sources again, because the driver may have died before
     it reported it.
 
-    ``topology``, ``spark``, ``state``: the topology, the Spark session and the state of the
-    checkpoint. ``ends``: whether the query ends when it has taken the rows that exist at its start.
-    ``once``: whether the first micro-batch takes all of these rows.
+    ``state``: the open checkpoint. ``ends``: whether the query ends when it has taken the rows that
+    exist at its start. ``once``: whether the first micro-batch takes all of these rows.
     """
     found: list[PlannedRows] = []
     kafka = kafka_sources(topology, spark, state, ends=ends, once=once)
@@ -48,3 +53,88 @@ def planned_rows(
         # The last ones: partitions of other inputs keep their numbers.
         found.append(ClosedRows(topology, spark, state))
     return JoinedRows(found) if len(found) > 1 else next(iter(found), None)
+
+
+class JoinedRows(PlannedRows):
+    """The planned spouts of several kinds as one `PlannedRows`: ``parts`` has one for each kind."""
+
+    def __init__(self, parts: Sequence[PlannedRows]) -> None:
+        self._parts = parts
+
+    def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
+        """Return the rows of a micro-batch of all kinds, by spout."""
+        found: dict[str, Any] = {}
+        for part in self._parts:
+            found |= part.plan(number, parent)
+        return found
+
+    def most_retries(self) -> int | None:
+        """Return the least of the limits on retries; None if no kind has one."""
+        bounds = [part.most_retries() for part in self._parts]
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    def inputs(self, plan: Plan) -> list[InputFrame]:
+        """Return the rows of all kinds that a recorded plan names."""
+        return [one for part in self._parts for one in part.inputs(plan)]
+
+    def mended(self, plan: Plan) -> Plan:
+        """Return the plan without lost rows of any kind."""
+        for part in self._parts:
+            plan = part.mended(plan)
+        return plan
+
+    def replaced(self, plan: Plan) -> str | None:
+        """Return the first description of replaced rows, or None."""
+        return _first(part.replaced(plan) for part in self._parts)
+
+    def unread(self, error: Exception) -> str | None:
+        """Return which rows could not be read if a run failed because of that alone, or None."""
+        return _first(part.unread(error) for part in self._parts)
+
+    def way_out(self, plan: Plan, said: str) -> str:
+        """Return the first advice on how to continue without rows that cannot be read, or ""."""
+        return next(filter(None, (part.way_out(plan, said) for part in self._parts)), "")
+
+    def obstacle(self, plan: Plan) -> Obstacle | None:
+        """Return the first reason why rows cannot be read now, or None."""
+        return _first(part.obstacle(plan) for part in self._parts)
+
+    def backlogs(self, plan: Plan) -> Mapping[str, Backlog]:
+        """Return, by spout, the parts of its source with rows that a plan leaves for later."""
+        return {name: one for part in self._parts for name, one in part.backlogs(plan).items()}
+
+    def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
+        """Report finished rows to the sources of all kinds; return each spout's lag."""
+        lag: dict[str, int] = {}
+        for part in self._parts:
+            lag |= part.done(plan, decision)
+        return lag
+
+    def has_new(self) -> bool:
+        """Return whether any source needs a micro-batch; see `any_of` for errors."""
+        return any_of([part.has_new for part in self._parts])
+
+    @property
+    def is_through(self) -> bool:
+        """Whether a query that ends has taken all rows of all kinds."""
+        return all(part.is_through for part in self._parts)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a query that ends must take more rows of some kind, and may take them now."""
+        return any(part.is_behind for part in self._parts)
+
+    def reaching_ends(self) -> Callable[[], bool]:
+        """Return a function that returns whether all rows that exist now are taken."""
+        found = [part.reaching_ends() for part in self._parts]
+        return lambda: all(reached() for reached in found)
+
+    def close(self) -> None:
+        """Close the connections of all kinds."""
+        super().close()
+        for part in self._parts:
+            part.close()
+
+
+def _first(found: Iterable[T | None]) -> T | None:
+    return next((one for one in found if one is not None), None)

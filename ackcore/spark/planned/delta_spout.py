@@ -142,13 +142,17 @@ class DeltaSpout(PlannedSource):
         return table
 
     def bounded(self) -> DeltaSpout:
-        """See `PlannedSource.bounded`."""
+        """Return a copy whose `plan` ends with the newest version at its first call."""
         found = copy.copy(self)
         found._ends, found._last = True, None
         return found
 
     def plan(self, previous: Any) -> Any:
-        """See `PlannedSource.plan`."""
+        """Return the files that the next versions of the table added, or None.
+
+        Raises OSError if the table cannot be read at present. Raises SourceError if a version
+        deletes or updates rows, or the table was created anew.
+        """
         first = self._first if previous is None else max(previous["to"] + 1, self._first)
         try:
             self._table.update_incremental()
@@ -208,7 +212,7 @@ class DeltaSpout(PlannedSource):
         return any(one and one.get("deletionVector") for one in added)
 
     def _commit(self, version: int) -> bytes | None:
-        """Return a version's file in the log, or None if it does not exist."""
+        """Return the content of a version's file in the log, or None if it does not exist."""
         name = f"_delta_log/{version:020}.json"
         if not is_bucket(self._root):
             path = Path(self._root, name)
@@ -243,11 +247,11 @@ class DeltaSpout(PlannedSource):
         }
 
     def divided(self, plan: Any, tasks: int) -> Any:
-        """See `PlannedSource.divided`."""
+        """Return the plan with the number of tasks among which `read` divides its files."""
         return {**plan, "tasks": tasks}
 
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
-        """See `PlannedSource.read`."""
+        """Return the rows of the Parquet files of a plan."""
         files = [(path, size) for path, size, _ in plan["files"]]
         constants = {path: values for path, _, values in plan["files"] if values}
         return read_files(

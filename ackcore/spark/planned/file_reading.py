@@ -37,7 +37,7 @@ class FileUnreadable(ValueError):
 
 @dataclass(frozen=True)
 class FileReader:
-    """A function for ``mapInArrow`` that is given the numbers of tasks and returns their rows.
+    """A function for ``mapInArrow``: takes numbers of tasks, returns the rows of their files.
 
     Raises `FileUnreadable` for a file that is damaged or missing, and OSError for one that cannot
     be reached.
@@ -51,7 +51,7 @@ class FileReader:
     constants: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
     def __call__(self, batches: Batches) -> Batches:
-        """Yield the rows of each task in the input."""
+        """Yield the rows of each task whose number is in the input."""
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 for name in self.tasks[task]:
@@ -101,15 +101,18 @@ class FileReader:
         yield from file.rows()
 
     def _columns_in(self, names: Sequence[str]) -> list[str]:
-        """Return the columns to read of those in a file; raise ValueError without any."""
+        """Return the columns of the schema that are among the ``names`` in a file.
+
+        Raises ValueError if there are none, or one is in the file several times.
+        """
         found = [name for name in self.schema.names if name in names]
         if not found:
             raise ValueError(
-                f"it has none of the columns {listed(self.schema.names)}, but {listed(names)}"
+                f"the file has none of the columns {listed(self.schema.names)}, but {listed(names)}"
             )
         for name in found:
             if names.count(name) > 1:
-                raise ValueError(f"it has the column {name} {names.count(name)} times")
+                raise ValueError(f"the file has the column {name} {names.count(name)} times")
         return found
 
     def _check_header(self, names: Sequence[str]) -> None:
@@ -122,7 +125,7 @@ class FileReader:
         needs = [one.name for one in lacks if not one.nullable]
         if needs or (lacks and others):
             raise ValueError(
-                f"its header has no column {listed(needs or [one.name for one in lacks])}, but "
+                f"the header has no column {listed(needs or [one.name for one in lacks])}, but "
                 f"{listed(others or names)}; if it lacks the column on purpose, "
                 + ("declare it nullable" if needs else "add the others to the schema")
             )
@@ -145,7 +148,7 @@ class FileReader:
             *lines, rest = (rest + piece).split(b"\n")
             yield from self._of_lines(lines)
             if len(rest) > _LINE_BYTES:
-                raise ValueError(f"it has a line of more than {_LINE_BYTES} bytes")
+                raise ValueError(f"the file has a line of more than {_LINE_BYTES} bytes")
         if rest:
             yield from self._of_lines([rest])
 

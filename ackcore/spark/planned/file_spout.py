@@ -72,8 +72,8 @@ class FileSpout(PlannedSource):
         The maximum number of files in a micro-batch.
     lateness_s : float, default 3600
         A file whose modification time is older than that of the newest planned file by more than
-        this is not read. A time in the future counts as the driver's time. Longer than the longest
-        upload, as some stores date a file from the beginning of its upload.
+        this is not read. A time in the future counts as the driver's time. Set it longer than the
+        longest upload, because some stores date a file from the beginning of its upload.
     """
 
     source_kind: ClassVar[str] = "files"
@@ -139,13 +139,17 @@ class FileSpout(PlannedSource):
         return self._own
 
     def bounded(self) -> FileSpout:
-        """See `PlannedSource.bounded`."""
+        """Return a copy whose `plan` leaves out files that do not exist at its first call."""
         found = copy.copy(self)
         found._ends, found._first = True, None
         return found
 
     def plan(self, previous: Any) -> Any:
-        """See `PlannedSource.plan`."""
+        """Return the next new files, or None.
+
+        Raises OSError if the files cannot be listed at present. Raises SourceError if a file has
+        changed since it was read.
+        """
         newest, oldest, seen = -1, -1, {}
         if previous is not None:
             newest, seen = previous["newest"], previous["seen"]
@@ -186,7 +190,7 @@ class FileSpout(PlannedSource):
         return {"files": files, "newest": newest, "oldest": oldest, "seen": kept}
 
     def divided(self, plan: Any, tasks: int) -> Any:
-        """See `PlannedSource.divided`."""
+        """Return the plan with the number of tasks among which `read` divides its files."""
         return {**plan, "tasks": tasks}
 
     def check(self, plan: Any) -> None:
@@ -218,12 +222,12 @@ class FileSpout(PlannedSource):
             )
 
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
-        """See `PlannedSource.read`."""
+        """Return the rows of the files of a plan."""
         files = [(one.name, one.size) for one in (_File(*each) for each in plan["files"])]
         return read_files(spark, self._root, files, self._format, self._own, plan["tasks"])
 
     def _listed(self) -> Iterator[_File]:
-        """Yield the files that match."""
+        """Yield the files that match the glob, without temporary ones."""
         if self._bucket is not None:
             found: Iterable[_File] = self._objects(self._bucket)
         else:
@@ -246,7 +250,7 @@ class FileSpout(PlannedSource):
             raise ConnectionError(str(error)) from None
 
     def _now(self, planned: Iterable[_File]) -> Iterator[_File]:
-        """Yield the present state of files."""
+        """Yield the present times, sizes and versions of those planned files that still exist."""
         if self._bucket is not None:
             yield from self._objects(self._bucket)
             return

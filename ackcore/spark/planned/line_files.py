@@ -25,7 +25,7 @@ _COLUMN = re.compile(r"In (?:CSV )?column #?(\d+): (?:Invalid: )?")
 
 @dataclass
 class LineFile(ABC):
-    """A file of records, each in a line."""
+    """A JSON or CSV file in memory; see `rows`."""
 
     content: pa.Buffer
     name: str  # for messages
@@ -45,7 +45,7 @@ class LineFile(ABC):
 
     @abstractmethod
     def _ends(self) -> Iterator[int]:
-        """Yield the place after each record."""
+        """Yield the index of the byte after each record."""
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all records in their order, in the columns of `with_corrupt`."""
@@ -66,7 +66,11 @@ class LineFile(ABC):
     def _divided(
         self, places: Sequence[int], low: int, high: int
     ) -> Iterator[pa.RecordBatch | tuple[str, str]]:
-        """Yield the rows of some records, and the text and the error of each damaged record."""
+        """Yield the rows of the records ``low`` to ``high``; of a damaged record, text and error.
+
+        Record i is between ``places[i]`` and ``places[i + 1]``. Halves the records until each
+        damaged one is alone.
+        """
         found = self._batches(places[low], places[high], high - low == 1)
         if not isinstance(found, Exception):
             yield from found
@@ -87,13 +91,13 @@ class LineFile(ABC):
             )
 
     def _explained(self, said: str, record: bytes) -> str:
-        """Return Arrow's error about a record with the name of the column."""
+        """Return Arrow's error ``said`` about a record, with the column's name for its number."""
         return _COLUMN.sub(lambda found: f"column {self.names[int(found[1])]}: ", said)
 
     def _batches(
         self, start: int, stop: int, is_one: bool = False
     ) -> list[pa.RecordBatch] | Exception:
-        """Return the rows of some records, or the error of a damaged one."""
+        """Return the rows of the records between two places, or the error of a damaged one."""
         if start == stop:
             return []
         records = self.content.slice(start, stop - start)
@@ -137,7 +141,7 @@ class JsonLines(LineFile):
 
         lines = memoryview(records)
         if _NULL_AT_FIRST.match(lines) or _NULL.search(lines):
-            raise ValueError("null is no object")
+            raise ValueError("the line must be a JSON object, got null")
         options = arrow_json.ParseOptions(
             explicit_schema=self._nullable, unexpected_field_behavior="ignore"
         )
@@ -145,10 +149,10 @@ class JsonLines(LineFile):
         return arrow_json.read_json(pa.BufferReader(records), block, options)
 
     def _explained(self, said: str, record: bytes) -> str:
-        """Return Arrow's error about a record with column, type and value, if they are clear."""
+        """Return an error about a record with column, type and value, or else Arrow's error."""
         kind, value = _OTHER_KIND.fullmatch(said), _NOT_CONVERTED.fullmatch(said)
         if kind is not None and kind[1] is None:
-            return f"{kind[2]} is no object"
+            return f"the line must be a JSON object, got {kind[2]}"
         if kind is not None or value is not None:
             try:
                 values = json.loads(record)
@@ -195,7 +199,7 @@ class CsvFile(LineFile):
         blank = _BLANK.match(text)
         self._first = 0 if blank is None else blank.end()
         if self._first == len(self.content):
-            raise ValueError("it has no header")
+            raise ValueError("the file has no header")
         self._first = next(self._ends())
         header = pa.BufferReader(self._bytes(0, self._first) + b"\n")  # it may be the last line
         self.names = csv.read_csv(header).column_names

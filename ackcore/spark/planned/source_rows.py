@@ -22,8 +22,7 @@ from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.skips import skip_command
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.setup import InputFrame, PlannedRows, Snapshot
-from ackcore.spark.planned.joined_rows import any_of
-from ackcore.spark.planned.planned_source import PlannedSource, SourceError
+from ackcore.spark.planned.planned_source import PlannedSource, SourceError, any_of
 
 _log = logging.getLogger("ackcore")
 
@@ -41,8 +40,8 @@ _SHOWN = 200
 class _Taken:
     """The plans of one spout in one micro-batch.
 
-    ``rows`` are the plans to read, ``last`` is the last plan so far, and ``seen`` are digests of
-    the first and the last plans so far.
+    ``rows``: the plans that the micro-batch reads. ``last``: the last plan of this and all earlier
+    micro-batches. ``seen``: digests of the first and the last of all these plans.
     """
 
     rows: list[Any] = field(default_factory=list)
@@ -51,7 +50,7 @@ class _Taken:
 
     @classmethod
     def of(cls, body: Mapping[str, Any] | None) -> _Taken:
-        """Return the plans in the object that `body` returned; None: no plan yet."""
+        """Return the plans from the result of `body`; no plan if it is None."""
         if body is None:
             return cls()
         rows = body["rows"]
@@ -62,7 +61,7 @@ class _Taken:
         return {"rows": self.rows, "last": None if self.rows else self.last, "seen": self.seen}
 
     def carried(self) -> _Taken:
-        """Return the plans of a micro-batch without new rows."""
+        """Return the plans of a next micro-batch that reads nothing."""
         return _Taken([], self.last, self.seen)
 
     def plus(self, plan: Any, digest: str) -> _Taken:
@@ -74,7 +73,10 @@ class _Taken:
 
 
 class _Spout:
-    """One spout: its source, the plans of the last done micro-batch, and a plan made ahead."""
+    """A spout with a planned source, the plans of its last done micro-batch, and the next plan.
+
+    `look` may make the next plan before the micro-batch that takes it begins.
+    """
 
     def __init__(
         self, name: str, source: PlannedSource, last: _Taken, spark: SparkSession, url: str
@@ -92,7 +94,7 @@ class _Spout:
         self._planning = threading.Lock()
 
     def look(self, number: int) -> bool:
-        """Return whether the source has new rows; micro-batch ``number`` would take them."""
+        """Return whether the source has new rows. Errors name ``number``, the next micro-batch."""
         with self._planning:
             last = self.last
             if self._ahead is None or self._ahead[2] != last.last:
@@ -101,7 +103,7 @@ class _Spout:
             return self._ahead is not None
 
     def take(self, before: _Taken, number: int) -> _Taken | None:
-        """Return the plans with the next one, or None if there is nothing new."""
+        """Return ``before`` with the source's next plan added, or None if there are no new rows."""
         with self._planning:
             ahead, self._ahead = self._ahead, None
             if ahead is not None and ahead[2] == before.last:
@@ -110,7 +112,7 @@ class _Spout:
             return None if found is None else before.plus(*found)
 
     def _asked(self, before: _Taken, number: int) -> tuple[Any, str] | None:
-        """Return the source's next plan and its digest, or None if there is nothing new."""
+        """Return the source's next plan and its digest, or None if there are no new rows."""
         where = f"spout {self.name!r}, micro-batch {number}"
         self.asked += 1
         asked = self.asked
@@ -149,7 +151,10 @@ class _Spout:
         self._called("check()", lambda: self.source.check(plan), plan, number)
 
     def _called(self, what: str, call: Callable[[], Any], plan: Any, number: int) -> Any:
-        """Return the result of a call for a recorded plan. A lasting error gets the way out."""
+        """Return the result of ``call``, a method of the source with a recorded plan.
+
+        Raises SourceError, with the way out, for an error that a repetition would meet again.
+        """
         try:
             return call()
         except Exception as error:
@@ -161,7 +166,7 @@ class _Spout:
             raise SourceError(f"{said}. {self.way_out([plan], said)}") from error
 
     def way_out(self, plans: Sequence[Any], said: str) -> str:
-        """Return the way out if the rows of plans can never be read again."""
+        """Return the advice how to continue without the rows of plans that cannot be read."""
         assert self.source.source_kind is not None
         command = skip_command(self._url, self.name, self.source.source_kind, plans, said)
         return f"To continue without rows that can never be read again, run: {command}"
@@ -232,7 +237,7 @@ class SourceRows(PlannedRows):
     # -- for the engine ---------------------------------------------------------------------------
 
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
-        """See `PlannedRows.plan`."""
+        """Return the next plan of each source; with ``once``, all plans at once."""
         found = {}
         for one in self._spouts:
             before = _Taken.of(None if parent is None else parent.offsets.get(one.name))
@@ -245,7 +250,7 @@ class SourceRows(PlannedRows):
         return found
 
     def _next(self, one: _Spout, taken: _Taken, number: int) -> _Taken:
-        """Return the plans with the next one; the same plans if there is none for now."""
+        """Return the plans with the source's next one added, if it answers and has new rows."""
         try:
             return one.take(taken, number) or taken
         except (OSError, EOFError) as error:  # it must not hold back other spouts and retries
@@ -271,7 +276,7 @@ class SourceRows(PlannedRows):
         )
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
-        """See `PlannedRows.inputs`."""
+        """Read the plans: return the rows of each, and an empty input for a spout without plans."""
         found: list[InputFrame] = []
         for one in self._spouts:
             rows = _Taken.of(plan.offsets.get(one.name)).rows
@@ -292,7 +297,7 @@ class SourceRows(PlannedRows):
         return None
 
     def way_out(self, plan: Plan, said: str) -> str:
-        """See `PlannedRows.way_out`. Only the spouts whose rows may be the cause are named."""
+        """Return a command that leaves out rows that cannot be read, of the likeliest spout."""
         found = [(one, _Taken.of(plan.offsets.get(one.name)).rows) for one in self._spouts]
         outs = [one.way_out(rows, said) for one, rows in found if rows]
         return next((out for out in outs if "--file" in out), next(iter(outs), ""))
@@ -303,7 +308,7 @@ class SourceRows(PlannedRows):
                 one.check(each, plan.number)
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
-        """See `PlannedRows.done`."""
+        """Note the plans of a finished micro-batch, and report them to the sources."""
         self._number = plan.number + 1
         for one in self._spouts:
             one.last = _Taken.of(plan.offsets.get(one.name))
@@ -327,17 +332,17 @@ class SourceRows(PlannedRows):
     # -- for the stream ---------------------------------------------------------------------------
 
     def has_new(self) -> bool:
-        """See `PlannedRows.has_new`."""
+        """Return whether any source has a next plan; see `any_of` for errors."""
         return any_of([partial(one.look, self._number) for one in self._spouts])
 
     @property
     def is_through(self) -> bool:
-        """Whether each source has had nothing new once."""
+        """Whether each source has once returned no plan."""
         open_ones = [one for one in self._spouts if not one.nothing]
         return not any_of([partial(one.look, self._number) for one in open_ones])
 
     def reaching_ends(self) -> Callable[[], bool]:
-        """Return a function that returns whether each source has had nothing new since now."""
+        """Return a function that returns whether each source returned no plan after this call."""
         # A call that runs now may have looked already.
         before = [one.asked for one in self._spouts]
         return lambda: all(
@@ -356,5 +361,4 @@ def _shown(text: str) -> str:
 
 
 def _without_rows(batches: Batches) -> Batches:
-    """Return no rows."""
     return iter(())
