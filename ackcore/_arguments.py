@@ -72,7 +72,7 @@ MAX_OFFSET = 2**63 - 2
 MAX_GENERATION = 2**63 - 1
 MAX_PARTITION = 2**31 - 1
 
-_WHY_NEGATIVE = "; negative values are Kafka's codes for positions, such as -1001 for none"
+_WHY_NEGATIVE = "; negative values are no offsets, but codes of Kafka, such as -1001 for none"
 
 
 class Key(NamedTuple):
@@ -234,7 +234,9 @@ def byte_offset_column(offsets: Any, rows: int | None = None) -> npt.NDArray[Any
         got = offsets.dtype if isinstance(offsets, np.ndarray) else type(offsets).__name__
         raise TypeError(f"offsets must be a numpy array of int32 or int64, got {got}")
     if offsets.ndim != 1 or not (offsets.flags.c_contiguous and offsets.flags.aligned):
-        raise ValueError("offsets must be one-dimensional, C-contiguous and aligned; copy it first")
+        raise ValueError(
+            "offsets must be one-dimensional, C-contiguous and aligned; pass such a copy"
+        )
     if rows is None and not len(offsets):
         raise ValueError("offsets must have one item more than there are rows, got 0 items")
     if rows is not None and len(offsets) != rows + 1:

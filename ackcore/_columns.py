@@ -298,7 +298,7 @@ def as_ms(value: Any, name: str) -> int:
     """Return a time in milliseconds as an int."""
     ms = _as_int(value, name)
     if not _INT64_MIN <= ms <= _INT64_MAX:
-        raise OverflowError(f"{name} must fit in 64 bits, got {ms}")
+        raise OverflowError(f"{name} must fit in 64 bits, as milliseconds do, got {ms}")
     return ms
 
 

@@ -367,7 +367,7 @@ def test_what_is_no_key_is_refused(opened):
 
 
 def test_a_context_of_another_size_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="context must be 16 bytes, got 3"):
+    with pytest.raises(ValueError, match="it must be 16 bytes, got 3"):
         Journal(tmp_path, b"abc")
 
 

@@ -208,7 +208,7 @@ def test_what_is_taken(tracker, offsets):
         (
             int64s(110, 111, -1001),
             ValueError,
-            "got -1001 in row 2; negative values are Kafka's codes",
+            "got -1001 in row 2; negative values are no offsets, but codes of Kafka",
         ),
         (int64s(110, 2**63 - 1), ValueError, "got 9223372036854775807 in row 1"),
         (np.array([110, 2**64 - 1], np.uint64), ValueError, "got 18446744073709551615 in row 1"),

@@ -414,7 +414,10 @@ class Journal:
 def check_context(context: bytes) -> None:
     """Raise ValueError for a context of another size."""
     if len(context) != KEY_BYTES:
-        raise ValueError(f"context must be {KEY_BYTES} bytes, got {len(context)}")
+        raise ValueError(
+            "context identifies the kind of calls: it must be "
+            f"{KEY_BYTES} bytes, got {len(context)}"
+        )
 
 
 def check_entry(key: bytes, data: bytes) -> None:

@@ -309,10 +309,11 @@ def skip(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Leave out a spout's rows of the planned micro-batch, if their source cannot read them again.
+    """Leave out a spout's planned rows, after its source has lost some of them.
 
-    All these rows are left out, or with --file those of the files. The query must not run. Its next
-    start continues without the rows, which do not become dead letters.
+    All rows that the undecided micro-batch has for the spout are left out, also readable ones; with
+    --file only those of these files. Stop the query first. Its next start continues without the
+    rows, which do not become dead letters.
     """
     done = skip_planned(checkpoint, spout, file or (), dry_run=dry_run)
     if as_json:

@@ -29,7 +29,8 @@ def check_name(name: str) -> str:
     """
     if not _NAMED.fullmatch(name):
         raise typer.BadParameter(
-            f"must be MODULE:NAME, a Topology or a function that returns one, got {name!r}"
+            "must have the form MODULE:NAME, the name of a Topology or of a function that "
+            f"returns one, got {name!r}"
         )
     return name
 

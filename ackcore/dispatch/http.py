@@ -285,14 +285,16 @@ def _length(text: str, base: int) -> int:
     try:
         length = int(text, base)
     except ValueError:
-        raise ValueError(f"the length {text[:40]!r} of its body is not a number") from None
+        raise ValueError(
+            f"the length {text[:40]!r} of the response's body is not a number"
+        ) from None
     _check_length(length)
     return length
 
 
 def _check_length(length: int) -> None:
     if not 0 <= length <= _MAX_BODY:
-        raise ValueError(f"the length of its body must be in 0..{_MAX_BODY} bytes, got {length}")
+        raise ValueError(f"the response's body must have 0..{_MAX_BODY} bytes, got {length}")
 
 
 def _retry_after_s(value: str | None) -> float | None:

@@ -80,8 +80,8 @@ def interval_s(options: Mapping[str, Any]) -> float:
     )
     if found is None or None in units.values():
         raise ValueError(
-            f"trigger must be {TRIGGERS}; got {text!r}, which is not a number of "
-            f"{', '.join(f'{unit}s' for unit in _UNITS)}"
+            f"trigger must be {TRIGGERS}; got {text!r}, and a processing time has "
+            f"numbers with units: {', '.join(f'{unit}s' for unit in _UNITS)}"
         )
     return sum(float(number) * (units[unit] or 0) for number, unit in _PART.findall(found[1]))
 

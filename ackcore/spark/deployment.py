@@ -152,7 +152,7 @@ class Deployment:
 
 
 def _place_of(checkpoint: str | os.PathLike[str], dead_letters: Place) -> str:
-    """Return the place of a checkpoint; raise ValueError if ``dead_letters`` must be a URL."""
+    """Return the place of a checkpoint. Raise ValueError for a URL with a path of dead letters."""
     place = place_of(checkpoint, "checkpoint")
     path = dead_letters.store if isinstance(dead_letters, DeadLetterTopic) else dead_letters
     if path is not None:

@@ -233,9 +233,9 @@ def _dictionary(column: pa.Array) -> pa.Array:
 
 
 def _divided(column: pa.Array) -> list[pa.Array] | None:
-    """Divide texts before the last of a character, such as "@", that few different texts follow.
+    """Divide each text before its last "@" or other mark, if few different texts follow the mark.
 
-    Returns None if there is no such character.
+    Returns the texts before the marks, and those from the marks on; None if no mark fits.
     """
     sample = column.slice(0, _SAMPLE_ROWS)
     found: list[tuple[float, str]] = []

@@ -146,7 +146,7 @@ class TableShape:
         for one in {one for one in names if names.count(one) > 1}:
             raise ValueError(
                 f"{where} values must not store columns of the same name, got "
-                f"{one.removeprefix(_STATE)!r} twice; rename a value"
+                f"{one.removeprefix(_STATE)!r} (value.state) twice; rename a value"
             )
         return shape
 

@@ -125,7 +125,7 @@ class Identity(NamedTuple):
     stable_ids: Int64s
 
     def part(self, start: int, stop: int) -> Identity:
-        """Return the identity of the rows from ``start`` up to ``stop``."""
+        """Return the ids and attempts of the rows from ``start`` up to ``stop``."""
         message_ids = self.message_ids.slice(start, stop - start)
         return Identity(message_ids, self.attempts[start:stop], self.stable_ids[start:stop])
 

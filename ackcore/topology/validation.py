@@ -345,7 +345,7 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
 
 
 def _final_errors(bolt: BoltSpec) -> Iterator[str]:
-    """Yield the problems of the lists `reject` and `retry_on` of a bolt."""
+    """Yield an error if `reject` or `retry_on` of a bolt is not a list of exception classes."""
     for name in ("reject", "retry_on"):
         given = getattr(bolt.component, name)
         try:

@@ -147,7 +147,7 @@ def test_what_a_topology_raises_is_told_with_its_name(ackcore, tmp_path, monkeyp
 
 def test_what_cannot_be_run_is_refused_at_once(ackcore, tmp_path):
     said = ackcore("run", "jobs", "--checkpoint", tmp_path, code=2).stderr
-    assert "must be MODULE:NAME" in said
+    assert "must have the form MODULE:NAME" in said
     words = ("run", "jobs:batch", "--checkpoint", tmp_path)
     assert "KEY=VALUE" in ackcore(*words, "--conf", "x", code=2).stderr
     assert "must be a share" in ackcore(*words, "--max-dead-ratio", "few", code=2).stderr

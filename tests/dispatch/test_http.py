@@ -313,7 +313,11 @@ def test_bodies_come_in_each_form():
             HttpError,
             "no valid HTTP/1 response: it begins with b'SSH-2.0-Open",
         ),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", HttpError, "the length 'x' of its body"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+            HttpError,
+            "the length 'x' of the response's body",
+        ),
         (
             b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
             HttpError,

@@ -371,9 +371,11 @@ class PartitionReading:
         self._read_from({key: target})
 
     def _handle_truncation(self, key: Key, low: int, position: int) -> bool:
-        """Check whether a partition was truncated below the position; if so, read it again.
+        """Check whether a partition's log was truncated below the position and written anew.
 
-        Returns whether it was. Raises OffsetsOutOfRange if it was and ``out_of_range`` is "fail".
+        If so, it is read again from the first offset that differs. Returns whether it was, and
+        False if no broker answers. Raises OffsetsOutOfRange if it was and ``out_of_range`` is
+        "fail". ``low``: the first offset of the partition.
         """
         epoch, name = self._epochs.get(key), f"{key[0]}-{key[1]}"
         if epoch is None:

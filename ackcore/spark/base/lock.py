@@ -49,15 +49,19 @@ class Lock:
         try:
             found = self.path.read_bytes()
         except FileNotFoundError:
-            found = b"unknown: the file was removed"
+            raise CheckpointInUse(
+                f"{self.path} was removed, so another driver can take {self.path.parent.parent} "
+                "over. The records that this driver wrote are valid; it writes no more. Start this "
+                "query again"
+            ) from None
         except OSError as error:
             raise StateError(f"{self.path} cannot be read: {error.strerror or error}") from error
         if found != self._held:
             raise CheckpointInUse(
-                f"{self.path.parent.parent} was taken over from this driver, whose host was "
-                f"suspended or disconnected: another driver ({_holder(found)}) holds {self.path}. "
-                "The records that this driver wrote are valid; it writes no more. Let the other "
-                "driver run, or stop it and start this query again"
+                f"{self.path.parent.parent} was taken over from this driver, perhaps while its "
+                f"host was suspended or disconnected: another driver ({_holder(found)}) holds "
+                f"{self.path}. The records that this driver wrote are valid; it writes no more. Let "
+                "the other driver run, or stop it and start this query again"
             )
 
     def close(self) -> None:

@@ -21,7 +21,9 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
         raise TypeError(f"{argument} must be a str or a path, got {type(path).__name__}")
     text = os.fspath(path)
     if not text or "\0" in text:
-        raise ValueError(f"{argument} must be a path, got {text!r}")
+        raise ValueError(
+            f"{argument} must be a path that is not empty and has no NUL, got {text!r}"
+        )
     scheme, colon, rest = text.partition(":")
     if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme):
         # Only the scheme is shown: the rest may contain a signature or a password.

@@ -71,7 +71,7 @@ def starts_of_ranges(columns: Sequence[Int64s]) -> Int64s:
 
 
 def in_ranges(*groups: Iterable[Int64s]) -> Iterator[list[Int64s]]:
-    """Yield the sorted ids of each group of columns, one range of values at a time.
+    """For each range of values, yield a list with one sorted array of ids per group.
 
     Columns that are already sorted, as tasks write them, are not copied.
     """

@@ -227,7 +227,11 @@ class State:
         return last
 
     def _check_waiting(self, topology: Described, decision: BatchDecision | None) -> None:
-        """Raise CheckpointForeign if waiting records do not fit the topology and its sources."""
+        """Raise CheckpointForeign if a spout of waiting or replayed records is not in the topology.
+
+        It is also raised if the spout is untracked, or its columns no longer fit.
+        ``decision``: the last decision, None before the first.
+        """
         waiting = Waiting({}) if decision is None else decision.waiting
         plan = self._open_plan()
         requested = [*(() if plan is None else plan.replays), *self.pending_replays()]

@@ -459,7 +459,7 @@ class Letters:
     # -- notes --------------------------------------------------------------------------------
 
     def notes(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield each request and its note."""
+        """Yield the name of each request, and its note: the letters that it sent or dropped."""
         body = self._index.read()
         notes = body.get("notes", {})
         self._seen = notes.keys(), body.get("epoch")

@@ -66,7 +66,10 @@ class KeptJob(NamedTuple):
 
 
 def kept_job(setup: RunSetup, inputs: Sequence[InputFrame]) -> KeptJob | None:
-    """Return the job of a run without exchange and retries, or None if it must be a new one."""
+    """Return the kept job of a run without exchange and retries, which is made if there is none.
+
+    Returns None if the run's job cannot be kept.
+    """
     if len(inputs) != 1 or inputs[0].snapshot is None or inputs[0].spout is None:
         return None
     ids, read, _ = inputs[0].snapshot
@@ -91,7 +94,8 @@ def kept_job(setup: RunSetup, inputs: Sequence[InputFrame]) -> KeptJob | None:
 class KeptStage:
     """The mapInArrow function of a kept job.
 
-    It has the stage of the first run, and converts it to that of the present run.
+    It has the stage of the first run, and makes the stage of the present run from it and a local
+    property of the job.
     """
 
     stage: SpoutStage

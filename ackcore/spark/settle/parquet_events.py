@@ -358,7 +358,7 @@ def _source(info: pa.fs.FileInfo, filesystem: pa.fs.FileSystem) -> ListedFile:
 
 
 def _read_footer(source: ListedFile) -> EventFile:
-    """Read a file's footer, and refuse a file that does not have events."""
+    """Read a file's footer. Raise ValueError or TypeError if its columns are not of events."""
     path = source.path
     for part in path.split("/"):
         name = part.partition("=")[0]

@@ -171,7 +171,10 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
 
     @contextlib.contextmanager
     def begin(self, batch: SinkBatch) -> Iterator[DeltaCommit]:
-        """Open the table. Raises SinkUnavailable if it cannot be opened, or later not written."""
+        """Open the table for the context.
+
+        Errors of its storage, also of later writes, are raised as `SinkUnavailable`.
+        """
         with self._as_unavailable(batch.sink):
             yield DeltaCommit(self._open(), batch)
 
@@ -278,7 +281,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
 
     @contextlib.contextmanager
     def _without_values(self, batch: SinkBatch) -> Iterator[None]:
-        """Raise ValueError, without values of rows, for deltalake's errors about rows."""
+        """Raise ValueError, without values of rows, if deltalake refuses rows; pass on the rest."""
         exceptions = _deltalake().exceptions
         try:
             yield
@@ -299,7 +302,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
 
     @contextlib.contextmanager
     def _as_unavailable(self, sink: str) -> Iterator[None]:
-        """Raise errors of the table's storage as `SinkUnavailable`."""
+        """Raise errors of the table's storage as `SinkUnavailable`, but no conflict of commits."""
         exceptions = _deltalake().exceptions
         try:
             yield

@@ -131,7 +131,7 @@ class PostgresSink(TransactionalSink[PostgresSession]):
 
     @contextlib.contextmanager
     def begin(self, batch: SinkBatch) -> Iterator[PostgresSession]:
-        """Begin a transaction, over the open connection or a new one.
+        """Yield a transaction, over the open connection or a new one. It is rolled back if open.
 
         After an error the connection is closed. Errors are raised without values of rows:
         SinkUnavailable, or another psycopg.Error.

@@ -256,4 +256,7 @@ def _in_directory(path: Path, make: Callable[[], object]) -> None:
 
 def _raise_unless_absent(error: OSError) -> None:
     if not isinstance(error, _ABSENT):
-        raise StateError(f"{error.filename} cannot be listed: {error.strerror}") from error
+        raise StateError(
+            f"{error.filename} cannot be listed: {error.strerror}; make it "
+            "readable for this process, and start again"
+        ) from error

@@ -194,7 +194,7 @@ class Limited:
 class Inbox:
     """The batches that one task of a level has received, with a check that they are complete.
 
-    ``level``: the level of the task. Rows of other levels are passed on.
+    ``level``: the number of the task's stage. Rows for later stages are passed on.
     """
 
     def __init__(self, level: int) -> None:
@@ -210,7 +210,7 @@ class Inbox:
         self._trailers: dict[int, set[tuple[int, int]]] = {}
 
     def read(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Keep the rows of this level; return the rows of other levels, None if there are none."""
+        """Keep the rows for this stage; return those for later stages, None if there are none."""
         if batch.schema.types != ROW_SCHEMA.types:
             batch = batch.cast(ROW_SCHEMA)  # a Spark setting makes offsets 64 bits wide
         heads, blobs = batch.column(1), batch.column(2)
@@ -281,7 +281,7 @@ class Inbox:
             yield some, joined_runs([blob.side for blob in some])
 
     def receipts(self, receiver: int) -> bytes:
-        """Return the packed receipts of all trailers of this task, for the driver to compare."""
+        """Return packed receipts of the trailers that this task received, for the driver."""
         found = [
             (receiver, origin, drawn)
             for origin, trailers in self._trailers.items()

@@ -71,8 +71,9 @@ class Evidence:
     """The records that crashed attempts had in flight.
 
     ``alone`` counts, by root, the crashed attempts in which the root was alone in flight.
-    ``suspects`` run alone.  Roots in ``many`` and in ``chunks`` (number and rows) run in groups
-    first.  ``flushed``: whether an attempt crashed in a flush.  ``reasons``: time-outs by root.
+    ``suspects`` run alone.  The roots in ``many``, and those in ``chunks`` (the number of a chunk
+    and its number of rows), run in groups before that if they are too many to run alone.
+    ``flushed``: whether an attempt crashed in a flush.  ``reasons``: time-outs by root.
     """
 
     alone: Counter[int] = field(default_factory=Counter)

@@ -132,11 +132,11 @@ class Picks(RereadConsumer):
 
 
 class JudgedPicks(RereadConsumer):
-    """A consumer that judges the records that failed.
+    """A consumer of records that are read again, which judges those that failed.
 
     ``rules``: the settings and times that decide whether a record waits. ``directory``: the
-    directory for files. ``number``: the number of the micro-batch. ``failed``: sorted roots, their
-    reasons and, if spouts need them, numbers; or a file of this table.
+    directory for files. ``number``: the number of the micro-batch. ``failed``: a table with
+    their sorted roots, reasons and, if spouts need them, numbers; or its file.
     """
 
     def __init__(self, rules: Rules, directory: str, number: int, failed: pa.Table | str) -> None:

@@ -236,7 +236,7 @@ class RetryStage(SpoutStage):
 
 
 def records_in(source: SpoutSpec, part: Slice) -> Iterator[SourceRecords]:
-    """Yield the records of a slice as the run processed them."""
+    """Read the due records or the spilled input of a slice, and yield them in batches."""
     if not part.spilled:
         due = read_whole(part.file).slice(part.first, part.rows)
         yield from due_records(source, due, part.first)

@@ -25,7 +25,7 @@ class Tracer:
     """The trace of sampled roots in one task.
 
     ``per_million``: the number of roots in a million that are sampled. ``partition``: the partition
-    of the task. ``chunks``: the chunks of the task.
+    of the task. ``chunks``: the chunks of the task, which have the roots of rows.
     """
 
     def __init__(self, per_million: int, partition: int, chunks: Chunks) -> None:
