@@ -268,7 +268,11 @@ def test_rows_are_refused_one_by_one_and_the_others_written(postgres, sink, tmp_
 
 def test_a_row_that_is_there_is_refused_without_keys(postgres, sink, files):
     execute(postgres, TABLE, "INSERT INTO words VALUES ('c', 0)")
-    told = written_without_refused(sink(postgres), accepted(files))
+    one, batch = sink(postgres), accepted(files)
+    with pytest.raises(SinkRejects):
+        one.write(batch)
+    assert one._live.get(batch.sink, batch.deployment) is not None  # for the call without them
+    told = written_without_refused(one, batch)
     assert {at: type(error).__name__ for at, error in told.items()} == {
         (0, 2): "UniqueViolation",
         (1, 1): "UniqueViolation",

@@ -137,7 +137,7 @@ class Returning(TransactionalSink[list]):
         for rows, numbers in batch.numbered():
             transaction += [row for row in rows["word"].to_pylist() if row != "b"]
             refused += numbers[pc.equal(rows["word"], "b").to_numpy(False)].tolist()
-        return batch.refuse(refused, "no b") if refused else None
+        return batch.refuse(refused, "no b")
 
     def record(self, transaction, batch, written):
         transaction.append(written)

@@ -60,8 +60,8 @@ class Lock:
             raise CheckpointInUse(
                 f"{self.path.parent.parent} was taken over from this driver, perhaps while its "
                 f"host was suspended or disconnected: another driver ({_holder(found)}) holds "
-                f"{self.path}. The records that this driver wrote are valid; it writes no more. Let "
-                "the other driver run, or stop it and start this query again"
+                f"{self.path}. The records that this driver wrote are valid; it writes no more. "
+                "Let the other driver run, or stop it and start this query again"
             )
 
     def close(self) -> None:

@@ -260,12 +260,12 @@ def _payload_columns(
         for field in payload_of(frame):
             before = whole.setdefault(field.name, field.dataType)
             first = whose.setdefault(field.name, kind)
-            if before != field.dataType:
+            has, had = field.dataType.simpleString(), before.simpleString()
+            if has != had:  # both are without nullability, which a union of frames widens
+                one = "" if kind.spout == first.spout else "a single spout with spout=..., or "
                 raise ValueError(
-                    f"the payload column {field.name!r} is {field.dataType.simpleString()} in "
-                    f"{_told(kind)} and {before.simpleString()} in {_told(first)}. Read a single "
-                    "spout with dead_letters(path, spout=...), or the payload as text with "
-                    "dead_letters(path, payload='json')"
+                    f"the payload column {field.name!r} is {has} in {_told(kind)} and {had} in "
+                    f"{_told(first)}. Read {one}the payload as text with payload='json'"
                 )
     return whole
 

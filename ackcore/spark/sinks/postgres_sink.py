@@ -146,8 +146,14 @@ class PostgresSink(TransactionalSink[PostgresSession]):
                     live = PostgresSession(self._dsn, self._target, deployment, sink)
                     self._live.put(sink, deployment, live)
                 live.connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-                yield live
+                try:
+                    yield live
+                except SinkRejects:
+                    live.connection.rollback()
+                    raise
                 live.connection.rollback()
+        except SinkRejects:
+            raise  # the sink is called again at once, over this connection
         except BaseException:
             self.release(sink, deployment)
             raise

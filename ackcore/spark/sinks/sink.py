@@ -240,7 +240,7 @@ class TransactionalSink(Sink, Generic[T]):
                     f"with a new checkpoint, {self.advice(batch, found.number)}"
                 )
             refused = self.write_rows(transaction, batch)
-            if refused is not None:
+            if refused is not None and len(refused):
                 raise refused  # a repeated call would find the number, and could not refuse again
             self.record(transaction, batch, Written(number, content))
             failpoint("in-transaction", number)

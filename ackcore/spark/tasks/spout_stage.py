@@ -291,6 +291,8 @@ def _by_spout(batch: pa.RecordBatch, spouts: Sequence[str]) -> Iterator[tuple[st
     spout_of = np.full(len(batch), -1)
     for i in range(batch.num_columns):
         spout_of[batch.column(i).is_valid().to_numpy(zero_copy_only=False)] = i
+    if spout_of.min() < 0:
+        raise RuntimeError(f"row {int(spout_of.argmin())} of a batch belongs to no spout")
     starts = np.flatnonzero(np.diff(spout_of, prepend=-1)).tolist()
     for start, end in zip(starts, [*starts[1:], len(batch)], strict=True):
         column = batch.column(int(spout_of[start])).slice(start, end - start)
