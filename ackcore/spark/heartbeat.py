@@ -176,14 +176,50 @@ def trim_log(log: Path) -> None:
                 (log / f".{number}{suffix}.crc").unlink(missing_ok=True)
 
 
-class Pacemaker(Attendant):
-    """The thread that writes a beat when Spark's query needs a micro-batch, but has no new data.
+class Pacemaker:
+    """The threads that write a beat when Spark's query needs a micro-batch, but has no new data.
 
     ``beat``: `Beats.advance`. ``rows``: the planned spouts, or None. ``clock``: returns the time in
     milliseconds, by the clock of the due times. ``poll_s``: the time in seconds between two
     readings of the clock while a record waits. ``is_called``: returns whether something else, such
     as a replay, waits for a micro-batch.
     """
+
+    def __init__(
+        self,
+        beat: Callable[[], object],
+        rows: PlannedRows | None,
+        clock: Clock,
+        poll_s: float,
+        is_called: Callable[[], bool],
+    ) -> None:
+        self._retries = _Beater(beat, None, clock, poll_s, is_called)
+        self._beaters = [self._retries]
+        if rows is not None:
+            # A look at a source may take a client's whole timeout.  Retries must not wait for it.
+            self._beaters.append(_Beater(beat, rows, clock, poll_s, lambda: False))
+
+    def start(self) -> None:
+        """Start the threads."""
+        for one in self._beaters:
+            one.start()
+
+    def schedule(self, due_ms: int | None) -> None:
+        """Begin anew after a micro-batch.
+
+        ``due_ms``: the time at which the first waiting record is due; None if none waits.
+        """
+        for one in self._beaters:
+            one.schedule(due_ms if one is self._retries else None)
+
+    def stop(self) -> None:
+        """Stop the threads and wait for their ends."""
+        for one in self._beaters:
+            one.stop()
+
+
+class _Beater(Attendant):
+    """A thread that writes a beat for some of the reasons; the arguments are the pacemaker's."""
 
     def __init__(
         self,
@@ -205,10 +241,7 @@ class Pacemaker(Attendant):
         self._ran = False
 
     def schedule(self, due_ms: int | None) -> None:
-        """Begin anew after a micro-batch.
-
-        ``due_ms``: the time at which the first waiting record is due; None if none waits.
-        """
+        """Begin anew after a micro-batch; ``due_ms``: see `Pacemaker.schedule`."""
         with self._changed:
             self._due_ms, self._ran = due_ms, True
             self._changed.notify()

@@ -135,7 +135,7 @@ class LoopStream(Stream):
 
 
 class Work(Protocol):
-    """The reasons for a micro-batch apart from new rows: `LoopStream`, or `heartbeat.Pacemaker`."""
+    """The reasons for a micro-batch apart from new rows: of `LoopStream` or the heartbeat."""
 
     def is_unfinished(self) -> bool:
         """Return whether a recorded micro-batch must be continued."""

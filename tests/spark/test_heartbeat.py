@@ -264,6 +264,28 @@ def test_a_source_that_does_not_answer_is_polled_again(beaten, pacemaker, caplog
     assert caplog.text.count(told) == 1
 
 
+@pytest.mark.parametrize("reason", ["retry", "request"])
+def test_a_source_whose_answer_takes_long_delays_neither_retries_nor_requests(
+    beaten, pacemaker, monkeypatch, reason
+):
+    monkeypatch.setattr(Pacing, "CALLED_S", 0.01)
+    looks, answered = threading.Event(), threading.Event()
+
+    def look():
+        looks.set()
+        answered.wait()
+        return False
+
+    maker = pacemaker(lambda: 0, lambda: reason == "request" and looks.is_set(), look)
+    try:
+        assert looks.wait(60)
+        if reason == "retry":
+            maker.schedule(0)
+        until(lambda: beaten, 30)
+    finally:
+        answered.set()
+
+
 def test_an_error_that_ends_the_query_is_left_to_the_micro_batch(beaten, pacemaker):
     def look():
         raise SourceError("the table is another one")
