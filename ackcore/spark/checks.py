@@ -39,8 +39,6 @@ _INSTEAD = (
     "(SparkSession.builder.master(...)), for example in a job on the cluster. attempt() works on "
     "streams of Spark Connect, too"
 )
-_DURATION = re.compile(r"\s*(?:interval\s)?((?:\s*\d+(?:\.\d+)?\s*[a-z]+)+)\s*", re.IGNORECASE)
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE)
 #: The units of a processing time, in seconds. Spark refuses months and years, too.
 _UNITS = {
     "microsecond": 1e-6,
@@ -51,6 +49,12 @@ _UNITS = {
     "day": 86400.0,
     "week": 604800.0,
 }
+#: Spark's parser wants white space before a unit; only seconds may have a fraction.
+_PART = rf"(?:\d+\s+(?:{'|'.join(_UNITS)})|(?:\d+\.\d{{0,9}}|\.\d{{1,9}})\s+second)s?"
+_DURATION = re.compile(rf"\s*(?:interval\s+)?{_PART}(?:\s+{_PART})*\s*", re.ASCII | re.IGNORECASE)
+_NUMBER = re.compile(r"([\d.]+)\s+([a-z]+?)s?\b")
+#: Spark counts a processing time in microseconds, with 64 bits.
+_LONGEST_S = 2**63 // 10**6
 
 
 def read_trigger(trigger: str | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -70,20 +74,16 @@ def interval_s(options: Mapping[str, Any]) -> float:
     Raises ValueError if the processing time is no duration.
     """
     text = options.get("processingTime", "0 seconds")
-    found = _DURATION.fullmatch(text)
-    units = (
-        {}
-        if found is None
-        else {
-            unit: _UNITS.get(unit.lower().removesuffix("s")) for _, unit in _PART.findall(found[1])
-        }
+    if _DURATION.fullmatch(text):
+        parts = _NUMBER.findall(text.lower())
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+        if seconds < _LONGEST_S:
+            return seconds
+    raise ValueError(
+        f"trigger must be {TRIGGERS}; got {text!r}, which is no processing time for Spark: whole "
+        f"numbers of {', '.join(f'{unit}s' for unit in _UNITS)}, with a space before each unit. "
+        "Only seconds may have a fraction"
     )
-    if found is None or None in units.values():
-        raise ValueError(
-            f"trigger must be {TRIGGERS}; got {text!r}, and a processing time has "
-            f"numbers with units: {', '.join(f'{unit}s' for unit in _UNITS)}"
-        )
-    return sum(float(number) * (units[unit] or 0) for number, unit in _PART.findall(found[1]))
 
 
 def check_options(dead_letters: Place, accept_changes: bool, clock: Callable[[], int]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ackcore.spark.checks import interval_s
@@ -231,7 +233,10 @@ def test_by_trigger_a_retry_waits_for_the_next_multiple():
         ("500 milliseconds", 0.5),
         ("interval 2 minutes", 120),
         ("1 minute 30 seconds", 90),
-        ("1.5 Hours", 5400),
+        ("1.5 seconds", 1.5),
+        (".5 Second\t5. SECONDS", 5.5),
+        (" Interval\n1  Day 2 weeks 3 hours", 15 * 86400 + 3 * 3600),
+        ("500 milliseconds 1 second 1 second", 2.5),
     ],
 )
 def test_a_processing_time_is_as_many_seconds(text, seconds):
@@ -239,11 +244,18 @@ def test_a_processing_time_is_as_many_seconds(text, seconds):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "soon", "5", "-1 second", "1 month", "1 second!", "second", "availableNow"]
+    "text",
+    [
+        *("", " ", "soon", "5", "second", "interval", "availableNow", "-1 second", "1 month"),
+        *("10seconds", "interval2 minutes", "1 minute30 seconds", "1 minute, 30 seconds"),
+        *("1.5 minutes", "1.0 Hours", "1.5 milliseconds", ". seconds", "1.0000000000 seconds"),
+        *("1 second!", "1 secondss", "1 ms", "1 s", "1 min", "1 second 2", "1e3 seconds"),
+        *("\u0663 seconds", "1\xa0second", "1 \u017feconds", "106751992 days"),
+    ],
 )
 def test_what_is_no_processing_time_is_refused(text):
-    said = rf"trigger must be a processing time such as .* got '{text}', which is no"
-    with pytest.raises(ValueError, match=said):
+    said = "trigger must be a processing time such as .* got " + re.escape(repr(text))
+    with pytest.raises(ValueError, match=said + ", which is no processing time for Spark"):
         interval_s({"processingTime": text})
 
 
