@@ -28,6 +28,7 @@ from ackcore.spark import (
     RateSpout,
     RunFailed,
     SourceError,
+    TooManyDead,
     dead_letters,
     loop,
     replay,
@@ -551,7 +552,9 @@ def test_lines_that_cannot_be_read_are_dead_letters(spark, checkpoint, tmp_path)
         said = CliRunner().invoke(app_of(["dead_command"]), words).output
         assert ("3 of those that match cannot be read (CorruptRecord)" in said) == corrupt, said
     assert replay(checkpoint, spark, spout="once").records == {"once": 4}
-    assert available_now(it, spark, checkpoint).counts.spouts["once"].dead == 8
+    with pytest.raises(TooManyDead, match="dies again; put it, corrected, into a new file"):
+        available_now(it, spark, checkpoint, max_dead=1)
+    assert read_status(checkpoint).counts.spouts["once"].dead == 8
 
 
 def skipped_as_told(error):

@@ -169,6 +169,8 @@ def check_run(
 
 def _too_many(excess: Excess, told: str, counts: Counts, found: tuple[Cause, ...]) -> TooManyDead:
     way_out = f"set {_WAYS_OUT[excess.limit]} to accept so many dead records"
+    if any(cause.error_type == "CorruptRecord" for cause in found):
+        told += ". A line that could not be read dies again; put it, corrected, into a new file"
     return TooManyDead(f"{excess.message}: {told}; or {way_out}", counts, excess.limit, found)
 
 
