@@ -22,9 +22,10 @@ PYTEST := $(PY) -m pytest $(if $(K),-k "$(K)")
 CORE := tests --ignore tests/spark --ignore tests/cli --ignore tests/ui --ignore tests/faults
 # What runs compiled code; the rest is Python, alike in every build.
 COMPILED := $(filter-out $(patsubst %,tests/test_%.py,fault_list imports journal mutations retry),$(wildcard tests/test_*.py))
-# By two at a time, unless it is one area, chosen by a mark or a debugger is to come.  With Spark a
-# file stays together: its tests share a session.
-by_two = $(if $(K)$(findstring pdb,$(ARGS))$(filter -m,$(ARGS)),,-n 2 --dist $1 -p no:benchmark)
+# By three at a time, because many tests wait: on two cores 14 minutes instead of 18.  One area, tests
+# with a mark, or with a debugger run one by one.  With Spark a file stays together: its tests share a
+# session.
+by_two = $(if $(K)$(findstring pdb,$(ARGS))$(filter -m,$(ARGS)),,-n 3 --dist $1 -p no:benchmark)
 BENCH := $(PYTEST) --benchmark-columns=median,iqr,rounds --benchmark-sort=fullname
 
 # Spark's workers must run the interpreter that the extension was built for.
