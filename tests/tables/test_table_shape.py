@@ -118,7 +118,7 @@ class Greedy(Short):
         ("k", {"n": OneName()}, "attribute columns is a tuple of names, got 'v'"),
         ("k", {"n": Twice()}, "a pyarrow.Schema with columns of different names"),
         ("k", {"n": Untyped()}, "method finish returns a pyarrow.Array with the type"),
-        ("k", {"n.v": Short(), "n": Dotted()}, "of the same name, got 'n.v.v' twice"),
+        ("k", {"n.v": Short(), "n": Dotted()}, "of the same name, got 'n.v.v' .value.state. twice"),
     ],
 )
 def test_a_wrong_shape_is_refused_by_name(key, value, words):
