@@ -15,9 +15,9 @@ from ackcore.tables.key_groups import Bools, KeyGroups
 
 def valid_of(column: pa.Array) -> Bools:
     """Return whether each value is not null."""
-    valid = valid_rows(column)
     if pa.types.is_null(column.type):
         return np.zeros(len(column), np.bool_)
+    valid = valid_rows(column)
     return np.ones(len(column), np.bool_) if valid is None else valid != 0
 
 

@@ -16,7 +16,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ackcore._arrow import hash_columns
-from ackcore.tables import key_groups, min_of, sum_of, table_compaction, table_segments
+from ackcore.tables import (
+    collect,
+    first,
+    key_groups,
+    min_of,
+    sum_of,
+    table_compaction,
+    table_segments,
+)
 from ackcore.tables.folding import finished, fold_rows, merge_states
 from ackcore.tables.table_compaction import SegmentInfo, after_merge, merge_due, weight_of
 from ackcore.tables.table_segments import TableReader, TableSegment, merged_parts, write_segment
@@ -203,6 +211,14 @@ def test_distinct_values_are_estimated_without_nulls():
     found = {row["k"]: row["v"] for row in one.to_pylist()}
     assert found[2] == 0
     assert found[1] == pytest.approx(20_000, rel=0.05)
+
+
+def test_a_column_of_the_type_null_has_no_values():
+    rows = pa.table({"k": [1, 1], "v": pa.nulls(2)})
+    shape = TableShape.of("t", rows.schema, "k", {"v": collect("v", 3), "w": first("k", "v")})
+    once = fold_rows(shape, [rows], 0)
+    found = finished(shape, merge_states(shape, once, once))
+    assert found.to_pylist() == [{"k": 1, "v": [], "w": None}]
 
 
 def test_an_expired_row_hides_older_rows_until_a_merge_into_the_base():
