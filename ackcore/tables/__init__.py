@@ -1,15 +1,6 @@
-"""Tables: state by key that contains the contributions of ACKED records, each once.
+"""Tables: one row of aggregates per key, in which each ACKED record counts once.
 
-This package is the part without files and Spark:
-
-- `aggregates`: the aggregates of a table; `own_folds`: the base classes of your own;
-- `group_values`: sums and extremes of groups of rows;
-- `table_shape`: the columns of a table, checked;
-- `folding`: rows become states by key, and states are merged;
-- `table_segments`: stored rows as Arrow files, look-ups and scans;
-- `time_windows`: windows of time; `watermarks`: the time until which they are closed;
-- `window_rows`: the stored rows of sessions, and of windows that close;
-- `table_compaction`: the choice of the segments that are merged.
+This package computes with Arrow columns in memory; `ackcore.spark.tables` reads and writes files.
 """
 
 from ackcore.tables.aggregates import (

@@ -18,8 +18,8 @@ from ackcore._arrow import hash_columns, offsets_of, short_repr
 from ackcore._columns import as_count
 from ackcore._error_hints import naming_arguments
 from ackcore._records import Int64s
-from ackcore.tables.group_values import extreme_rows, has_order, sums_of, valid_of
-from ackcore.tables.key_groups import Bools, KeyGroups
+from ackcore.tables.group_values import extreme_rows, has_order, sums_of
+from ackcore.tables.key_groups import Bools, KeyGroups, valid_of
 
 #: The function that makes an aggregate, by the class.
 MADE_BY = {
@@ -65,27 +65,35 @@ class Aggregate(ABC):
         Raises
         ------
         TypeError
-            If the aggregate cannot read these types.  The text follows the name of the argument.
+            If the aggregate cannot read these types.  The message begins with its verb ("must
+            read ..."); `TableShape.of` writes the name of the argument before it.
         """
 
     @abstractmethod
     def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
-        """Return the type of the value."""
+        """Return the type of the values that `finish` returns, given the types of ``columns``."""
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Fold the rows of each key: return the columns of the states, one row per key."""
+        """Return the states of the keys: the columns of `state_types`, with one row per key.
+
+        ``columns``: the columns of the rows to fold. ``groups``: the rows of each key.
+        """
         raise NotImplementedError
 
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Merge the states of each key, given in the order in which they were folded."""
+        """Merge the states of each key into one; return columns like ``states``, one row per key.
+
+        ``states``: the columns of `state_types`, with several rows of a key: those that were folded
+        earlier come first. ``groups``: the rows of each key.
+        """
         raise NotImplementedError
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        """Return the value of each state."""
+        """Return the value of each state, given the columns of `state_types`."""
         return states[0]
 
     def structure(self) -> dict[str, Any]:
-        """Return the definition as JSON values; aggregates with equal ones store equal states."""
+        """Return the definition as JSON values; equal ones mean that states are stored alike."""
         return {"aggregate": type(self).__name__.removeprefix("_"), "columns": list(self.columns)}
 
 
@@ -99,7 +107,7 @@ def count() -> Aggregate:
 def sum_of(column: str) -> Aggregate:
     """Return the aggregate that adds the values of a column.
 
-    Nulls are left out; the sum of nothing is null.
+    Nulls are left out; the sum is null if a key has only nulls.
 
     Parameters
     ----------
@@ -148,7 +156,7 @@ def max_of(column: str) -> Aggregate:
 def mean_of(column: str) -> Aggregate:
     """Return the aggregate that computes the mean of a column, a float64.
 
-    Nulls are left out; the mean of nothing is null.
+    Nulls are left out; the mean is null if a key has only nulls.
 
     Parameters
     ----------
@@ -196,7 +204,7 @@ def latest(by: str, column: str) -> Aggregate:
 def collect(column: str, max_items: int) -> Aggregate:
     """Return the aggregate that keeps the first values of a column as a list.
 
-    Nulls are left out; without values the list is empty.
+    Nulls are left out; the list is empty if a key has only nulls.
 
     Parameters
     ----------
@@ -237,7 +245,7 @@ def approx_distinct(column: str) -> Aggregate:
 
 
 class _OfColumns(Aggregate):
-    """The base of ackcore's aggregates.  Unless they override it, a row's values are its state."""
+    """The base of ackcore's aggregates: by default, the state of one row is its input columns."""
 
     def __init__(self, *columns: str) -> None:
         arguments = ("by", "column")[2 - len(columns) :]
@@ -314,9 +322,12 @@ class _Mean(_OfColumns):
 
 
 class _Extreme(_OfColumns):
-    """The value of the last input column in each key's row with an extreme of the first one."""
+    """The base of min, max, first and latest: they choose one row per key, by its first column.
 
-    largest: bool  # whether the extreme is the largest value, not the smallest
+    The value is the chosen row's last column; `min_of` and `max_of` have only one column.
+    """
+
+    largest: bool  # whether the row with the largest value is chosen, not with the smallest
     last: bool  # whether the last of rows with equal values counts, not the first
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
@@ -377,10 +388,10 @@ class _Collect(_OfColumns):
         return [self._lists(lists.values, np.ones(len(items), np.bool_), items, of_items)]
 
     def _lists(self, values: pa.Array, wanted: Bools, order: Int64s, groups: KeyGroups) -> pa.Array:
-        """Return the first ``max_items`` wanted values of each group as a list.
+        """Return one list per group: its first ``max_items`` wanted values.
 
-        ``order``: the indexes in ``values`` of the groups' values, one group after the other.
-        ``wanted``: whether each of them counts.
+        ``order``: indexes in ``values``, those of one group after those of the other. ``wanted``:
+        for each index, whether its value is wanted.
         """
         before = offsets_of(wanted)
         of_row = np.repeat(np.arange(len(groups)), groups.sizes)
@@ -403,7 +414,9 @@ class _ApproxDistinct(_OfColumns):
         try:
             hash_columns([pa.array([], inputs[0])], 0)
         except TypeError:
-            raise TypeError("must read a column without maps and unions, to hash it") from None
+            raise TypeError(
+                "must read a column without maps and unions, as it hashes the values"
+            ) from None
         return {"sketch": pa.binary()}
 
     def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:

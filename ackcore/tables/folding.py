@@ -22,9 +22,9 @@ def fold_rows(
 ) -> pa.Table:
     """Fold rows into one state per key.
 
-    ``batches``: the rows; columns that the table does not read are ignored. ``now_ms``: the time of
-    the micro-batch in milliseconds since 1970; the ttl counts from it. For a table with windows,
-    the bound until which windows are closed: rows of closed windows are left out.
+    ``batches``: the rows; columns that the table does not read are ignored. ``now_ms``, in
+    milliseconds since 1970: the time of the micro-batch, from which the ttl counts; for a table
+    with windows, the time until which windows are closed. Rows of closed windows are left out.
 
     The result has one row per key in ``shape.stored_schema``, ascending by hash.
     """
@@ -35,18 +35,16 @@ def fold_rows(
 def merge_states(shape: TableShape, older: pa.Table, newer: pa.Table) -> pa.Table:
     """Merge the states of rows that were folded earlier with those of rows folded later.
 
-    ``older``, ``newer``: stored rows, ascending by hash; at most one row per key in each. The
-    sessions of a key are joined if they overlap.
-
-    The result has one row per key, ascending by hash.
+    ``older``, ``newer``: rows with ``shape.stored_schema``, ascending by hash, at most one per key
+    in each. The result has the same form. Sessions of a key that overlap become one.
     """
     return _combined(shape, [older, newer])
 
 
 def finished(shape: TableShape, stored: pa.Table) -> pa.Table:
-    """Return the rows that users see: the key and the value of each aggregate.
+    """Return stored rows as users see them: the key and the value of each aggregate.
 
-    A row without states, as a look-up returns it for a missing key, has null values.
+    The values are null for a key that a look-up did not find, as its states are null.
     """
     columns = [stored.column(name) for name in shape.key_names]
     for name, aggregate in shape.aggregates.items():
@@ -91,7 +89,7 @@ def live_rows(shape: TableShape, stored: pa.Table, horizon_ms: int | None) -> pa
 def _blocks(
     shape: TableShape, batches: Iterable[pa.RecordBatch | pa.Table]
 ) -> Iterator[list[pa.Array]]:
-    """Yield the columns that the table reads, in plain types, for a bounded number of rows."""
+    """Yield blocks of rows of bounded size, each as ``shape.input_columns`` in plain types."""
     parts: list[pa.Table] = []
     rows = nbytes = 0
     for batch in batches:
@@ -125,7 +123,7 @@ def _columns(shape: TableShape, parts: list[pa.Table]) -> list[pa.Array]:
 
 
 def _folded(shape: TableShape, columns: list[pa.Array], now_ms: int) -> pa.Table:
-    """Fold a block of rows into one state per key; ``now_ms`` is that of `fold_rows`."""
+    """Fold a block of `_blocks`; arguments and result are those of `fold_rows`."""
     named = dict(zip(shape.input_columns, columns, strict=True))
     if shape.window is not None:
         named = shape.window.assigned(named, now_ms)
@@ -152,7 +150,8 @@ def groups_of(
 ) -> tuple[KeyGroups, list[pa.Array]]:
     """Group stored rows by key.
 
-    ``joined``: whether overlapping sessions of a key are one group.
+    ``joined``: whether overlapping sessions of a key are one group; otherwise a key includes the
+    start of its session.
 
     Returns the groups, and the columns of the key with a row for each group.
     """
@@ -166,7 +165,10 @@ def groups_of(
 def _grouped(
     shape: TableShape, hashes: UInt64s, keys: list[pa.Array], ends: pa.Array | None
 ) -> tuple[KeyGroups, list[pa.Array]]:
-    """Group rows by key.  Overlapping sessions are joined if their ``ends`` are given."""
+    """Group rows as `groups_of` does, given the hash, the key and the session's end of each row.
+
+    ``ends``: None if overlapping sessions are not joined.
+    """
     by = keys[:-1] if shape.sessions else keys
     groups = group_rows(hashes, by)
     if shape.sessions:
@@ -181,7 +183,7 @@ def _grouped(
 
 
 def _combined(shape: TableShape, tables: Sequence[pa.Table]) -> pa.Table:
-    """Merge the states of each key; ``tables`` are in the order in which they were folded."""
+    """Merge stored rows into one per key; ``tables``: those that were folded earlier first."""
     tables = [table for table in tables if table.num_rows]
     if len(tables) == 1:
         return tables[0]

@@ -8,32 +8,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow.record_batches import has_offsets, valid_rows
+from ackcore._arrow.record_batches import has_offsets
 from ackcore._records import Int64s
-from ackcore.tables.key_groups import Bools, KeyGroups
+from ackcore.tables.key_groups import Bools, KeyGroups, valid_of
 
 
-def valid_of(column: pa.Array) -> Bools:
-    """Return whether each value is not null."""
-    if pa.types.is_null(column.type):
-        return np.zeros(len(column), np.bool_)
-    valid = valid_rows(column)
-    return np.ones(len(column), np.bool_) if valid is None else valid != 0
+def with_nulls(column: pa.Array, kept: Bools | None) -> pa.Array:
+    """Return a column with one row per group, given one with a row for each ``kept`` group only.
 
-
-def _nullable(values: Any, kept: Bools | None, kind: pa.DataType) -> pa.Array:
-    """Return the values as a column with a row for each group, as `with_nulls` does."""
-    column = pa.array(values, kind)
-    return column if kept is None else with_nulls(column, kept)
-
-
-def with_nulls(column: pa.Array, kept: Bools) -> pa.Array:
-    """Return one value per group: those of ``column`` for the ``kept`` groups, null for others."""
-    return column.take(pa.array(np.cumsum(kept) - 1, mask=~kept))
+    ``kept``: whether ``column`` has a value for the group; the other groups get null. None if it
+    has one for each.
+    """
+    return column if kept is None else column.take(pa.array(np.cumsum(kept) - 1, mask=~kept))
 
 
 def sums_of(column: pa.Array, groups: KeyGroups, name: str) -> pa.Array:
-    """Return the sum of each group's values, null if all are null; ``name``: the column's name."""
+    """Return the sum of each group's values in the column's type, null if all are null.
+
+    Raises OverflowError if the type cannot hold a sum; ``name`` is the column's name in its text.
+    """
     kind = column.type
     if not len(groups):
         return pa.array([], kind)
@@ -43,7 +36,7 @@ def sums_of(column: pa.Array, groups: KeyGroups, name: str) -> pa.Array:
     if pa.types.is_floating(kind):
         values = column.to_numpy(zero_copy_only=False)[rows]
         with np.errstate(invalid="ignore", over="ignore"):
-            return _nullable(np.add.reduceat(values, starts), kept, kind)
+            return with_nulls(pa.array(np.add.reduceat(values, starts), kind), kept)
     words = kind.bit_width // 64
     numbers = np.frombuffer(
         column.buffers()[1], np.int64, len(column) * words, column.offset * 8 * words
@@ -54,26 +47,29 @@ def sums_of(column: pa.Array, groups: KeyGroups, name: str) -> pa.Array:
         longest = int(np.diff(np.append(starts, len(rows))).max())
         if largest * longest < 2**63:
             sums = pa.array(np.add.reduceat(values, starts)).cast(kind)
-            return _nullable(sums, kept, kind)
+            return with_nulls(sums, kept)
     exact = _exact_sums(numbers[rows], starts)
     limit = 2**63 if words == 1 else 10**kind.precision
     lowest = -limit if words == 1 else 1 - limit
     wrong = [total for total in exact if not lowest <= total < limit]
     if wrong:
         raise OverflowError(
-            f"the sum of column {name!r} must fit {kind}, got {wrong[0]}; start with "
-            "accept_changes=True without this value or table, and then add one for a column of "
-            "decimals or floats"
+            f"the sum of column {name!r} must fit {kind}, got {wrong[0]}; remove this value from "
+            "its table, start with accept_changes=True, and then add a sum of decimals or floats"
         )
     if words == 1:
-        return _nullable(pa.array(exact, pa.int64()).cast(kind), kept, kind)
+        return with_nulls(pa.array(exact, pa.int64()).cast(kind), kept)
     raw = b"".join(total.to_bytes(16, "little", signed=True) for total in exact)
     column = pa.Array.from_buffers(kind, len(exact), [None, pa.py_buffer(raw)])
-    return _nullable(column, kept, kind)
+    return with_nulls(column, kept)
 
 
 def _exact_sums(numbers: Any, starts: Int64s) -> list[int]:
-    """Return the exact sums of groups of integers, given as rows of one or two 64-bit words."""
+    """Return the exact sum of each group of integers.
+
+    ``numbers``: shape (integers, words): the one or two 64-bit words of each integer, the lowest
+    first. ``starts``: the first row of each group.
+    """
     totals = [0] * len(starts)
     words = numbers.shape[1]
     for word in range(words):
@@ -96,7 +92,7 @@ def has_order(kind: pa.DataType) -> bool:
 
 
 def _ordinals(column: pa.Array) -> Int64s:
-    """Return integers that compare as the column's values do; arbitrary for nulls."""
+    """Return one integer per value, in the order of the values; arbitrary for nulls."""
     kind, n = column.type, len(column)
     types = pa.types
     if types.is_floating(kind):
@@ -121,9 +117,12 @@ def _ordinals(column: pa.Array) -> Int64s:
 
 
 def extreme_rows(by: pa.Array, groups: KeyGroups, largest: bool, last: bool) -> pa.Array:
-    """Return the row of each group with the smallest or the ``largest`` value; null without any.
+    """Return for each group the number of its row with the smallest value, or the largest one.
 
-    ``last``: whether the last of rows with equal values is returned, not the first.
+    ``by``: the column of the values. ``largest``: whether the largest value is searched.
+    ``last``: whether the last of several such rows is returned, not the first.
+
+    The result is an int64 column, with null for a group whose values are all null.
     """
     if not len(groups):
         return pa.array([], pa.int64())
@@ -139,4 +138,4 @@ def extreme_rows(by: pa.Array, groups: KeyGroups, largest: bool, last: bool) -> 
     # The first or the last of the best places of each group.
     differs = np.diff(of[places]) > 0
     found = places[np.append(differs, True) if last else np.append(True, differs)]
-    return _nullable(rows[found], kept, pa.int64())
+    return with_nulls(pa.array(rows[found]), kept)

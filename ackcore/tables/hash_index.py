@@ -17,7 +17,7 @@ from ackcore.tables.key_groups import UInt64s
 
 
 class HashIndex(NamedTuple):
-    """The index of rows that ascend by hash."""
+    """Finds the rows that may have a hash, among rows that ascend by hash."""
 
     rows: int  # the number of hashes
     #: The range of the hashes: from ``lo`` to below ``hi``.
@@ -30,7 +30,7 @@ class HashIndex(NamedTuple):
 
     @classmethod
     def of(cls, hashes: UInt64s, lo: int, hi: int) -> HashIndex:
-        """Return the index of ascending hashes, which are from ``lo`` to below ``hi``."""
+        """Return the index of rows, given their ascending hashes: from ``lo`` to below ``hi``."""
         index = cls(len(hashes), lo, hi, 0, np.empty(0, np.uint8), np.empty(0, np.uint8))
         places = hashes - np.uint64(lo)
         counts = np.bincount((places >> index._shift).view(np.int64), minlength=index._buckets)
@@ -45,7 +45,7 @@ class HashIndex(NamedTuple):
 
     @property
     def _shift(self) -> np.uint64:
-        """The number of low bits of a hash that do not decide its bucket."""
+        """The number of low bits of a hash, less ``lo``, that do not decide its bucket."""
         wide = (self.hi - self.lo - 1).bit_length()
         return np.uint64(wide - min(wide, max(1, self.rows.bit_length() - 1)))
 
@@ -69,11 +69,11 @@ class HashIndex(NamedTuple):
         return found
 
     def candidates(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
-        """Return the rows that may have some hashes.
+        """Return the numbers of the rows that may have one of ``hashes``; some have another hash.
 
         ``hashes``: hashes in the range of the index.
 
-        The result is two columns: indexes in ``hashes``, ascending, and a row for each.
+        Returns pairs in two arrays: the index of the hash in ``hashes``, ascending, and the row.
         """
         places = hashes - np.uint64(self.lo)
         buckets = (places >> self._shift).view(np.int64)
@@ -90,9 +90,9 @@ class HashIndex(NamedTuple):
         return numbers[found], rows[found]
 
     def rows_around(self, bound: int) -> tuple[int, int]:
-        """Return the start and the end of rows whose hashes may be below ``bound`` or not.
+        """Return the start and the end of the bucket of a hash, for a search by exact hashes.
 
-        The hashes of all rows before the start are below it, and those from the end on are not.
+        The rows before the start have hashes below ``bound``, the rows from the end on do not.
         """
         if bound <= self.lo:
             return 0, 0

@@ -1,4 +1,4 @@
-"""Rows grouped by key: the order by hash of the key, and the rows that have equal keys."""
+"""Groups rows by key, hashes keys and compares them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ UInt64s = npt.NDArray[np.uint64]
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which a table stores values: without dictionaries, extensions and views.
+    """Return the type in which a table stores values of a type.
 
+    The values of dictionaries, run-end encodings, extensions and views are stored themselves.
     Raises pyarrow.ArrowNotImplementedError if the type contains a union.
     """
     types = pa.types
@@ -51,7 +52,7 @@ def _plain_field(field: pa.Field) -> pa.Field:
 
 
 def plain(column: pa.Array) -> pa.Array:
-    """Return a column in its plain type."""
+    """Return a column in the type that `plain_type` returns for its type."""
     if isinstance(column, pa.ExtensionArray):
         return plain(column.storage)
     if pa.types.is_dictionary(column.type):
@@ -63,7 +64,7 @@ def plain(column: pa.Array) -> pa.Array:
 
 
 def hashes_of(keys: Sequence[pa.Array], n: int) -> UInt64s:
-    """Return the hash of the key of each row."""
+    """Return the hash of each of the ``n`` rows' keys, given the columns of the keys."""
     return hash_columns(keys, n).view(np.uint64)
 
 
@@ -81,7 +82,7 @@ class KeyGroups:
 
     @property
     def firsts(self) -> Int64s:
-        """The first row of each key."""
+        """The number of each key's first row."""
         return self.order[self.starts[:-1]]
 
     @property
@@ -91,22 +92,22 @@ class KeyGroups:
 
     @property
     def numbers(self) -> Int64s:
-        """For each position in ``order``, the number of its key."""
+        """The number of the key of each row, in the order of ``order``; the first key has 0."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def first_rows(self) -> Int64s:
-        """Return, for each row, the first row of its key."""
+        """Return, for each row, the number of the first row with the same key."""
         firsts = np.empty(len(self.order), np.int64)
         firsts[self.order] = np.repeat(self.firsts, self.sizes)
         return firsts
 
     def only(self, wanted: Bools | None) -> tuple[Int64s, Int64s, Bools | None]:
-        """Return only the wanted rows, and only the keys that have any.
+        """Leave out the rows that are not wanted, and then the keys without rows.
 
         ``wanted``: whether each row is wanted; None if all are.
 
-        Returns the wanted rows by key; the position among them of each such key's first row; and
-        whether each key has such rows, or None if all keys have.
+        Returns ``order`` and ``starts`` of the remaining rows and keys, without the number of rows
+        at the end of ``starts``; and whether each key remains, or None if all do.
         """
         if wanted is None or wanted.all():
             return self.order, self.starts[:-1], None
@@ -117,7 +118,7 @@ class KeyGroups:
 
 
 def group_rows(hashes: UInt64s, keys: Sequence[pa.Array]) -> KeyGroups:
-    """Group rows by key, given the hash and the columns of each row's key."""
+    """Group rows by key, given the hash of each row's key, and the columns of the keys."""
     n = len(hashes)
     order = _ascending(hashes)
     ordered = hashes[order]
@@ -151,8 +152,9 @@ def _ascending(hashes: UInt64s) -> Int64s:
 def _separate(order: Int64s, starts: Int64s, is_start: Bools, keys: Sequence[pa.Array]) -> bool:
     """Separate different keys of equal hash; return whether there are any.
 
-    Changes ``order``, the rows by hash, and ``is_start``, whether a row is its key's first, in
-    place. ``starts``: the indexes in ``order`` at which a hash begins.
+    ``order``: the rows by hash; changed in place, so that rows of a key follow each other.
+    ``starts``: the indexes in ``order`` at which a hash begins. ``is_start``: whether a hash begins
+    at each index; changed in place to whether a key does.
     """
     n = len(order)
     hash_of = np.repeat(starts, np.diff(np.append(starts, n)))
@@ -184,13 +186,12 @@ def rows_equal(
     right: Sequence[pa.Array],
     right_rows: Int64s | None,
 ) -> Bools:
-    """Return whether keys are equal, pair by pair.
-
-    Nulls are equal, and floats are compared as in `ackcore._arrow.hash_columns`: -0.0 equals 0.0,
-    and all NaNs are equal.
+    """Return for each pair of a left and a right row whether their keys are equal.
 
     ``left``, ``right``: the columns of the keys, of equal plain types. ``left_rows``,
-    ``right_rows``: the rows to compare; None for all rows of ``right``.
+    ``right_rows``: the row numbers of each pair; None for all rows of ``right``.
+
+    The comparison is that of `values_equal`.
     """
     equal = np.ones(len(left_rows), np.bool_)
     for one, other in zip(left, right, strict=True):
@@ -201,7 +202,10 @@ def rows_equal(
 
 
 def values_equal(left: pa.Array, right: pa.Array) -> Bools:
-    """Return whether the values of two columns of the same plain type are equal, row by row."""
+    """Return whether the values of two columns of the same plain type are equal, row by row.
+
+    Nulls are equal, -0.0 equals 0.0, and all NaNs are equal, as in `ackcore._arrow.hash_columns`.
+    """
     kind, n = left.type, len(left)
     if pa.types.is_null(kind) or n == 0:
         return np.ones(n, np.bool_)
@@ -220,17 +224,23 @@ def values_equal(left: pa.Array, right: pa.Array) -> Bools:
     else:
         same = pc.equal(left, right).fill_null(True)
         equal = same.to_numpy(zero_copy_only=False)
-    left_valid, right_valid = valid_rows(left), valid_rows(right)
-    if left_valid is None and right_valid is None:
+    if valid_rows(left) is None and valid_rows(right) is None:
         return equal
-    one_valid = np.ones(n, np.bool_) if left_valid is None else left_valid != 0
-    other_valid = np.ones(n, np.bool_) if right_valid is None else right_valid != 0
+    one_valid, other_valid = valid_of(left), valid_of(right)
     compared: Bools = np.where(one_valid & other_valid, equal, one_valid == other_valid)
     return compared
 
 
+def valid_of(column: pa.Array) -> Bools:
+    """Return whether each value is not null."""
+    if pa.types.is_null(column.type):
+        return np.zeros(len(column), np.bool_)
+    valid = valid_rows(column)
+    return np.ones(len(column), np.bool_) if valid is None else valid != 0
+
+
 def _numbers(column: pa.Array) -> npt.NDArray[Any]:
-    """Return the fixed-width values of a column, arbitrary where they are null."""
+    """Return a column of fixed-width values as floats or raw bytes; arbitrary for nulls."""
     width = column.type.bit_width // 8
     dtype = f"f{width}" if pa.types.is_floating(column.type) else f"V{width}"
     return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * width)
@@ -253,7 +263,10 @@ def _lists_equal(left: pa.Array, right: pa.Array) -> Bools:
 
 
 def _list_places(column: pa.Array) -> tuple[Int64s, Int64s]:
-    """Return the start of each list among the values, and its length, which is 0 for a null."""
+    """Return the index of each list's first item in ``column.values``, and its length.
+
+    The length of a null is 0.
+    """
     n = len(column)
     if pa.types.is_fixed_size_list(column.type):
         starts = (np.arange(n) + column.offset) * column.type.list_size

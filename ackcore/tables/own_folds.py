@@ -12,8 +12,8 @@ import pyarrow as pa
 from ackcore._arrow import array_of, short_repr
 from ackcore._records import Int64s
 from ackcore.tables.aggregates import Aggregate
-from ackcore.tables.group_values import valid_of, with_nulls
-from ackcore.tables.key_groups import KeyGroups, plain_type
+from ackcore.tables.group_values import with_nulls
+from ackcore.tables.key_groups import KeyGroups, plain_type, valid_of
 
 
 class BatchFold(Aggregate):
@@ -40,7 +40,8 @@ class BatchFold(Aggregate):
         Parameters
         ----------
         rows : pyarrow.RecordBatch
-            The rows with ``columns``, ordered by key; rows of a key are in the order of the files.
+            The rows with ``columns``: those of one key after those of the other, each in the order
+            of the micro-batch's files.
         starts : numpy.ndarray of int64, shape (keys + 1,)
             The first row of each key, and at the end the number of rows.  Each key has a row.
 
@@ -52,7 +53,7 @@ class BatchFold(Aggregate):
 
     @abstractmethod
     def merge(self, earlier: pa.RecordBatch, later: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the states of rows of which some were folded earlier and some later.
+        """Merge two states of each key: of rows that were folded earlier, and of later ones.
 
         Parameters
         ----------
@@ -66,7 +67,7 @@ class BatchFold(Aggregate):
         """
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
-        """Return the types of the columns of ``state``."""
+        """Return the types of the columns of ``state``, by name."""
         state = getattr(self, "state", None)
         if not isinstance(state, pa.Schema) or not 0 < len(state) == len(set(state.names)):
             raise TypeError(
@@ -86,7 +87,7 @@ class BatchFold(Aggregate):
         return plain_type(value.type)
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Call `fold` with the rows of all keys."""
+        """Return the states that `fold` returns for the rows of all keys, called once."""
         order = pa.array(groups.order)
         ordered = [column.take(order) for column in columns]
         rows = pa.RecordBatch.from_arrays(ordered, names=list(self.columns))
@@ -98,12 +99,12 @@ class BatchFold(Aggregate):
         return self._checked(self.fold(rows, starts), "fold", len(groups))
 
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Call `merge` until each key has one state; states with nulls alone are left out."""
+        """Call `merge` until each key has one state; states with only nulls are left out."""
         present = np.logical_or.reduce([valid_of(state) for state in states])
         rows, starts, kept = groups.only(present)
         groups_of = KeyGroups(rows, np.append(starts, len(rows)))
         merged = _pairwise(states, groups_of, self._merged)
-        return merged if kept is None else [with_nulls(state, kept) for state in merged]
+        return [with_nulls(state, kept) for state in merged]
 
     def _merged(self, earlier: list[pa.Array], later: list[pa.Array]) -> list[pa.Array]:
         pair = (
@@ -132,8 +133,9 @@ class Fold(Aggregate):
     """Base class of your own aggregates that are computed row by row, as Python values.
 
     Set ``columns`` and ``type``, and implement `empty`, `fold` and `merge`.  They must be
-    deterministic and must not change a value that they did not make.  A value None is stored as
-    null, and `merge` gets `empty()` in its place.
+    deterministic and must not change their arguments; but `fold` may change its value if `empty`
+    returns a new object each time.  A value None is stored as null, and `merge` gets `empty()` in
+    its place.
 
     Attributes
     ----------
@@ -155,10 +157,10 @@ class Fold(Aggregate):
 
     @abstractmethod
     def merge(self, earlier: Any, later: Any) -> Any:
-        """Return the value of rows of which some were folded earlier and some later."""
+        """Merge two values of a key: of rows that were folded earlier, and of later ones."""
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
-        """Return ``type``: the state is the value."""
+        """Return ``type`` as the type of the only stored column: the state is the value."""
         if not isinstance(getattr(self, "type", None), pa.DataType):
             raise TypeError("must be an aggregate whose attribute type is a pyarrow.DataType")
         return {"value": self.type}
@@ -168,7 +170,7 @@ class Fold(Aggregate):
         return self.type
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Call `fold` for each row, beginning with `empty` for each key."""
+        """Return the value of each key: `empty`, after `fold` was called for each of its rows."""
         lists = [column.take(pa.array(groups.order)).to_pylist() for column in columns]
         values = []
         for start, stop in zip(
@@ -207,7 +209,11 @@ class Fold(Aggregate):
 
 
 def _pairwise(states: Sequence[pa.Array], groups: KeyGroups, merge: Any) -> list[pa.Array]:
-    """Merge the states of each group: the first two of every group, then the third, and so on."""
+    """Return the columns of one state per group, merged by calls of ``merge``.
+
+    The first call gets the first two states of all groups, the next one the results and the third
+    states, and so on.
+    """
     merged = [state.take(pa.array(groups.firsts)) for state in states]
     sizes = groups.sizes
     for number in range(1, int(sizes.max(initial=1))):

@@ -1,4 +1,4 @@
-"""The shape of a table in the records of a checkpoint, for readers without the topology."""
+"""Shapes of tables as a checkpoint records them, for readers without the topology."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def read_shape(name: str, found: Mapping[str, Any]) -> TableShape:
             field = stored.field(at)
             states.append(field.with_name(field.name.removeprefix(prefix)))
             at += 1
-        made[value] = RecordedAggregate(kind, states, rows.field(value).type)
+        made[value] = _RecordedAggregate(kind, states, rows.field(value).type)
     window = Window.of(found["window"]) if "window" in found else None
     types = {field.name: field.type for field in keys}
     return TableShape(name, keys, made, found["ttl_s"], types, window=window)
 
 
-class RecordedAggregate(Aggregate):
+class _RecordedAggregate(Aggregate):
     """An aggregate rebuilt from a checkpoint: it reads values, and cannot fold rows."""
 
     def __init__(self, kind: str | None, states: Sequence[pa.Field], value: pa.DataType) -> None:
@@ -65,15 +65,12 @@ class RecordedAggregate(Aggregate):
             self._value = states[0].type if len(states) == 1 else pa.struct(states)
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
-        """Return the types of the recorded states."""
         return {field.name: field.type for field in self._states}
 
     def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
-        """Return the recorded type of the value."""
         return self._value
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        """Return the value of each state."""
         if self._finish is not None:
             return self._finish(self, states)
         if len(states) == 1:

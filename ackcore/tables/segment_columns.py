@@ -30,12 +30,13 @@ _MARKS = "@/:.#|-_ "
 #: The numbers by which floats are multiplied; larger products are not exact.
 _SCALES, _EXACT = (1, 100, 10_000), 2.0**52
 
+#: The encoding of a column, as JSON values that `unpacked` needs.
 Note = dict[str, Any]
 Bytes = npt.NDArray[np.uint8]
 
 
 def packed(column: pa.Array) -> tuple[pa.Array | Bytes, Note]:
-    """Encode a column for a segment; return it, and the note that `unpacked` needs.
+    """Return the column to store for a column of a table, and the note on its encoding.
 
     The stored column is an array, or the bytes of each row with the shape (rows, width).
     """
@@ -54,7 +55,10 @@ def packed(column: pa.Array) -> tuple[pa.Array | Bytes, Note]:
 
 
 def unpacked(parts: Sequence[tuple[pa.Array | Bytes, Note]], kind: pa.DataType) -> pa.Array:
-    """Decode a column of type ``kind`` from its parts: what `packed` returned in each segment."""
+    """Return the values of a column, of type ``kind``, in the order of ``parts``.
+
+    ``parts``: for each segment, rows of the stored column that `packed` returned, and its note.
+    """
     if all("base" in note for _, note in parts):
         return _unpacked_integers(parts, kind)
     if len(parts) == 1:
@@ -151,10 +155,12 @@ def _integers(column: pa.Array) -> npt.NDArray[np.int64] | None:
 def _packed_integers(
     numbers: npt.NDArray[np.int64], valid: npt.NDArray[np.uint8] | None
 ) -> tuple[Bytes, Note] | None:
-    """Return each number's distance from the smallest, in as few bytes as all of them need.
+    """Encode numbers as their distances from the smallest one, in as few bytes as they need.
 
-    If some are null, the distances begin with 1, and 0 stands for a null. Returns None if a
-    distance needs more than 64 bits.
+    ``valid``: 0 for each null; None without nulls. If there are nulls, the smallest number has
+    distance 1, and a null has 0.
+
+    Returns the bytes of each row with their note; None if a distance needs more than 64 bits.
     """
     present = numbers if valid is None else numbers[valid != 0]
     base, top = int(present.min()), int(present.max())
@@ -225,7 +231,7 @@ def _few_distinct(sample: pa.Array) -> bool:
 
 
 def _dictionary(column: pa.Array) -> pa.Array:
-    """Return a column as a dictionary, with indices of the least width."""
+    """Encode a column as a dictionary whose indices have as few bytes as possible."""
     found = column.dictionary_encode()
     size = len(found.dictionary)
     kind = pa.uint8() if size < 1 << 8 else pa.uint16() if size < 1 << 16 else pa.int32()
@@ -233,9 +239,10 @@ def _dictionary(column: pa.Array) -> pa.Array:
 
 
 def _divided(column: pa.Array) -> list[pa.Array] | None:
-    """Divide each text before its last "@" or other mark, if few different texts follow the mark.
+    """Divide each text before its last "@" or another character of ``_MARKS``.
 
-    Returns the texts before the marks, and those from the marks on; None if no mark fits.
+    Returns the heads, and the tails with the character as a dictionary. Returns None if no
+    character is in all texts, with few different tails.
     """
     sample = column.slice(0, _SAMPLE_ROWS)
     found: list[tuple[float, str]] = []
@@ -254,7 +261,7 @@ def _divided(column: pa.Array) -> list[pa.Array] | None:
 
 
 def _cut(column: pa.Array, mark: str) -> tuple[pa.Array, pa.Array] | None:
-    """Return the texts before and after the last ``mark``, or None if a text has no mark."""
+    """Split each text at its last ``mark``, which is dropped; None if a text does not have it."""
     lists = pc.split_pattern(column, mark, max_splits=1, reverse=True)
     if pc.min(pc.list_value_length(lists)).as_py() != 2:
         return None

@@ -28,7 +28,7 @@ _ABOUT = 0.75
 
 
 class SegmentInfo(NamedTuple):
-    """A segment as the record of a micro-batch lists it."""
+    """A segment in the list of a table's segments, which is in the record of a micro-batch."""
 
     file: str  # the name of the file
     rows: int  # the number of rows in the range
@@ -46,7 +46,7 @@ class SegmentInfo(NamedTuple):
         return cls(*entry).without(())  # JSON has a list of the removed columns
 
     def without(self, columns: Iterable[str]) -> SegmentInfo:
-        """Return the segment with more ``removed`` columns."""
+        """Return the segment with ``columns`` added to its ``removed`` columns."""
         return self._replace(removed=tuple(sorted({*self.removed, *columns})))
 
 
@@ -120,7 +120,7 @@ def after_merge(
 
 
 def _divided(segments: Sequence[SegmentInfo]) -> tuple[Sequence[SegmentInfo], list[SegmentInfo]]:
-    """Return the deltas, the newest first, and the base by hash."""
+    """Divide segments into the deltas, the newest first, and the base, ascending by hash."""
     base: list[SegmentInfo] = []
     for place in range(len(segments) - 1, -1, -1):
         new = segments[place]
@@ -132,7 +132,7 @@ def _divided(segments: Sequence[SegmentInfo]) -> tuple[Sequence[SegmentInfo], li
 
 
 def _merge_of_deltas(deltas: Sequence[SegmentInfo]) -> SegmentMerge | None:
-    """Return a merge of the newest deltas with each other, if too many of them share a hash."""
+    """Return a merge of the newest deltas if more than `MAX_DELTAS` share a hash, else None."""
     if len(deltas) <= MAX_DELTAS:
         return None
     ends = sorted({end for each in deltas for end in (each.lo, each.hi)})
@@ -160,7 +160,7 @@ def _merge_of_deltas(deltas: Sequence[SegmentInfo]) -> SegmentMerge | None:
 def _merge_into_base(
     deltas: Sequence[SegmentInfo], base: Sequence[SegmentInfo]
 ) -> SegmentMerge | None:
-    """Return a merge of deltas and base in one range, if the deltas have too many rows."""
+    """Return a merge of deltas and base in one range of hashes; None if the deltas are small."""
     most = max(DELTA_ROWS / table_segments.RANGE_ROWS, DELTA_PART * weight_of(base))
     if weight_of(deltas) <= most:
         return None
@@ -178,7 +178,10 @@ def _merge_into_base(
 
 
 def _cells(base: Sequence[SegmentInfo]) -> Iterable[tuple[int, int]]:
-    """Yield the ranges of the base's segments, large ones in parts, and the gaps between them."""
+    """Divide all hashes at the ends of the base's segments, and large segments into parts.
+
+    Yields ranges, ascending: the start, and the end, which is not included.
+    """
     end = 0
     for segment in base:
         if end < segment.lo:

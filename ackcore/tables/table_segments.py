@@ -139,7 +139,7 @@ class TableSegment:
         return nbytes
 
     def between(self, lo: int, hi: int) -> TableSegment:
-        """Return the part of the segment in a range of hashes; nothing is copied."""
+        """Return the part of the segment with hashes from ``lo`` to below ``hi``, not copied."""
         lo, hi = max(lo, self.lo), min(hi, self.hi)
         if lo >= hi:
             return replace(self, hi=self.lo, stop=self.start)
@@ -149,14 +149,15 @@ class TableSegment:
         return replace(self, lo=lo, hi=hi, start=self.start + start, stop=self.start + stop)
 
     def places(self, lo: int, hi: int) -> tuple[int, int]:
-        """Return the first row in a range of hashes, and the row after the last."""
+        """Return the start and the end of the rows with hashes from ``lo`` to below ``hi``."""
         start, stop = (min(max(self._place(each), self.start), self.stop) for each in (lo, hi))
         return start - self.start, stop - self.start
 
     def rows_of(self, hashes: UInt64s, names: Sequence[str]) -> tuple[Int64s, pa.Table]:
-        """Return all rows that have one of some hashes: their numbers and some stored columns.
+        """Return the numbers of all rows with one of ``hashes``, and a table of their columns.
 
-        ``hashes``: different ones, which ascend. ``names``: the columns of the key, and others.
+        ``hashes``: ascending, without duplicates. ``names``: the columns to read: those of the key,
+        and then any others. The table also has the hash.
         """
         last = np.uint64(self.hi - 1)
         hashes = hashes[(hashes >= np.uint64(self.lo)) & (hashes <= last)]
@@ -181,7 +182,10 @@ class TableSegment:
     def stored(
         self, rows: Int64s | slice, names: Sequence[str]
     ) -> dict[str, tuple[pa.Array | Bytes, Note]]:
-        """Return encoded columns of rows, each with the note that `unpacked` needs."""
+        """Return columns of some rows as they are stored, by name, with the notes for `unpacked`.
+
+        ``rows``: the rows, numbered as in the file.
+        """
         block = self._block[rows]
         found: dict[str, tuple[pa.Array | Bytes, Note]] = {}
         for name in names:
@@ -196,7 +200,7 @@ class TableSegment:
         return found
 
     def _place(self, bound: int) -> int:
-        """Return the first row whose hash is ``bound`` or more."""
+        """Return the first row whose hash is ``bound`` or more, numbered as in the file."""
         start, stop = self.index.rows_around(bound)
         if start == stop:
             return start
@@ -211,11 +215,11 @@ def rows_in(
     hashes: UInt64s | None = None,
     names: Sequence[str] | None = None,
 ) -> pa.Table:
-    """Return rows of segments, with ``shape.stored_schema``, in the order of ``parts``.
+    """Return rows of several segments as one table, in the order of ``parts``.
 
-    ``parts``: segments, and the numbers of the rows to read. ``hashes``: the hashes of these rows'
-    keys; by default they are computed. ``names``: the columns of the key and the others to read; by
-    default all of them.
+    ``parts``: segments, each with the rows to read, numbered as in the file. ``hashes``: the hashes
+    of these rows' keys; by default they are computed. ``names``: the columns to read besides the
+    hash: those of the key, and then any others; by default all of ``shape.stored_schema``.
     """
     names = shape.stored_schema.names[1:] if names is None else names
     stored = [segment.stored(rows, names) for segment, rows in parts]
@@ -282,12 +286,13 @@ class TableReader:
         return stored.take(pa.array(places, mask=places < 0))
 
     def rows_of(self, hashes: UInt64s, names: Sequence[str]) -> pa.Table:
-        """Return the newest row of each key that has one of some hashes, in some stored columns.
+        """Return the newest row of each key whose hash is one of ``hashes``.
 
-        `whole` reads the other columns of these rows.
+        ``hashes``: ascending, without duplicates. ``names``: the columns to read: those of the key,
+        then any others; among them the time at which rows expire, if the table has it.
 
-        ``hashes``: different ones, which ascend. ``names``: the columns of the key, the time at
-        which rows expire, and others.
+        The result has the hash, these columns, and the place of each row, by which `whole` reads
+        the other columns.
         """
         found = []
         for number, segment in enumerate(self.segments):
@@ -296,7 +301,7 @@ class TableReader:
         return live_rows(self.shape, newest_rows(self.shape, found), self.horizon_ms)
 
     def whole(self, rows: pa.Table) -> pa.Table:
-        """Return all stored columns of rows that `rows_of` returned."""
+        """Return rows that `rows_of` returned with all columns of ``shape.stored_schema``."""
         places = one_chunk(rows.column(_PLACE)).to_numpy()
         order = np.argsort(places)
         numbers, places = np.divmod(places[order], 1 << _ROW_BITS)
@@ -309,7 +314,10 @@ class TableReader:
         return rows_in(self.shape, parts, hashes).take(pa.array(np.argsort(order)))
 
     def _sessions(self, keys: Sequence[pa.Array], hashes: UInt64s) -> pa.Table:
-        """Look up sessions: all those of a key have its hash, and are read once."""
+        """Look up sessions as `lookup` does: reads all sessions of each key once.
+
+        ``keys``, ``hashes``: the columns of the sought keys, and their hashes.
+        """
         names = self.shape.stored_schema.names
         stored = self.rows_of(np.unique(hashes), names[1:]).select(names)
         both = [
@@ -336,7 +344,8 @@ def merged_parts(
     ``lo`` to below ``hi``. ``horizon_ms``: rows that expire until this time are left out. None
     keeps them, since they hide older rows of their keys.
 
-    Yields the range of hashes of a part, and its rows, ascending by hash.
+    Yields for each part the start and the end of its range of hashes, and its rows, ascending by
+    hash.
     """
     parts = [segment.between(lo, hi) for segment in segments]
     rows, nbytes = sum(part.rows for part in parts), sum(part.nbytes for part in parts)
@@ -346,9 +355,10 @@ def merged_parts(
 
 
 def ranges_of(lo: int, hi: int, rows: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    """Divide a range of hashes into ranges that can be held in memory.
+    """Divide a range of hashes into equal ranges whose rows can be held in memory.
 
-    Hashes are uniform: equal parts of a range have about the same number of rows.
+    ``rows``, ``nbytes``: the number and the size of the rows in the whole range. Hashes are
+    uniform, so equal ranges have about the same number of rows.
     """
     parts = max(1, -(-rows // RANGE_ROWS), -(-nbytes // RANGE_BYTES))
     return itertools.pairwise(lo + (hi - lo) * part // parts for part in range(parts + 1))

@@ -28,7 +28,7 @@ HASH_END = 2**64
 
 @dataclass(frozen=True)
 class TableShape:
-    """The columns of a table, and how they are computed."""
+    """The columns of a table: its key, its aggregates, and the columns that they read."""
 
     name: str  # the name of the table
     #: The columns of the key, in their plain types: without dictionaries and views.
@@ -80,7 +80,8 @@ class TableShape:
                 )
             if one in keys:
                 raise ValueError(
-                    f"{where} value must have other names than key, got {one!r} in both; rename it"
+                    f"{where} value must not name a column of key, got {one!r} in both; rename the "
+                    "value"
                 )
         for one in (*keys, *value):
             if one in (HASH, EXPIRES) or one.startswith(_STATE):
@@ -145,8 +146,9 @@ class TableShape:
         names = shape.stored_schema.names
         for one in {one for one in names if names.count(one) > 1}:
             raise ValueError(
-                f"{where} values must not store columns of the same name, got "
-                f"{one.removeprefix(_STATE)!r} (value.state) twice; rename a value"
+                f"{where} two values must not store states in a column of the same name, got "
+                f"{one.removeprefix(_STATE)!r} (name of the value, '.', name in its state) twice; "
+                "rename a value"
             )
         return shape
 
@@ -167,7 +169,7 @@ class TableShape:
         return self.window is not None and self.window.step_ms is None
 
     def hashes(self, keys: Sequence[pa.Array]) -> UInt64s:
-        """Return the hash of each key; the start of a session is left out of it."""
+        """Return the hash of each key, given the key's columns; a session's start is not hashed."""
         return hashes_of(keys[:-1] if self.sessions else keys, len(keys[0]))
 
     @property
@@ -176,14 +178,14 @@ class TableShape:
         return [field.name for field in self.key]
 
     def states(self, name: str) -> list[pa.Field]:
-        """Return the stored columns of an aggregate's state."""
+        """Return the stored columns for the state of the aggregate ``name``."""
         aggregate = self.aggregates[name]
         types = aggregate.state_types([self.inputs[column] for column in aggregate.columns])
         return [pa.field(f"{_STATE}{name}.{part}", kind) for part, kind in types.items()]
 
     @functools.cached_property
     def stored_schema(self) -> pa.Schema:
-        """The schema of stored rows: hash, key, states, and the time at which a row expires."""
+        """The schema of stored rows: hash, key, states, and, if rows expire, the time of it."""
         states = [field for name in self.aggregates for field in self.states(name)]
         expires = [pa.field(EXPIRES, pa.int64())] if self.expires else []
         return pa.schema([pa.field(HASH, pa.uint64()), *self.key, *states, *expires])
@@ -198,9 +200,9 @@ class TableShape:
         return pa.schema([*self.key, *values])
 
     def structure(self) -> dict[str, Any]:
-        """Return the shape as JSON values, to be compared with that of stored segments.
+        """Return the shape as JSON values, to be compared with the recorded shape of the table.
 
-        Tables of equal keys and equal entries of ``aggregates`` have equal stored columns.
+        If the keys and the entries of ``aggregates`` are equal, so are the stored columns.
         """
         return {
             # A list: the hash depends on the order of the columns.
@@ -217,9 +219,10 @@ class TableShape:
         }
 
     def key_arrays(self, rows: pa.RecordBatch | pa.Table) -> list[pa.Array]:
-        """Return the columns of the key, in their plain types and one chunk each.
+        """Return the columns of the key from the argument ``keys`` of a look-up.
 
-        Raises TypeError or ValueError if a column is missing or has another type.
+        They are cast to the types of the table. Raises ValueError if a column is missing, and
+        TypeError if it cannot be cast.
         """
         arrays = []
         for field in self.key:
@@ -244,7 +247,11 @@ class TableShape:
 def _with_window(
     where: str, keys: tuple[str, ...], value: Mapping[Any, Any], schema: pa.Schema, window: Window
 ) -> tuple[tuple[str, ...], Mapping[Any, Any], pa.Schema]:
-    """Return key, values and schema with the start and the end of the windows added to them."""
+    """Add the start of windows to the key, and their end to the values; both to the schema.
+
+    Raises ValueError if these names are used for other columns, and TypeError if the windows' time
+    is no timestamp. Both begin with ``where``.
+    """
     for argument, names, way_out in (
         ("key", keys, "remove it, as window= adds it"),
         ("value", value, "give the value another name"),

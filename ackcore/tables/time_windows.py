@@ -1,4 +1,4 @@
-"""Windows of time: the window or windows of each row, and the times at which they close.
+"""Windows of time: their definitions, the windows of each row, and the times at which they close.
 
 Times are microseconds since 1970 in UTC, rounded down.  The times at which windows close are
 milliseconds, rounded up.
@@ -32,7 +32,7 @@ _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 @dataclass(frozen=True, repr=False)
 class Window:
-    """The windows of a table; `tumbling`, `sliding` and `session` make it."""
+    """The definition of a table's windows; `tumbling`, `sliding` and `session` return it."""
 
     time: str  # the column with the time of a row
     size_ms: int  # the length of a window; of a session, the gap that ends it
@@ -50,25 +50,31 @@ class Window:
         return f"{kind}({sizes}, {self.time!r}{late}{idle})"
 
     def structure(self) -> dict[str, Any]:
-        """Return the attributes on which stored rows depend, as JSON values."""
+        """Return the attributes that decide which stored rows there are, as JSON values."""
         return {"time": self.time, "size_ms": self.size_ms, "step_ms": self.step_ms}
 
     @classmethod
     def of(cls, structure: Mapping[str, Any]) -> Window:
-        """Rebuild windows from `structure`, to read their rows but not to close them."""
+        """Rebuild the definition from the result of `structure`, for readers of stored rows.
+
+        The lateness is missing, so windows must not be closed by it.
+        """
         return cls(**structure, late_ms=0, idle_ms=None)
 
     def start_type(self, kind: pa.DataType) -> pa.DataType:
-        """Return the type of the start and of the end of windows, given that of the times.
+        """Return the type of the start and the end of windows, given the type of the rows' times.
 
-        Raises TypeError if it is no type of timestamps; the text follows the argument's name.
+        Raises TypeError if it is no type of timestamps: a message that begins with "must".
         """
         if not pa.types.is_timestamp(kind):
             raise TypeError("must be a column of timestamps")
         return pa.timestamp("us", kind.tz)
 
     def times(self, column: pa.Array) -> tuple[Int64s, Bools]:
-        """Return the times of rows in microseconds, and which rows have a usable time."""
+        """Return the time of each row in microseconds, and whether it is usable.
+
+        A time is usable if it is not null and in the years 1 to 9999; others are returned as 0.
+        """
         values: Int64s = column.cast(pa.int64()).fill_null(0).to_numpy()
         per_second = _PER_SECOND[column.type.unit]
         # Compared as whole seconds: microseconds of a far time may not fit 64 bits.
@@ -83,9 +89,10 @@ class Window:
         return values * (1_000_000 // per_second), usable
 
     def late_from_ms(self, us: Int64s) -> Int64s:
-        """Return the bounds in milliseconds at which rows are late, given their times.
+        """Return for each row the bound from which on it is late, in milliseconds.
 
-        It is the end of a row's first window, or of a session that has only this row.
+        ``us``: the times of the rows. The bound is the end of the first window of the row, or of a
+        session that has only this row.
         """
         if self.step_ms is None:
             return _up(us + 1_000 * self.size_ms)
@@ -100,7 +107,10 @@ class Window:
         return _up(ends) + (self.size_ms if self.step_ms is None else 0)
 
     def closes_between(self, from_ms: int, until_ms: int) -> bool:
-        """Return whether a window can close when the bound goes from one time to another."""
+        """Return whether a window can close when the bound of closed windows rises.
+
+        ``from_ms``, ``until_ms``: the bound before and after.
+        """
         if self.step_ms is None:
             return from_ms < until_ms
         ends = ((bound - self.size_ms) // self.step_ms for bound in (from_ms, until_ms))
@@ -146,7 +156,8 @@ def session_groups(groups: KeyGroups, starts: Int64s, ends: Int64s) -> tuple[Key
     ``groups``: the rows of each key. ``starts``, ``ends``: the interval of each row: from the start
     to before the end.
 
-    Returns the rows of each session, by key and then by start; and the start of each session.
+    Returns the rows of each session and the start of each session; sessions are ordered by key and
+    then by start.
     """
     n = len(starts)
     if not n:
@@ -277,5 +288,5 @@ def _ms(seconds: float, argument: str, least: float) -> int:
 
 
 def _up(us: Int64s) -> Int64s:
-    """Return microseconds as milliseconds, rounded up."""
+    """Convert microseconds to milliseconds, rounded up."""
     return -(-us // 1_000)

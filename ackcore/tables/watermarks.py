@@ -1,7 +1,7 @@
 """The watermarks of a table with windows: the times that the rows of its spouts have reached.
 
-All bounds are times of rows minus the lateness of the table, in milliseconds since 1970.  A window
-that ends until the bound `WindowWatermarks.closed` is closed.
+All bounds are times of rows minus the lateness of the table, in milliseconds since 1970.  Windows
+that end at the bound `WindowWatermarks.closed`, or before, are closed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ class WindowWatermarks:
     behind: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, body: Mapping[str, Any]) -> WindowWatermarks:
-        """Rebuild the value from its JSON."""
+    def of(cls, body: Mapping[str, Any] | None) -> WindowWatermarks:
+        """Rebuild the value from the result of `body`; None before the first micro-batch."""
+        if body is None:
+            return cls()
         return cls(**{**body, "marks": tuple((at, bound) for at, bound in body["marks"])})
 
     def body(self) -> dict[str, Any]:
@@ -82,8 +84,9 @@ class WindowWatermarks:
         ``now_ms``: the time of the plan. ``times``: by spout, the largest time of a row of an ACKED
         record in the micro-batch. ``oldest_ms``: the time of the plan that first read the oldest
         waiting record; None if none waits. ``ends``: whether this is the last micro-batch, so that
-        all windows close. ``behind``: by spout and part of its source that is behind, the largest
-        time of a row of an ACKED record from it in the micro-batch, `UNSURE` or `NEVER`.
+        all windows close. ``behind``: by spout and part of its source that has rows for later
+        micro-batches, the largest time of a row of an ACKED record from it in this micro-batch;
+        `NEVER` if there is none; `UNSURE` if none of the part's rows has been read.
         """
         begun = now_ms if self.begun_ms is None else self.begun_ms
         if ends:

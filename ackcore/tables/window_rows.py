@@ -1,4 +1,4 @@
-"""Stored rows of windows: the open sessions of some keys, and the rows whose windows close."""
+"""Stored rows of windows: sessions that new rows join, and rows whose windows close."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from ackcore.tables.watermarks import NEVER
 def merged_sessions(
     shape: TableShape, reader: TableReader, partial: pa.Table
 ) -> tuple[int, pa.Table]:
-    """Join new sessions with those of a table; return how many more it has, and the rows to write.
+    """Join the sessions of a micro-batch's rows with the open sessions of a table.
 
-    ``partial``: the sessions among the new rows, as `fold_rows` returns them.
+    ``reader``: the table before. ``partial``: the sessions of the new rows, from `fold_rows`.
 
-    The rows are stored rows, ascending by hash: one for each session that new rows join or begin,
-    and one for each session that has become part of an earlier one.  The latter has no states and
-    has expired, and so hides the older row of its session.
+    Returns the number of sessions by which the table grows, and the stored rows to write, ascending
+    by hash: one for each session that new rows join or begin, and one for each session that has
+    become part of an earlier one. The latter has no states and has expired, and so hides the older
+    row of its session.
     """
     names = [*shape.key_names, shape.states(END)[0].name]
     known = reader.rows_of(partial[HASH].unique().to_numpy(), [*names, EXPIRES])
@@ -57,10 +58,10 @@ def merged_sessions(
 
 
 def closing_rows(reader: TableReader, until_ms: int) -> Iterator[pa.Table]:
-    """Yield the rows whose windows close, in tables of bounded size.
+    """Yield the stored rows whose windows close, in tables of bounded size.
 
-    ``reader``: the table, with all rows of the micro-batch; its horizon is the bound before.
-    ``until_ms``: the bound until which windows are closed now.
+    ``reader``: the table, with all rows of the micro-batch; its horizon is the bound until which
+    windows were closed before. ``until_ms``: the bound until which they are closed now.
     """
     shape, from_ms = reader.shape, reader.horizon_ms
     places: list[tuple[TableSegment, Int64s]] = []

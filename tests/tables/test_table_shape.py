@@ -106,7 +106,7 @@ class Greedy(Short):
         (["k", "k"], {"n": count()}, "key must be different columns"),
         ("x", {"n": count()}, r"key must name a column of the stream \(k, v, .*got 'x'"),
         ("m", {"n": count()}, "key must be columns that can be hashed, got 'm' of map"),
-        ("k", {"k": count()}, "value must have other names than key, got 'k' in both"),
+        ("k", {"k": count()}, "value must not name a column of key, got 'k' in both"),
         ("_hash", {"n": count()}, "the column name '_hash' is reserved; rename it"),
         ("k", {"n": sum_of("x")}, r"value\['n'\] must name a column of the stream"),
         ("k", {"n": sum_of("k")}, r"value\['n'\] must read a column of int64, .*'k' of string"),
@@ -118,7 +118,7 @@ class Greedy(Short):
         ("k", {"n": OneName()}, "attribute columns is a tuple of names, got 'v'"),
         ("k", {"n": Twice()}, "a pyarrow.Schema with columns of different names"),
         ("k", {"n": Untyped()}, "method finish returns a pyarrow.Array with the type"),
-        ("k", {"n.v": Short(), "n": Dotted()}, "of the same name, got 'n.v.v' .value.state. twice"),
+        ("k", {"n.v": Short(), "n": Dotted()}, "of the same name, got 'n.v.v' .* twice; rename"),
     ],
 )
 def test_a_wrong_shape_is_refused_by_name(key, value, words):

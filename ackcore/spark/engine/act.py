@@ -30,8 +30,9 @@ from ackcore.spark.engine.insist import Failed, Pause, SinkCalls
 from ackcore.spark.sinks.rejects import MAX_REFUSED, InvalidRejects, SinkRejects, too_many_refused
 from ackcore.spark.sinks.sink import as_sink
 from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, read_with_roots
-from ackcore.spark.tables.fold_choice import fold_of, new_table
+from ackcore.spark.tables.fold_choice import fold_of
 from ackcore.spark.tasks.row_files import damage_in
+from ackcore.tables.watermarks import NEVER
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import SinkSpec
@@ -133,7 +134,8 @@ def fold_tables(
     for table in topology.tables_in_order:
         name = table.name
         files = accepted_files(state, decision, table.component, table.stream)
-        known = before.get(name) or new_table(table.shape)
+        # Event times may be before 1970.
+        known = before.get(name) or TableState(table.shape.structure(), NEVER)
         fold = fold_of(state, topology, table, decision, known, after)
         after[name] = SinkCalls(spark, number, pause).insist(
             f"table {name!r}", partial(fold.folded, known, files, nonacked), topology.settings

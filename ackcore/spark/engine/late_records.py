@@ -243,8 +243,7 @@ class WindowedRows:
         for name, table in self.topology.tables.items():
             if table.shape.window is not None:
                 state = self.tables.get(name)
-                body = None if state is None else state.watermarks
-                watermarks = WindowWatermarks() if body is None else WindowWatermarks.of(body)
+                watermarks = WindowWatermarks.of(None if state is None else state.watermarks)
                 yield table, table.shape.window, watermarks
 
     def _has_backlog(self, table: str) -> bool:

@@ -1,4 +1,4 @@
-"""The fold of each kind of table: with windows, of the keys of a spout's records, and any other."""
+"""The choice of the fold for a table: with windows, with the keys for `dedup`, or any other."""
 
 from __future__ import annotations
 
@@ -9,16 +9,8 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.tables.seen_keys import SeenFold
 from ackcore.spark.tables.table_fold import TableFold, WindowFold
-from ackcore.tables.table_shape import TableShape
-from ackcore.tables.watermarks import EVER, NEVER, WindowWatermarks
+from ackcore.tables.watermarks import EVER, WindowWatermarks
 from ackcore.topology.parts import Parts, TableSpec
-
-
-def new_table(shape: TableShape) -> TableState:
-    """Return a table before its first micro-batch."""
-    if shape.window is None:
-        return TableState(shape.structure(), NEVER)  # event times may be before 1970
-    return TableState(shape.structure(), NEVER, watermarks=WindowWatermarks().body())
 
 
 def fold_of(
@@ -29,7 +21,7 @@ def fold_of(
     before: TableState,
     folded: Mapping[str, TableState],
 ) -> TableFold:
-    """Return the fold of a micro-batch into a table.
+    """Return the fold of the micro-batch of ``decision`` into a table.
 
     ``before``: the table after the last micro-batch that is done. ``folded``: after this
     micro-batch, the tables whose closed windows this table reads.
@@ -53,13 +45,12 @@ def fold_of(
         and not state.pending_replays()
         and all(_has_ended(folded[name]) for name in topology.tables_before(table))
     )
-    earlier = WindowWatermarks.of(before.watermarks or WindowWatermarks().body())
+    earlier = WindowWatermarks.of(before.watermarks)
     times = decision.times.get(table.name, {})
     later = earlier.after(window, spouts, decision.now_ms, times, oldest, ends, behind)
     return WindowFold(*of, earlier, later)
 
 
 def _has_ended(table: TableState) -> bool:
-    """Return whether all windows of a table are closed, and other tables have read all rows."""
-    watermarks = WindowWatermarks.of(table.watermarks or WindowWatermarks().body())
-    return watermarks.closed == EVER and not table.closed
+    """Return whether all windows of a table closed before, so that no closed rows follow."""
+    return WindowWatermarks.of(table.watermarks).closed == EVER and not table.closed

@@ -40,20 +40,20 @@ Span = tuple[int, int]
 class SeenSource(NamedTuple):
     """The keys of a spout's ACKED and waiting records, sent to tasks, which call `reader`."""
 
-    snapshot: TableSnapshot
-    waiting: UInt64s  # see `SeenKeys`
-    now_ms: int
+    snapshot: TableSnapshot  # the table of the keys of ACKED records
+    waiting: UInt64s  # the hashes of the keys for which records wait and none is due; ascending
+    now_ms: int  # the time of the micro-batch's plan in milliseconds since 1970
 
     @classmethod
     def of(cls, snapshot: TableSnapshot, dedup: Dedup, waiting: UInt64s, now_ms: int) -> SeenSource:
-        """Return the keys at the time of a micro-batch's plan."""
+        """Return the keys that have not expired at ``now_ms``, the time of a micro-batch's plan."""
         horizon_ms = snapshot.horizon_ms
         if dedup.event_time is None:
             horizon_ms = max(horizon_ms, now_ms - _within_ms(dedup, now_ms))
         return cls(snapshot._replace(horizon_ms=horizon_ms), waiting, now_ms)
 
     def reader(self) -> SeenKeys:
-        """Open the table."""
+        """Open the table of the keys."""
         shape, segments, horizon_ms, files, _ = self.snapshot
         opened = opened_segments(files, shape, segments)
         return SeenKeys(shape, opened, horizon_ms, self.waiting, self.now_ms)
@@ -62,8 +62,8 @@ class SeenSource(NamedTuple):
 class SeenFold(TableFold):
     """The fold of one micro-batch into the table of a spout's keys.
 
-    ``dedup``: the spout's settings. ``behind``: `BatchDecision.behind` of the table. The other
-    arguments are those of `TableFold`.
+    ``dedup``: the spout's settings. ``behind``: by spout and part of its source, the times of
+    `BatchDecision.behind` for the table. For the other arguments see `TableFold`.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class SeenFold(TableFold):
 
 
 def _within_ms(dedup: Dedup, now_ms: int) -> int:
-    """Return ``within_s`` in milliseconds; without it, the time since 1970."""
+    """Return ``within_s`` in milliseconds; without it, ``now_ms``, which is no bound."""
     return now_ms if dedup.within_s is None else round(dedup.within_s * 1000)
 
 
@@ -130,7 +130,10 @@ def _with_times(spans: Sequence[Span], more: Int64s) -> tuple[Span, ...]:
 
 
 def _horizon_of(spans: Sequence[Span], most: int) -> int:
-    """Return the time of the last span such that later ones have ``most`` keys; `NEVER` if none."""
+    """Return the time until which keys expire, so that later spans have ``most`` keys or more.
+
+    `NEVER` if all spans together have fewer.
+    """
     times = [time for time, _ in spans]
     later = np.cumsum([count for _, count in reversed(spans)])[::-1].tolist()
     return max((times[i] for i in range(len(spans) - 1) if later[i + 1] >= most), default=NEVER)

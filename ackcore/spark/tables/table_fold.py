@@ -71,7 +71,7 @@ class TableFold:
     def _states(
         self, before: Sequence[SegmentInfo], rows: Sequence[BatchFile], nonacked: Int64s
     ) -> tuple[int, pa.Table]:
-        """Return the number of new rows, and all rows that the micro-batch changed."""
+        """Return the number of new keys, and the stored rows that the micro-batch changed."""
         shape = self._shape
         partial = fold_rows(shape, read_all(rows, nonacked), self._now_ms)
         if not len(partial):
@@ -80,7 +80,7 @@ class TableFold:
         return self._merge(older, partial)
 
     def _merge(self, older: TableReader, partial: pa.Table) -> tuple[int, pa.Table]:
-        """Return the number of new rows, and all rows that the micro-batch changed."""
+        """Merge the states of the micro-batch with those of the table; returns as `_states`."""
         shape = self._shape
         found = older.lookup(partial.select(shape.key_names))
         known = found.filter(pc.is_valid(found[HASH]))
@@ -88,7 +88,10 @@ class TableFold:
         return len(states) - len(known), states
 
     def _compacted(self, segments: tuple[SegmentInfo, ...], pace: float) -> tuple[SegmentInfo, ...]:
-        """Merge the segments until no merge is due, or the merges weigh more than ``pace``."""
+        """Return the segments after merges: until none is due, or their weight reaches ``pace``.
+
+        One merge is always allowed.
+        """
         done = 0.0
         while (merge := merge_due(segments)) and (not done or done + merge.weight <= pace):
             done += merge.weight
@@ -157,7 +160,7 @@ class WindowFold(TableFold):
         return merged_sessions(self._shape, older, partial)
 
     def _closed(self, segments: Sequence[SegmentInfo]) -> tuple[SegmentInfo, ...]:
-        """Write the rows of the windows that close to segments."""
+        """Write the rows whose windows close; return the new segments with them."""
         window, until = self._shape.window, self._after.closed
         if window is None or not window.closes_between(self._before.closed, until):
             return ()
