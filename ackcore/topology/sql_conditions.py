@@ -80,7 +80,7 @@ class UnsupportedSql(ValueError):
 
 
 def spark_types(schema: Any) -> dict[str, pa.DataType | None]:
-    """Return the types in which conditions use the columns of a Spark schema, or None."""
+    """Return `supported_type` for each column of a Spark schema, by name."""
     found = {}
     for field in schema.fields:
         name = field.dataType.simpleString()
@@ -124,7 +124,8 @@ def compile_condition(sql: str, types: Mapping[str, pa.DataType | None]) -> Node
     """Return a condition as a tree of Arrow calls.
 
     Raises UnsupportedSql if it is no condition on these columns, or Arrow does not evaluate it as
-    Spark does. Its text follows "has '<the condition>': ". Raises ImportError without sqlglot.
+    Spark does. `checks_of` writes the condition before the text. Raises ImportError without
+    sqlglot.
 
     ``sql``: the condition, in Spark's SQL. ``types``: the types of the columns; None for types that
     conditions cannot compare.
@@ -154,7 +155,7 @@ def compile_condition(sql: str, types: Mapping[str, pa.DataType | None]) -> Node
     found = _Compiler(types).node(trees[0])
     if found.type != _BOOL:
         raise UnsupportedSql(
-            f"the condition must be BOOLEAN, got an expression of type {found.type}"
+            f"the condition must be BOOLEAN, got an expression of {_type_of(found)}"
         )
     if next(found.columns(), None) is None:
         raise UnsupportedSql("the condition uses no column, so it is the same for all tuples")
@@ -181,13 +182,12 @@ _HARMLESS |= {"quoted", "is_string", "negate"}
 
 
 class _Compiler:
-    """The conversion of sqlglot's tree to Arrow calls; each method raises UnsupportedSql."""
+    """Converts sqlglot's trees to nodes; each method raises UnsupportedSql for what it cannot."""
 
     def __init__(self, types: Mapping[str, pa.DataType | None]) -> None:
         self._types = types
 
     def node(self, tree: Any) -> Node:
-        """Convert an expression of sqlglot."""
         name = type(tree).__name__
         for argument, value in tree.args.items():
             if value and argument not in _HARMLESS and name != "Column":
@@ -210,7 +210,7 @@ class _Compiler:
 
     @staticmethod
     def _mismatch(tree: Any, *nodes: Node) -> UnsupportedSql:
-        types = " and ".join(str(node.type or "a type that is not supported") for node in nodes)
+        types = " and ".join(map(_type_of, nodes))
         way_out = "use operands of one type"
         for name, literal in _TIMES.items():
             of_type = [
@@ -330,7 +330,7 @@ class _Compiler:
     def _condition(self, tree: Any) -> Node:
         found = self.node(tree)
         if found.type != _BOOL:
-            raise UnsupportedSql(f"{tree.sql('spark')} must be BOOLEAN, got {found.type}")
+            raise UnsupportedSql(f"{tree.sql('spark')} must be BOOLEAN, got {_type_of(found)}")
         return found
 
     def _from_and(self, tree: Any) -> Node:
@@ -419,12 +419,12 @@ class _Compiler:
     # -- numbers and functions --------------------------------------------------------------------
 
     def _number_type(self, tree: Any, node: Node) -> pa.DataType:
-        """Return the type of a node, which must be a type of numbers."""
+        """Return the type of a node; raise UnsupportedSql if it is no type of numbers."""
         kind = node.type
         if kind is None or not (
             kind in _INTEGERS or pa.types.is_floating(kind) or pa.types.is_decimal128(kind)
         ):
-            raise UnsupportedSql(f"{tree.sql('spark')} needs numbers, got {kind}")
+            raise UnsupportedSql(f"{tree.sql('spark')} needs numbers, got {_type_of(node)}")
         return kind
 
     def _arithmetic(self, tree: Any, name: str) -> Node:
@@ -548,6 +548,10 @@ class _Compiler:
         if pa.types.is_floating(type_) and pa.types.is_decimal128(node.type):
             raise self._mismatch(tree, node)
         return CastNode(type_, node)
+
+
+def _type_of(node: Node) -> str:
+    return str(node.type or "a type that is not supported")
 
 
 def _decimal_of(node: Node) -> tuple[int, int]:

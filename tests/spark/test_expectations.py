@@ -394,7 +394,7 @@ def test_what_spark_would_not_evaluate_alike_is_refused_with_the_other_problems(
     for text in (
         "expect of spout 'orders' has 'amout > 0': there is no column 'amout'; did you mean "
         "'amount'?",
-        "has 'amount': the condition must be BOOLEAN, got an expression of type int64",
+        "has 'amount': the condition must be BOOLEAN, got an expression of int64",
         "has \"amount > '1'\": amount > '1' combines int64 and string, which ackcore does not",
         "has 'rand() > amount': RAND() is not supported; use a function",
         "has 'amount > 0; id > 1': the condition must be one SQL expression",
@@ -444,6 +444,12 @@ def test_the_literal_that_a_refusal_of_a_time_names_is_supported(condition, says
 def test_a_comparison_with_null_is_refused(condition, instead):
     with pytest.raises(UnsupportedSql, match=re.escape(instead)):
         compile_condition(condition, {"i32": pa.int32()})
+
+
+@pytest.mark.parametrize("condition", ["tags", "NOT tags", "tags + 1 > 0", "tags = 1"])
+def test_a_column_that_conditions_cannot_compare_is_refused(condition):
+    with pytest.raises(UnsupportedSql, match=" a type that is not supported"):
+        compile_condition(condition, {"tags": None})
 
 
 def test_another_argument_of_expect_is_refused():
