@@ -100,7 +100,7 @@ class Topology(Parts):
 
     def explain(self) -> str:
         """Return a drawing of the topology: stages, streams, groupings, shuffles and settings."""
-        return explain(self, self.fingerprint, self.settings)
+        return explain(self, self.settings)
 
 
 @naming_arguments
@@ -125,7 +125,10 @@ class BoltDeclarer:
         self.inputs: list[Input] = []
 
     def shuffle(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Read a stream. With a parallelism, its tuples are spread evenly over the bolt's tasks."""
+        """Read a stream, spread evenly over the bolt's tasks if the bolt has a parallelism.
+
+        Without one, each tuple is processed in the task that emitted it.
+        """
         return self._read(component, stream, Shuffle())
 
     def fields(self, component: str, *fields: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
@@ -380,7 +383,10 @@ class TopologyBuilder:
                 f"ackcore.spark.Sink, got {type(writer).__name__}; for example "
                 "to_parquet('/data/orders')"
             )
-        errors, alone = _isolated(isolate, name)
+        errors: tuple[type[BaseException], ...] = (BaseException,) if isolate else ()
+        if not isinstance(isolate, bool):
+            errors = exception_classes(isolate, f"isolate of sink {name!r}")
+        alone = not isinstance(isolate, bool)
         self._sinks.append(SinkSpec(name, component, stream, writer, errors, alone))
 
     def table(
@@ -549,7 +555,6 @@ def _check_name(name: Any, argument: str, must_be: str) -> None:
 
 
 def _check_value(value: Any, table: str) -> None:
-    """Raise TypeError if the argument ``value`` of a table has another type."""
     if not isinstance(value, Mapping):
         got = "an aggregate" if isinstance(value, Aggregate) else short_repr(value)
         raise TypeError(
@@ -595,15 +600,6 @@ def _refuse_foreign(source: Any, name: str) -> None:
                 f"source of spout {name!r} must be a DataFrame of Spark, got "
                 f"{kind.__module__}.{kind.__qualname__}; convert it with spark.createDataFrame(...)"
             )
-
-
-def _isolated(isolate: Any, sink: str) -> tuple[tuple[type[BaseException], ...], bool]:
-    """Return `SinkSpec.isolate` and `SinkSpec.isolate_alone` for the argument ``isolate``."""
-    if isinstance(isolate, bool):
-        errors: tuple[type[BaseException], ...] = (BaseException,) if isolate else ()
-    else:
-        errors = exception_classes(isolate, f"isolate of sink {sink!r}")
-    return errors, not isinstance(isolate, bool)
 
 
 def _columns_of(source: Any, spout: str) -> tuple[str, ...]:

@@ -165,7 +165,7 @@ def _node(box: _Box) -> str:
 def _arrow(
     edge: _Edge, boxes: Mapping[str, _Box], counts: Mapping[str, Mapping[str, int]]
 ) -> tuple[str, str]:
-    """Return the SVG elements of an edge: its line, and its label, which may be empty."""
+    """Return two SVG elements of an edge: its line; and its label and count, or an empty text."""
     start, end = boxes[edge.source], boxes[edge.target]
     x1, y1 = start.x + start.width, start.y + _HIGH / 2
     x2, y2 = end.x - 2, end.y + _HIGH / 2
@@ -214,16 +214,13 @@ _CALL_SETTINGS = (
 _ALWAYS = ("max_attempts", "backoff_s", "max_backoff_s")
 
 
-def explain(parts: Parts, fingerprint: str, settings: Settings) -> str:
-    """Return a drawing of a topology as text, in lines of at most 100 characters (see `_WIDTH`).
-
-    ``fingerprint``: `Parts.fingerprint`, of which the drawing shows 12 characters.
-    """
-    return "\n".join(_lines(parts, Layout.of(parts), fingerprint, settings))
+def explain(parts: Parts, settings: Settings) -> str:
+    """Return a drawing of a topology as text, in lines of at most 100 characters (`_WIDTH`)."""
+    return "\n".join(_lines(parts, Layout.of(parts), settings))
 
 
-def _lines(parts: Parts, layout: Layout, fingerprint: str, settings: Settings) -> Iterator[str]:
-    yield f"topology {fingerprint[:12]}: {_summary(parts, layout)}"
+def _lines(parts: Parts, layout: Layout, settings: Settings) -> Iterator[str]:
+    yield f"topology {parts.fingerprint[:12]}: {_summary(parts, layout)}"
     yield from textwrap.wrap(_settings(settings), _WIDTH, subsequent_indent="  ")
     for level in range(1, layout.depth + 1):
         if level > 1:
@@ -253,7 +250,7 @@ def _summary(parts: Parts, layout: Layout) -> str:
 
 
 def _settings(settings: Settings) -> str:
-    """Return the retry settings, and the other settings that differ from their defaults."""
+    """Return the line of the settings: those of retries, and all that are not the default."""
     default, shown = Settings(), []
     for name in Settings.names():
         value: Any = getattr(settings, name)
@@ -321,7 +318,6 @@ def _declared_tables(parts: Parts) -> list[TableSpec]:
 
 
 def _expected(expected: Sequence[Expectations]) -> Iterator[str]:
-    """Yield a text for each declaration of expectations."""
     for one in expected:
         of = "" if one.stream == DEFAULT_STREAM else f" of {one.stream}"
         conditions = ", ".join(map(_setting, one.conditions))
@@ -329,7 +325,6 @@ def _expected(expected: Sequence[Expectations]) -> Iterator[str]:
 
 
 def _tables(parts: Parts) -> Iterator[str]:
-    """Draw the declared tables."""
     tables = _declared_tables(parts)
     if tables:
         yield ""
@@ -344,7 +339,7 @@ def _tables(parts: Parts) -> Iterator[str]:
 
 
 def _wrapped(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts as indented lines."""
+    """Break texts into lines of at most ``_WIDTH`` characters, indented."""
     for text in texts:
         yield from textwrap.wrap(
             text, _WIDTH - 4, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
@@ -377,7 +372,7 @@ def _setting(value: Any) -> str:
 
 
 def _tree(branches: Sequence[tuple[str, Sequence[str]]]) -> Iterator[str]:
-    """Draw streams, each with its readers below it."""
+    """Yield the lines of a tree of streams, each with the lines of its readers below it."""
     for at, (stream, readers) in enumerate(branches):
         last = at == len(branches) - 1
         yield f"{'└' if last else '├'}─ {stream}"
@@ -409,7 +404,7 @@ def _reader(sub: Subscription) -> str:
 
 
 def _same_task(sub: Subscription) -> str:
-    """Return the note for a stream to a later stage whose grouping does not move tuples.
+    """Return the note on a stream to a later stage; empty unless its grouping moves no tuples.
 
     Each tuple goes to the task of the later stage with the number of the task that emitted it.
     """

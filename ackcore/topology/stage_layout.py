@@ -19,13 +19,16 @@ The layout is independent of Spark, and deterministic: a topology has the same l
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import Grouping, Parts
+
+_Key = TypeVar("_Key")
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +131,11 @@ class Layout:
         return self._at.get(level, ())
 
     def out(self, component: str, stream: str = DEFAULT_STREAM) -> tuple[Subscription, ...]:
-        """Return the subscriptions to a stream."""
+        """Return the subscriptions of all bolts to a stream."""
         return self._out.get((component, stream), ())
 
     def into(self, component: str) -> tuple[Subscription, ...]:
-        """Return the subscriptions of a bolt."""
+        """Return the subscriptions of the bolt ``component`` to the streams that it reads."""
         return self._into.get(component, ())
 
     def crossing(self, level: int) -> tuple[Subscription, ...]:
@@ -148,54 +151,39 @@ class Layout:
 
     @cached_property
     def _at(self) -> dict[int, tuple[str, ...]]:
-        found: dict[int, tuple[str, ...]] = {}
-        for name in self.order:
-            found[self.levels[name]] = (*found.get(self.levels[name], ()), name)
-        return found
+        return _grouped((self.levels[name], name) for name in self.order)
 
     @cached_property
     def _out(self) -> dict[tuple[str, str], tuple[Subscription, ...]]:
-        found: dict[tuple[str, str], tuple[Subscription, ...]] = {}
-        for sub in self.subscriptions:
-            key = (sub.source, sub.stream)
-            found[key] = (*found.get(key, ()), sub)
-        return found
+        return _grouped(((sub.source, sub.stream), sub) for sub in self.subscriptions)
 
     @cached_property
     def _into(self) -> dict[str, tuple[Subscription, ...]]:
-        found: dict[str, tuple[Subscription, ...]] = {}
-        for sub in self.subscriptions:
-            found[sub.target] = (*found.get(sub.target, ()), sub)
-        return found
+        return _grouped((sub.target, sub) for sub in self.subscriptions)
+
+
+def _grouped(pairs: Iterable[tuple[_Key, _Item]]) -> dict[_Key, tuple[_Item, ...]]:
+    found: dict[_Key, tuple[_Item, ...]] = {}
+    for key, item in pairs:
+        found[key] = (*found.get(key, ()), item)
+    return found
 
 
 def _in_order(topology: Parts) -> tuple[str, ...]:
     """Return the bolts, each after those it reads, and otherwise in the order of declaration."""
-    names = list(topology.bolts)
-    number = {name: at for at, name in enumerate(names)}
-    waits_for = {
-        name: {each.component for each in bolt.inputs} & number.keys()
-        for name, bolt in topology.bolts.items()
-    }
-    readers: dict[str, list[str]] = {name: [] for name in names}
-    for name, sources in waits_for.items():
-        for source in sources:
-            readers[source].append(name)
-    # A heap yields the lowest number first, whatever the order of the sets is.
-    ready = [number[name] for name in names if not waits_for[name]]
-    order = []
-    while ready:
-        name = names[heapq.heappop(ready)]
-        order.append(name)
-        for reader in readers[name]:
-            waits_for[reader].discard(name)
-            if not waits_for[reader]:
-                heapq.heappush(ready, number[reader])
+    left = {bolt.name: [each.component for each in bolt.inputs] for bolt in topology.bolts.values()}
+    order: list[str] = []
+    while left:
+        order.append(next(name for name, reads in left.items() if left.keys().isdisjoint(reads)))
+        del left[order[-1]]
     return tuple(order)
 
 
 def _upstream(topology: Parts, last_first: Iterable[str]) -> frozenset[str]:
-    """Return the bolts that need identity and all components upstream of them, with the spouts."""
+    """Return the bolts that need identity, and all components whose tuples reach them.
+
+    ``last_first``: all bolts, each before those it reads.
+    """
     found: set[str] = set()
     for name in last_first:
         bolt = topology.bolts[name]

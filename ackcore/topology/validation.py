@@ -64,7 +64,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 class _Shape(NamedTuple):
-    """A base class of bolts, and the methods that ackcore calls."""
+    """A base class of bolts, and the methods that ackcore calls on its objects."""
 
     base: type[Component]
     work: str  # the method that each subclass must define
@@ -370,7 +370,7 @@ def _contradictions(bolt: BoltSpec, reject: Sequence[type[Exception]]) -> Iterat
 
 
 def _calls(bolt: BoltSpec) -> Iterator[str]:
-    """Yield the problem of the settings of a bolt that processes several inputs at once."""
+    """Yield the problem of the settings of a bolt's calls, if there is one."""
     component = bolt.component
     if isinstance(component, BatchBolt):
         return
@@ -458,7 +458,7 @@ def _misspelt(bolt: BoltSpec) -> Iterator[str]:
 
 
 def _near(words: Sequence[str], known: Sequence[str]) -> bool:
-    """Return whether words differ from those of a setting by the misspelling of one of them."""
+    """Return whether the words of a name are those of a setting, but for one that is misspelt."""
     if len(words) != len(known):
         return False
     differing = [(a, b) for a, b in zip(words, known, strict=True) if a != b]
@@ -523,8 +523,8 @@ def _finder(
 ) -> Callable[[str, str, str], _DeclaredStream | str | None]:
     """Return a function that looks up a stream by its reader, component and name.
 
-    The reader is a text, such as ``"bolt 'count'"``. The function returns the stream, a problem, or
-    None if the problem is reported elsewhere.
+    The reader is a text, such as ``"bolt 'count'"``. The function returns the stream; the text of
+    the problem, if there is no such stream; or None if the problem is reported elsewhere.
     """
     streams: dict[str, dict[str, _DeclaredStream]] = {}
     for spout in spouts:
@@ -589,10 +589,10 @@ def _grouping(bolt: BoltSpec, each: Input, found: _DeclaredStream | None) -> Ite
         yield f"{how} on {words} names no field; name one, or use .global_() for a single task"
     if len(set(keys)) < len(keys):
         yield f"{how} on {words} must name a field once, got {listed(keys)}"
-    if found is not None:
-        yield from _limit(bolt, found, words)
-    for key in dict.fromkeys(keys if found is not None else ()):
-        assert found is not None
+    if found is None:
+        return
+    yield from _limit(bolt, found, words)
+    for key in dict.fromkeys(keys):
         if key not in found.fields:
             yield (
                 f"{how} names field {key!r}, which {words} does not have; "
@@ -790,7 +790,6 @@ def _cycle(bolts: Sequence[BoltSpec], tables: Sequence[DeclaredTable]) -> Iterat
 
 
 def _stream_title(component: str, stream: str) -> str:
-    """Return a text that names a stream in errors."""
     return f"{component!r}" if stream == DEFAULT_STREAM else f"stream {stream!r} of {component!r}"
 
 
@@ -851,7 +850,10 @@ def compiled_checks(
 
 
 def _types_of(schema: Any) -> dict[str, pa.DataType | None]:
-    """Return the types in which conditions use the columns of a schema of Arrow or Spark."""
+    """Return by name the types in which conditions use columns; None if they cannot.
+
+    ``schema``: a schema of Arrow or Spark.
+    """
     if not isinstance(schema, pa.Schema):
         return spark_types(schema)
     return {field.name: supported_type(field.type) for field in schema}
