@@ -29,12 +29,12 @@ Piece: TypeAlias = tuple[str, pa.RecordBatch, Anchors]
 
 
 class BatchCollector:
-    """The `BatchOutput` of one call of ``process`` or ``flush``.
+    """The `BatchOutput` of one call of ``process`` or ``flush``, which collects its results.
 
     ``reasons``: converts the exceptions that the bolt passes to `fail`. ``schemas``: the schema of
-    each stream that the bolt emits. ``first_row``: the handle of row 0. ``rows``: the number of
-    rows that `emit` and `fail` may refer to. ``component``, ``stream``: the source of the batch.
-    ``identity``: the records of the batch's rows.
+    each stream that the bolt emits. ``first_row``: the handle of the batch's row 0. ``rows``: the
+    number of rows, to which `emit` and `fail` refer by numbers from 0. ``component``, ``stream``,
+    ``identity``: those of `BatchOutput`.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class BatchCollector:
                 self._failures.setdefault(handle, reason)
 
     def _close(self) -> tuple[list[Piece], dict[int, Reason]]:
-        """Return the emissions and failures of this call. Later calls of methods raise."""
+        """Return the emissions of this call, and its failures by handle. Later calls raise."""
         with self._lock:
             self._closed = True
             return self._emitted, self._failures
@@ -126,7 +126,10 @@ class BatchCollector:
             )
 
     def _anchors(self, parents: Any, rows: int) -> Anchors:
-        """Convert the argument ``parents`` of `emit` to anchors; ``rows`` rows are emitted."""
+        """Convert the argument ``parents`` of `emit` to the anchors of the emitted ``rows``.
+
+        Raises TypeError or ValueError if it does not fit the rows.
+        """
         if parents is None:
             return Anchors(np.empty(0, np.int64), np.zeros(rows + 1, np.int64))
         if isinstance(parents, pa.ChunkedArray):
@@ -148,9 +151,8 @@ class BatchCollector:
             lists = [[len(one) for one in parents], [row for one in parents for row in one]]
         else:
             lists = []
-        given = len(lists[0]) if lists else None
         if lists:
-            flat = _row_numbers(lists[1], "parents", self._rows)
+            given, flat = len(lists[0]), _row_numbers(lists[1], "parents", self._rows)
             offsets = offsets_of(np.asarray(lists[0], np.int64))
         else:
             flat, offsets = _row_numbers(parents, "parents", self._rows), None
@@ -165,7 +167,10 @@ class BatchCollector:
 
 
 def _is_lists(parents: Any) -> bool:
-    """Return whether parents are a Python or numpy sequence of sequences."""
+    """Return whether parents are a Python or numpy sequence of sequences.
+
+    Raises TypeError if only some items are sequences.
+    """
     if isinstance(parents, np.ndarray):
         return parents.dtype == object and parents.ndim == 1 and _is_lists(parents.tolist())
     if not isinstance(parents, list | tuple):
@@ -180,15 +185,15 @@ def _is_lists(parents: Any) -> bool:
 
 
 def _row_numbers(column: Any, name: str, rows: int) -> Int64s:
-    """Convert the argument ``name``, some of the row numbers 0 to ``rows - 1``, to a column.
+    """Convert the argument ``name``, a column of row numbers, to numpy.
 
-    Raises TypeError if it is not a column of integers. Raises ValueError if it has a null or
-    another number.
+    Raises TypeError if it is not a column of integers. Raises ValueError if it has a null, or a
+    number that is not from 0 to ``rows - 1``.
     """
     if isinstance(column, pa.Array | pa.ChunkedArray):
         if column.null_count:
             raise ValueError(f"{name} must not hold nulls, got {column.null_count} of them")
-        column = column.to_numpy() if isinstance(column, pa.ChunkedArray) else _as_numpy(column)
+        column = column.to_numpy(zero_copy_only=False)
     if isinstance(column, range):  # numpy would convert it number by number
         column = np.arange(column.start, column.stop, column.step)
     numbers = np.asarray(column)
@@ -209,15 +214,11 @@ def _row_numbers(column: Any, name: str, rows: int) -> Int64s:
     return numbers.astype(np.int64, copy=False)
 
 
-def _as_numpy(column: pa.Array) -> Any:
-    return column.to_numpy(zero_copy_only=False)
-
-
 def conform(columns: Any, schema: pa.Schema, title: str) -> pa.RecordBatch:
-    """Convert columns to a batch with exactly the given schema.
+    """Convert the ``columns`` of `BatchOutput.emit` to a batch with exactly the given schema.
 
-    Raises TypeError or ValueError if the columns do not fit the schema; errors name the schema by
-    ``title``.
+    Raises TypeError or ValueError if the columns do not fit the schema. ``title`` is the name of
+    the schema in the text.
     """
     found = columns_in(columns, schema, title)
     arrays = [_column(column, field, title) for column, field in zip(found, schema, strict=True)]
@@ -231,7 +232,7 @@ def conform(columns: Any, schema: pa.Schema, title: str) -> pa.RecordBatch:
 
 
 def columns_in(columns: Any, schema: pa.Schema, title: str) -> list[Any]:
-    """Return the columns in a table, a mapping or a list, in the order of a schema.
+    """Return the ``columns`` of `BatchOutput.emit` as a list in the schema's order, not converted.
 
     Raises TypeError or ValueError if these are not the columns of the schema.
     """

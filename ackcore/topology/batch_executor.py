@@ -36,7 +36,7 @@ from ackcore.topology.tuples import (
 
 
 class BatchExecutor:
-    """The executor of one task of a `BatchBolt`; see `ackcore.topology.executors.Executor`."""
+    """The `Executor` of one task of a `BatchBolt`."""
 
     def __init__(self, component: BatchBolt, context: Context, reasons: ReasonMaker) -> None:
         self.component = component
@@ -53,7 +53,7 @@ class BatchExecutor:
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
-        """Run the bolt on a batch."""
+        """Run the bolt on a batch; see `Executor.process`."""
         first, rows = self._seen, batch.num_rows
         if not rows:
             return self._results([], {})
@@ -104,7 +104,7 @@ class BatchExecutor:
         return self.component.process(part, out)  # type: ignore[func-returns-value]
 
     def flush(self) -> Results:
-        """Flush the bolt."""
+        """Flush the bolt; see `Executor.flush`."""
         emitted: list[Piece] = []
         failures: dict[int, Reason] = {}
         if self._prepared and not self._broken and self._until_flush:
@@ -128,8 +128,10 @@ class BatchExecutor:
         self._prepared = False
 
     def _without_gone(self, piece: Piece, failures: dict[int, Reason]) -> Piece:
-        """Drop rows emitted by ``flush`` with an anchor that failed before, and fail their other
-        anchors. The engine no longer has the failed anchor, and no sink would receive the rows.
+        """Return a piece of ``flush`` without the rows that have an anchor that failed before.
+
+        Their other anchors are added to ``failures``. The engine no longer has the failed anchor,
+        and no sink would receive the rows.
         """
         stream, batch, (handles, offsets) = piece
         gone = np.isin(handles, np.array(sorted(self._failed), np.int64))
@@ -160,9 +162,9 @@ class BatchExecutor:
     def _call(
         self, call: Callable[[], object], out: BatchCollector, columns: Sequence[str] = ()
     ) -> Reason | None:
-        """Call the bolt. Return the reason if it raises; the contents of ``out`` are then dropped.
+        """Call the bolt; if it raises, return the reason and drop the contents of ``out``.
 
-        ``columns``: the columns of the batch, which the reason of a missing column names.
+        ``columns``: the columns of the batch, for the hint if the bolt read a missing one.
         """
         try:
             refuse_returned(call(), "out.emit(...)")

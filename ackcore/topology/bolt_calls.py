@@ -1,4 +1,4 @@
-"""Functions that several executors use: call settings, checks of bolts, joined emissions."""
+"""Functions that several executors use: settings and checks of bolts, joined emissions."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ JOIN_BYTES = 1 << 30
 
 
 def joined(stream: str, pieces: Sequence[tuple[pa.RecordBatch, Anchors]]) -> list[Emission]:
-    """Join the batches that were emitted to one stream, in order, into as few as possible.
+    """Join the batches that were emitted to one stream, in order, to as few emissions as possible.
 
-    Later steps work by the batch, so few large batches cost less than many small ones.
+    ``pieces``: the batches with their anchors. Few large batches cost less in later steps.
     """
     emissions: list[Emission] = []
     starts, room = [0], JOIN_BYTES
@@ -51,7 +51,7 @@ def joined(stream: str, pieces: Sequence[tuple[pa.RecordBatch, Anchors]]) -> lis
 
 
 def join_anchors(parts: Sequence[Anchors]) -> Anchors:
-    """Return the anchors of several emissions, in order, as those of one emission."""
+    """Return the anchors of an emission whose rows are those of several ones, in order."""
     handles = np.concatenate([part.handles for part in parts])
     if all(part.offsets is None for part in parts):
         return Anchors(handles, None)
@@ -63,7 +63,7 @@ def join_anchors(parts: Sequence[Anchors]) -> Anchors:
 
 
 def no_stream(component: str, stream: object, declared: Collection[str]) -> ValueError:
-    """Return the error for a stream that a bolt does not declare."""
+    """Return the error for an emission to a stream that the bolt ``component`` does not declare."""
     if not declared:
         return ValueError(
             f"{component} declares no outputs, so that it cannot emit; set "
@@ -93,7 +93,7 @@ _METHODS = {
 
 
 def refuse_attribute(collector: object, name: str) -> NoReturn:
-    """Raise the `AttributeError` of an attribute that a collector does not have."""
+    """Raise the `AttributeError` for an attribute that a collector does not have, with advice."""
     kind = type(collector).__name__
     if name not in _METHODS:
         raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=collector)
@@ -167,7 +167,11 @@ def keep_settings(component: Component) -> None:
 
 
 def _plain(bolt: AsyncBolt, name: str) -> Any:
-    """Return a setting of a bolt. A function without parameters in its class is not bound to it."""
+    """Return a setting of a bolt.
+
+    Python makes a method of a function that is set in the class. If it takes no ``self``, such as a
+    ``lambda: Fixed(8)``, the function itself is returned.
+    """
     value = getattr(bolt, name)
     if inspect.ismethod(value) and not inspect.signature(value.__func__).parameters:
         return value.__func__
@@ -181,23 +185,23 @@ NOT_RUN = (GeneratorType, CoroutineType, AsyncGeneratorType)
 
 
 def refuse_returned(result: object, emit: str) -> None:
-    """Raise `TypeError` if a bolt's method returned a value, which nobody would read.
+    """Raise `TypeError` if a method of a bolt returned a value, which would be lost.
 
-    ``emit``: the call that the error suggests.
+    ``emit``: the call that the error suggests instead of ``return``.
     """
     if isinstance(result, NOT_RUN):
         raise TypeError(
             f"a bolt's methods must return None, got {type(result).__name__}, which has not run; "
-            "emit what it yields"
+            f"emit values by {emit} instead of 'yield'"
         )
     if result is not None:
         raise TypeError(
-            f"a bolt's methods must return None, got {type(result).__name__}; emit it by {emit}"
+            f"a bolt's methods must return None, got {type(result).__name__}; emit values by {emit}"
         )
 
 
 def failures_of(failures: Mapping[int, Reason]) -> list[FailedInputs]:
-    """Convert reasons by handle to the ``failures`` of `Results`."""
+    """Convert failed handles with their reasons to the ``failures`` of `Results`."""
     if not failures:
         return []
     reasons = list(failures.values())
@@ -207,12 +211,12 @@ def failures_of(failures: Mapping[int, Reason]) -> list[FailedInputs]:
 
 
 def overrides_flush(component: object, base: type) -> bool:
-    """Return whether a bolt defines ``flush``."""
+    """Return whether a bolt has a ``flush`` other than that of ``base``, its base class."""
     return type(component).flush is not base.flush or "flush" in vars(component)  # type: ignore[attr-defined]
 
 
 def journaled(component: Component) -> BasicBolt | AsyncBolt:
-    """Check that a bolt with ``journal = True`` can have a journal, and return it.
+    """Return a bolt with ``journal = True``, after a check that it can have a journal.
 
     Raises TypeError if it cannot, or ``journal`` is not a bool.
     """
@@ -240,7 +244,10 @@ def journaled(component: Component) -> BasicBolt | AsyncBolt:
 
 
 def cleaned_up(cleanup: Callable[[], object], name: str) -> None:
-    """Call a bolt's ``cleanup`` and log an exception, because no record depends on it any more."""
+    """Call the ``cleanup`` of the bolt ``name``, and log an exception.
+
+    It is not raised, because no record depends on it any more.
+    """
     try:
         cleanup()
     except KeyboardInterrupt:

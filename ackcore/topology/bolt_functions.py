@@ -112,19 +112,15 @@ def _annotation(function: Any) -> str | None:
     return annotated.strip("'\" ").rpartition(".")[2]
 
 
-class AnswerRows:
-    """Conversion of the values that a function returns into rows of a schema.
-
-    ``schema``: the schema of the answers.
-    """
+class AnswerRows(RowSchema):
+    """Converts the answers of a function of a row to rows of ``schema``."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._rows = RowSchema("fn", DEFAULT_STREAM, schema)
-        self._rows.title = TITLE
-        self._single = len(schema) == 1
+        super().__init__("fn", DEFAULT_STREAM, schema)
+        self.title = TITLE
 
     def row(self, answer: Any) -> Row:
-        """Return the values of an answer; later changes of the answer do not affect them.
+        """Return the values of an answer in the schema's order; later changes do not affect them.
 
         Raises TypeError or ValueError if the answer does not fit the schema.
 
@@ -135,23 +131,23 @@ class AnswerRows:
         """
         if isinstance(answer, NOT_RUN):
             raise _not_run(answer)
-        if self._single:
+        if self.width == 1:
             if self._is_value(answer):
                 answer = (answer,)
             elif self._lacks_tuple(answer):
-                (field,) = self._rows.schema
+                (field,) = self.schema
                 raise ValueError(
                     f"fn must return the {field.type} of {field.name!r} in a tuple, got "
                     f"{short_repr(answer)}; write return (value,)"
                 )
-        return self._rows.row(answer)
+        return super().row(answer)
 
     def _lacks_tuple(self, answer: Any) -> bool:
         """Return whether an answer is a list or dict that must be in a tuple.
 
         A list could be the answer's values or the value of its only field; likewise a dict.
         """
-        (field,) = self._rows.schema
+        (field,) = self.schema
         if isinstance(answer, Mapping):
             nested = pa.types.is_struct(field.type) or pa.types.is_map(field.type)
             return nested and set(answer) != {field.name}
@@ -160,15 +156,11 @@ class AnswerRows:
         return is_list and not (len(answer) == 1 and isinstance(answer[0], items))
 
     def _is_value(self, answer: Any) -> bool:
-        """Return whether an answer is the value of the only field."""
+        """Return whether an answer is the bare value of the only field, as `row` says."""
         if type(answer) in (list, tuple) or isinstance(answer, Mapping):
             return False
         named = as_mapping(answer)
-        return named is None or set(named) != set(self._rows.names)
-
-    def batches(self, rows: list[Row]) -> tuple[list[tuple[int, pa.RecordBatch]], list[Misfit]]:
-        """Convert rows to batches, each with the number of its first row, and failing rows."""
-        return self._rows.batches(rows)
+        return named is None or set(named) != set(self.names)
 
 
 def columns_of(answer: Any, schema: pa.Schema, rows: int) -> pa.RecordBatch:
@@ -194,10 +186,11 @@ def columns_of(answer: Any, schema: pa.Schema, rows: int) -> pa.RecordBatch:
 def answer_parts(
     answer: Any, schema: pa.Schema, rows: int
 ) -> tuple[list[tuple[int, pa.RecordBatch]], list[Misfit]]:
-    """Convert the answer of a function of batches; arguments as for `columns_of`.
+    """Convert the answer of a function of batches, without the rows that do not fit the schema.
 
-    Returns batches, each with the number of its first row, and the rows whose values do not fit the
-    schema. If the answer has other columns or another number of rows, no row fits.
+    The arguments are those of `columns_of`. Returns batches, each with the number of its first row,
+    and a `Misfit` for each other row: for all rows if the answer has other columns or another
+    number of rows.
     """
     batches: list[tuple[int, pa.RecordBatch]] = []
     misfits: list[Misfit] = []

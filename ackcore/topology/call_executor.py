@@ -50,10 +50,7 @@ Group = list[CallInput]
 
 
 class CallExecutor(RowExecutor):
-    """The executor of one task of an `AsyncBolt`, or of a `Bolt` or `BasicBolt` with several
-    threads.
-
-    See `ackcore.topology.executors.Executor`.
+    """The `Executor` of one task of an `AsyncBolt`, or of a bolt with several threads.
 
     ``component``, ``context``, ``reasons``: as for a `RowExecutor`. ``settings``: the settings of
     the bolt's calls. ``progressed``: called after each call, in the order of the inputs.
@@ -127,7 +124,10 @@ class CallExecutor(RowExecutor):
         return self.make_calls(function, self._settings, key_of=key_of, refusal=self._refusal)
 
     def _run_all(self, origin: Origin, batch: pa.RecordBatch, first: int) -> None:
-        """Execute all rows, and convert their emissions to Arrow after each slice."""
+        """Execute all rows of a batch, whose first row has the handle ``first``.
+
+        The collector has the results, converted to Arrow after each slice.
+        """
         if not batch.num_rows:
             return
         assert self._calls is not None
@@ -191,7 +191,7 @@ class CallExecutor(RowExecutor):
         self.collector._convert()
 
     def _is_of_input(self, error: BaseException) -> bool:
-        """Return whether an error of a call of several inputs may concern only some of them."""
+        """Return whether an error of a call of several inputs may be due to only some of them."""
         return not (self._settings.is_of_call(error) or is_marked_final(error))
 
     def _grouped(self, inputs: Iterator[CallInput]) -> Iterator[Group]:
@@ -218,7 +218,7 @@ class CallExecutor(RowExecutor):
         yield from begun.values()
 
     def _end(self, input: CallInput, error: BaseException | None) -> None:
-        """Emit the rows of an input whose call and all earlier ones have ended, or fail it."""
+        """Pass the rows or the error of an input to the collector: inputs end in their order."""
         collector = self.collector
         if isinstance(self.component, Bolt):
             collector._add_emitted(input.emitted)
@@ -233,7 +233,7 @@ class CallExecutor(RowExecutor):
     def _fail_rest(
         self, out: deque[CallInput], pulled: Iterator[CallInput], error: BaseException
     ) -> None:
-        """Fail the inputs ``out``, whose calls have begun, and ``pulled``, which are left."""
+        """Fail the inputs that have not ended: ``out``, which were called, and then ``pulled``."""
         for input in out:
             self.collector._raised(input.tuple, input.error or error)
         out.clear()

@@ -468,8 +468,10 @@ def output_streams(component: Component) -> dict[str, pa.Schema]:
 
 
 def refuse_unrunnable(component: Component) -> None:
-    """Raise `TypeError` for a bolt with a method that must not have ``yield`` or ``async``, or must
-    be async. A call of such a method would return at once, and its input be acked unprocessed.
+    """Raise `TypeError` if methods of an `AsyncBolt` are not async, or those of others are.
+
+    Also if a method has ``yield``. A call of such a method would return at once, and its input
+    would be acked unprocessed.
     """
     if isinstance(component, AsyncBolt):
         _refuse_plain(component)
@@ -483,8 +485,8 @@ def refuse_unrunnable(component: Component) -> None:
         ):
             raise TypeError(
                 f"{type(component).__name__}.{method} must be a plain method, got one with "
-                "'yield' or 'async': calling it would do nothing; emit what it yields, or derive "
-                "from AsyncBolt to await"
+                "'yield' or 'async': calling it would do nothing; emit values instead of 'yield', "
+                "or derive from AsyncBolt to await"
             )
 
 

@@ -32,7 +32,7 @@ class Node:
     type: pa.DataType | None  # the type of its values; None if conditions cannot compare it
 
     def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return the values for a batch.
+        """Return a column of values, one per row of ``batch``, or a scalar for all rows.
 
         With ``alone`` the batch has one row. Parts that Spark does not evaluate for this row are
         skipped, such as the second operand of an AND whose first operand is false.
@@ -54,7 +54,7 @@ class ColumnNode(Node):
     name: str
 
     def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return the column."""
+        """Return the column of the batch, cast to ``type``."""
         values = batch.column(self.name)
         return values if self.type in (None, values.type) else values.cast(self.type)
 
@@ -65,7 +65,7 @@ class ColumnNode(Node):
 
 @dataclass(frozen=True)
 class LiteralNode(Node):
-    """A literal as a Python value, and as an Arrow scalar."""
+    """A literal: ``value`` in Python, ``scalar`` in Arrow."""
 
     value: Any
     scalar: pa.Scalar
@@ -87,7 +87,7 @@ class CallNode(Node):
     options: tuple[str, str] | None = None
 
     def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return the function's result."""
+        """Return the result of the Arrow function."""
         values = [each.evaluate(batch, alone) for each in self.arguments]
         # Arrow's options cannot be pickled.
         options = None if self.options is None else getattr(pc, self.options[0])(self.options[1])
@@ -114,7 +114,7 @@ class ArithmeticNode(CallNode):
     """
 
     def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return the numbers."""
+        """Return the results of the operation."""
         swapped = self.function == "divide_checked"
         first, second = self.arguments[::-1] if swapped else self.arguments
         one = first.evaluate(batch, alone)
@@ -133,7 +133,7 @@ class ComparisonNode(Node):
     right: Node
 
     def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return the result. If the left operand is NULL, Spark does not evaluate the right one."""
+        """Return booleans. If the left operand is NULL, Spark does not evaluate the right one."""
         left = self.left.evaluate(batch, alone)
         if alone and self.operator != "<=>" and _is_null(left):
             return pa.nulls(1, pa.bool_())
@@ -170,7 +170,7 @@ class InNode(Node):
     literals: pa.Array
 
     def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return the result, which is NULL for NULL, unlike that of Arrow's function."""
+        """Return booleans: NULL for NULL, unlike Arrow's function."""
         values = self.node.evaluate(batch, alone)
         found = pc.is_in(values, value_set=self.literals)
         # For a batch of one row the values may be a scalar, such as the first of a coalesce.
@@ -190,7 +190,7 @@ class LazyNode(CallNode):
     ends: tuple[Any, ...] = ()
 
     def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return the result."""
+        """Return booleans, or the first value of a coalesce that is not NULL."""
         values = self.arguments[0].evaluate(batch, alone)
         for each in self.arguments[1:]:
             if alone and self._ends(_first(values)):

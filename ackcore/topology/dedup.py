@@ -34,7 +34,7 @@ _NO_KEYS = (
 
 
 class DedupBolt(Component):
-    """The bolt that emits one record of each key; ``spout`` is the name of its spout.
+    """The bolt that leaves out the duplicates among the records of ``spout``.
 
     It has no ``execute``: the engine runs it with an executor of its own.
     """
@@ -101,7 +101,7 @@ def dedup_of(
 def problems(spout: Spout, names: Iterable[str]) -> Iterator[str]:
     """Yield the problems of a spout's ``dedup`` as texts.
 
-    ``names``: the names of all other components and tables.
+    ``names``: the names of all bolts and tables.
     """
     dedup, subject = spout.dedup, f"spout {spout.name!r}"
     if dedup is None:
@@ -147,7 +147,7 @@ def problems(spout: Spout, names: Iterable[str]) -> Iterator[str]:
 
 
 def _types_of(spout: Spout) -> dict[str, str]:
-    """Return the types of a spout's columns as text; without those that are not declared."""
+    """Return the types of a spout's columns as text, by name; none if it declares no types."""
     source: Any = spout.source
     # A DataFrame may have a column "emits", and one of Spark Connect has columns of any name.
     schema = source.schema if spout.kind is None else source.emits

@@ -43,15 +43,16 @@ class Executor(Protocol):
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
-        """Run the bolt on a batch.
+        """Run the bolt on a batch; return the emissions and failures since the last call.
 
         ``source``, ``stream``: the component and stream that emitted the batch. ``identity``: the
         records of the rows, if the bolt has ``needs_identity``.
         """
 
     def flush(self) -> Results:
-        """Flush the bolt; then fail all inputs that are neither acked nor failed. No call of
-        `process` or `flush` may follow.
+        """Flush the bolt, then fail all inputs that are neither acked nor failed.
+
+        Returns the last emissions and failures. No call of `process` or `flush` may follow.
         """
 
     def cleanup(self) -> None:

@@ -96,7 +96,10 @@ def expect(
 
 
 def expectations_of(given: Any, subject: str) -> tuple[Expectations, ...]:
-    """Return the argument ``expect`` of a spout or bolt as a tuple; raise TypeError if wrong."""
+    """Return the argument ``expect`` of a spout or bolt as a tuple; raise TypeError if wrong.
+
+    ``subject``: the name of the spout or bolt in the text.
+    """
     some = (given,) if isinstance(given, Expectations) else given
     if not isinstance(some, Sequence) or not all(isinstance(one, Expectations) for one in some):
         raise TypeError(
@@ -107,7 +110,7 @@ def expectations_of(given: Any, subject: str) -> tuple[Expectations, ...]:
 
 
 class WrongResult(TypeError):
-    """A function of a batch did not return a boolean for each tuple."""
+    """A function of `expect` did not return a boolean for each tuple of its batch."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +123,11 @@ class StreamCheck:
     columns: tuple[str, ...]  # the columns whose values a reason shows
 
     def failed(self, batch: pa.RecordBatch) -> tuple[Int64s, dict[int, str]]:
-        """Return the row numbers of tuples that do not meet the condition, and errors by number.
+        """Return the row numbers of tuples that do not meet the condition.
 
-        A batch that raises is bisected, so an error concerns only the tuples that cause it. Raises
-        WrongResult if a function does not return a boolean for each tuple.
+        Also returns, by row number, the texts of errors that the condition raised; these tuples do
+        not meet it. A batch that raises is bisected, so an error concerns only the tuples that
+        cause it. Raises WrongResult if a function does not return a boolean for each tuple.
         """
         found: list[Int64s] = []
         errors: dict[int, str] = {}
@@ -148,7 +152,6 @@ class StreamCheck:
         return (np.concatenate(found) if found else np.empty(0, np.int64)), errors
 
     def _unmet(self, batch: pa.RecordBatch) -> Int64s:
-        """Return the row numbers of tuples that do not meet the condition, or raise its error."""
         if isinstance(self.condition, Node):
             met = self.condition.evaluate(batch, len(batch) == 1)
             met = pa.array([met.as_py()], pa.bool_()) if isinstance(met, pa.Scalar) else met

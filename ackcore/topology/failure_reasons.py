@@ -1,4 +1,4 @@
-"""Conversion of a bolt's exceptions and messages into reasons of failures: retried, or final."""
+"""Converts the exceptions of bolts, and texts, to the reasons of failures: retried, or final."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ MAX_AFTER_MS = int(MAX_AFTER_S * 1000)
 
 
 class ReasonMaker:
-    """The conversion of exceptions and texts to the reasons of one component.
+    """Makes the reasons of the failures of one component.
 
     ``component``: the name of the component, which is a part of its reasons. ``reject``: the
     exceptions, or their names, that are final besides `Reject`: the record is not retried.
     ``retry_on``: if given, all other exceptions but `Retry` are final, too.
 
-    Raises TypeError or ValueError if a list has another item.
+    Raises TypeError or ValueError if ``reject`` or ``retry_on`` has an item of another kind.
     """
 
     def __init__(
@@ -123,10 +123,12 @@ class ReasonMaker:
 
 
 def missing_column(error: BaseException, columns: Sequence[str], batch: str) -> str | None:
-    """Return a hint with the columns of a batch, if a bolt raised because it read another one.
+    """Return the hint for an exception that a bolt raised because it read a missing column.
+
+    The hint lists the columns of the batch. Returns None for any other error.
 
     Arrow's error names only the missing column. Python's KeyError names only a key, which is taken
-    for a column if it is similar to one. Returns None for any other error.
+    for a column if it is similar to one.
 
     ``error``: the exception that the bolt raised. ``columns``: the columns of the batch; empty if
     the bolt was not called with one. ``batch``: the name of the batch in the hint.

@@ -98,7 +98,7 @@ class RowFunction(_Calling, AsyncBolt):
             function.__enter__()
 
     async def execute(self, tuple: Tuple, collector: AsyncCollector) -> None:
-        """Call the function."""
+        """Call the function with the tuple; emit its kept columns, followed by the answer."""
         answer = await self._call(tuple)
         with marked_final():
             row = self._answers.row(answer)
@@ -134,7 +134,7 @@ class BatchFunction(_Calling, BatchBolt):
         list(self._calls.run(()))  # enters a function that is a context manager
 
     def process(self, batch: pa.RecordBatch, out: BatchOutput) -> None:
-        """Call the function."""
+        """Call the function with the batch; emit its kept columns, followed by the answers."""
         assert self._calls is not None
         ((answer, error, attempts, _),) = self._calls.run([batch])
         failed: list[int] = list(range(batch.num_rows))
@@ -156,7 +156,7 @@ class BatchFunction(_Calling, BatchBolt):
             out.fail(failed, reasons)
 
     def cleanup(self) -> None:
-        """Release the resources of the calls."""
+        """End the threads of the calls; exit the function, if it is a context manager."""
         if self._calls is not None:
             self._calls.close()
 
@@ -166,14 +166,14 @@ Piece = tuple[Int64s, pa.RecordBatch]
 
 
 class FailedRow(NamedTuple):
-    """The error of a row without an answer, and the number of calls made with it."""
+    """The error of a row without an answer, and the number of calls made with this row."""
 
     error: BaseException
     attempts: int
 
 
 class RowOutcomes(NamedTuple):
-    """The outcomes of some rows."""
+    """The rows of one slice with their answers or errors."""
 
     batch: pa.RecordBatch  # the rows as they were passed in
     pieces: list[Piece]  # the numbers of the answered rows, from 0 and in order, and their answers
@@ -207,7 +207,7 @@ class RowCalls:
         self._as_seen = as_seen
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[RowOutcomes]:
-        """Call the function with each row of the batches; yield the outcomes of slices, in order.
+        """Call the function with each row of the batches; yield their outcomes, slice by slice.
 
         An exception of the iterable ``batches`` is raised after the outcomes of all earlier rows.
         """
@@ -220,12 +220,15 @@ class RowCalls:
             yield each.answered(self._answers)
 
     def prepare(self) -> None:
-        """Enter the function if it is a context manager."""
+        """Enter the function, if it is a context manager."""
         for _ in self._calls.run(()):
             pass
 
     def cleanup(self) -> None:
-        """Release the resources of the calls, and exit the function."""
+        """End the threads of the calls; exit the function, if it is a context manager.
+
+        Logs a warning for each part of the limit that had no effect, since no call reported usage.
+        """
         self._calls.close()
         if self._limit is None:
             return
@@ -274,7 +277,7 @@ class _Slice:
         return self._taken < len(self._called)
 
     def take(self, outcome: CallOutcome[Any], answers: AnswerRows) -> None:
-        """Store an outcome, which is that of the first row in ``called`` that has none yet."""
+        """Store the outcome of the first row in ``called`` that has none yet."""
         row, error = self._called[self._taken], outcome.error
         self._taken += 1
         if error is None:

@@ -154,7 +154,10 @@ class Answers:
         return self._journal.get(key) is not None
 
     def _count(self, key: bytes, data: bytes | None) -> None:
-        """Add the cost of an answer to the budget, unless it has been added before."""
+        """Add the cost of an answer to the budget, unless it was added before.
+
+        ``data``: the bytes of the answer, None without one.
+        """
         if self.budget is not None and data is not None and key not in self._counted:
             cost = _cost_in(data)
             if cost.cost:
@@ -274,7 +277,7 @@ class Answers:
 
 
 def _cost_in(data: bytes) -> Cost:
-    """Return the cost in the bytes of an answer."""
+    """Read the cost from the bytes of an answer."""
     if not _HEAD.unpack_from(data)[0] & _PAID:
         return NO_COST
     cost, size = _COST.unpack_from(data, _HEAD.size)
@@ -348,13 +351,16 @@ class _Journaled(RowExecutor):
         return self._results(emissions, dict(sorted({**failed, **failures}.items())), 0)
 
     def _slices(self, origin: Origin, batch: pa.RecordBatch, first: int) -> Iterator[list[Tuple]]:
-        """Return the inputs of this batch without an answer, which `_run_all` executes."""
+        """Return the inputs without an answer, which `process` has found, for `_run_all`."""
         return self._asked
 
     def _unanswered(
         self, slices: Iterator[list[Tuple]], inputs: list[tuple[bytes, int]]
     ) -> Iterator[list[Tuple]]:
-        """Yield the inputs without an answer; add key and handle of all others to ``inputs``."""
+        """Yield the inputs without an answer, slice by slice, and keep their keys in `_keys`.
+
+        Adds the key and the handle of each other input to ``inputs``.
+        """
         for tuples in slices:
             some = []
             for one in tuples:
@@ -375,10 +381,7 @@ class _Journaled(RowExecutor):
 
 
 class JournaledExecutor(_Journaled):
-    """The executor of one task of a `BasicBolt` with ``journal = True``.
-
-    See `ackcore.topology.executors.Executor`.
-    """
+    """The `Executor` of one task of a `BasicBolt` with ``journal = True`` and one thread."""
 
     def __init__(
         self, component: BasicBolt, context: Context, reasons: ReasonMaker, answers: Answers
@@ -398,7 +401,7 @@ class JournaledExecutor(_Journaled):
 
 
 class JournaledCallExecutor(_Journaled, CallExecutor):
-    """The executor of a journaled `AsyncBolt`, or of a `BasicBolt` with several threads.
+    """The `Executor` of one task of a journaled `AsyncBolt`, or `BasicBolt` with several threads.
 
     An answer is written when its call returns, whether or not earlier inputs are done.
     """
@@ -438,7 +441,7 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
             cost = NO_COST
 
     def _cost_of(self) -> Cost:
-        """Return the cost of the call that ended, and add it to the budget."""
+        """Return the cost that the call has reported, and add it to the budget."""
         budget, usage = self._answers.budget, USAGE.get()
         if budget is None or usage is None:
             return NO_COST
@@ -449,7 +452,7 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
         return Cost(usage.cost, usage.key)
 
     def _pay(self) -> None:
-        """Write the cost of the call that raised."""
+        """Write the cost of the call, which raised, to the journal."""
         cost = self._cost_of()
         if cost.cost:
             try:

@@ -112,8 +112,9 @@ class RowCollector:
     def _fitting(
         self, values: Sequence[Any] | Mapping[str, Any], stream: str
     ) -> tuple[_Stream, Row]:
-        """Return the stream, and the values as a row of it; raise if there is none or they do not
-        fit.
+        """Return the stream of this name, and the values as a row of its schema.
+
+        Raises ValueError if the stream does not exist; raises if the values do not fit its schema.
         """
         try:
             out = self._streams.get(stream)
@@ -133,7 +134,7 @@ class RowCollector:
         return out, row
 
     def _misfit(self, error: BaseException) -> BaseException:
-        """Mark the error of an emission as final if the tuple must not be retried; return it."""
+        """Return the error of an emission that does not fit, marked as final if `_final`."""
         return as_final(error) if self._final else error
 
     def ack(self, tuple: Tuple) -> None:
@@ -194,9 +195,10 @@ class RowCollector:
             rows.append((row, chain[0] if len(chain) == 1 else chain))
 
     def _failed_before(self, anchor: Tuple) -> bool:
-        """Return whether an anchor failed in an earlier window. Call it under the lock.
+        """Return whether an anchor failed in an earlier window, so that its rows are dropped.
 
-        Raises ValueError or RuntimeError if no row may be emitted with this anchor.
+        Raises ValueError or RuntimeError if no row may be emitted with this anchor. Call it under
+        the lock.
         """
         if self._closed or anchor._origin.owner is not self:
             self._refuse(anchor)
@@ -241,8 +243,9 @@ class RowCollector:
     # -- called by the executor ---------------------------------------------------------------
 
     def _set_failed(self, tuple: Tuple, reason: Reason) -> bool:
-        """Fail a tuple. Return False if it had failed, or its ack is in an earlier result. Call it
-        under the lock.
+        """Fail a tuple; return False if it failed before, or its ack is in an earlier result.
+
+        Call it under the lock.
         """
         handle = tuple._handle
         if tuple._state == FAILED:
@@ -256,7 +259,7 @@ class RowCollector:
         return True
 
     def _raised(self, tuple: Tuple, error: BaseException) -> None:
-        """Fail a tuple whose execute raised."""
+        """Fail a tuple whose execute raised; drop its emissions if the collector is ``basic``."""
         reason = self._reasons.of(error)
         with self._lock:
             self._set_failed(tuple, reason)
@@ -266,8 +269,9 @@ class RowCollector:
                         out.rows.pop()
 
     def _pop_result(self, tuple: Tuple) -> tuple[dict[str, list[Row]], Reason | None]:
-        """Remove the rows of a tuple, which were emitted last, and its failure, and return them.
-        Call it under the lock.
+        """Take the rows of the tuple that was executed last, by stream, and its failure, if any.
+
+        The collector no longer has them. Call it under the lock.
         """
         rows: dict[str, list[Row]] = {}
         for name, out in self._streams.items():
@@ -351,8 +355,10 @@ class RowCollector:
                         self._set_failed(anchor, reason)
 
     def _end_window(self, seen: int) -> tuple[list[Emission], dict[int, Reason], int]:
-        """Begin the next window; return the emissions and failures of the one that ended, and the
-        number of tuples that are neither acked nor failed. ``seen``: the handle of the next input.
+        """End the window, and begin the next one.
+
+        Returns the emissions of the window, the reasons of its failures by handle, and the number
+        of tuples that are neither acked nor failed. ``seen``: the handle of the next input.
         """
         self._convert()
         with self._lock:
@@ -371,7 +377,7 @@ class RowCollector:
         return emissions, failures, still_open
 
     def _close(self, reason: Reason) -> None:
-        """Fail all open tuples. Later calls of the bolt raise."""
+        """Fail all tuples that are neither acked nor failed; later emits, acks and fails raise."""
         with self._lock:
             self._closed = True
             # Convert first: the reason of a failed conversion is more useful than "not acked".
@@ -383,7 +389,6 @@ class RowCollector:
 
 
 def _anchors_of(pairs: Sequence[tuple[Row, Tuple | tuple[Tuple, ...]]]) -> Anchors:
-    """Return the anchors of emitted rows as columns."""
     try:
         return Anchors(np.array([anchor._handle for _, anchor in pairs], np.int64), None)  # type: ignore[union-attr]
     except AttributeError:  # a row with no anchor or with several has a tuple of them
@@ -441,7 +446,7 @@ class CallCollector:
             emitted.setdefault(out, []).append((row, self._input))
 
     def close(self) -> Emitted:
-        """Return the emissions so far. Later ones raise."""
+        """Return the emissions of the call; later ones raise, and fail the input."""
         with self._collector._lock:
             emitted, self._emitted = self._emitted, None
         return emitted or {}

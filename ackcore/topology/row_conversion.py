@@ -41,7 +41,7 @@ _IMMUTABLE = frozenset(
 
 
 class Misfit(NamedTuple):
-    """The number of a row that cannot be converted, and the error."""
+    """A row that cannot be converted: its number in the rows given, and the error."""
 
     row: int
     error: BaseException
@@ -69,7 +69,9 @@ def column_values(column: pa.Array) -> list[Any]:
 
 
 def rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Misfit]]:
-    """Return the rows of a batch, and those that cannot be converted, which are () among the rows.
+    """Return the rows of a batch, and a `Misfit` for each that cannot be converted.
+
+    The former has () for such a row.
 
     Arrow has values that Python does not: a time with nanoseconds, a time zone that this machine
     lacks, text that is not UTF-8.
@@ -121,9 +123,9 @@ def by_halves(
 
 
 class RowSchema:
-    """The schema of a stream, with the check and conversion of its rows.
+    """Checks the values that a bolt emits to a stream, and converts them to rows and batches.
 
-    ``component``, ``stream``: the names of the stream in errors.
+    ``component``, ``stream``: the stream, for errors. ``schema``: its schema.
     """
 
     def __init__(self, component: str, stream: str, schema: pa.Schema) -> None:
@@ -178,8 +180,9 @@ class RowSchema:
         return tuple([values[name] for name in self.names])
 
     def batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
-        """Convert rows to a batch. Raises if a value does not fit its type, or the conversion would
-        change it.
+        """Convert rows to a batch of the schema.
+
+        Raises an error of any type if a value does not fit, or the conversion would change it.
         """
         columns = []
         for field, values in zip(self.schema, _transposed(rows, self.width), strict=True):
@@ -200,7 +203,10 @@ class RowSchema:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def batches(self, rows: Sequence[Row]) -> tuple[list[tuple[int, pa.RecordBatch]], list[Misfit]]:
-        """Return the rows as batches, each with the number of its first row, and failing rows."""
+        """Convert rows to few batches, without the rows that do not fit the schema.
+
+        Returns the batches, each with the number of its first row, and the other rows.
+        """
         batches: list[tuple[int, pa.RecordBatch]] = []
         misfits: list[Misfit] = []
 
@@ -219,7 +225,10 @@ def _transposed(rows: Sequence[Row], width: int) -> Iterable[Sequence[Any]]:
 
 
 def no_values(values: object, title: str) -> TypeError:
-    """Return the error for an object that is neither a sequence nor a mapping of values."""
+    """Return the error for ``values`` that are neither a sequence nor a mapping.
+
+    ``title``: the name of the stream in the text.
+    """
     if isinstance(values, Tuple):
         way_out = "pass tuple.values to emit it unchanged"
     else:

@@ -35,7 +35,7 @@ SLICE_ROWS = 512
 
 
 class RowExecutor:
-    """The executor (`ackcore.topology.executors.Executor`) of a task of a `Bolt` or `BasicBolt`.
+    """The `Executor` of one task of a `Bolt` or `BasicBolt`.
 
     ``context``: the argument of ``prepare``. ``reasons``: converts the bolt's exceptions.
     """
@@ -66,7 +66,7 @@ class RowExecutor:
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
-        """Run the bolt on every row of a batch."""
+        """Run the bolt on every row of a batch; see `Executor.process`."""
         first, rows = self._seen, batch.num_rows
         self._seen += rows
         if rows and not self._prepared:
@@ -80,7 +80,7 @@ class RowExecutor:
         return self._results(*self.collector._end_window(self._seen))
 
     def flush(self) -> Results:
-        """Flush the bolt; then fail the inputs that it has neither acked nor failed."""
+        """Flush the bolt; see `Executor.flush`."""
         if self._broken:
             return Results([], [], 0)
         collector, reason, error = self.collector, self.reasons.not_acked(), None
@@ -100,7 +100,8 @@ class RowExecutor:
         self._until_flush = False
         if collector.ignored:
             log.warning(
-                "%s: %d calls for tuples that were acked or failed before; ignored",
+                "%s: %d calls of ack, fail or emit for tuples that were acked or failed before "
+                "had no effect; ack or fail each tuple once, after its last emit",
                 self.reasons.component,
                 collector.ignored,
             )
@@ -129,7 +130,10 @@ class RowExecutor:
         self.component.prepare(self.context)
 
     def _run_all(self, origin: Origin, batch: pa.RecordBatch, first: int) -> None:
-        """Execute all rows, and convert their emissions to Arrow, slice by slice."""
+        """Execute all rows of a batch, whose first row has the handle ``first``.
+
+        The collector has the results, converted to Arrow after each slice.
+        """
         for todo in self._slices(origin, batch, first):
             if isinstance(self.component, BasicBolt):
                 self._execute_basic(self.component, todo)
@@ -140,7 +144,7 @@ class RowExecutor:
             self.collector._convert()
 
     def _slices(self, origin: Origin, batch: pa.RecordBatch, first: int) -> Iterator[list[Tuple]]:
-        """Yield tuples for the rows, slice by slice, and fail rows that have no Python value."""
+        """Yield the rows of a batch as tuples, in slices; fail rows without a Python value."""
         for start in range(0, batch.num_rows, SLICE_ROWS):
             rows, misfits = rows_of(batch.slice(start, SLICE_ROWS))
             handles = range(first + start, first + start + len(rows))
@@ -182,7 +186,7 @@ class RowExecutor:
                         one._state = ACKED
 
     def _refuse_returned(self, result: object, emit: str | None = None) -> None:
-        """Raise TypeError as `refuse_returned` does; final if the call may have cost money."""
+        """Call `refuse_returned`; its error is final if another call could cost money again."""
         try:
             refuse_returned(result, emit or self._emit)
         except TypeError as error:

@@ -50,9 +50,9 @@ def _values(was: Any, now: Any) -> str:
 
 
 def _by_name(show: Callable[[Any, Any], str]) -> Callable[[Any, Any], str]:
-    """Return a function that describes the differences of two mappings.
+    """Return a function that describes the differences of an old and a new mapping.
 
-    ``show``: describes the old and the new value of one key.
+    ``show``: describes the old and the new value of a key that both have.
     """
 
     def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -61,8 +61,9 @@ class TableSource(Protocol):
     """A table at one point in time, which a task can open."""
 
     def reader(self) -> TableReader:
-        """Return a reader of the table. Raises CheckpointCorrupt or StateError if a file of it is
-        missing, damaged or unreadable.
+        """Open the table.
+
+        Raises CheckpointCorrupt or StateError if a file of it is missing, damaged or unreadable.
         """
 
 
@@ -151,7 +152,7 @@ class TableView:
         return f"table {self.name!r}"
 
     def _key_column(self, field: pa.Field, value: Any) -> pa.Array:
-        """Return a value of a key as a column of one row. Raises ValueError if it does not fit."""
+        """Return one value of a key as a column; raise ValueError if it does not fit ``field``."""
         try:
             return array_of([value], field.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

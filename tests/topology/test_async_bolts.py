@@ -439,7 +439,11 @@ def plain(self, *arguments):
         (AsyncBolt, {"execute": nothing, "prepare": plain}, "B.prepare must be a coroutine"),
         (AsyncBolt, {"execute": nothing, "cleanup": plain}, "B.cleanup must be a coroutine"),
         (AsyncBolt, {"execute": nothing, "flush": nothing}, "B.flush would never be called"),
-        (BasicBolt, {"execute": nothing}, "emit what it yields, or derive from AsyncBolt to await"),
+        (
+            BasicBolt,
+            {"execute": nothing},
+            "emit values instead of 'yield', or derive from AsyncBolt",
+        ),
         (Bolt, {"execute": plain, "prepare": nothing}, "or derive from AsyncBolt to await"),
     ],
 )

@@ -596,7 +596,7 @@ def test_what_is_returned_is_not_taken_for_emitted():
     def process(batch, out):
         return batch if 2 in batch["n"].to_pylist() else out.emit(batch.columns, parents=[0])
 
-    said = "a bolt's methods must return None, got RecordBatch; emit it by out.emit(...)"
+    said = "a bolt's methods must return None, got RecordBatch; emit values by out.emit(...)"
     results = run(executor_for("b", Doing(process)), [1, 2])
     assert emitted(results) == [(1, [0])]
     assert failed(results) == {1: Reason("b", "TypeError", said)}

@@ -120,7 +120,7 @@ def test_what_is_returned_is_not_taken_for_emitted(result):
         c.emit((t[0],))
         return result if t[0] == 2 else None
 
-    said = f"a bolt's methods must return None, got {type(result).__name__}; emit it by "
+    said = f"a bolt's methods must return None, got {type(result).__name__}; emit values by "
     results = run(executor_for("b", Basically(execute)), [1, 2, 3])
     assert emitted(results) == [(1, [0]), (3, [2])]
     assert failed(results) == {1: Reason("b", "TypeError", f"{said}collector.emit(...)")}

@@ -285,4 +285,4 @@ def test_the_first_of_several_answers_counts(caplog):
         results = run(executor, [1, 2, 3], [4])
     assert whys(results) == {1: "first", 2: "in time"}
     assert executor.collector.ignored == 5
-    assert "5 calls for tuples that were acked or failed before" in caplog.text
+    assert "5 calls of ack, fail or emit for tuples that were acked or failed" in caplog.text
