@@ -14,10 +14,9 @@ from ackcore.tables.key_groups import Bools, KeyGroups, valid_of
 
 
 def with_nulls(column: pa.Array, kept: Bools | None) -> pa.Array:
-    """Return a column with one row per group, given one with a row for each ``kept`` group only.
+    """Return one value per group: those of ``column``, in order, for groups that are ``kept``.
 
-    ``kept``: whether ``column`` has a value for the group; the other groups get null. None if it
-    has one for each.
+    The other groups get null. If ``kept`` is None, ``column`` has a value for each group.
     """
     return column if kept is None else column.take(pa.array(np.cumsum(kept) - 1, mask=~kept))
 
@@ -65,10 +64,10 @@ def sums_of(column: pa.Array, groups: KeyGroups, name: str) -> pa.Array:
 
 
 def _exact_sums(numbers: Any, starts: Int64s) -> list[int]:
-    """Return the exact sum of each group of integers.
+    """Return the exact sums of groups of integers.
 
-    ``numbers``: shape (integers, words): the one or two 64-bit words of each integer, the lowest
-    first. ``starts``: the first row of each group.
+    ``numbers``: the 64-bit words of each integer in a row, the lowest first. ``starts``: the first
+    row of each group.
     """
     totals = [0] * len(starts)
     words = numbers.shape[1]

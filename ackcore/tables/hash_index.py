@@ -62,7 +62,6 @@ class HashIndex(NamedTuple):
         return found
 
     def _firsts(self, buckets: Int64s) -> Int64s:
-        """Return the first row of each bucket."""
         found = self.distances[buckets].astype(np.int64)
         found += self._expected(buckets)
         found += self.base

@@ -209,9 +209,9 @@ class Fold(Aggregate):
 
 
 def _pairwise(states: Sequence[pa.Array], groups: KeyGroups, merge: Any) -> list[pa.Array]:
-    """Return the columns of one state per group, merged by calls of ``merge``.
+    """Merge the states of each group by calls of ``merge``, each for many groups.
 
-    The first call gets the first two states of all groups, the next one the results and the third
+    The first call gets the first two states of the groups, the next one the results and the third
     states, and so on.
     """
     merged = [state.take(pa.array(groups.firsts)) for state in states]

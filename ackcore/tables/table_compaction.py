@@ -178,10 +178,7 @@ def _merge_into_base(
 
 
 def _cells(base: Sequence[SegmentInfo]) -> Iterable[tuple[int, int]]:
-    """Divide all hashes at the ends of the base's segments, and large segments into parts.
-
-    Yields ranges, ascending: the start, and the end, which is not included.
-    """
+    """Divide the range of all hashes at the ends of segments, and large segments into parts."""
     end = 0
     for segment in base:
         if end < segment.lo:

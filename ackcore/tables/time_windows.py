@@ -55,10 +55,7 @@ class Window:
 
     @classmethod
     def of(cls, structure: Mapping[str, Any]) -> Window:
-        """Rebuild the definition from the result of `structure`, for readers of stored rows.
-
-        The lateness is missing, so windows must not be closed by it.
-        """
+        """Rebuild the definition from `structure`, without lateness: to read rows, not to close."""
         return cls(**structure, late_ms=0, idle_ms=None)
 
     def start_type(self, kind: pa.DataType) -> pa.DataType:
@@ -73,7 +70,7 @@ class Window:
     def times(self, column: pa.Array) -> tuple[Int64s, Bools]:
         """Return the time of each row in microseconds, and whether it is usable.
 
-        A time is usable if it is not null and in the years 1 to 9999; others are returned as 0.
+        Times that are null, or not in the years 1 to 9999, are not; they are returned as 0.
         """
         values: Int64s = column.cast(pa.int64()).fill_null(0).to_numpy()
         per_second = _PER_SECOND[column.type.unit]
@@ -107,10 +104,7 @@ class Window:
         return _up(ends) + (self.size_ms if self.step_ms is None else 0)
 
     def closes_between(self, from_ms: int, until_ms: int) -> bool:
-        """Return whether a window can close when the bound of closed windows rises.
-
-        ``from_ms``, ``until_ms``: the bound before and after.
-        """
+        """Return whether a window can close when the bound rises from one time to another."""
         if self.step_ms is None:
             return from_ms < until_ms
         ends = ((bound - self.size_ms) // self.step_ms for bound in (from_ms, until_ms))
@@ -232,12 +226,7 @@ def sliding(
         The distance between the starts of two windows in seconds, a multiple of 0.001; at most
         ``size_s``, and at least a thousandth of it.
     time, late_s, idle_s
-        See `tumbling`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is wrong; the text names it.
+        See `tumbling`, which raises the same errors.
     """
     size_ms, step_ms = _ms(size_s, "size_s", MIN_S), _ms(step_s, "step_s", MIN_S)
     if not step_ms <= size_ms <= MAX_WINDOWS * step_ms:
@@ -260,12 +249,7 @@ def session(gap_s: float, time: str, *, late_s: float = 0.0, idle_s: float | Non
     gap_s : float
         The time in seconds without a row that ends a session, a multiple of 0.001.
     time, late_s, idle_s
-        See `tumbling`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is wrong; the text names it.
+        See `tumbling`, which raises the same errors.
     """
     return _window(_ms(gap_s, "gap_s", MIN_S), None, time, late_s, idle_s)
 

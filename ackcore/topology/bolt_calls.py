@@ -109,7 +109,8 @@ def refuse_attribute(collector: object, name: str) -> NoReturn:
 #: The largest number of inputs of one call.
 MAX_BATCH = 1 << 16
 
-_NAMES = (
+#: The attributes of an `AsyncBolt` that are settings of its calls, besides its limit.
+CALL_SETTINGS = (
     "max_concurrency",
     "timeout_s",
     "endpoints",
@@ -138,7 +139,7 @@ def call_settings(
         return CallSettings(max_concurrency=threads, breaker_failures=None, wait_in_task_s=0)
     if not isinstance(bolt, AsyncBolt):
         return None
-    given = {name: _plain(bolt, name) for name in _NAMES}
+    given = {name: _plain(bolt, name) for name in CALL_SETTINGS}
     as_count(bolt.max_batch, "max_batch", 1, MAX_BATCH)
     limit = checked_limit(bolt.limit)
     return CallSettings(
@@ -253,4 +254,5 @@ def cleaned_up(cleanup: Callable[[], object], name: str) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        log.warning("%s: cleanup raised %s: %s", *Reason.of(name, error)[:3], exc_info=True)
+        text = "%s: cleanup raised %s: %s; no record is affected"
+        log.warning(text, *Reason.of(name, error)[:3], exc_info=True)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from ackcore.calls import RateLimit
 from ackcore.tables.time_windows import END, START
+from ackcore.topology.bolt_calls import CALL_SETTINGS
 from ackcore.topology.components import DEFAULT_STREAM, AsyncBolt, BasicBolt, Bolt, Component
 from ackcore.topology.dedup import DedupBolt
 from ackcore.topology.expectations import Expectations
@@ -198,18 +199,6 @@ _WIDTH = 100
 _RULE = 78
 #: The maximum number of characters of a writer's repr.
 _WRITER = 72
-#: The settings of calls that are shown if they differ from their defaults.
-_CALL_SETTINGS = (
-    "limit",
-    "max_concurrency",
-    "timeout_s",
-    "endpoints",
-    "wait_in_task_s",
-    "breaker_failures",
-    "breaker_reset_s",
-    "max_batch",
-    "journal",
-)
 #: Shown even if they have their defaults: readers of failures need them first.
 _ALWAYS = ("max_attempts", "backoff_s", "max_backoff_s")
 
@@ -351,7 +340,7 @@ def _calls(component: Component) -> str:
     base: type[Component] = BasicBolt
     names: Sequence[str] = ("threads", "journal")
     if isinstance(component, AsyncBolt):
-        base, names = AsyncBolt, _CALL_SETTINGS
+        base, names = AsyncBolt, ("limit", *CALL_SETTINGS, "max_batch", "journal")
     elif not isinstance(component, Bolt | BasicBolt):
         return ""
     shown = []

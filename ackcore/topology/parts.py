@@ -228,7 +228,7 @@ class DeclaredTable(NamedTuple):
     window: Window | None = None
 
     def spec(self, schema: pa.Schema) -> TableSpec:
-        """Return the table, if its stream has this schema.
+        """Return the checked table, given the schema of its stream.
 
         Raises TypeError or ValueError if the key or a value does not fit the schema.
         """
@@ -329,6 +329,10 @@ class Parts:
         It has names, fields, types and groupings, but no code, sources, writers, parallelism or
         settings. It does not depend on the order of declarations.
         """
+        tables = {
+            table.name: {"from": [table.component, table.stream], **table.shape.structure()}
+            for table in self.tables.values()
+        }
         return {
             "spouts": {
                 spout.name: {
@@ -354,13 +358,7 @@ class Parts:
                 for bolt in self.bolts.values()
             },
             "sinks": {sink.name: [sink.component, sink.stream] for sink in self.sinks.values()},
-            **({} if not self.tables else {"tables": self._tables()}),
-        }
-
-    def _tables(self) -> dict[str, Any]:
-        return {
-            table.name: {"from": [table.component, table.stream], **table.shape.structure()}
-            for table in self.tables.values()
+            **({} if not tables else {"tables": tables}),
         }
 
     @cached_property

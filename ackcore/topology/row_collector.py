@@ -231,7 +231,8 @@ class RowCollector:
             raise self._too_late()
         raise ValueError(
             f"tuple must be an input of this task of bolt {self._reasons.component!r}, got "
-            f"{tuple!r}, an input of another task or component"
+            f"{tuple!r}, an input of another task or component; use a tuple that the bolt's "
+            "execute has received"
         )
 
     def _too_late(self) -> RuntimeError:

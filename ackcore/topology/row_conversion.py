@@ -90,7 +90,7 @@ def rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Misfit]]:
                     raise
                 (value,) = shown_values(column)
                 raise ValueError(
-                    f"{name!r} holds a {column.type} without a Python value: "
+                    f"column {name!r} holds a {column.type} without a Python value: "
                     f"{short_repr(value)}; use a BatchBolt, which reads Arrow columns"
                 ) from error
         rows[start:stop] = zip(*columns, strict=True)
@@ -218,7 +218,6 @@ class RowSchema:
 
 
 def _transposed(rows: Sequence[Row], width: int) -> Iterable[Sequence[Any]]:
-    """Return the columns of rows that have ``width`` values each."""
     if width <= 2:  # zip first makes an iterator per row, which costs more than two passes
         return [[row[at] for row in rows] for at in range(width)]
     return zip(*rows, strict=True)

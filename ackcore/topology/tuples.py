@@ -280,7 +280,7 @@ class Tuple:
 
 
 class Anchors(NamedTuple):
-    """The anchors of the rows of an emission, as two columns."""
+    """The anchors of the rows of an emission: the inputs from which each row was made."""
 
     handles: Int64s  # the handles of inputs
     #: None if each row has exactly one anchor, ``handles[i]``. Otherwise the anchors of row i are
@@ -289,7 +289,7 @@ class Anchors(NamedTuple):
 
 
 class Emission(NamedTuple):
-    """Rows emitted to one stream, in order of emission."""
+    """Rows emitted to one stream, in the order of emission, and their anchors."""
 
     stream: str
     batch: pa.RecordBatch  # the rows, at least one, with exactly the stream's schema
@@ -297,7 +297,7 @@ class Emission(NamedTuple):
 
 
 class FailedInputs(NamedTuple):
-    """Inputs that failed; each handle occurs once."""
+    """The handles of inputs that failed, each once, and the reasons."""
 
     handles: Int64s  # the handles of the inputs
     reasons: list[Reason]  # one reason per handle, or a single one for all

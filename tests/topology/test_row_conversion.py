@@ -51,7 +51,7 @@ def test_a_value_that_python_cannot_show_fails_its_row_only():
     rows, misfits = rows_of(pa.record_batch({"n": [1, 2, 3], "text": bad}))
     assert rows == [(1, "ab"), (), (3, "ef")]
     assert [row for row, _ in misfits] == [1]
-    assert str(misfits[0].error).startswith("'text' holds a string without a Python value: ")
+    assert str(misfits[0].error).startswith("column 'text' holds a string without a Python value: ")
 
 
 def test_rows_without_columns_are_counted():

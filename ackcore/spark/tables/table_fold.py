@@ -88,10 +88,7 @@ class TableFold:
         return len(states) - len(known), states
 
     def _compacted(self, segments: tuple[SegmentInfo, ...], pace: float) -> tuple[SegmentInfo, ...]:
-        """Return the segments after merges: until none is due, or their weight reaches ``pace``.
-
-        One merge is always allowed.
-        """
+        """Make the merges that are due, up to a weight of ``pace`` or one; return the segments."""
         done = 0.0
         while (merge := merge_due(segments)) and (not done or done + merge.weight <= pace):
             done += merge.weight
