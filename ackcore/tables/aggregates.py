@@ -57,16 +57,8 @@ class Aggregate(ABC):
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
         """Return the types of the columns that are stored for each key, by name.
 
-        Parameters
-        ----------
-        inputs : sequence of pyarrow.DataType
-            The types of ``columns``.
-
-        Raises
-        ------
-        TypeError
-            If the aggregate cannot read these types.  The message begins with its verb ("must
-            read ..."); `TableShape.of` writes the name of the argument before it.
+        ``inputs``: the types of ``columns``. Raises TypeError if the aggregate cannot read them;
+        the message begins with "must read", and `TableShape.of` writes the argument before it.
         """
 
     @abstractmethod
@@ -94,7 +86,9 @@ class Aggregate(ABC):
 
     def structure(self) -> dict[str, Any]:
         """Return the definition as JSON values; equal ones mean that states are stored alike."""
-        return {"aggregate": type(self).__name__.removeprefix("_"), "columns": list(self.columns)}
+        name, own = type(self).__name__, not isinstance(self, _OfColumns)
+        found = {"aggregate": name.removeprefix("_"), "columns": list(self.columns)}
+        return {**found, "class": type(self).__qualname__} if own else found
 
 
 @naming_arguments

@@ -53,8 +53,8 @@ def sums_of(column: pa.Array, groups: KeyGroups, name: str) -> pa.Array:
     wrong = [total for total in exact if not lowest <= total < limit]
     if wrong:
         raise OverflowError(
-            f"the sum of column {name!r} must fit {kind}, got {wrong[0]}; remove this value from "
-            "its table, start with accept_changes=True, and then add a sum of decimals or floats"
+            f"the sum of column {name!r} must fit {kind}, got {wrong[0]}; remove this aggregate "
+            "from its table, start with accept_changes=True, and then add one of decimals or floats"
         )
     if words == 1:
         return with_nulls(pa.array(exact, pa.int64()).cast(kind), kept)
@@ -91,7 +91,7 @@ def has_order(kind: pa.DataType) -> bool:
 
 
 def _ordinals(column: pa.Array) -> Int64s:
-    """Return one integer per value, in the order of the values; arbitrary for nulls."""
+    """Return an integer for each value, which compare as the values do; arbitrary for nulls."""
     kind, n = column.type, len(column)
     types = pa.types
     if types.is_floating(kind):

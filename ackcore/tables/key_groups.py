@@ -70,7 +70,7 @@ def hashes_of(keys: Sequence[pa.Array], n: int) -> UInt64s:
 
 @dataclass(frozen=True)
 class KeyGroups:
-    """The rows of each distinct key."""
+    """The numbers of the rows of each key; the keys are in the order of their hashes."""
 
     #: The row numbers: all rows of the first key, then of the second.  Keys ascend by their hash;
     #: the rows of a key are in their original order.

@@ -113,20 +113,17 @@ class BatchFold(Aggregate):
         return self._checked(self.merge(*pair), "merge", len(earlier[0]))
 
     def _checked(self, states: pa.RecordBatch, method: str, n: int) -> list[pa.Array]:
-        where = f"{type(self).__name__}.{method} must return"
+        called = f"{type(self).__name__}.{method}"
         if not isinstance(states, pa.RecordBatch):
-            raise TypeError(f"{where} a pyarrow.RecordBatch, got {type(states).__name__}")
+            raise TypeError(f"{called} must return a RecordBatch, got {type(states).__name__}")
         if states.num_rows != n:
-            raise ValueError(f"{where} {n} rows, one per key, got {states.num_rows}")
+            raise ValueError(f"{called} must return {n} rows, one per key, got {states.num_rows}")
         if states.schema.names != self.state.names or states.schema.types != self.state.types:
             raise TypeError(
-                f"{where} the columns {_described(self.state)}, got {_described(states.schema)}"
+                f"{called} must return the columns {_described(self.state)}, got "
+                f"{_described(states.schema)}"
             )
         return list(states.columns)
-
-    def structure(self) -> dict[str, Any]:
-        """Return the definition with the name of the class."""
-        return {**super().structure(), "class": type(self).__qualname__}
 
 
 class Fold(Aggregate):
@@ -202,10 +199,6 @@ class Fold(Aggregate):
                 f"{type(self).__name__}.{method} must return values of {self.type}: {error}"
             ) from error
         return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-    def structure(self) -> dict[str, Any]:
-        """Return the definition with the name of the class."""
-        return {**super().structure(), "class": type(self).__qualname__}
 
 
 def _pairwise(states: Sequence[pa.Array], groups: KeyGroups, merge: Any) -> list[pa.Array]:

@@ -270,13 +270,12 @@ def _with_window(
     found = schema.get_all_field_indices(window.time)
     if len(found) == 1:
         kind = schema.field(found[0]).type
-        try:
-            bound = window.start_type(kind)
-        except TypeError as error:
+        if not pa.types.is_timestamp(kind):
             raise TypeError(
-                f"{where} time of window {error}, got {window.time!r} of {kind}; name "
-                "another column, or emit a timestamp"
-            ) from None
+                f"{where} time of window must be a column of timestamps, got {window.time!r} of "
+                f"{kind}; name another column, or emit a timestamp"
+            )
+        bound = pa.timestamp("us", kind.tz)
     else:
         bound = pa.timestamp("us")  # refused with the other columns
     others = [field for field in schema if field.name not in (START, END)]

@@ -58,15 +58,6 @@ class Window:
         """Rebuild the definition from `structure`, without lateness: to read rows, not to close."""
         return cls(**structure, late_ms=0, idle_ms=None)
 
-    def start_type(self, kind: pa.DataType) -> pa.DataType:
-        """Return the type of the start and the end of windows, given the type of the rows' times.
-
-        Raises TypeError if it is no type of timestamps: a message that begins with "must".
-        """
-        if not pa.types.is_timestamp(kind):
-            raise TypeError("must be a column of timestamps")
-        return pa.timestamp("us", kind.tz)
-
     def times(self, column: pa.Array) -> tuple[Int64s, Bools]:
         """Return the time of each row in microseconds, and whether it is usable.
 
@@ -137,7 +128,7 @@ class Window:
             ends = starts + size
             if len(rows) > len(us):
                 columns = {name: column.take(pa.array(rows)) for name, column in columns.items()}
-        kind = self.start_type(columns[self.time].type)
+        kind = pa.timestamp("us", columns[self.time].type.tz)
         return {**columns, START: pa.array(starts).cast(kind), END: pa.array(ends).cast(kind)}
 
 

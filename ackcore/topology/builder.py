@@ -470,10 +470,6 @@ class TopologyBuilder:
         **keywords
             Single settings, which override `settings`.
 
-        Returns
-        -------
-        Topology
-
         Raises
         ------
         TopologyError

@@ -318,8 +318,6 @@ class AsyncBolt(Component):
     its tuples are anchored to its input, which is acked when ``execute`` returns. Tuples are
     emitted in the order of the inputs, whichever call ends first.
 
-    Set each setting on the class or on the instance.
-
     Attributes
     ----------
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional

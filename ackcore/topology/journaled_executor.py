@@ -67,13 +67,6 @@ class Cost(NamedTuple):
 NO_COST = Cost(0.0, "")
 
 
-class Answer(NamedTuple):
-    """The answer to an input: a batch for each stream that the call emitted to, or a reason."""
-
-    batches: Mapping[str, pa.RecordBatch]
-    reason: Reason | None
-
-
 class _Seen:
     """A set of 64-bit integers that takes little more than 8 bytes for each.
 
@@ -249,22 +242,23 @@ class Answers:
                 )
             self._count(key, data)  # another attempt of this task may have written it
             answer = self._read(data)
-            if answer.reason is not None:
-                failures[handle] = answer.reason
-            for name, batch in answer.batches.items():
+            if isinstance(answer, Reason):
+                failures[handle] = answer
+                continue
+            for name, batch in answer.items():
                 pieces[name].append((batch, Anchors(np.full(len(batch), handle), None)))
         done, self._paid = [*(key for key, _ in inputs), *self._paid], []
         self._journal.forget(done)
         self._counted.difference_update(done)
         return [one for name, some in pieces.items() for one in joined(name, some)], failures
 
-    def _read(self, data: bytes) -> Answer:
+    def _read(self, data: bytes) -> dict[str, pa.RecordBatch] | Reason:
         kind, streams = _HEAD.unpack_from(data)
         at = _HEAD.size
         if kind & _PAID:
             at += _COST.size + _COST.unpack_from(data, at)[1]
         if kind & ~_PAID == _FAILED:
-            return Answer({}, Reason.decode(data[at:].decode()))
+            return Reason.decode(data[at:].decode())
         batches, whole = {}, pa.py_buffer(data)
         for _ in range(streams):
             place, size = _STREAM.unpack_from(data, at)
@@ -273,7 +267,7 @@ class Answers:
             schema = self._streams[name].schema
             batches[name] = pa.ipc.read_record_batch(whole.slice(at, size), schema)
             at += size
-        return Answer(batches, None)
+        return batches
 
 
 def _cost_in(data: bytes) -> Cost:

@@ -300,7 +300,7 @@ class Parts:
         }
 
     def tables_before(self, table: TableSpec) -> tuple[str, ...]:
-        """Return the tables whose closed windows reach a table."""
+        """Return the names of the tables whose closed windows reach a table, also by bolts."""
         closed = self.closed
         return tuple(closed[one].name for one in self.spouts_of(table.component) if one in closed)
 

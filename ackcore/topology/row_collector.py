@@ -218,7 +218,7 @@ class RowCollector:
         if anchor._state == FAILED and self._basic:
             raise ValueError(
                 f"emit() for {anchor!r} is refused, because this input has failed, and tuples "
-                "emitted for it are dropped"
+                "emitted for it are dropped; do not emit after execute has raised"
             )
         return (
             anchor._state == FAILED

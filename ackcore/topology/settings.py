@@ -209,10 +209,6 @@ class Settings:
         **overrides
             Settings as keywords.
 
-        Returns
-        -------
-        Settings
-
         Raises
         ------
         TypeError

@@ -317,9 +317,9 @@ class Raised:
         return Raised(self.calls + other.calls, self.rows + other.rows, types)
 
     def to_json(self) -> list[Any]:
-        """Return the counts for `from_json`, with the most frequent types only, by count and name.
+        """Return the counts as JSON values, with the most frequent types only.
 
-        The order in which the exceptions occurred has no effect.
+        Types are ordered by count and name, so the order of the exceptions has no effect.
         """
         pairs = sorted(self.types.items(), key=lambda pair: (-pair[1], pair[0]))
         return [self.calls, self.rows, pairs[:_MOST_TYPES]]

@@ -135,7 +135,7 @@ def problems(
         yield from dedup.problems(spout, [*(bolt.name for bolt in bolts), *names])
     for bolt in bolts:
         yield from _bolt(bolt)
-        wrong = list(_final_errors(bolt))
+        wrong = list(_exception_lists(bolt))
         yield from wrong or (*_contradictions(bolt, reject), *_calls(bolt))
     yield from _shared(bolts)
     times = Counter([*(spout.name for spout in spouts), *(bolt.name for bolt in bolts)])
@@ -344,8 +344,8 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
     yield from _misspelt(bolt)
 
 
-def _final_errors(bolt: BoltSpec) -> Iterator[str]:
-    """Yield an error if `reject` or `retry_on` of a bolt is not a list of exception classes."""
+def _exception_lists(bolt: BoltSpec) -> Iterator[str]:
+    """Yield a problem if `reject` or `retry_on` of a bolt is not a list of exception classes."""
     for name in ("reject", "retry_on"):
         given = getattr(bolt.component, name)
         try:
@@ -591,7 +591,13 @@ def _grouping(bolt: BoltSpec, each: Input, found: _DeclaredStream | None) -> Ite
         yield f"{how} on {words} must name a field once, got {listed(keys)}"
     if found is None:
         return
-    yield from _limit(bolt, found, words)
+    limit = getattr(bolt.component, "limit", None)
+    per = limit.per if isinstance(limit, RateLimit) else None
+    if isinstance(per, str) and per not in found.fields:
+        yield (
+            f"limit of bolt {bolt.name!r} has the key {per!r}, which {words} does not have; "
+            f"{near_miss(per, found.fields, 'fields')}"
+        )
     for key in dict.fromkeys(keys):
         if key not in found.fields:
             yield (
@@ -603,20 +609,6 @@ def _grouping(bolt: BoltSpec, each: Input, found: _DeclaredStream | None) -> Ite
                 f"{how} names field {key!r} of {words}, which is a {type_}; equal maps may list "
                 "their entries in any order, so group by another field, or emit a sorted list"
             )
-
-
-def _limit(bolt: BoltSpec, found: _DeclaredStream, words: str) -> Iterator[str]:
-    """Yield the problem of a bolt's limit whose key is no field of an input."""
-    limit = getattr(bolt.component, "limit", None)
-    if (
-        isinstance(limit, RateLimit)
-        and isinstance(limit.per, str)
-        and limit.per not in found.fields
-    ):
-        yield (
-            f"limit of bolt {bolt.name!r} has the key {limit.per!r}, which {words} does not have; "
-            f"{near_miss(limit.per, found.fields, 'fields')}"
-        )
 
 
 def _budget(bolt: BoltSpec) -> Iterator[str]:

@@ -108,7 +108,7 @@ class SeenFold(TableFold):
 
 
 def _within_ms(dedup: Dedup, now_ms: int) -> int:
-    """Return ``within_s`` in milliseconds; without it, ``now_ms``, which is no bound."""
+    """Return ``within_s`` in milliseconds; without it, ``now_ms``: all the time since 1970."""
     return now_ms if dedup.within_s is None else round(dedup.within_s * 1000)
 
 

@@ -88,7 +88,10 @@ class TableFold:
         return len(states) - len(known), states
 
     def _compacted(self, segments: tuple[SegmentInfo, ...], pace: float) -> tuple[SegmentInfo, ...]:
-        """Make the merges that are due, up to a weight of ``pace`` or one; return the segments."""
+        """Make the merges that are due: the first one, and more up to a weight of ``pace`` in all.
+
+        Returns the segments afterwards.
+        """
         done = 0.0
         while (merge := merge_due(segments)) and (not done or done + merge.weight <= pace):
             done += merge.weight

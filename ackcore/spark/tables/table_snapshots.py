@@ -45,14 +45,11 @@ def snapshot_of(state: State, topology: Parts, number: int | None) -> dict[str, 
     the one after it. Without a record of a table, the table is empty.
     """
     recorded = state.tables.of(number) or {}
-    empty = TableState({}, 0)
-    found = {name: recorded.get(name, empty) for name in topology.tables}
-    return {
-        name: TableSnapshot(
-            topology.tables[name].shape, table.segments, table.horizon_ms, state.segments
-        )
-        for name, table in found.items()
-    }
+    found = {}
+    for name, spec in topology.tables.items():
+        table = recorded.get(name, TableState({}, 0))
+        found[name] = TableSnapshot(spec.shape, table.segments, table.horizon_ms, state.segments)
+    return found
 
 
 def stored_rows(
