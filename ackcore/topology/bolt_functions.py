@@ -97,7 +97,7 @@ def _called(function: Any) -> Any:
 
 
 def _annotation(function: Any) -> str | None:
-    """Return the name of the annotated type of a function's first parameter."""
+    """Return the name of the annotated type of a function's first parameter, or None."""
     try:
         # Follow a decorator to the wrapped function: it usually passes its arguments on.
         first = next(iter(inspect.signature(function).parameters.values()), None)

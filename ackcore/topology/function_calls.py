@@ -232,11 +232,11 @@ class RowCalls:
         self._calls.close()
         if self._limit is None:
             return
-        texts = unreported(self._limit, self._calls.counts.used, f"limit of {self._source}")
-        for part, text in texts.items():
+        name = f"limit of {self._source}"
+        for part, has_no_effect in unreported(self._limit, self._calls.counts.used, name).items():
             if part not in _warned:
                 _warned.add(part)
-                log.warning("%s", text)
+                log.warning("%s", has_no_effect)
 
     def _tuples(self, batches: Iterable[pa.RecordBatch], pending: deque[_Slice]) -> Iterator[Tuple]:
         for batch in batches:

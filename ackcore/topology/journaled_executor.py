@@ -219,7 +219,9 @@ class Answers:
     def settled(
         self, inputs: Sequence[tuple[bytes, int]]
     ) -> tuple[list[Emission], dict[int, Reason]]:
-        """Return the answers to some inputs, the same in all tasks; the journal is synced before.
+        """Sync the journal, and return the answers to some inputs, which are not needed again.
+
+        Another task that repeats these inputs gets the same answers.
 
         Raises RuntimeError if an answer is missing or damaged. Raises OSError if the journal cannot
         be written.
