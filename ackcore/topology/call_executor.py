@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -29,20 +30,18 @@ from ackcore.topology.row_executor import SLICE_ROWS, RowExecutor
 from ackcore.topology.tuples import Emission, Origin, Reason, Results, Tuple
 
 
+@dataclass(slots=True, eq=False)
 class CallInput:
     """An input whose call has begun, and the rows that the call emitted for it."""
 
-    __slots__ = ("done", "emitted", "error", "misfit", "stopped", "tuple")
-
-    def __init__(self, tuple: Tuple) -> None:
-        self.tuple = tuple
-        self.done = False  # whether its call has ended
-        self.error: BaseException | None = None
-        self.emitted: Emitted = {}
-        #: The error of an emission that did not fit, in a call of several inputs.
-        self.misfit: BaseException | None = None
-        #: StopIteration of an execute in a thread, which a coroutine cannot raise.
-        self.stopped: StopIteration | None = None
+    tuple: Tuple
+    done: bool = False  # whether its call has ended
+    error: BaseException | None = None
+    emitted: Emitted = field(default_factory=dict)
+    #: The error of an emission that did not fit, in a call of several inputs.
+    misfit: BaseException | None = None
+    #: StopIteration of an execute in a thread, which a coroutine cannot raise.
+    stopped: StopIteration | None = None
 
 
 #: The inputs of one call.

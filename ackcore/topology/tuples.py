@@ -130,31 +130,18 @@ class Identity(NamedTuple):
         return Identity(message_ids, self.attempts[start:stop], self.stable_ids[start:stop])
 
 
+@dataclass(slots=True, eq=False)
 class Origin:
-    """The source, the fields and the records of the tuples of one batch; each tuple refers to it.
+    """The source, fields and records of the tuples of one batch; each tuple refers to it."""
 
-    ``owner``: the collector of the tuples. ``component``, ``stream``: the source of the tuples.
-    ``first``: the handle of the batch's first row.
-    """
-
-    __slots__ = ("_identity", "_message_ids", "component", "fields", "first", "owner", "stream")
-
-    def __init__(
-        self,
-        owner: object,
-        component: str,
-        stream: str,
-        fields: tuple[str, ...],
-        first: int,
-        identity: Identity | None,
-    ) -> None:
-        self.owner = owner
-        self.component = component
-        self.stream = stream
-        self.fields = fields
-        self.first = first
-        self._identity = identity
-        self._message_ids: list[str | None] | None = None
+    owner: object  # the collector of the tuples
+    #: The source of the tuples.
+    component: str
+    stream: str
+    fields: tuple[str, ...]
+    first: int  # the handle of the batch's first row
+    _identity: Identity | None
+    _message_ids: list[str | None] | None = None
 
     def message_id(self, handle: int) -> str | None:
         """Return the message id of the row with this handle."""
