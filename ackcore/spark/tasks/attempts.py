@@ -38,7 +38,10 @@ _Errors = dict[int, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Attempts:
-    """The mapInArrow function that calls a user's function and adds its answers to the rows."""
+    """The mapInArrow function that calls a user's function and appends its answers to the rows.
+
+    Each row also gets the column `ERROR_COLUMN`, null if its call succeeded.
+    """
 
     function: Function
     kind: Kind  # the kind of the function: by row or by batch
@@ -101,7 +104,11 @@ class Attempts:
     def _with_answers(
         self, batch: pa.RecordBatch, pieces: Sequence[Piece], errors: _Errors
     ) -> Batches:
-        """Yield the unchanged rows with the answers and errors of their calls, or null."""
+        """Yield a batch with the columns of answers and errors, in slices of its rows.
+
+        ``pieces``: answers, each with the numbers of its rows. ``errors``: errors by row number.
+        Rows that are in neither have nulls.
+        """
         # The columns keep their input types and get their own names back: see `plainly_named`.
         own = [
             came.with_name(field.name)

@@ -52,8 +52,8 @@ from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Identity, R
 class OpenRows(NamedTuple):
     """Rows that a bolt got in one call, without their columns.
 
-    ``first``: the handle of the first row; the others follow. ``groups``: the value of
-    `Chunks.groups` at the time of the call.
+    ``first``: the handle of the first row; the others follow. ``groups``: the number of groups
+    that the task had before the call was made.
     """
 
     first: int
@@ -73,7 +73,10 @@ class BoltInstance:
     children: dict[str, Int64s] = field(default_factory=dict)
 
     def owners_of(self, handles: Int64s) -> Iterator[tuple[Owners, Int64s]]:
-        """Yield the owners of tuples in parts; with each, its tuples' indexes in ``handles``."""
+        """Yield the owners of some open tuples, and these tuples' indexes in ``handles``.
+
+        There is one such pair for each call whose rows are among the tuples.
+        """
         for part in self.open_rows:
             own = (handles >= part.first) & (handles < part.first + len(part.rows))
             places = np.flatnonzero(own)
@@ -81,7 +84,10 @@ class BoltInstance:
                 yield part.rows.owners.take(handles[places] - part.first, None), places
 
     def anchored(self, emission: Emission, with_identity: bool) -> AnchoredRows:
-        """Return emitted rows, anchored to the groups of the tuples that they are anchored to."""
+        """Return emitted rows with their owners: the groups of the tuples that are their anchors.
+
+        ``with_identity``: whether a reader of the rows needs their identity.
+        """
         anchors = emission.anchors
         last = self.open_rows[-1] if self.open_rows else None
         if last is not None and (not len(anchors.handles) or anchors.handles.min() >= last.first):
@@ -103,7 +109,13 @@ class BoltInstance:
     def _identity(
         self, stream: str, parents: Identity, first: int, local: Int64s, anchors: Anchors
     ) -> Identity:
-        """Return emitted rows' identity: the first anchor's, and the number among its children."""
+        """Return the identity of emitted rows: that of their first anchors, with new stable ids.
+
+        A stable id depends on the anchor's, and on the row's number among its children.
+
+        ``parents``: the identity of open tuples from the handle ``first`` on. ``local``: the
+        handles of the anchors, less ``first``.
+        """
         if anchors.offsets is None:
             heads, have = local, None
         else:
@@ -130,7 +142,7 @@ class BoltInstance:
         return Identity(message_ids, attempts, stable)
 
     def _count(self, stream: str) -> Int64s:
-        """Return each open tuple's child count on a stream; the caller increments the counts."""
+        """Return each open tuple's number of children on a stream, which the caller increments."""
         known = self.children.get(stream, np.empty(0, np.int64))
         counts = np.zeros(self.next - self.open_rows[0].first, np.int64)
         counts[: len(known)] = known
@@ -182,7 +194,10 @@ class Bolts:
             self.tracer = Tracer(spec.trace_per_million, attempt.partition, chunks)
 
     def deliver(self, source: str, stream: str, rows: AnchoredRows) -> None:
-        """Check the expectations of emitted rows, and pass these rows to bolts and sinks."""
+        """Pass rows that meet their expectations to bolts, later stages and sinks.
+
+        Pass nothing once a tuple did not meet an expectation with ``on_fail="fail"``.
+        """
         # A spout has no rows if none of its source's rows could be decoded.
         if len(rows) and (source, stream) in self._spec.checks:
             rows = self.expected.passing(source, stream, rows)
@@ -199,7 +214,7 @@ class Bolts:
             self.files.write(source, stream, rows, self._chunks)
 
     def process(self, target: str, source: str, stream: str, rows: AnchoredRows) -> None:
-        """Run one bolt on rows, and pass on the rows that it emits."""
+        """Run the bolt ``target`` on rows of another component, and deliver what it emits."""
         bolt = self._instances.get(target)
         if bolt is None:
             bolt = self._instances[target] = BoltInstance(target, self._executor(target))
@@ -239,7 +254,7 @@ class Bolts:
         )
 
     def _table(self, name: str) -> TableView:
-        """Return a table.  It is opened before a bolt runs: a damaged file must fail no record."""
+        """Open a table once, before its bolts run: a damaged file must fail no record."""
         if name not in self._tables:
             self._tables[name] = TableView(name, self._spec.tables[name].reader())
         return self._tables[name]
@@ -261,10 +276,10 @@ class Bolts:
         return self._answers[name]
 
     def spent(self) -> dict[str, dict[str, float]]:
-        """Return the cost of the calls in this micro-batch, by bolt and key, `MOST_KEYS` at most.
+        """Return the cost of calls in this micro-batch, by bolt with a budget and by key.
 
-        The journal has the answers of earlier runs, even if this one has no rows for the bolt. The
-        cost of the other keys is under `OTHER_KEYS`.
+        It includes earlier runs, whose calls are in the journal. All but the `MOST_KEYS` keys of
+        the highest cost are under `OTHER_KEYS`.
         """
         found = {}
         for name in self._spec.layout.at(self._attempt.level):
@@ -311,7 +326,7 @@ class Bolts:
         return [part.rows for bolt in self._instances.values() for part in bolt.open_rows]
 
     def open_groups(self, chunk: Chunk) -> Int64s:
-        """Return the numbers in the last chunk of its groups that may have open tuples."""
+        """Return the groups of the last chunk that may have open tuples, by their numbers in it."""
         found = [np.empty(0, np.int64)]
         for bolt in self._instances.values():
             for part in reversed(bolt.open_rows):
@@ -346,14 +361,14 @@ class Bolts:
 
 
 def _journal(place: str, below: str, context: bytes) -> JournalAnswers:
-    """Open a journal below a directory or a bucket's URL."""
+    """Open the journal ``below`` a directory or a bucket's URL."""
     if is_bucket(place):
         return ObjectJournal(open_store(place, "journal"), below, context)
     return Journal(os.path.join(place, below), context)
 
 
 def _cut(rows: AnchoredRows) -> Iterator[AnchoredRows]:
-    """Yield slices of up to `CHUNK_BYTES`: a blob may have 2 GiB, and memory is limited."""
+    """Yield slices of at most `CHUNK_BYTES`, or of one row that is larger."""
     n = len(rows)
     if bytes_before(rows.batch, n) <= CHUNK_BYTES:
         yield rows
@@ -368,7 +383,7 @@ def _cut(rows: AnchoredRows) -> Iterator[AnchoredRows]:
 
 
 def _joined(parts: list[OpenRows]) -> tuple[AnchoredRows, int]:
-    """Return open rows as one, without columns, and the handle of the first row."""
+    """Return all open rows together, without columns, and the handle of the first row."""
     if not parts:
         none = Identity(pa.array([], pa.string()), np.empty(0, np.int32), np.empty(0, np.int64))
         return AnchoredRows(NO_COLUMNS, Owners(np.empty(0, np.int64)), none), 0

@@ -50,7 +50,8 @@ class Cohorts:
     def draw(self, key: int, way: str, which: Int64s, dests: Int64s, all_dests: int) -> Int64s:
         """Draw the edges of blobs: one for each pair of a cohort (``which``) and a destination.
 
-        ``way``: the emitter, stream and receiver. ``all_dests``: the number of destinations.
+        ``key``: the key of the micro-batch. ``way``: the emitter, stream and receiver.
+        ``all_dests``: the number of destinations.
         """
         ordinals = self._sends[way] * all_dests + dests
         self._sends[way] += 1

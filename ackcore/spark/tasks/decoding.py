@@ -35,13 +35,16 @@ class ValueDecoder:
         self._is_prepared = False
 
     def __eq__(self, other: object) -> bool:
-        """Return whether another decoder has the same deserializer, for jobs that are kept."""
+        """Return whether a kept job with the other decoder may run in place of a new one."""
         if not isinstance(other, ValueDecoder) or self._deserializer is not other._deserializer:
             return False
         return bool((self._spout, self._field) == (other._spout, other._field))
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-        """Return one row per record, null for a failed one, and the failures' reasons by row."""
+        """Return the records with deserialized values, and the reasons of failures by row number.
+
+        The value of a failed record is null, as is that of a record without a value.
+        """
         rows: list[Row] = []
         failed: dict[int, Reason] = {}
         unprepared = self._prepared()
@@ -76,7 +79,7 @@ class ValueDecoder:
         return None
 
     def _column(self, rows: list[Row], failed: dict[int, Reason]) -> pa.Array:
-        """Return values as a column. A value that does not fit the type fails its record."""
+        """Return values as a column; put the errors of those that do not fit it into ``failed``."""
         batches, misfits = self._rows.batches(rows)
         for row, error in misfits:
             failed[row] = Reason.of(self._spout, error)
@@ -109,7 +112,7 @@ class CorruptLines:
     spout: str
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-        """Return the rows without the columns on corruption, and the failures' reasons by row."""
+        """Return the rows in their own columns, and the reasons of corrupt lines by row number."""
         said = batch.column(CORRUPT_REASON)
         failed: dict[int, Reason] = {}
         if said.null_count < len(said):

@@ -37,7 +37,7 @@ from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Identity, R
 
 
 class SeenKeys(TableReader):
-    """The keys of ACKED records, and the hashes of the keys of waiting ones.
+    """A reader of the table of ACKED records' keys, with the hashes of waiting records' keys.
 
     ``waiting``: the sorted hashes of the keys for which a record waits and none is due. ``now_ms``:
     the time of the micro-batch in milliseconds since 1970.
@@ -71,7 +71,10 @@ class DedupExecutor:
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
-        """Divide rows into those that pass, duplicates, and rows that wait."""
+        """Emit the rows that pass, and the keys of new and duplicate rows; fail rows that wait.
+
+        Keys are on the streams `SEEN` and `DUPLICATES`, with the times of their rows.
+        """
         n, first = batch.num_rows, self._rows
         self._rows += n
         columns = key_columns([batch.column(name) for name in self._dedup.columns])
@@ -117,9 +120,10 @@ class DedupExecutor:
         """Do nothing."""
 
     def _times(self, batch: pa.RecordBatch) -> Int64s:
-        """Return the time of each row that the bound counts from.
+        """Return the time in milliseconds at which the bound of each row's key starts.
 
-        It is the time of the micro-batch if the event time is null, or later.
+        It is the row's event time. It is the time of the micro-batch if the event time is null or
+        later than that, or if the spout has none.
         """
         now_ms = self._keys.now_ms
         if self._dedup.event_time is None:
@@ -140,7 +144,10 @@ class DedupExecutor:
 
 
 def key_columns(columns: Sequence[pa.Array]) -> list[pa.Array]:
-    """Return the columns of a key as bytes, the types in which the table of keys has them."""
+    """Return the columns of a key as binary, the type that they have in the table of keys.
+
+    Values that are neither text nor bytes are converted to text.
+    """
 
     def is_text(kind: pa.DataType) -> bool:
         return has_offsets(kind) or pa.types.is_fixed_size_binary(kind)

@@ -45,7 +45,7 @@ _MOST_CHUNK_BYTES = 1 << 28
 
 
 class Outbox:
-    """The batches that one task sends, with their counts and fingerprint.
+    """The rows that one task sends to later stages, with their counts and fingerprint.
 
     ``origin``: the number of the task. ``dests``: the number of destinations of every exchange.
     """
@@ -103,7 +103,10 @@ class Outbox:
             self._send_packed(wire.pack_cohorts(events, self._dests))
 
     def send_reasons(self, reasons: pa.Table, cohorts: Int64s | None = None) -> None:
-        """Send the reasons of failures to the shards of their roots, or of the roots' cohorts."""
+        """Send the reasons of failures to the shards of their roots, or of the roots' cohorts.
+
+        ``cohorts``: the cohort of each reason's root; None if each root is settled by itself.
+        """
         if len(reasons):
             self._send_packed(wire.pack_reasons(reasons, self._dests, cohorts))
 
@@ -192,7 +195,7 @@ class Limited:
 
 
 class Inbox:
-    """The batches that one task of a level has received, with a check that they are complete.
+    """The rows that one task of a level has received, with a check that they are complete.
 
     ``level``: the number of the task's stage. Rows for later stages are passed on.
     """

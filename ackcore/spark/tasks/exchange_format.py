@@ -168,7 +168,7 @@ class CohortRuns(NamedTuple):
     runs: RootRuns | PlacedRuns
 
     def pack(self) -> bytes:
-        """Return the tracking as bytes; equal tracking gives equal bytes."""
+        """Return the cohorts and runs as bytes; equal ones give equal bytes."""
         placed = isinstance(self.runs, PlacedRuns)
         head = _COHORT_SIDE.pack(_BY_COHORT, placed, len(self.cohorts))
         return b"".join([head, self.cohorts.tobytes(), self.edges.tobytes(), self.runs.pack()])

@@ -40,7 +40,10 @@ class ExpectedRows:
         self.fatal: str | None = None
 
     def passing(self, source: str, stream: str, rows: AnchoredRows) -> AnchoredRows:
-        """Return the rows that meet the expectations, or may pass; fail or drop the others."""
+        """Return the rows that meet all expectations of their stream; fail or drop the others.
+
+        Return no row, and set ``fatal``, if the run will be refused.
+        """
         checks = self._checks.get((source, stream), ())
         n = len(rows)
         dead: dict[int, Reason] = {}

@@ -65,7 +65,7 @@ def judge(
     """Decide for failed records whether each is dead or waits, and until when.
 
     ``lost``: the records, with the columns of `READ_AGAIN` and of the source. ``reasons``: the
-    reason of each failure. ``first_ms``: the time at which each record was first seen.
+    reason of each failure. ``first_ms``: the time at which each record was first read.
     ``replayed``: the number of times that each record was replayed as a dead letter.
     """
     # Without this limit a record that can never succeed would be retried without end or report.
@@ -169,7 +169,7 @@ class FailedRows:
         return among(root_ids, ordered[found_in(ordered, self.roots())])
 
     def without(self, failed: pa.Table) -> pa.Table:
-        """Return the rows of a table of failures whose records are not among these."""
+        """Return the rows of a table with ``root_id`` whose records are not among these."""
         if not len(failed) or not self.found:
             return failed
         return failed.filter(pa.array(~self.have(failed["root_id"].to_numpy())))

@@ -58,7 +58,6 @@ class _Kept:
     nbytes: int = 0
 
     def add(self, rows: pa.Table) -> None:
-        """Add rows to those that are written later."""
         self.tables.append(rows)
         self.nbytes += rows.nbytes
 
@@ -82,7 +81,6 @@ class _Letters:
         return self._kept.tables
 
     def add(self, rows: pa.Table) -> None:
-        """Keep rows for the file."""
         self._kept.add(rows)
 
     def write(self) -> bool:

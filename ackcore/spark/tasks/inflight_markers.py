@@ -122,7 +122,7 @@ class MarkerFile:
         os.replace(hidden, self._path)
 
     def set(self, kind: int, chunk: int = 0, rows: int = 0, roots: Int64s | None = None) -> None:
-        """Write the rows that are in flight from now on: the fields of `Marker`."""
+        """Write which rows are in flight from now on; the arguments are fields of `Marker`."""
         self._file.write(_packed(kind, chunk, rows, roots))
 
     def remove(self) -> None:
@@ -148,7 +148,10 @@ class MarkerObject:
         self._is_there = False
 
     def set(self, kind: int, chunk: int = 0, rows: int = 0, roots: Int64s | None = None) -> None:
-        """Put the roots that are in flight from now on; put nothing if none are or were named."""
+        """Put the roots that are in flight from now on; put nothing if none are or were named.
+
+        The arguments are fields of `Marker`.
+        """
         if roots is None and not (self._is_there and kind == NOTHING):
             return
         self._is_there = True
@@ -166,7 +169,7 @@ class MarkerObject:
 
 
 def marker_of(work: str, attempt: TaskAttempt) -> MarkerFile | MarkerObject:
-    """Return the marker of the attempt that runs here."""
+    """Return the marker of an attempt that runs here: an object if its run is in a bucket."""
     if is_bucket(work):
         return MarkerObject(attempt.path(work), attempt.time_out_path(work))
     return MarkerFile(work, attempt)
@@ -178,7 +181,7 @@ def crashed(
     """Return the markers of a run's crashed attempts, sorted by task and attempt.
 
     ``task``: the level and partition of the only task to look at; by default all tasks. ``named``:
-    Attempts to look at even if the list of markers, which may lag in a bucket, lacks them.
+    attempts to look at even if the list of markers, which may lag in a bucket, lacks them.
     """
     tried = sorted({*attempts(work), *named})
     found = (_read(work, attempt) for attempt in tried if task in (None, attempt.task))

@@ -266,7 +266,7 @@ class IsolatedBolts:
             self._bolts.process(sub.target, sub.source, sub.stream, part)
 
     def flush(self) -> None:
-        """Flush the bolts."""
+        """Flush the bolts, and mark their open rows as in flight meanwhile."""
         if not self._bolts.used:
             return
         roots = self._open_roots() if self._isolation.names else None
@@ -316,7 +316,10 @@ class IsolatedBolts:
                 yield rows if len(rest) == len(rows) else some_rows(rows, rest)
 
     def _reject(self, root: int, reason: Reason, rows: AnchoredRows, places: Int64s) -> None:
-        """Fail the rows of a rejected root; rows that have other roots too do not fail for good."""
+        """Fail the rows with the numbers ``places``, which have a rejected root.
+
+        Rows that have other roots too do not fail for good.
+        """
         groups = np.unique(rows.owners.take(places, None).pairs()[1])
         own = [
             self._chunks.roots_of(Owners(groups[i : i + 1]))[1] == root for i in range(len(groups))

@@ -136,7 +136,7 @@ class SpoutSpec:
         return found if found.any() else None
 
     def refusals(self, batch: pa.RecordBatch) -> dict[int, Reason]:
-        """Return the reasons of new records at refused offsets, by row number."""
+        """Return the reasons of the records of a batch at refused offsets, by row number."""
         found: dict[int, Reason] = {}
         if not self.refused:
             return found
@@ -153,7 +153,11 @@ class SpoutSpec:
     def message_ids(
         self, batch: pa.RecordBatch, number: int, partition: int, first: int
     ) -> pa.Array:
-        """Return the message ids of records as text."""
+        """Return the message ids of records as text.
+
+        ``number``: the number of the micro-batch. ``first``: the row number of the first record in
+        its partition.
+        """
         if not self.message_id:
             return assigned_ids(number, partition, np.arange(first, first + len(batch)))
         columns = [batch.column(name) for name in self.message_id]
@@ -168,13 +172,13 @@ class SpoutSpec:
         return pa.array([json.dumps(row, default=_text) for row in rows], pa.string())
 
     def identity(self, batch: pa.RecordBatch, number: int, partition: int, first: int) -> Identity:
-        """Return the identity of records at their first attempt."""
+        """Return the identity of records at their first attempt; takes what `message_ids` does."""
         message_ids = self.message_ids(batch, number, partition, first)
         attempts = np.zeros(len(batch), np.int32)
         return Identity(message_ids, attempts, self.stable_ids(message_ids))
 
     def stable_ids(self, message_ids: pa.Array) -> Int64s:
-        """Return ids of records that are the same in every attempt."""
+        """Return numbers made of the spout and the message ids: the same in every attempt."""
         hashes = hash_columns([message_ids], len(message_ids))
         return edge_ids(0, hashes, self.name, 0, 0)
 
@@ -240,7 +244,7 @@ def records_at(some: SourceRecords, ids: Int64s, places: Int64s, number: int) ->
 
 
 def roots_of(key: int, partition: int, places: Int64s, attempts: Any = 0) -> Int64s:
-    """Return the root ids of records, given their row numbers in a partition."""
+    """Return the root ids of records, given their row numbers in a partition and their attempts."""
     if not isinstance(attempts, int):
         attempts = np.minimum(attempts, LAST_ATTEMPT).astype(np.int32)
     return root_ids(key, partition, places, attempts)

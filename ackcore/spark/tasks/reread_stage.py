@@ -33,13 +33,13 @@ KEYED = pa.schema(
 class Piece(NamedTuple):
     """Rows of a partition that a task reads again without the other rows.
 
-    ``what`` is the part that the source has to read.  It has ``rows`` rows from row ``first`` on,
-    or all rows of the partition if ``rows`` is None.
+    ``what`` has the parts that the source has to read.  They have ``rows`` rows from row ``first``
+    on, or all rows of the partition if ``rows`` is None.
     """
 
     partition: int
     first: int
-    what: Any
+    what: Sequence[Any]
     rows: int | None = None
 
 
@@ -47,7 +47,11 @@ class PieceReader(Protocol):
     """A reader of pieces of partitions; each worker has a copy."""
 
     def pieces(self, places: Mapping[int, Int64s], rows: Mapping[int, int]) -> list[Piece]:
-        """Return pieces that have the rows with numbers ``places``, given each partition's size."""
+        """Return pieces that have some rows.
+
+        ``places``: by partition, the numbers of these rows. ``rows``: by partition, the number of
+        all of its rows.
+        """
 
     def read_pieces(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Batches]]:
         """Yield each piece with its rows. The caller consumes the rows before the next piece."""
@@ -100,8 +104,9 @@ def _records_of(
         place += len(batch)
     if place - piece.first != piece.rows:
         raise RuntimeError(
-            f"{piece.what} has {place - piece.first} rows, and had {piece.rows} when the run read "
-            "it; a source that is read twice must return the same rows in the same partitions"
+            f"{', '.join(map(str, piece.what))} has {place - piece.first} rows, and had "
+            f"{piece.rows} when the run read it; a source that is read twice must return the same "
+            "rows in the same partitions"
         )
 
 
@@ -169,7 +174,7 @@ class JudgedPicks(RereadConsumer):
 def pick_keyed(
     some: SourceRecords, roots: Mapping[str, Int64s], keys: Mapping[str, Int64s]
 ) -> pa.RecordBatch:
-    """Return the records with given roots, and new records with given keys, in `KEYED`.
+    """Return the records with given roots, and new records with given keys, as rows of `KEYED`.
 
     ``roots``, ``keys``: by ordered spout, the sorted roots, and the sorted hashes of keys.
     """
@@ -195,7 +200,8 @@ def pick_keyed(
 class RereadStage:
     """The mapInArrow function that reads a run's records again for a `RereadConsumer`.
 
-    Its input is the rows of a source or, with ``slices`` or ``pieces``, their numbers.
+    Its input is the rows of a source; with ``slices`` or ``pieces``, the numbers of slices or of
+    lists of pieces.
     """
 
     stage: SpoutStage  # the stage that reads the rows of sources

@@ -255,7 +255,10 @@ def _read(file: RowFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
     except FileNotFoundError:
         raise _damaged(path, "is missing, though the checkpoint refers to it") from None
     except OSError as error:
-        raise StateError(f"{path} cannot be read: {error}") from error
+        raise StateError(
+            f"{path}, a file of the checkpoint, cannot be read: {error}; make it readable, and "
+            "start again"
+        ) from error
     named = _NAME.fullmatch(os.path.basename(path))
     if named is None:
         raise _damaged(path, "has no fingerprint in its name, as row files have")

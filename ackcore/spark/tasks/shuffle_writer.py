@@ -56,7 +56,7 @@ class ShuffleWriter:
         self._turn = Counter[int]()
 
     def send(self, sub: Subscription, rows: AnchoredRows) -> None:
-        """Send rows to the tasks of the subscription's bolt; fail them if they are too large."""
+        """Send rows to the tasks of the subscription's bolt; fail a row over `MOST_ROW_BYTES`."""
         batch = rows.batch
         size = bytes_before(batch, len(batch))
         if size > MOST_ROW_BYTES:  # a single row: larger batches were cut before

@@ -78,7 +78,10 @@ class TaskSpec:
         return Budget(bolt, limit.cost_per_run, self.spent.get(bolt, 0.0), tasks)
 
     def tasks_at_once(self, bolt: str) -> int:
-        """Return the most tasks that share a bolt's limits of calls, or those of a key, at once."""
+        """Return the most tasks that run at once and share a limit of the bolt's calls.
+
+        It is 1 if the limit is by key, and each key is in one task.
+        """
         if self._has_whole_keys(bolt):
             return 1
         tasks = self.slots

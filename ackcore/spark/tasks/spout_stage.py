@@ -65,9 +65,10 @@ class SpoutStage:
     def records(self, batches: Batches, partition: int) -> Iterator[SourceRecords]:
         """Yield the records of a partition in chunks that depend on the rows alone."""
         if partition >= RETRIES:
+            names = self.spout or ", ".join(self.sources)
             raise ValueError(
-                f"the DataFrame of a spout must have at most {RETRIES} partitions, got partition "
-                f"number {partition}, counted from 0; call coalesce on it"
+                f"the input of {names} has more than {RETRIES} partitions, the most for one "
+                "micro-batch; call coalesce on the DataFrame of the spout"
             )
         rows = self.spec.chunk_rows
         # Rows that are sent are copied anyway; other batches are joined while a copy costs less.
@@ -180,7 +181,7 @@ class SpoutStage:
         return Cohorts(first, np.zeros(1, np.int64), places)
 
     def _trace(self, tracer: Tracer, some: SourceRecords, roots: Int64s) -> None:
-        """Add the sampled records to the trace."""
+        """Add the sampled ones among the records, whose roots are given, to the trace."""
         places = np.flatnonzero(tracer.sampled(roots))
         if not len(places):
             return
@@ -291,8 +292,7 @@ def _by_spout(batch: pa.RecordBatch, spouts: Sequence[str]) -> Iterator[tuple[st
     spout_of = np.full(len(batch), -1)
     for i in range(batch.num_columns):
         spout_of[batch.column(i).is_valid().to_numpy(zero_copy_only=False)] = i
-    if spout_of.min() < 0:
-        raise RuntimeError(f"row {int(spout_of.argmin())} of a batch belongs to no spout")
+    assert spout_of.min() >= 0
     starts = np.flatnonzero(np.diff(spout_of, prepend=-1)).tolist()
     for start, end in zip(starts, [*starts[1:], len(batch)], strict=True):
         column = batch.column(int(spout_of[start])).slice(start, end - start)

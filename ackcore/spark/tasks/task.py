@@ -154,7 +154,10 @@ class Task:
         self.outbox.add_to_fingerprint(of_file.to_bytes(8, "little", signed=True))
 
     def end(self, report: dict[str, Any]) -> Batches:
-        """End the output with the report for the driver and, before an exchange, trailers."""
+        """Add to a stage's report, and yield the rest of the output, which ends with the report.
+
+        If an exchange follows, that is the rows that are still to be sent, and the trailers.
+        """
         report |= {
             "partition": self.attempt.partition,
             "level": self.attempt.level,
@@ -191,7 +194,10 @@ class Task:
         yield from self.outbox.taken()
 
     def _settled(self, in_run: FailedInRun | None) -> list[tuple[int, bytes]]:
-        """Return, for the driver, the failed roots that the settle stage does not settle."""
+        """Return results with the failed roots that the settle stage does not settle.
+
+        Roots that ``in_run`` has judged are left out, since its results have them.
+        """
         rows = []
         for number, tables in sorted(self.ledger_rows.failed.items()):
             # With traces the driver gets the reasons of all failed roots.
