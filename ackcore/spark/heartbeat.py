@@ -19,6 +19,7 @@ import os
 import re
 import secrets
 import shutil
+import threading
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -28,7 +29,6 @@ from pyspark.sql import functions as sql
 
 from ackcore._files import sync_directory
 from ackcore.spark.base.atomic import remove, write_file, writing
-from ackcore.spark.base.attendant import Attendant
 from ackcore.spark.base.clocks import Clock
 from ackcore.spark.base.paths import numbered
 from ackcore.spark.engine.setup import PlannedRows
@@ -218,7 +218,7 @@ class Pacemaker:
             one.stop()
 
 
-class _Beater(Attendant):
+class _Beater:
     """A thread that writes a beat for some of the reasons; the arguments are the pacemaker's."""
 
     def __init__(
@@ -229,7 +229,10 @@ class _Beater(Attendant):
         poll_s: float,
         is_called: Callable[[], bool],
     ) -> None:
-        super().__init__("ackcore-heartbeat")
+        self._thread = threading.Thread(target=self._run, name="ackcore-heartbeat", daemon=True)
+        self._stopped = False
+        #: Notified when there is work.
+        self._changed = threading.Condition()
         self._beat = beat
         self.is_called = is_called
         self._poll_s = poll_s
@@ -239,6 +242,16 @@ class _Beater(Attendant):
         self._due_ms: int | None = None
         #: Whether a micro-batch has ended since the last pause.
         self._ran = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def schedule(self, due_ms: int | None) -> None:
         """Begin anew after a micro-batch; ``due_ms``: see `Pacemaker.schedule`."""
