@@ -32,7 +32,6 @@ from ackcore.spark.tasks.spout_stage import SpoutStage, due_records
 from ackcore.spark.tasks.task_results import RESULT_SCHEMA
 from ackcore.testing import Source
 from ackcore.topology import BatchBolt, Bolt, TopologyBuilder
-from ackcore.topology.tuples import Identity
 
 SPOUTS = ("spout", "more", "loose")
 RULES = Rules(1_000_000, 1_000_000, Policy(2, 1000, 60_000), 1e12)
@@ -151,10 +150,7 @@ class DueStage(SpoutStage):
     def records(self, batches, partition):
         source = self.sources[self.spout]
         for batch in batches:
-            for one in due_records(source, pa.Table.from_batches([batch])):
-                message_ids, attempts, _ = one.identity
-                stable = source.stable_ids(message_ids)
-                yield one._replace(identity=Identity(message_ids, attempts, stable))
+            yield from due_records(source, pa.Table.from_batches([batch]))
 
     def __call__(self, batches):
         with spout_stage.Task(self.spec, spout_stage.attempt_at(1)) as task:

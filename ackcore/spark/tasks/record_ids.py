@@ -29,7 +29,7 @@ from ackcore._arrow.shown import as_texts, shown_values
 from ackcore._records import Int64s
 from ackcore._reference.id_hashes import subkey
 from ackcore.ids import edge_ids, root_ids
-from ackcore.spark.base.schemas import CORRUPT_REASON
+from ackcore.spark.base.schemas import CORRUPT_REASON, MESSAGE_ID
 from ackcore.spark.tasks.failed_rows import READ_AGAIN
 from ackcore.spark.tasks.row_files import among
 from ackcore.topology.tuples import Identity, Reason
@@ -171,17 +171,6 @@ class SpoutSpec:
         rows = zip(*(shown_values(column) for column in columns), strict=True)
         return pa.array([json.dumps(row, default=_text) for row in rows], pa.string())
 
-    def identity(self, batch: pa.RecordBatch, number: int, partition: int, first: int) -> Identity:
-        """Return the identity of records at their first attempt; takes what `message_ids` does."""
-        message_ids = self.message_ids(batch, number, partition, first)
-        attempts = np.zeros(len(batch), np.int32)
-        return Identity(message_ids, attempts, self.stable_ids(message_ids))
-
-    def stable_ids(self, message_ids: pa.Array) -> Int64s:
-        """Return numbers made of the spout and the message ids: the same in every attempt."""
-        hashes = hash_columns([message_ids], len(message_ids))
-        return edge_ids(0, hashes, self.name, 0, 0)
-
 
 class SourceRecords(NamedTuple):
     """Consecutive records of one spout, from row ``first`` of a partition on."""
@@ -190,12 +179,23 @@ class SourceRecords(NamedTuple):
     batch: pa.RecordBatch
     partition: int
     first: int
-    attempts: Any = 0
-    identity: Identity | None = None
-    #: The message ids of due records, stored since their first attempt; None for new records.
-    message_ids: pa.Array | None = None
-    #: The stored rows of due records, in `TRACKING` and the source's columns.
+    attempts: Any = 0  # the attempt of all records, or a column of them
+    #: The stored rows of due records, in `TRACKING` and the source's columns; None for new records.
     due: pa.RecordBatch | None = None
+
+    def message_ids(self, number: int) -> pa.Array:
+        """Return the message ids of the records in micro-batch ``number``, as text."""
+        if self.due is not None:  # stored since the first attempt
+            return self.due.column(MESSAGE_ID)
+        return self.source.message_ids(self.batch, number, self.partition, self.first)
+
+    def identity(self, number: int) -> Identity:
+        """Return the identity of the records in micro-batch ``number``."""
+        message_ids = self.message_ids(number)
+        attempts = np.full(len(self.batch), self.attempts, np.int32)
+        # Numbers made of the spout and the message ids are the same in every attempt.
+        hashes = hash_columns([message_ids], len(message_ids))
+        return Identity(message_ids, attempts, edge_ids(0, hashes, self.source.name, 0, 0))
 
 
 def pick(
@@ -225,9 +225,9 @@ def records_at(some: SourceRecords, ids: Int64s, places: Int64s, number: int) ->
     source = some.source
     whole = len(places) == len(some.batch)
     rows = some.batch if whole else take_rows(some.batch, places)
-    if some.message_ids is not None:
+    if some.due is not None:
         due_places = pa.array(places + some.first)
-        names = some.message_ids
+        names = some.due.column(MESSAGE_ID)
         message_ids = names if whole else names.take(pa.array(places))
         attempts = np.asarray(some.attempts, np.int32)[places]
     else:

@@ -19,7 +19,7 @@ from ackcore._backend import fingerprint
 from ackcore._records import Int64s
 from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.reasons import BEHIND, killed_worker, null_message_id
-from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
+from ackcore.spark.base.schemas import ATTEMPT
 from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.tasks.cohorts import Cohorts
 from ackcore.spark.tasks.exchange_format import Places
@@ -36,7 +36,7 @@ from ackcore.spark.tasks.task import Task, attempt_at
 from ackcore.spark.tasks.tracing import Tracer
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Owners
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.tuples import Identity, Reason
+from ackcore.topology.tuples import Reason
 
 #: The most bytes of new rows that a task keeps in files for the driver. It reads failed records
 #: there, which takes milliseconds; a job that reads the source again takes a third of a second.
@@ -117,9 +117,9 @@ class SpoutStage:
     def _take_in(self, task: Task, some: SourceRecords) -> None:
         spec, source = self.spec, some.source
         n = len(some.batch)
-        identity = some.identity
-        if identity is None and source.name in spec.layout.needs_identity:
-            identity = source.identity(some.batch, spec.number, some.partition, some.first)
+        identity = None
+        if source.name in spec.layout.needs_identity:
+            identity = some.identity(spec.number)
         bad = {} if some.partition == RETRIES else source.refusals(some.batch)
         if not source.tracked:
             loose = Owners(np.full(n, NONE, np.int64))
@@ -185,13 +185,8 @@ class SpoutStage:
         places = np.flatnonzero(tracer.sampled(roots))
         if not len(places):
             return
-        message_ids = some.message_ids
-        if message_ids is None:
-            message_ids = some.source.message_ids(
-                some.batch, self.spec.number, some.partition, some.first
-            )
         attempts = some.attempts if isinstance(some.attempts, int) else some.attempts[places]
-        names = message_ids.take(pa.array(places))
+        names = some.message_ids(self.spec.number).take(pa.array(places))
         tracer.record(roots[places], some.source.name, names, attempts)
 
 
@@ -221,19 +216,10 @@ class RetryStage(SpoutStage):
     def __call__(self, batches: Batches) -> Batches:
         """Process one partition of slice numbers, for mapInArrow."""
         numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
-        records = (one for number in numbers for one in self._slice(self.slices[number]))
+        parts = (self.slices[number] for number in numbers)
+        records = (one for part in parts for one in records_in(self.sources[part.spout], part))
         with Task(self.spec, attempt_at(1)) as task:
             yield from self._run(task, records, retried=True)
-
-    def _slice(self, some: Slice) -> Iterator[SourceRecords]:
-        source = self.sources[some.spout]
-        for one in records_in(source, some):
-            identity = None
-            if some.spout in self.spec.layout.needs_identity:
-                assert one.identity is not None
-                message_ids, attempts, _ = one.identity
-                identity = Identity(message_ids, attempts, source.stable_ids(message_ids))
-            yield one._replace(identity=identity)
 
 
 def records_in(source: SpoutSpec, part: Slice) -> Iterator[SourceRecords]:
@@ -249,15 +235,10 @@ def records_in(source: SpoutSpec, part: Slice) -> Iterator[SourceRecords]:
 
 
 def due_records(source: SpoutSpec, due: pa.Table, first: int = 0) -> Iterator[SourceRecords]:
-    """Yield due records, which begin with row ``first``, in as few batches as possible.
-
-    Their identities have no stable ids.
-    """
+    """Yield due records, which begin with row ``first``, in as few batches as possible."""
     for batch in chunked(due.to_batches(), len(due)):
-        message_ids, attempts = batch.column(MESSAGE_ID), batch.column(ATTEMPT).to_numpy()
-        identity = Identity(message_ids, attempts, np.empty(0, np.int64))
-        rows = source.rows(batch)
-        yield SourceRecords(source, rows, RETRIES, first, attempts, identity, message_ids, batch)
+        attempts = batch.column(ATTEMPT).to_numpy()
+        yield SourceRecords(source, source.rows(batch), RETRIES, first, attempts, batch)
         first += len(batch)
 
 
