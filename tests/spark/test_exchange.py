@@ -38,7 +38,8 @@ def sent(origin=ORIGIN, report=b"report", change=lambda outbox: None, alike=None
     outbox = Outbox(origin, DESTS)
     outbox.send_tuples(5, LEVEL, ROWS, COUNTS, [runs_of(count) for count in COUNTS.tolist()])
     ids = np.array([17], np.int64)
-    outbox.send_events(wire.Events(ids, ids, np.array([-1], np.int32), None))
+    events = wire.Events(ids, ids, np.array([-1], np.int32), None)
+    outbox.send_ledger_rows(wire.pack_events(events, DESTS))
     change(outbox)
     outbox.send_trailers([LEVEL, SETTLE], report, report if alike is None else alike)
     return outbox

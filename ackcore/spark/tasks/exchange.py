@@ -17,7 +17,6 @@ from ackcore._arrow import offsets_of
 from ackcore._backend import fingerprint
 from ackcore._records import Int64s
 from ackcore.spark.base.arrow_batches import Batches, MapInArrow
-from ackcore.spark.settle import wire
 from ackcore.spark.tasks.exchange_format import (
     HEAD,
     LEDGER,
@@ -92,25 +91,8 @@ class Outbox:
             start += int(counts[dest])
             self.send(dest, level, TUPLES, rows.serialize(), runs[dest].pack(), subscription)
 
-    def send_events(self, events: wire.Events) -> None:
-        """Send ledger rows to their shards."""
-        if len(events.root_ids):
-            self._send_packed(wire.pack_events(events, self._dests))
-
-    def send_cohorts(self, events: wire.CohortEvents) -> None:
-        """Send ledger rows of cohorts to their shards."""
-        if len(events.cohorts):
-            self._send_packed(wire.pack_cohorts(events, self._dests))
-
-    def send_reasons(self, reasons: pa.Table, cohorts: Int64s | None = None) -> None:
-        """Send the reasons of failures to the shards of their roots, or of the roots' cohorts.
-
-        ``cohorts``: the cohort of each reason's root; None if each root is settled by itself.
-        """
-        if len(reasons):
-            self._send_packed(wire.pack_reasons(reasons, self._dests, cohorts))
-
-    def _send_packed(self, packed: pa.RecordBatch) -> None:
+    def send_ledger_rows(self, packed: pa.RecordBatch) -> None:
+        """Send packed ledger rows or reasons (`ackcore.spark.settle.wire`) to their shards."""
         dests = packed.column(0).to_pylist()
         for dest, blob in zip(dests, packed.column(2), strict=True):
             self.send(dest, SETTLE, LEDGER, blob.as_buffer())

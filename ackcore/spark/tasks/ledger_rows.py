@@ -228,11 +228,13 @@ class LedgerRows:
             roots, vals, kinds = zip(*self._events, strict=True)
             tasks = np.repeat(np.array(kinds, np.int32), [len(part) for part in roots])
             events = wire.Events(np.concatenate(roots), np.concatenate(vals), tasks)
-            self._outbox.send_events(events)
+            self._outbox.send_ledger_rows(wire.pack_events(events, self._spec.dests))
         if self._of_cohorts:
             columns = (np.concatenate(column) for column in zip(*self._of_cohorts, strict=True))
-            self._outbox.send_cohorts(wire.CohortEvents(*columns))
+            of_cohorts = wire.CohortEvents(*columns)
+            self._outbox.send_ledger_rows(wire.pack_cohorts(of_cohorts, self._spec.dests))
         if self._reasons:
             by = np.concatenate(self._reason_cohorts) if self._reason_cohorts else None
-            self._outbox.send_reasons(pa.concat_tables(self._reasons), by)
+            reasons = pa.concat_tables(self._reasons)
+            self._outbox.send_ledger_rows(wire.pack_reasons(reasons, self._spec.dests, by))
         self._events, self._of_cohorts, self._reasons, self._reason_cohorts = [], [], [], []
