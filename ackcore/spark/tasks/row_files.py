@@ -154,15 +154,13 @@ class SinkRowWriter:
 
     def finish(self) -> Iterator[tuple[SinkFile, int]]:
         """Finish the files; yield each, by its path in the run's directory, and its fingerprint."""
-        places = []
-        writers = []
-        for (component, stream), files in self._files.items():
-            for _, file in sorted(files.items()):
-                places.append((component, stream))
-                writers.append(file)
-        for (component, stream), file, (name, rows, of_file) in zip(
-            places, writers, finished(writers, self._work), strict=True
-        ):
+        written = [
+            (place, file)
+            for place, files in self._files.items()
+            for _, file in sorted(files.items())
+        ]
+        ends = finished([file for _, file in written], self._work)
+        for ((component, stream), file), (name, rows, of_file) in zip(written, ends, strict=True):
             path = os.path.join(_place(component, stream), name)
             yield SinkFile(component, stream, path, rows, file.nbytes), of_file
 

@@ -86,9 +86,7 @@ class Task:
     rows are anchored to. ``ledger_rows``: the collector of acks and failures. ``outbox``: the rows
     that the task sends. ``tracer``: the collector of traces of sampled roots. ``spilled``: by
     spout, the file of rows that its source may not return again. ``kept``: the files with all new
-    rows of the task: spout, path, number of rows and of bytes. ``failed_in_run``,
-    ``named_in_run``: the judges of failed records that no other task can fail, and of those that
-    other tasks may fail too; None if failed records are read again.
+    rows of the task: spout, path, number of rows and of bytes.
     """
 
     def __init__(self, spec: TaskSpec, attempt: TaskAttempt) -> None:
@@ -98,15 +96,15 @@ class Task:
         self.spilled: dict[str, RowFileWriter] = {}
         self.kept: list[tuple[str, str, int, int]] = []
         self.outbox = Outbox(origin_of(attempt.level, attempt.partition), spec.dests)
-        self.failed_in_run: FailedInRun | None = None
-        self.named_in_run: FailedInRun | None = None
-        writes = spec.rules is not None and attempt.level == 1
-        self.ledger_rows = LedgerRows(spec, self.chunks, self.outbox, holds=writes)
-        if spec.rules is not None and writes:
-            self.failed_in_run, self.named_in_run = (
-                FailedInRun(spec.directory, f"{attempt.partition}{end}", spec.rules, spec.number)
-                for end in ("", "-named")
-            )
+        #: The judges of "failed" records, which no other task can fail, and of "named" ones, which
+        #: other tasks may fail too; empty if failed records are read again.
+        self._judges: dict[str, FailedInRun] = {}
+        if spec.rules is not None and attempt.level == 1:
+            for name, end in (("failed", ""), ("named", "-named")):
+                file = f"{attempt.partition}{end}"
+                judge = FailedInRun(spec.directory, file, spec.rules, spec.number)
+                self._judges[name] = judge
+        self.ledger_rows = LedgerRows(spec, self.chunks, self.outbox, holds=bool(self._judges))
         self._isolation = AttemptIsolation(
             spec.directory, attempt, spec.careful, spec.suspects, spec.isolates, spec.timeout_s
         )
@@ -127,7 +125,7 @@ class Task:
 
     def judge(self, some: SourceRecords, chunk: Chunk) -> None:
         """Judge the failed records of a processed chunk, unless they are read again."""
-        if self.failed_in_run is None or self.named_in_run is None:
+        if not self._judges:
             return
         named: list[pa.Table] = []
         if self.spec.layout.settles:
@@ -135,9 +133,9 @@ class Task:
         else:
             failures = self.ledger_rows.new_failures()
         if failures:
-            self.failed_in_run.write(some, chunk.roots, failures)
+            self._judges["failed"].write(some, chunk.roots, failures)
         if named:
-            self.named_in_run.write(some, chunk.roots, named)
+            self._judges["named"].write(some, chunk.roots, named)
 
     def finish(self) -> list[SinkFile]:
         """Flush the bolts in the order of the data flow; return the files written for sinks."""
@@ -165,12 +163,11 @@ class Task:
             "raised": {name: raised.to_json() for name, raised in self._bolts.raised.items()},
         }
         results: list[tuple[int, bytes]] = []
-        judges = (("failed", self.failed_in_run, PICKED), ("named", self.named_in_run, NAMED))
-        for name, judge, kind in judges:
-            late = self.ledger_rows.new_failures()
-            judged = None if judge is None else judge.finish(late)
+        for name, judge in self._judges.items():
+            judged = judge.finish(self.ledger_rows.new_failures())
             if judged is not None:
                 report[name], tables = judged
+                kind = PICKED if name == "failed" else NAMED
                 results += [(kind, to_stream(table)) for table in tables]
         alike = json.dumps(report, sort_keys=True).encode()
         # Breaker trips depend on outages, though the answers come from a journal: not in `alike`.
@@ -184,7 +181,7 @@ class Task:
         if self.tracer is not None:
             report["trace"] = self.tracer.to_json()
         task_report = json.dumps(report, sort_keys=True).encode()
-        failed = self._settled(self.failed_in_run if "failed" in report else None) + results
+        failed = self._settled(self._judges["failed"] if "failed" in report else None) + results
         if not self.spec.layout.settles:
             yield result_batch([(TASK_REPORT, task_report), *failed])
             return
@@ -214,9 +211,8 @@ class Task:
         # Also after an error: its marker must not look like that of a crashed attempt.
         self._isolation.end()
         self._bolts.close()
-        for judge in (self.failed_in_run, self.named_in_run):
-            if judge is not None:
-                judge.discard()
+        for judge in self._judges.values():
+            judge.discard()
         for file in self.spilled.values():
             file.close()
 
