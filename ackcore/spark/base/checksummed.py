@@ -103,21 +103,8 @@ def record_in(data: bytes, path: str | os.PathLike[str], name: str) -> dict[str,
     return body
 
 
-class _Digest:
-    """The blake2b digest of the bytes added so far."""
-
-    def __init__(self) -> None:
-        self._hash = blake2b(digest_size=16)
-
-    def update(self, data: memoryview) -> None:
-        self._hash.update(data)
-
-    def hex(self) -> str:
-        return self._hash.hexdigest()
-
-
 class _Fingerprint:
-    """The `fingerprint` of the bytes added so far, in whatever pieces they were added."""
+    """The `fingerprint` of the bytes added so far, with the methods of `blake2b` for that."""
 
     def __init__(self) -> None:
         self._so_far = 0
@@ -140,7 +127,7 @@ class _Fingerprint:
     def _add(self, data: bytes | memoryview) -> None:
         self._so_far = fingerprint(pa.py_buffer(data), self._so_far)
 
-    def hex(self) -> str:
+    def hexdigest(self) -> str:
         if self._rest:
             self._add(bytes(self._rest))
             self._rest.clear()
@@ -150,7 +137,7 @@ class _Fingerprint:
 class _Hashed:
     """A file, with the methods that Arrow needs, that also computes the checksum of its bytes."""
 
-    def __init__(self, file: BinaryIO, checksum: _Digest | _Fingerprint, passing: bool):
+    def __init__(self, file: BinaryIO, checksum: blake2b | _Fingerprint, passing: bool):
         self._file = file
         self._checksum = checksum
         self._passing = passing and hasattr(os, "posix_fadvise")
@@ -248,7 +235,7 @@ class NamedByChecksum:
         self._name = name
         self._ending = ending
         self._synced = synced
-        self._checksum = _Fingerprint() if large else _Digest()
+        self._checksum = _Fingerprint() if large else blake2b(digest_size=16)
         self._temporary = directory / f".{name}.{secrets.token_hex(8)}.tmp"
         with self.writing():
             self._file = open(self._temporary, "wb")  # noqa: SIM115 # until `finish` or `discard`
@@ -265,7 +252,7 @@ class NamedByChecksum:
             if self._synced:
                 self._hashed.sync()
             self._file.close()
-            name = f"{self._name}.{self._checksum.hex()}.{self._ending}"
+            name = f"{self._name}.{self._checksum.hexdigest()}.{self._ending}"
             os.replace(self._temporary, self._directory / name)
             if self._synced and named:
                 sync_directory(self._directory)
