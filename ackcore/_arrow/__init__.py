@@ -1,14 +1,4 @@
-"""Arrow data for a ledger: conversion of columns and tables, mostly without copies.
-
-A ledger reads Arrow arrays itself; this package adds functions for batches of them:
-
-- `arrow_tables`: columns by name, errors for nulls with their row, entries and decisions as
-  batches;
-- `hashing`: hashes of rows, so that equal rows go to the same task;
-- `record_batches`: rows in another order, batches cut by rows and bytes, buffers as numpy arrays;
-- `lossless`: conversion of values and columns to a declared type without loss, or an error;
-- `shown`: rows as Python values, with texts for values that Python cannot represent, and as JSON.
-"""
+"""Arrow data: conversion to a ledger's columns and to Python, hashes of rows, cuts of batches."""
 
 from ackcore._arrow.arrow_tables import (
     ENTRY_SCHEMA,

@@ -66,12 +66,24 @@ def status_names(statuses: UInt8s) -> pa.Array:
     return pa.DictionaryArray.from_arrays(indices, list(STATUS_NAMES)).cast(pa.string())
 
 
-def entries_to_batch(entries: Entries) -> pa.RecordBatch:
+def entries_to_batch(entries: Entries | Settled) -> pa.RecordBatch:
     """Return entries as a record batch of `ENTRY_SCHEMA`; ages are left out.
 
     The times of entries without times are null.
     """
-    return _batch(entries)
+    n = len(entries)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(entries.root_ids),
+            pa.array(entries.vals),
+            pa.array(entries.tasks),
+            pa.array(entries.inits.view(np.int8)),
+            pa.array(entries.flags.view(np.int8)),
+            _or_nulls(entries.first_ms, n),
+            _or_nulls(entries.last_ms, n),
+        ],
+        schema=ENTRY_SCHEMA,
+    )
 
 
 def entries_from_batch(batch: pa.RecordBatch, name: str = "entries") -> Entries:
@@ -116,24 +128,8 @@ def entries_from_batch(batch: pa.RecordBatch, name: str = "entries") -> Entries:
 
 def settled_to_batch(settled: Settled) -> pa.RecordBatch:
     """Return decisions as a record batch: ``root_id, status``, then the rest of `ENTRY_SCHEMA`."""
-    batch = _batch(settled)
+    batch = entries_to_batch(settled)
     return batch.add_column(1, "status", status_names(settled.statuses))
-
-
-def _batch(table: Entries | Settled) -> pa.RecordBatch:
-    n = len(table)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(table.root_ids),
-            pa.array(table.vals),
-            pa.array(table.tasks),
-            pa.array(table.inits.view(np.int8)),
-            pa.array(table.flags.view(np.int8)),
-            _or_nulls(table.first_ms, n),
-            _or_nulls(table.last_ms, n),
-        ],
-        schema=ENTRY_SCHEMA,
-    )
 
 
 def _or_nulls(column: Int64s | None, n: int) -> pa.Array:

@@ -132,7 +132,7 @@ def _hash_dictionary(hashes: Int64s, column: pa.Array) -> None:
 
 
 def _hash_lists(hashes: Int64s, column: pa.Array) -> None:
-    """Mix lists into the hashes: their lengths, and the sums of their items' placed hashes."""
+    """Mix lists into the hashes: the sums of hashes of items and their places, and the lengths."""
     n = len(column)
     valid = valid_rows(column)
     if pa.types.is_fixed_size_list(column.type):

@@ -61,9 +61,7 @@ def array_of(
     value that does not fit or would be changed.
     """
     types = list(map(type, values))
-    usual = types.count(
-        _USUAL.get(arrow_type, type)
-    )  # counting a type is faster than a set of them
+    usual = types.count(_USUAL.get(arrow_type, type))  # faster than to make a set of the types
     is_usual = usual == len(types) or usual + types.count(_NONE) == len(types)
     if not is_usual and _holds_struct(arrow_type):
         values = [_by_name(value, arrow_type, projects) for value in values]
@@ -387,7 +385,7 @@ def _unfit(values: Sequence[Any], arrow_type: pa.DataType) -> str:
 def _innermost_unfit(value: Any, arrow_type: pa.DataType) -> tuple[str, Any]:
     """Return the path and the value of the innermost field that Arrow cannot convert.
 
-    The path is empty unless the value is a dict for a struct; it then is the value itself.
+    For any value but a dict of a struct's fields, that is an empty path and the value itself.
     """
     if pa.types.is_struct(arrow_type) and isinstance(value, Mapping):
         for field in arrow_type:
@@ -414,9 +412,5 @@ def _became(value: Any, got: Any, arrow_type: pa.DataType, row: int) -> str:
 
 def short_repr(value: Any) -> str:
     """Return the repr of a value for messages: in one line, and cut if it is long."""
-    return _one_line(repr(value))
-
-
-def _one_line(text: str) -> str:
-    text = " ".join(text.split())
+    text = " ".join(repr(value).split())
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."

@@ -48,8 +48,8 @@ def shown_values(
     """Return a column's values as ``to_pylist()`` does, but never raise for a value.
 
     ``errors``: the handling of bytes that are not UTF-8, as for `bytes.decode`. ``far``: returns
-    the text of a date or time that Python cannot represent, from its number and its type. ISO 8601
-    by default.
+    the text of a date or time that Python cannot represent, from Arrow's number for it and its
+    type. ISO 8601 by default.
     """
     try:
         return list(column.to_pylist())

@@ -1,4 +1,4 @@
-"""SplitMix64, and the ids made with it, a root or an edge at a time: as pyx/mix.h and ids.h.
+"""SplitMix64, and the ids made with it, in plain Python: the twin of pyx/mix.h and pyx/ids.h.
 
 A root id is a keyed bijection of (partition, offset, attempt), and an edge id a keyed hash of its
 position (SEMANTICS 5). The acker of a root is computed as in Storm's fields grouping, with Java's

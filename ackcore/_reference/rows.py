@@ -1,4 +1,4 @@
-"""The rows that a stage emits, and the shards of a shuffle, in numpy: as pyx/rows.h, pack.h.
+"""Hashes of rows and the shards of a shuffle, in numpy: the twin of pyx/rows.h and pyx/pack.h.
 
 SplitMix64's finaliser hashes values word by word, and a multiplier folds columns into a row's hash
 (pyx/rows.h shows the formula). A fingerprint is a sum of mixed words, each offset by its position.

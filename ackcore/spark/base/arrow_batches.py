@@ -25,7 +25,7 @@ def plainly_named(frame: DataFrame) -> DataFrame:
 
 
 def as_spark_types(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """Cast a batch to the types of Spark's columns."""
+    """Return a batch with the names and types of ``target``; columns are matched by position."""
     if batch.schema.types == target.types:
         return pa.RecordBatch.from_arrays(batch.columns, schema=target)
     columns = [

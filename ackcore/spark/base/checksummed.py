@@ -166,7 +166,7 @@ class _Hashed:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        """Start writing to the disk, and drop from the page cache the pages that are already there.
+        """Start writing to the disk, and drop the pages that are already there from the page cache.
 
         The task does not wait for the disk: other pages are dropped the next time.
         """
@@ -181,7 +181,7 @@ def write_table(directory: Path, name: str, table: pa.Table) -> str:
 
 
 def batches_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield a table in few batches; a filtered table may consist of many."""
+    """Yield a table in the batches of `in_few`; a filtered table may consist of many small ones."""
     return in_few(table.to_batches(max_chunksize=_TABLE_ROWS))
 
 
@@ -200,10 +200,11 @@ def write_batches(
     synced: bool = True,
     named: bool = True,
 ) -> str:
-    """Write a table batch by batch, as `write_table` does; a ``large`` one gets a fingerprint.
+    """Write a table batch by batch, as `write_table` does, and return its name.
 
-    A table that is not ``synced`` may be lost if the machine stops.  With ``named=False`` its name
-    becomes durable only when the caller syncs the directory.
+    The checksum of a ``large`` table is a fingerprint, which takes less time.  A table that is not
+    ``synced`` may be lost if the machine stops.  With ``named=False`` its name becomes durable only
+    when the caller syncs the directory.
     """
     made = NamedByChecksum(directory, name, "arrow", large=large, synced=synced)
     try:
@@ -274,7 +275,7 @@ def table_in(
     """Return the table in the bytes of an object. Raises CheckpointCorrupt if they are damaged.
 
     ``path``: the path or URL of the object. ``check``: whether to compare the bytes with the
-    checksum in its name.
+    checksum in its name. ``way_out``: the sentence in the error that says what to do.
     """
     check_data(data, path, content=check, way_out=way_out)
     try:
@@ -300,7 +301,8 @@ def check_data(
 ) -> None:
     """Raise CheckpointCorrupt if the bytes of an object do not match the checksum in its name.
 
-    ``content``: whether to read the bytes; if False, the name must have a checksum.
+    ``content``: whether to read the bytes; if False, the name must only have a checksum.
+    ``way_out``: the sentence in the error that says what to do.
     """
     named = checksum_in(path)
     if named is None:
@@ -314,6 +316,6 @@ def check_data(
 def check_size(
     path: str | os.PathLike[str], size: int, nbytes: int | None, way_out: str = WAY_OUT
 ) -> None:
-    """Raise `CheckpointCorrupt` if a file's size differs from the recorded size, if any."""
+    """Raise `CheckpointCorrupt` if a file's size is not ``nbytes``, its recorded size, if any."""
     if nbytes is not None and size != nbytes:
         raise corrupt(path, f"is damaged: it has {size} bytes instead of {nbytes}", way_out)

@@ -55,7 +55,7 @@ class Lock:
                 "query again"
             ) from None
         except OSError as error:
-            raise StateError(f"{self.path} cannot be read: {error.strerror or error}") from error
+            raise _unreadable(self.path, error) from error
         if found != self._held:
             raise CheckpointInUse(
                 f"{self.path.parent.parent} was taken over from this driver, perhaps while its "
@@ -86,7 +86,7 @@ def holder_of(path: Path) -> Holder | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StateError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise _unreadable(path, error) from error
     pid, _, host = name.removeprefix("pid ").partition(" on ")
     if host != os.uname().nodename:
         return Holder(name, None)
@@ -99,6 +99,13 @@ def holder_of(path: Path) -> Holder | None:
     fields = (line.split() for line in locks.splitlines())
     held = {(each[4], each[5].rpartition(":")[2]) for each in fields if each[1] == "FLOCK"}
     return Holder(name, (pid, str(inode)) in held)
+
+
+def _unreadable(path: Path, error: OSError) -> StateError:
+    return StateError(
+        f"{path} cannot be read: {error.strerror or error}; make it readable for this user, and "
+        "start again"
+    )
 
 
 def process_name() -> str:

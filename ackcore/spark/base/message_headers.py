@@ -1,8 +1,8 @@
 """Names of headers of the Kafka messages that ackcore sends: rows of sinks, and dead letters.
 
-Of ``ackcore-batch`` the value is ``deployment/sink or spout/number of the micro-batch``, of
-``ackcore-row`` the position in it: the same if a message is sent again.  ``ackcore-message-id`` has
-the message id of a dead letter's record, or of a sink's row.
+The value of ``ackcore-batch`` is ``<deployment>/<sink or spout>/<number of the micro-batch>``. The
+value of ``ackcore-row`` is the position in the micro-batch, the same if a message is sent again.
+``ackcore-message-id`` has the message id of a dead letter's record, or of a sink's row.
 """
 
 from __future__ import annotations

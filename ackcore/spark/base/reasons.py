@@ -31,7 +31,7 @@ FAILED = pa.schema([("root_id", pa.int64()), ("spout", TEXTS), ("reason", TEXTS)
 
 
 def failures(roots: Int64s, spouts: Sequence[str], reasons: pa.Array) -> pa.Table:
-    """Return records that are not ACKED (`FAILED`), given their roots and encoded reasons.
+    """Return a table of the schema `FAILED` from the roots and encoded reasons of its records.
 
     ``spouts``: the spouts that the records may be of. With several, the column ``spout`` is null.
     """
@@ -75,7 +75,10 @@ def no_reasons() -> pa.Table:
 
 
 def reasons_of(root_ids: Int64s, ms: Int64s | int, texts: pa.Array) -> pa.Table | None:
-    """Return the rows that have a text as a table of reasons, or None if no row has."""
+    """Return the rows that have a text as a table of reasons, or None if no row has.
+
+    ``ms``: the times of the reasons, or one for all. ``texts``: encoded reasons, with nulls.
+    """
     if texts.null_count == len(texts):
         return None
     rows = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))
@@ -138,7 +141,7 @@ def with_several(tables: list[pa.Table], firsts: pa.Table) -> Int64s:
 
 
 def look_up(reasons: pa.Table, root_ids: Int64s) -> tuple[pa.Array, pa.Array]:
-    """Return the texts and times of these roots' reasons; null for a root without a reason.
+    """Return two columns, the texts and times of roots' reasons; null for a root without one.
 
     ``reasons``: a result of `earliest`: one row per root, in their order. ``root_ids``: any roots.
     """
@@ -272,7 +275,10 @@ def reason_parts(column: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, ...]:
 
 
 def without_room(rows: pa.Table, most: int) -> pa.Table:
-    """Return records as dead ones that could not wait, because ``most`` records wait already."""
+    """Return waiting records as dead ones, because ``most`` records wait already.
+
+    The reason of each names this limit and the failure, and is final.
+    """
     component, kind, message = map(one_array, reason_parts(rows[REASON]))
     said = f"{most} records wait already (max_waiting); it failed with "
     message = pc.binary_join_element_wise(said, kind, ": ", message, "")

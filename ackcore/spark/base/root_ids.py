@@ -92,7 +92,10 @@ def is_sorted(column: Int64s) -> bool:
 
 
 def cuts_of(column: Int64s, starts: Int64s) -> Int64s:
-    """Return the positions in a sorted column at which ranges begin and end."""
+    """Return where ranges begin in a sorted column, and where the last ends.
+
+    ``starts``: the result of `starts_of_ranges`.
+    """
     return np.concatenate([[0], np.searchsorted(column, starts), [len(column)]])
 
 

@@ -71,17 +71,17 @@ CORRUPT_RECORD, CORRUPT_REASON = "_corrupt_record", "_corrupt_reason"
 
 
 def with_corrupt(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a file of lines as nullable, with two more for corrupt lines."""
+    """Return the schema of a file of lines with nullable columns, and two for corrupt lines."""
     own = [one.with_nullable(True) for one in schema]
     return pa.schema([*own, (CORRUPT_RECORD, pa.string()), (CORRUPT_REASON, pa.string())])
 
 
 class SinkFile(NamedTuple):
-    """A file of an accepted run with rows for a sink, under ``State.runs.of(decision)``."""
+    """A file of a run with rows for a sink."""
 
     component: str
     stream: str
-    path: str  # relative to the work directory
+    path: str  # relative to the run's directory
     rows: int
     nbytes: int | None = None  # None if it was not recorded
 
@@ -110,7 +110,7 @@ class FailedFile:
 
 
 def unfit_for_parquet(schema: pa.Schema) -> Iterator[tuple[pa.Field, str]]:
-    """Yield the columns that Parquet cannot hold, each with the reason."""
+    """Yield the columns that Parquet cannot hold, each with Arrow's error as text."""
     import pyarrow.parquet as pq  # noqa: PLC0415 - tasks import this module, and need no Parquet
 
     for field in schema:

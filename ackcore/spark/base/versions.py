@@ -90,7 +90,7 @@ INTERRUPTED = (
 
 
 def repartition_by_id(frame: DataFrame, n: int, column: str) -> DataFrame:
-    """Return rows in n partitions; an int column has the number of each row's partition, 0..n-1."""
+    """Return a frame in ``n`` partitions; ``column`` has each row's partition, 0 to n - 1."""
     if SPARK >= (4, 1):
         return frame.repartitionById(n, column)
     return repartition_by_key(frame, n, column)
