@@ -201,12 +201,10 @@ def as_texts(column: pa.Array) -> pa.Array:
     return column.cast(pa.string())
 
 
-def text_of(values: list[bytes | None], kind: pa.DataType | None = None) -> pa.Array:
+def text_of(values: list[bytes | None]) -> pa.Array:
     """Return bytes as a column of text, also if they are not UTF-8."""
-    kind = pa.string() if kind is None else kind
-    return pa.array(values, _BYTES[kind]).cast(
-        options=pc.CastOptions(kind, allow_invalid_utf8=True)
-    )
+    options = pc.CastOptions(pa.string(), allow_invalid_utf8=True)
+    return pa.array(values, pa.binary()).cast(options=options)
 
 
 def json_encoder(arrow_type: pa.DataType) -> Callable[[Any], str]:

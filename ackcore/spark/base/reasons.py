@@ -55,11 +55,8 @@ ENGINE = "ackcore"
 
 #: The reason of a record that waits behind another one; it never counts as an attempt.
 BEHIND = Reason(ENGINE, "Behind", "an earlier record of its key waits", counts=False)
-
-
-def killed_worker(final: bool) -> Reason:
-    """Return the reason of a record that crashed its workers."""
-    return Reason(ENGINE, "KilledWorker", "killed its worker", final)
+#: The reason of a record that crashed its workers.
+KILLED_WORKER = Reason(ENGINE, "KilledWorker", "killed its worker", final=True)
 
 
 def null_message_id(spout: str, columns: Sequence[str]) -> Reason:

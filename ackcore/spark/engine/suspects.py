@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ackcore.spark.base.paths import Place
-from ackcore.spark.base.reasons import killed_worker
+from ackcore.spark.base.reasons import KILLED_WORKER
 from ackcore.spark.checkpoint.decisions import Plan
 from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.tasks.inflight_markers import Marker, TaskAttempt, crashed
@@ -138,7 +138,7 @@ def rejections(plan: Plan) -> dict[int, Reason]:
     reasons = {}
     for root in plan.rejected:
         text = plan.time_outs.get(str(root))
-        reason = killed_worker(final=True) if text is None else Reason.decode(text)
+        reason = KILLED_WORKER if text is None else Reason.decode(text)
         reasons[root] = reason._replace(final=root not in plan.suspects)
     return reasons
 

@@ -234,7 +234,8 @@ class Inbox:
             trailers = self._trailers.get(origin)
             rows = self._got[origin]
             if trailers is None or rows not in {count for _, count in trailers}:
-                sent = sorted(n for _, n in trailers) if trailers else "an unknown number of"
+                counts = sorted({count for _, count in trailers or ()})
+                sent = " or ".join(map(str, counts)) or "an unknown number of"
                 raise RuntimeError(
                     f"a task of stage {self._level} got {rows} of {sent} rows from partition "
                     f"{partition_of(origin)} of stage {level_of(origin)}: data was lost on the "

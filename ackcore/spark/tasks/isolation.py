@@ -33,7 +33,7 @@ import numpy as np
 
 from ackcore._files.process_lock import ProcessLock
 from ackcore._records import Int64s
-from ackcore.spark.base.reasons import killed_worker
+from ackcore.spark.base.reasons import KILLED_WORKER
 from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.stores.run_files import local_directory
 from ackcore.spark.tasks.bolts import Bolts
@@ -300,7 +300,7 @@ class IsolatedBolts:
 
         rejected, groups = isolation.evidence.groups(chunk, len(rows), np.unique(of_root))
         for root in rejected.tolist():
-            reason = isolation.evidence.reasons.get(root, killed_worker(final=True))
+            reason = isolation.evidence.reasons.get(root, KILLED_WORKER)
             self._reject(root, reason, rows, taken(np.array([root])))
         for group in groups:
             places = taken(group)

@@ -90,15 +90,11 @@ class SpoutSpec:
     blocked: Int64s | None = None  # the hashes of keys whose new rows must wait
     number_column: str | None = None  # the column of `NUMBERS` that its waiting records have
 
-    def key_hashes(self, batch: pa.RecordBatch) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """Return the hash of each record's key, and whether the record has a key."""
-        return key_hashes(batch, self.ordered_by)
-
     def held(self, batch: pa.RecordBatch) -> list[int]:
         """Return the row numbers of new records that must wait behind another of their key."""
         if self.blocked is None:
             return []
-        hashes, ordered = self.key_hashes(batch)
+        hashes, ordered = key_hashes(batch, self.ordered_by)
         places: list[int] = np.flatnonzero(ordered & np.isin(hashes, self.blocked)).tolist()
         return places
 

@@ -17,7 +17,7 @@ from ackcore.spark.base.schemas import ATTEMPT
 from ackcore.spark.stores.run_files import read_table_at
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_writer import FailedWriter
-from ackcore.spark.tasks.record_ids import RETRIES, SourceRecords, pick
+from ackcore.spark.tasks.record_ids import RETRIES, SourceRecords, key_hashes, pick
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
 from ackcore.spark.tasks.spout_stage import RowSample, Slice, SpoutStage, records_in
 from ackcore.spark.tasks.task import attempt_at
@@ -183,7 +183,7 @@ def pick_keyed(
     if source.name not in roots and source.name not in keys:
         return pa.RecordBatch.from_pylist([], schema)
     ids = source.roots(some.partition, some.first, len(some.batch), some.attempts)
-    hashes, ordered = source.key_hashes(some.batch)
+    hashes, ordered = key_hashes(some.batch, source.ordered_by)
     wanted = among(ids, roots.get(source.name, nothing))
     if some.partition != RETRIES:
         wanted |= ordered & among(hashes, keys.get(source.name, nothing))

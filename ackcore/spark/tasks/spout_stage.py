@@ -18,7 +18,7 @@ from ackcore._arrow import bytes_before, hash_columns, one_batch, rebatched
 from ackcore._backend import fingerprint
 from ackcore._records import Int64s
 from ackcore.spark.base.arrow_batches import Batches
-from ackcore.spark.base.reasons import BEHIND, killed_worker, null_message_id
+from ackcore.spark.base.reasons import BEHIND, KILLED_WORKER, null_message_id
 from ackcore.spark.base.schemas import ATTEMPT
 from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.tasks.cohorts import Cohorts
@@ -157,8 +157,7 @@ class SpoutStage:
         )
         if spec.rejected:
             crash = np.isin(chunk.roots, np.array(list(spec.rejected), np.int64))
-            reason = killed_worker(final=True)
-            bad = dict.fromkeys(np.flatnonzero(crash).tolist(), reason) | bad
+            bad = dict.fromkeys(np.flatnonzero(crash).tolist(), KILLED_WORKER) | bad
         _deliver(task, source, rows, bad)
         task.judge(some, chunk)
         task.close(chunk)
