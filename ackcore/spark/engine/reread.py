@@ -44,7 +44,6 @@ from ackcore.spark.tasks.reread_stage import (
     DealtPieces,
     JudgedPicks,
     Picks,
-    RereadConsumer,
     RereadStage,
     pick_keyed,
 )
@@ -263,7 +262,7 @@ def _files(
 
 
 def _read_here(
-    setup: RunSetup, slices: Iterable[Slice], reader: RereadConsumer
+    setup: RunSetup, slices: Iterable[Slice], reader: Picks
 ) -> tuple[dict[str, Any], list[pa.Table]]:
     """Read files in this process; return the reader's report and tables."""
     tables = []
@@ -282,7 +281,7 @@ def _read_here(
 def _read_by_tasks(
     setup: RunSetup,
     accepted: RunResult,
-    reader: Callable[[], RereadConsumer],
+    reader: Callable[[], Picks],
     slices: tuple[Slice, ...],
     sought: Sequence[Int64s] | None,
     *,

@@ -153,9 +153,8 @@ class BoltInstance:
 class Bolts:
     """The bolts of a task, each created when its first rows arrive.
 
-    ``attempt``: the task and attempt that run here. ``time_limit``: the time limit of each call of
-    a bolt. ``chunks``: the chunks of the task. ``shuffle_writer``: the writer of rows that leave
-    the stage. ``ledger_rows``: the collector of failures.
+    ``time_limit``: the time limit of each call of a bolt. ``shuffle_writer``: the writer of rows
+    that leave the stage. ``ledger_rows``: the collector of failures.
     """
 
     def __init__(

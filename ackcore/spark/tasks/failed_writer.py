@@ -128,9 +128,8 @@ class _Letters:
 class FailedWriter:
     """A writer that judges failed records and keeps them, in files if they are many.
 
-    ``rules``: the settings and times that decide whether a record waits. ``directory``: the
-    directory for files. ``number``: the number of the micro-batch. ``suffix``: the end of each
-    file's name, before its checksum.
+    ``directory``: the directory for files. ``number``: the number of the micro-batch. ``suffix``:
+    the end of each file's name, before its checksum.
     """
 
     def __init__(self, rules: Rules, directory: str, number: int, suffix: str = "") -> None:
@@ -259,8 +258,7 @@ class FailedInRun:
     reason, the settle stage looks for that, and then the driver drops all these judgements.
 
     ``directory``, ``name``: the run's directory, and the end of the names of this judge's files.
-    ``rules``: the settings and times that decide whether a record waits. ``number``: the number of
-    the micro-batch.
+    ``number``: the number of the micro-batch.
     """
 
     def __init__(self, directory: str, name: str, rules: Rules, number: int) -> None:

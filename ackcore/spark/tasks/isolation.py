@@ -232,8 +232,7 @@ class AttemptIsolation:
 class IsolatedBolts:
     """The bolts of a task, with a marker for the rows in flight and with suspects run alone.
 
-    ``chunks``: the chunks of the task. ``ledger_rows``: the collector of failures, for rejected
-    roots.
+    ``ledger_rows``: the collector of failures, for rejected roots.
     """
 
     def __init__(

@@ -48,10 +48,9 @@ class _Failed(NamedTuple):
 
 
 class LedgerRows:
-    """A collector of one task's ledger rows.
+    """A collector of one task's ledger rows, which it sends through ``outbox``.
 
-    ``chunks``: the chunks of the task. ``outbox``: the destination of the ledger rows. ``holds``:
-    whether failures are held until `decide_held`.  Then each group must have one root.
+    ``holds``: whether failures are held until `decide_held`.  Then each group must have one root.
     """
 
     def __init__(

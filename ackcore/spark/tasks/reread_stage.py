@@ -110,12 +110,15 @@ def _records_of(
         )
 
 
-class RereadConsumer:
-    """A consumer of all records that a task reads again."""
+class Picks:
+    """A consumer of all records that a task reads again; it returns those that ``pick`` selects."""
+
+    def __init__(self, pick: Callable[[SourceRecords], pa.RecordBatch]) -> None:
+        self._pick = pick
 
     def take(self, some: SourceRecords) -> pa.RecordBatch | None:
-        """Process records.  Return those that go to the driver, with the spout in the schema."""
-        raise NotImplementedError
+        """Return those of the records that go to the driver, with the spout in the schema."""
+        return self._pick(some)
 
     def finish(self) -> tuple[dict[str, Any], list[pa.Table]]:
         """Return the final results for the driver: a JSON-serializable report, and tables."""
@@ -125,23 +128,11 @@ class RereadConsumer:
         """Discard unfinished files; do nothing after `finish`."""
 
 
-@dataclass(frozen=True)
-class Picks(RereadConsumer):
-    """A consumer that returns the records that a function selects."""
-
-    pick: Callable[[SourceRecords], pa.RecordBatch]
-
-    def take(self, some: SourceRecords) -> pa.RecordBatch | None:
-        """Return the selected records."""
-        return self.pick(some)
-
-
-class JudgedPicks(RereadConsumer):
+class JudgedPicks(Picks):
     """A consumer of records that are read again, which judges those that failed.
 
-    ``rules``: the settings and times that decide whether a record waits. ``directory``: the
-    directory for files. ``number``: the number of the micro-batch. ``failed``: a table with
-    their sorted roots, reasons and, if spouts need them, numbers; or its file.
+    ``directory``: the directory for files. ``number``: the number of the micro-batch. ``failed``: a
+    table with their sorted roots, reasons and, if spouts need them, numbers; or its file.
     """
 
     def __init__(self, rules: Rules, directory: str, number: int, failed: pa.Table | str) -> None:
@@ -198,14 +189,14 @@ def pick_keyed(
 
 @dataclass(frozen=True)
 class RereadStage:
-    """The mapInArrow function that reads a run's records again for a `RereadConsumer`.
+    """The mapInArrow function that reads a run's records again.
 
     Its input is the rows of a source; with ``slices`` or ``pieces``, the numbers of slices or of
     lists of pieces.
     """
 
     stage: SpoutStage  # the stage that reads the rows of sources
-    reader: Callable[[], RereadConsumer]  # returns the task's `RereadConsumer`
+    reader: Callable[[], Picks]  # returns the task's consumer of the records
     #: The spouts that are read from files, not from their sources.
     spilled: frozenset[str] = frozenset()
     slices: tuple[Slice, ...] = ()  # parts of files with records that were due or were spilled

@@ -80,8 +80,6 @@ def _leave_modules_out() -> None:
 class Task:
     """One task of a stage, used as a context manager.
 
-    ``attempt``: the task and attempt that run here.
-
     Attributes: ``bolts``: the bolts that process the rows. ``chunks``: the chunks of input that
     rows are anchored to. ``ledger_rows``: the collector of acks and failures. ``outbox``: the rows
     that the task sends. ``tracer``: the collector of traces of sampled roots. ``spilled``: by

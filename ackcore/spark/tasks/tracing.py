@@ -22,11 +22,7 @@ _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Tracer:
-    """The trace of sampled roots in one task.
-
-    ``per_million``: the number of roots in a million that are sampled. ``partition``: the partition
-    of the task. ``chunks``: the chunks of the task, which have the roots of rows.
-    """
+    """The trace of one task, of ``per_million`` roots in a million."""
 
     def __init__(self, per_million: int, partition: int, chunks: Chunks) -> None:
         self._below = np.uint64((per_million << 32) // 1_000_000)
