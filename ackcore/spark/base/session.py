@@ -167,12 +167,6 @@ def refuse_no_session() -> None:
 # -------------------------------------------------------------------------- properties of sessions
 
 
-def session_key(spark: Any) -> Hashable:
-    """Return a key that identifies a session in this process."""
-    key: Hashable = spark.session_id if is_connect(spark) else spark._jsparkSession.hashCode()
-    return key
-
-
 def task_slots(spark: Any) -> int:
     """Return the number of tasks that a session runs at once, at least 1: its default parallelism.
 
@@ -315,9 +309,12 @@ _LOCK = threading.Lock()
 
 
 @contextlib.contextmanager
-def _off(session: SparkSession, setting: str) -> Iterator[None]:
+def _off(session: Any, setting: str) -> Iterator[None]:
     """Turn a setting off for the jobs of this context."""
-    key = session_key(session), setting
+    key = (
+        (session.session_id if is_connect(session) else session._jsparkSession.hashCode()),
+        setting,
+    )
     with _LOCK:
         users, before = _OFF.get(key, (0, None))
         if not users:

@@ -35,8 +35,8 @@ MOST_ROW_BYTES = 1 << 30
 class ShuffleWriter:
     """A sender of one task's rows to later stages, by the groupings of their subscriptions.
 
-    ``outbox``: the destination of rows. ``ledger_rows``: the collector of acks of closed chunks, and
-    of failures of rows that are too large.
+    ``ledger_rows``: the collector of acks of closed chunks, and of failures of rows that are too
+    large.
     """
 
     def __init__(
