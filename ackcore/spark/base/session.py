@@ -311,10 +311,8 @@ _LOCK = threading.Lock()
 @contextlib.contextmanager
 def _off(session: Any, setting: str) -> Iterator[None]:
     """Turn a setting off for the jobs of this context."""
-    key = (
-        (session.session_id if is_connect(session) else session._jsparkSession.hashCode()),
-        setting,
-    )
+    session_id = session.session_id if is_connect(session) else session._jsparkSession.hashCode()
+    key = session_id, setting
     with _LOCK:
         users, before = _OFF.get(key, (0, None))
         if not users:
