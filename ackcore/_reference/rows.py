@@ -29,7 +29,7 @@ _SPREAD = np.uint64(0x0E9846AF9B1A615D)
 
 
 def split_by_shard(root_ids: Any, n: Any) -> tuple[Int64s, Int64s]:
-    """Return row numbers sorted by the shard of their root, and the row count of each shard."""
+    """Return row numbers sorted by the shard of their root, and the sizes of the n shards."""
     _, of_row, counts = _shards(root_ids, n)
     return np.argsort(of_row, kind="stable").astype(np.int64, copy=False), counts
 
@@ -56,7 +56,7 @@ def sort_by_shard(root_ids: Any, n: Any) -> tuple[Int64s, Int64s]:
 def take_shard(
     root_ids: Any, vals: Any, tasks: Any, times_ms: Any, shard: Any, n: Any
 ) -> tuple[Int64s, Int64s, Int32s, Int64s | None]:
-    """Return copies of the messages of one shard's roots, in their order."""
+    """Return the columns, with copies of the messages of one shard's roots only, in their order."""
     roots, xors = id_column(root_ids, "root_ids"), id_column(vals, "vals")
     kinds = task_column(tasks, "tasks")
     shards = as_count(n, "n", 1, MAX_SHARDS)
@@ -97,7 +97,10 @@ def fold_values(hashes: Int64s, value_hashes: npt.NDArray[Any], valid: Any = Non
 
 
 def hash_fixed(hashes: Any, data: Any, width: int, valid: Any = None) -> None:
-    """Mix a column of numbers into a running hash per row, in place."""
+    """Mix a column of numbers of ``width`` bytes into a running hash per row, in place.
+
+    A row is null where ``valid`` is 0; by default none is.
+    """
     hashes = _arguments.in_place(hashes, "hashes")
     width = as_count(width, "width", 1, 2**63 - 1)
     if width not in _arguments.WIDTHS:
@@ -118,7 +121,10 @@ def hash_fixed(hashes: Any, data: Any, width: int, valid: Any = None) -> None:
 
 
 def hash_binary(hashes: Any, offsets: Any, data: Any, valid: Any = None) -> None:
-    """Mix a column of strings or bytes into a running hash per row, in place."""
+    """Mix a column of strings or bytes into a running hash per row, in place.
+
+    Row i has the bytes ``data[offsets[i]:offsets[i + 1]]``. It is null if ``valid[i]`` is 0.
+    """
     hashes = _arguments.in_place(hashes, "hashes")
     offsets = _arguments.byte_offset_column(offsets, len(hashes))
     memory = _arguments.bytes_of(data, "data")
@@ -150,7 +156,7 @@ def _check_offsets(offsets: npt.NDArray[Any], size: int) -> None:
 
 
 def gather_binary(offsets: Any, data: Any, order: Any) -> tuple[npt.NDArray[Any], UInt8s]:
-    """Return the offsets and the bytes of a column's rows in another order."""
+    """Return the offsets and the bytes of a column whose row i is the given one's ``order[i]``."""
     offsets = _arguments.byte_offset_column(offsets)
     memory = _arguments.bytes_of(data, "data")
     order = id_column(order, "order")
@@ -175,7 +181,10 @@ def gather_binary(offsets: Any, data: Any, order: Any) -> tuple[npt.NDArray[Any]
 
 
 def fingerprint(data: Any, seed: int = 0) -> int:
-    """Return a 64-bit fingerprint of bytes, with which a later change of them is detected."""
+    """Return a 64-bit fingerprint of bytes, with which a later change of them is detected.
+
+    ``seed``: the fingerprint of the bytes before them, if any.
+    """
     memory = _arguments.bytes_of(data, "data")
     seed = as_id(seed, "seed")
     size = len(memory)

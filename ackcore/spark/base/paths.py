@@ -15,7 +15,7 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
     """Return an absolute path on a local or shared file system.
 
     Raises ValueError if it is empty, or a URI with a scheme other than ``file:``. Raises TypeError
-    if it is not a path.
+    if it is not a path. ``argument``: the name of the user's argument, for messages.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"{argument} must be a str or a path, got {type(path).__name__}")

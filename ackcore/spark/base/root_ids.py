@@ -35,7 +35,7 @@ def in_order(*columns: Int64s) -> Int64s:
 
 
 def once(ordered: Int64s) -> Int64s:
-    """Return sorted ids without duplicates."""
+    """Return ids, which must be sorted, without duplicates."""
     repeated = ordered[1:] == ordered[:-1]
     if not repeated.any():
         return ordered

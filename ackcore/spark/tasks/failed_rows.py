@@ -127,7 +127,7 @@ class FailedRows:
     def of(
         cls, work: str, reports: Iterable[Mapping[str, Any]], tables: Iterable[pa.Table]
     ) -> FailedRows:
-        """Combine the reports and the tables of `FailedWriter.finish`.
+        """Combine the reports and the tables of `FailedWriter.finish` of several tasks.
 
         Raises RowFileDamaged if the content of a file with roots has changed since a task wrote it.
         """

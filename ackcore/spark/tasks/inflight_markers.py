@@ -126,7 +126,7 @@ class MarkerFile:
         self._file.write(_packed(kind, chunk, rows, roots))
 
     def remove(self) -> None:
-        """Remove the marker: this attempt has not crashed."""
+        """Remove the marker and the traceback of a time-out: this attempt has not crashed."""
         if not self._file.is_open:
             return  # a forked process has no marker
         for path in (self._timed_out, self._path):

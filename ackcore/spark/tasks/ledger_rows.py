@@ -195,7 +195,10 @@ class LedgerRows:
         self._of_cohorts.append(events)
 
     def claim(self, claims: Int64s, task: int) -> None:
-        """Claim message ids; the settle stage detects a second claim of the same id."""
+        """Claim message ids by their hashes; the settle stage detects a second claim of an id.
+
+        ``task``: `CLAIM` plus the number of the spout.
+        """
         self._events.append((claims, np.zeros(len(claims), np.int64), task))
 
     def close(self, chunk: Chunk) -> None:

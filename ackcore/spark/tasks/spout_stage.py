@@ -63,7 +63,10 @@ class SpoutStage:
             yield from self._run(task, self.records(batches, attempt.partition))
 
     def records(self, batches: Batches, partition: int) -> Iterator[SourceRecords]:
-        """Yield the records of a partition in chunks that depend on the rows alone."""
+        """Yield the records of a partition in chunks that depend on the rows alone.
+
+        Raises ValueError if ``partition`` is a number that root ids cannot have.
+        """
         if partition >= RETRIES:
             names = self.spout or ", ".join(self.sources)
             raise ValueError(

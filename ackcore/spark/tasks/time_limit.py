@@ -63,7 +63,7 @@ class TimeLimit:
         self._set_s = time.monotonic()
 
     def end(self) -> None:
-        """Close the file."""
+        """Stop the timer, and close the file."""
         if self._file is not None:
             faulthandler.cancel_dump_traceback_later()
             os.close(self._file)

@@ -38,7 +38,7 @@ class Tracer:
         return found
 
     def record(self, roots: Int64s, spout: str, message_ids: pa.Array, attempts: Any) -> None:
-        """Add the records of roots to the trace."""
+        """Add sampled records of a spout to the trace; ``attempts`` is one for all, or a column."""
         attempts = np.broadcast_to(attempts, roots.shape).tolist()
         names = [spout] * len(roots)
         found = zip(roots.tolist(), names, message_ids.to_pylist(), attempts, strict=True)
