@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 
 from ackcore import _arrow as arrow
 from ackcore._arrow import bytes_before, end_within, rebatched
+from ackcore.kafka.ranges import OffsetRange
 from ackcore.spark.base.checksummed import write_table
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.stores.run_files import read_table_at
 from ackcore.spark.tasks import spout_stage
 from ackcore.spark.tasks.record_ids import SpoutSpec
+from ackcore.spark.tasks.reread_stage import DealtPieces, Piece, read_again
 from ackcore.spark.tasks.spout_stage import chunked, due_records, joined
 
 
@@ -151,6 +154,19 @@ def test_retries_that_cannot_be_combined_all_run(huge):
     found = list(due_records(one, pa.Table.from_batches([batch] * 3), 40))
     assert [(some.first, len(some.batch)) for some in found] == [(40, 1), (41, 1), (42, 1)]
     assert {some.batch.schema for some in found} == {schema}
+
+
+def test_a_piece_with_fewer_rows_than_in_the_run_is_refused_by_its_offsets():
+    schema = pa.schema([("line", pa.string())])
+    source = SpoutSpec("lines", 0, schema, (), True, False, False, 7)
+    piece = Piece(0, 5, (OffsetRange("t", 3, 10, 12),), 2)
+    rows = pa.record_batch([["x"]], schema=schema)
+    reader = SimpleNamespace(read_pieces=lambda pieces: [(one, iter([rows])) for one in pieces])
+    stage = SimpleNamespace(spout="lines", sources={"lines": source})
+    numbers = iter([pa.record_batch({"id": [0]})])
+    (read,) = read_again(stage, numbers, DealtPieces(reader, [[piece]]))
+    with pytest.raises(RuntimeError, match=r"^t-3 \[10, 12\) has 1 rows, and had 2 when the run"):
+        list(read.records)
 
 
 def test_a_table_of_the_checkpoint_is_written_in_few_batches(tmp_path):
