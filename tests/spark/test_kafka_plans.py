@@ -26,6 +26,7 @@ from confluent_kafka.serialization import (
 from pyspark import cloudpickle
 
 from ackcore import OffsetTracker
+from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.kafka import KafkaSpout, commit_metadata
 from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
@@ -249,6 +250,7 @@ class Panic(BaseException):
 
 
 RAISED = [Panic("index"), SystemExit(3), asyncio.CancelledError(), GeneratorExit(), StopIteration()]
+RAISED += [Reject("no JSON"), Retry(after_s=5), Unavailable("no registry")]
 
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
@@ -261,6 +263,12 @@ def test_whatever_a_deserializer_raises_fails_its_record_alone(error):
     batch, failed = ValueDecoder("s", strict, pa.string())(records(b"a", b"bad", b"b"))
     assert batch.column("value").to_pylist() == ["a", None, "b"]
     assert {row: reason.type for row, reason in failed.items()} == {1: type(error).__name__}
+    fate = failed[1].final, failed[1].after_ms, failed[1].counts
+    assert fate == {
+        "Reject": (True, 0, True),
+        "Retry": (False, 5000, True),
+        "Unavailable": (False, 0, False),
+    }.get(failed[1].type, (False, 0, True))
 
 
 def test_an_interrupt_in_a_deserializer_is_an_interrupt():
