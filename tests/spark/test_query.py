@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 from streams import DOWN, LINE, Count, Folder, Split, down_for_ever, until, word_count
 
-from ackcore.spark import query, spark_stream
+from ackcore.spark import query, spark_stream, stream
 from ackcore.spark.base import session
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.dead_letters.reading import dead_letters
@@ -424,8 +424,13 @@ def test_a_query_that_spark_does_not_start_leaves_no_lock(spark, tmp_path, store
     assert on.await_termination(300)
 
 
-def test_stop_gives_up_what_runs(spark, tmp_path, folder, running):
-    """A sink that fails for ever does not keep a query from being stopped."""
+def test_stop_gives_up_what_runs(spark, tmp_path, folder, running, monkeypatch):
+    """A sink that fails for ever does not keep a query from being stopped, or Python from ending.
+
+    Without a stop at the exit, threads in native code aborted the process.
+    """
+    exits = mock.Mock()
+    monkeypatch.setattr(stream, "atexit", exits)
     folder.add("a")
     store, topology = down_for_ever(folder.stream)
     on = running(topology, spark, tmp_path / "cp")
@@ -434,10 +439,12 @@ def test_stop_gives_up_what_runs(spark, tmp_path, folder, running):
     assert on.await_termination(300)
     assert on.exception is None
     assert on.counts.batches == 0
+    assert exits.unregister.mock_calls == [mock.call(on._stream.stop)]
     on = running(topology, spark, tmp_path / "cp")
     down = store.down
     until(lambda: store.down < down, on)
-    on.stop()
+    (at_exit, *arguments), _ = exits.register.call_args
+    at_exit(*arguments)
     assert (on.exception, on.counts.batches) == (None, 0)
     # Spark takes it for the end that it asked for, and has no error to log.
     assert on.spark_query.exception() is None
