@@ -278,6 +278,8 @@ def test_what_cannot_run_is_refused_by_name(spark, tmp_path, store, folder):
     for trigger in ({"once": True}, {"availableNow": False}, 5, {"processingTime": 1}):
         with pytest.raises(ValueError, match="trigger must be a processing time such as"):
             start(stream, spark, tmp_path / "cp", trigger=trigger)
+    with pytest.raises(ValueError, match=r"; did you mean 'availableNow'\?$"):
+        start(stream, spark, tmp_path / "cp", trigger={"availablenow": True})
     with pytest.raises(TypeError, match="topology must be a Topology, got str"):
         run_batch("topology", spark, tmp_path / "cp")
     with pytest.raises(ValueError, match="checkpoint must be a path on a local or shared"):
