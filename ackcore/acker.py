@@ -42,6 +42,7 @@ from ackcore._columns import (
     same_length,
     task_column,
 )
+from ackcore._error_hints import naming_arguments
 from ackcore._records import Entries, Entry, Outcome, Outcomes, Stats
 from ackcore.ids import acker_task
 
@@ -109,6 +110,7 @@ class Acker:
     others may have applied their rows.
     """
 
+    @naming_arguments
     def __init__(
         self,
         backend: str | BackendFactory | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 import subprocess
@@ -153,6 +154,24 @@ def test_what_a_call_raises_is_importable_where_it_is_used(package: str) -> None
     for name in ("Retry", "Reject", "Unavailable"):
         assert getattr(module, name) is getattr(outcomes, name)
         assert name in module.__all__
+
+
+@pytest.mark.parametrize(
+    "package", ["calls", "dispatch", "flow", "kafka", "metrics", "spark", "tables", "testing"]
+)
+def test_each_public_function_with_keywords_names_an_unknown_one(package: str) -> None:
+    """Python's own error suggests no argument."""
+    pytest.importorskip({"kafka": "confluent_kafka", "spark": "pyspark"}.get(package, "numpy"))
+    module = importlib.import_module(f"ackcore.{package}")
+    for name in module.__all__:
+        try:
+            found = inspect.signature(getattr(module, name)).parameters.values()
+        except (TypeError, ValueError):
+            continue  # no callable
+        named = [each for each in found if each.kind == each.KEYWORD_ONLY and each.name[0] != "_"]
+        if named and not any(each.kind == each.VAR_KEYWORD for each in found):
+            with pytest.raises(TypeError, match=r"^\w+\(\) has no argument 'unknown'; "):
+                getattr(module, name)(unknown=1)
 
 
 def test_the_sessions_in_the_readme_are_true(

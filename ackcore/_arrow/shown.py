@@ -207,20 +207,38 @@ def text_of(values: list[bytes | None]) -> pa.Array:
     return pa.array(values, pa.binary()).cast(options=options)
 
 
-def json_encoder(arrow_type: pa.DataType) -> Callable[[Any], str]:
+def base64_of(value: bytes) -> str:
+    """Return bytes in base64."""
+    return base64.b64encode(value).decode()
+
+
+def readable(value: bytes) -> str:
+    """Return bytes for a reader: their text if it is printable UTF-8, else ``base64:...``."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    printable = all(each.isprintable() or each in "\t\r\n" for each in text)
+    return text if printable else f"base64:{base64_of(value)}"
+
+
+def json_encoder(
+    arrow_type: pa.DataType, binary: Callable[[bytes], str] = base64_of
+) -> Callable[[Any], str]:
     """Return a function that encodes a value of a type, as ``to_pylist`` returns it, as JSON.
 
     Numbers, texts, booleans, lists, structs and nulls have JSON's own forms; a map is an object.
     Decimals are numbers with all their digits. Dates and times are ISO 8601 (with the offset for
-    instants), and bytes are base64. NaN and the infinities are texts, as in Spark's ``to_json``.
+    instants). NaN and the infinities are texts, as in Spark's ``to_json``. ``binary``: returns the
+    text of bytes.
 
     Raises TypeError if the type, or one inside it, has no form in JSON; the message is that type.
     """
-    encode = _encoder(arrow_type)
+    encode = _encoder(arrow_type, binary)
     return lambda value: "null" if value is None else encode(value)
 
 
-def _encoder(arrow_type: pa.DataType) -> _Encode:
+def _encoder(arrow_type: pa.DataType, binary: Callable[[bytes], str]) -> _Encode:
     kind = pa.types
     if kind.is_null(arrow_type) or kind.is_boolean(arrow_type) or kind.is_integer(arrow_type):
         return _dumps
@@ -233,21 +251,22 @@ def _encoder(arrow_type: pa.DataType) -> _Encode:
     if kind.is_date(arrow_type) or kind.is_timestamp(arrow_type):
         return lambda value: f'"{value.isoformat()}"'
     if kind.is_binary(arrow_type) or kind.is_large_binary(arrow_type):
-        return lambda value: f'"{base64.b64encode(value).decode()}"'
+        return lambda value: _dumps(binary(value))
     if kind.is_struct(arrow_type):
-        return _struct(arrow_type)
+        return _struct(arrow_type, binary)
     if kind.is_map(arrow_type) and kind.is_string(arrow_type.key_type):
-        item = json_encoder(arrow_type.item_type)
+        item = json_encoder(arrow_type.item_type, binary)
         return lambda pairs: f"{{{','.join(f'{_dumps(k)}:{item(v)}' for k, v in pairs)}}}"
     if kind.is_list(arrow_type) or kind.is_large_list(arrow_type):
-        item = json_encoder(arrow_type.value_type)
+        item = json_encoder(arrow_type.value_type, binary)
         return lambda values: f"[{','.join(map(item, values))}]"
     raise TypeError(str(arrow_type))
 
 
-def _struct(arrow_type: pa.StructType) -> _Encode:
+def _struct(arrow_type: pa.StructType, binary: Callable[[bytes], str]) -> _Encode:
     fields = [
-        (field.name, f"{_dumps(field.name)}:", json_encoder(field.type)) for field in arrow_type
+        (field.name, f"{_dumps(field.name)}:", json_encoder(field.type, binary))
+        for field in arrow_type
     ]
 
     def encode(value: Any) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
+from ackcore._error_hints import naming_arguments
+
 Value = TypeVar("Value")
 #: Waits are at most a year, so that sums of them in milliseconds fit in 64 bits.
 MAX_AFTER_S = 366 * 24 * 3600.0
@@ -41,6 +43,7 @@ class Retry(Exception):
 
     after_s: float | None = None
 
+    @naming_arguments
     def __init__(self, reason: str = "", *, after_s: float | None = None) -> None:
         super().__init__(reason)
         if after_s is not None and (

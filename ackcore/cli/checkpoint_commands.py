@@ -21,6 +21,7 @@ from ackcore.cli.reporting import (
     NO,
     cell,
     console,
+    counted,
     plain,
     print_json,
     span_of,
@@ -112,7 +113,7 @@ def _heading(status: CheckpointStatus) -> Text:
     elif holder.holds is None:
         runs = f"last owner {holder.name}; this host cannot check whether it runs"
     else:
-        runs = f"{'running' if holder.holds else 'not running'}, owner {holder.name}"
+        runs = f"{'running,' if holder.holds else 'not running, last'} owner {holder.name}"
     epoch = f" (epoch {status.epoch})" if status.epoch else ""
     lines = [f"{status.checkpoint}: a {status.kind}, {runs}{epoch}"]
     under_way = status.under_way
@@ -121,8 +122,8 @@ def _heading(status: CheckpointStatus) -> Text:
         step, then = ("is decided, the sinks write it" if under_way.decided else "runs"), ""
         if holder is None or holder.holds is False:
             step, then = "was not finished", "; the next start continues it"
-        again = f", {under_way.due} retries" if under_way.due else ""
-        crashes = f", {under_way.crashes} runs crashed" if under_way.crashes else ""
+        again = f", {counted(under_way.due, 'retry', 'retries')}" if under_way.due else ""
+        crashes = f", {counted(under_way.crashes, 'run')} crashed" if under_way.crashes else ""
         lines.append(
             f"micro-batch {under_way.number} {step}, planned {since} ago{again}{crashes}{then}"
         )
@@ -140,7 +141,9 @@ def _heading(status: CheckpointStatus) -> Text:
     for name, size in status.tables.items():
         # Rows that have expired may still count.
         bound = "" if declared.get(name, {}).get("ttl_s") is None else "at most "
-        lines.append(f"table {name}: {bound}{size['rows']:,} rows, {size['bytes']:,} bytes")
+        lines.append(
+            f"table {name}: {bound}{counted(size['rows'], 'row')}, {size['bytes']:,} bytes"
+        )
     dead = status.dead
     if dead.letters:
         lines.append(f"dead letters: {dead.letters:,}, of which {dead.sent:,} were replayed")
@@ -158,7 +161,7 @@ def cell_lines(lines: Iterable[str]) -> Text:
 def _counts(status: CheckpointStatus) -> RenderableType:
     names = ("records", "replayed", "acked", "waiting", "dead", "retried", "resolved")
     counts = status.counts
-    title = f"counts after {counts.batches:,} micro-batches" + (
+    title = f"counts after {counted(counts.batches, 'micro-batch', 'micro-batches')}" + (
         "" if counts.balanced else ": THEY DO NOT BALANCE"
     )
     title += "".join(f"; {bolt} spent {cost:g}" for bolt, cost in sorted(counts.spent.items()))
@@ -272,7 +275,7 @@ def show_rows(
         for line in _json_lines(rows):
             print(line)
     else:
-        title = f"table {name}: {len(rows):,} row{'' if len(rows) == 1 else 's'}"
+        title = f"table {name}: {counted(len(rows), 'row')}"
         if not key and len(rows) == limit < found.rows:
             bound = "" if found.shape.ttl_s is None else "at most "
             title += f" of {bound}{found.rows:,}; --limit shows more"

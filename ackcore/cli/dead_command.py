@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ackcore._arrow.shown import base64_of, readable
 from ackcore.cli.reporting import CHECKPOINT, NO, cell, console, plain, print_json, table, time_of
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.dead_letters.checkpoints import check_spout, store_of
@@ -55,7 +56,9 @@ Named = Annotated[
     ),
 ]
 All = Annotated[bool, typer.Option("--all", help="All letters, if you give no name and no filter.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print JSON, one object per line; bytes are in base64.")
+]
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)")
 _SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -96,7 +99,10 @@ def listed(
     store = store_of(checkpoint)
     check_spout(store, wanted.spout)
     damaged: list[CheckpointCorrupt] = []
-    found = list_letters(store, wanted, limit or None, payload=payload, damaged=damaged)
+    binary = base64_of if as_json else readable
+    found = list_letters(
+        store, wanted, limit or None, payload=payload, damaged=damaged, binary=binary
+    )
     if as_json:
         for letter in found:
             print_json(_to_json(letter))
@@ -155,7 +161,10 @@ def show(
     """Show one dead letter with its record. Exits with 1 if no letter has that name."""
     wanted = LetterFilter(_ids([letter]))
     damaged: list[CheckpointCorrupt] = []
-    letters = list_letters(store_of(checkpoint), wanted, 1, payload=True, damaged=damaged)
+    binary = base64_of if as_json else readable
+    letters = list_letters(
+        store_of(checkpoint), wanted, 1, payload=True, damaged=damaged, binary=binary
+    )
     found = next(letters, None)
     if found is None:
         if damaged:  # the letter may be in a damaged file

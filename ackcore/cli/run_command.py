@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from ackcore.cli.checkpoint_commands import rendered
 from ackcore.cli.explain_command import add_path, check_name, find_named, load_topology
-from ackcore.cli.reporting import INTERRUPTED, cell, console, print_json, span_of
+from ackcore.cli.reporting import INTERRUPTED, cell, console, counted, print_json, span_of
 from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.engine.progress import Counts
@@ -205,9 +205,9 @@ def described(activity: Activity | None, tasks: str = "") -> str:
             parts = [f"micro-batch {way.number} is decided, the sinks write it"]
         parts.append(span_of(max(0, activity.at_ms - way.planned_ms)))
         if way.due:
-            parts.append(f"{way.due:,} retries")
+            parts.append(counted(way.due, "retry", "retries"))
         if way.crashes:
-            parts.append(f"{way.crashes} runs crashed")
+            parts.append(f"{counted(way.crashes, 'run')} crashed")
         if tasks and not way.decided:
             parts.append(tasks)
         return ", ".join(parts)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ackcore._columns import as_count
+from ackcore._error_hints import naming_arguments
 from ackcore.calls.threads import CallThreads, is_async
 
 
@@ -68,6 +69,7 @@ class Function(Target):
         out cannot be ended; another takes its place.
     """
 
+    @naming_arguments
     def __init__(self, function: Callable[[Any], Any], *, threads: int = 1) -> None:
         if not callable(function):
             raise TypeError(f"function must be callable, got {type(function).__name__}")

@@ -22,6 +22,7 @@ import numpy as np
 
 from ackcore._backend import OffsetTracker
 from ackcore._columns import as_count, nanoseconds, positive
+from ackcore._error_hints import naming_arguments
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.calls.endpoints import Breaker, BreakerState
 from ackcore.dispatch.checkpoint import Checkpoint
@@ -130,6 +131,7 @@ class Dispatcher:
         If an argument has another type or is out of range, or if there are no consumers.
     """
 
+    @naming_arguments
     def __init__(
         self,
         source: Source,

@@ -13,6 +13,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from ackcore._error_hints import naming_arguments
 from ackcore.calls import Reject, Unavailable
 from ackcore.dispatch.dispatch_consumers import Target
 
@@ -72,6 +73,7 @@ class Http(Target):
         The TLS settings for https; by default Python's.
     """
 
+    @naming_arguments
     def __init__(
         self,
         url: str,

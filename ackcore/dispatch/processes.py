@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from typing import Any
 
+from ackcore._error_hints import naming_arguments
 from ackcore.calls import Reject, Unavailable
 from ackcore.dispatch.dispatch_consumers import Target
 
@@ -47,6 +48,7 @@ class Process(Target):
         of each other's pipes: if this process is killed, they survive.
     """
 
+    @naming_arguments
     def __init__(self, function: Callable[..., Any], *args: Any, context: str = "spawn") -> None:
         try:
             pickle.dumps((function, args))

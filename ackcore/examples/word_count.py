@@ -230,7 +230,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 wrong = [f"the word count failed: {one_line(error)}"]
             print(*wrong, sep="\n", end="\n" * bool(wrong))
             status = int(bool(wrong))
-    if given.directory is not None and not given.child:
+    if given.directory is None and not status:
+        print(
+            "next: read docs/quickstart.md; to look at the checkpoint, run this again with "
+            '--directory DIR (make demo ARGS="--directory DIR")'
+        )
+    elif given.directory is not None and not given.child:
         place = shlex.quote(str(directory / "checkpoint"))
         print(
             f"the checkpoint is kept: ackcore status {place}; ackcore dead list {place}; "

@@ -21,6 +21,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ackcore._columns import as_count, nanoseconds
+from ackcore._error_hints import naming_arguments
 from ackcore.flow.choosers import Chooser, Idlest
 from ackcore.flow.consumers import ConsumerState, Lease, state_of
 from ackcore.flow.flow_batches import Batch
@@ -64,6 +65,7 @@ class FlowController:
     ended by `ack` or by `fail` with ``again=False``.
     """
 
+    @naming_arguments
     def __init__(
         self,
         consumers: Iterable[Hashable] = (),

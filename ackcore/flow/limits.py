@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from ackcore._columns import as_count, nanoseconds
+from ackcore._error_hints import naming_arguments
 
 #: Without this bound, a consumer that answers at once would get a whole stream.
 MAX_LIMIT = 1_000_000
@@ -98,6 +99,7 @@ class RttThreshold:
 
     __slots__ = ("_max_limit", "_window", "limit", "pressure", "threshold_ns")
 
+    @naming_arguments
     def __init__(
         self, threshold_s: float = 0.05, *, initial: int = 4, max_limit: int = 1000
     ) -> None:
@@ -133,6 +135,7 @@ class Fixed:
 
     __slots__ = ("limit",)
 
+    @naming_arguments
     def __init__(self, limit: int) -> None:
         #: The number of tuples that may be outstanding.
         self.limit = as_count(limit, "limit", 1, MAX_LIMIT)
@@ -242,6 +245,7 @@ class DelayTarget:
     #: The round trips after which a mean is no longer new.
     _ENOUGH = 16
 
+    @naming_arguments
     def __init__(
         self,
         target_s: float = 0.05,

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
+from contextlib import suppress
 from functools import wraps
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -19,6 +20,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from ackcore._columns import positive
+from ackcore._error_hints import nearest
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.committer import DEFAULTS, CommitAnswer, Committer, commit_requests
 from ackcore.kafka.kafka_errors import error_text, exception_text
@@ -102,15 +104,25 @@ class UnknownTopics(RuntimeError):
     ----------
     topics : dict of str
         The cause, by topic.
+    existing : sequence of str
+        The topics of the cluster, for the nearest name. Empty if they could not be listed.
     """
 
-    def __init__(self, topics: dict[str, str]) -> None:
-        super().__init__(topics)
+    def __init__(self, topics: dict[str, str], existing: Sequence[str] = ()) -> None:
+        super().__init__(topics, existing)
         self.topics = topics
+        self.existing = existing
 
     def __str__(self) -> str:
-        named = ", ".join(f"{topic!r} ({cause})" for topic, cause in sorted(self.topics.items()))
-        return f"topics cannot be read: {named}"
+        named = []
+        for topic, cause in sorted(self.topics.items()):
+            near = nearest(topic, self.existing)
+            hint = "" if near is None else f"; did you mean {near!r}?"
+            named.append(f"{topic!r} ({cause}{hint})")
+        return (
+            f"topics cannot be read: {', '.join(named)}. Correct the name, create the topic, or "
+            "let this user describe and read it"
+        )
 
 
 class ClusterFailed(RuntimeError):
@@ -194,7 +206,10 @@ class Cluster:
                     f"the partitions of topic {topic!r} cannot be listed: {failure.text}"
                 )
         if missing and not missing_ok and pattern is None:
-            raise UnknownTopics(missing)
+            existing: list[str] = []
+            with suppress(ClusterFailed):
+                existing = self._matching(".*")
+            raise UnknownTopics(missing, existing)
         return sorted(found)
 
     def _matching(self, pattern: str) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
 
+from ackcore._error_hints import naming_arguments
 from ackcore.metrics.readings import (
     DURATION,
     DURATION_ABOUT,
@@ -34,6 +35,7 @@ class OpenTelemetryListener(SnapshotListener):
         The provider of the meter; by default the global one.
     """
 
+    @naming_arguments
     def __init__(self, query: str = "", meter_provider: MeterProvider | None = None) -> None:
         super().__init__()
         self._told = {QUERY: query}

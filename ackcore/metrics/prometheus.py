@@ -14,6 +14,7 @@ from prometheus_client.core import (
     Metric,
 )
 
+from ackcore._error_hints import naming_arguments
 from ackcore.metrics.readings import (
     DURATION,
     DURATION_ABOUT,
@@ -43,6 +44,7 @@ class PrometheusListener(SnapshotListener):
         The registry; by default a new one.
     """
 
+    @naming_arguments
     def __init__(self, query: str = "", registry: CollectorRegistry | None = None) -> None:
         super().__init__()
         self._query = query

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from ackcore._arrow import hash_columns
+from ackcore._error_hints import nearest
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.session import refuse_connect, refuse_frame, refuse_mixed, refuse_session
@@ -65,7 +66,10 @@ def read_trigger(trigger: str | Mapping[str, Any] | None) -> dict[str, Any]:
     match options:
         case {"processingTime": str()} | {"availableNow": True} if len(options) == 1:
             return dict(options)
-    raise ValueError(f"trigger must be {TRIGGERS}; got {trigger!r}")
+    known = ("processingTime", "availableNow")
+    near = [nearest(str(name), known) for name in options] if isinstance(options, Mapping) else []
+    hint = f"; did you mean {near[0]!r}?" if near and near[0] not in (None, *options) else ""
+    raise ValueError(f"trigger must be {TRIGGERS}; got {trigger!r}{hint}")
 
 
 def interval_s(options: Mapping[str, Any]) -> float:

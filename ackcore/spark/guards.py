@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
 from ackcore import _columns
-from ackcore._error_hints import near_miss
+from ackcore._error_hints import naming_arguments, near_miss
 from ackcore.calls import RateLimit
 from ackcore.calls.call_settings import CallSettings
 from ackcore.flow import DelayTarget, Limit
@@ -43,6 +43,7 @@ from ackcore.topology.settings import check_keywords
 WHERE = "fn, or in __enter__() or __aenter__() of an object that is called"
 
 
+@naming_arguments
 def attempt(
     frame: DataFrame,
     fn: Function,

@@ -19,6 +19,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.clocks import Clock, wall_clock_ms
 from ackcore.spark.base.session import ALIVE_S, is_connect, keep_alive
 from ackcore.spark.checks import check_callable
@@ -38,6 +39,7 @@ from ackcore.topology.builder import Topology
 _log = logging.getLogger("ackcore")
 
 
+@naming_arguments
 def start(
     topology: Topology,
     spark: SparkSession,
@@ -136,6 +138,7 @@ def start(
     return Query(stream, deployment.checkpoint)
 
 
+@naming_arguments
 def run_batch(
     topology: Topology,
     spark: SparkSession,

@@ -6,6 +6,7 @@ checkpoint.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import threading
@@ -107,6 +108,9 @@ class Stream(ABC):
         with contextlib.suppress(StateError):  # the first micro-batch repeats it
             self._state.record_topology()
         self._thread = thread
+        # Otherwise a thread that returns from native code after the end of Python, for example
+        # after Ctrl-C, aborts the process, and the next start counts a crash.
+        atexit.register(self.stop, False)
         thread.start()
 
     @abstractmethod
@@ -182,6 +186,7 @@ class Stream(ABC):
             # `TooManyDead` is not logged if a waiting call raises it.
             if self.error and not (self._awaited and isinstance(self.error, TooManyDead)):
                 _log.error("the query ended: %s", self.error)
+            atexit.unregister(self.stop)
             with self._changed:
                 self.ended.set()
                 self._changed.notify_all()

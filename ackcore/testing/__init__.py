@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ackcore._error_hints import naming_arguments
 from ackcore.testing.backends import check_backend
 from ackcore.testing.results import Kill, Source, TopologyRun
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Source", "check_backend", "run"]
 
 
+@naming_arguments
 def run(
     topology: Topology,
     rows: Mapping[str, Sequence[Any] | pa.Table],

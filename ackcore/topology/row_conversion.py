@@ -191,9 +191,10 @@ class RowSchema:
             except Exception as error:
                 if len(rows) > 1:
                     raise
+                text = str(error).replace(" in row 0", "", 1)
                 raise ValueError(
                     f"{field.name!r} of {self.title} must be {field.type}, got "
-                    f"{type(values[0]).__name__}: {error}"
+                    f"{type(values[0]).__name__}: {text}; convert it, or declare another type"
                 ) from error
             if column.null_count and not field.nullable:
                 raise ValueError(f"{field.name!r} of {self.title} must not be null, got None")

@@ -36,6 +36,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ackcore._arrow.shown import readable
 from ackcore._error_hints import listening
 from ackcore.spark.base.errors import CheckpointCorrupt, StateError
 from ackcore.spark.dead_letters.checkpoints import opened_checkpoint, store_of
@@ -220,7 +221,9 @@ def _letters(path: str, wanted: LetterFilter, limit: int) -> dict[str, Any]:
     found = []
     damaged: list[CheckpointCorrupt] = []
     store = store_of(path)
-    for letter in list_letters(store, wanted, limit, payload=True, damaged=damaged):
+    for letter in list_letters(
+        store, wanted, limit, payload=True, damaged=damaged, binary=readable
+    ):
         record = letter.payload or ""
         cut = f"{record[:_MOST_CHARS]} …" if len(record) > _MOST_CHARS else record
         found.append({**asdict(letter), "id": str(letter.id), "payload": cut})

@@ -30,7 +30,7 @@ def unchanged(url):
 
 def test_status(ackcore, lines, url, unchanged):
     said = ackcore("status", url).stdout
-    assert f"{url}: a batch, not running, owner pid" in said
+    assert f"{url}: a batch, not running, last owner pid" in said
     assert "(epoch 1)" in said
     assert "counts after 2 micro-batches " in said
     assert "dead letters: 7, of which 0 were replayed" in said

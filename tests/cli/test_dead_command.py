@@ -287,15 +287,19 @@ def test_values_that_python_cannot_show_are_shown_escaped_or_as_iso(ackcore, lin
     times = pa.array([0, 10**18, None]).cast(pa.timestamp("us", "UTC"))
     table = died(0, 3).drop_columns("value")
     table = table.append_column("value", texts).append_column("at", times)
+    table = table.append_column("key", pa.array(["köy\t1".encode(), b"\xff", b"\0"]))
     with OPEN(tmp_path / "c") as state:
         store = DeadLetters.open(tmp_path / "c", state.deployment_key)
         store.write(0, {"lines": table})
     found = lines(ackcore("dead", "list", tmp_path / "c", "--json", "--payload"))
     assert [each["record"] for each in found] == [
-        {"value": None, "at": None},
-        {"value": "caf\\xe9", "at": "33658-09-27T01:46:40.000000+00:00"},
-        {"value": "plain", "at": "1970-01-01T00:00:00+00:00"},
+        {"value": None, "at": None, "key": "AA=="},
+        {"value": "caf\\xe9", "at": "33658-09-27T01:46:40.000000+00:00", "key": "/w=="},
+        {"value": "plain", "at": "1970-01-01T00:00:00+00:00", "key": "a8O2eQkx"},
     ]
+    for name, key in ("0", "köy\\t1"), ("1", "base64:/w=="), ("2", "base64:AA=="):
+        said = ackcore("dead", "show", tmp_path / "c", f"lines/0/{name}").stdout
+        assert f'"key": "{key}"' in said
     assert "caf\\\\xe9" in ackcore("dead", "list", tmp_path / "c", "--payload").stdout
     assert "caf\\\\xe9" in ackcore("dead", "show", tmp_path / "c", "lines/0/1").stdout
     (file,) = [one for some in files_of(store.place).values() for one in some]

@@ -73,7 +73,7 @@ def test_a_run_shows_how_far_it_is(on_this_spark, tmp_path, monkeypatch):
     text = screen.file.getvalue()
     assert "starting" in text or "micro-batch 0 runs" in text  # beside the bar
     assert "\x1b[?25l" in text  # no cursor while the bar is there
-    assert text.index("micro-batch 0: ") < text.index("counts after 1 micro-batches")
+    assert text.index("micro-batch 0: ") < text.index("counts after 1 micro-batch ")
     assert "dead letters: 1, of which 0 were replayed" in text
 
 

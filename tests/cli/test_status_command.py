@@ -23,7 +23,7 @@ from ackcore.spark.inspect.status import Logged
 
 def test_status_tells_the_counts_and_why(ackcore, checkpoint):
     said = ackcore("status", checkpoint).stdout
-    assert f"{checkpoint}: a batch, not running, owner pid" in said
+    assert f"{checkpoint}: a batch, not running, last owner pid" in said
     assert "(epoch 1)" in said
     assert "counts after 2 micro-batches " in said
     assert "dead letters: 7, of which 0 were replayed" in said
@@ -57,7 +57,7 @@ def test_a_running_query_is_told(ackcore, tmp_path):
     assert "a batch, running, owner pid" in said
     assert "micro-batch 0 runs, planned" in said
     said = ackcore("status", tmp_path / "c").stdout
-    assert "a batch, not running, owner pid" in said
+    assert "a batch, not running, last owner pid" in said
     assert "micro-batch 0 was not finished, planned" in said
     assert "the next start continues it" in said
 

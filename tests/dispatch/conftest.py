@@ -1,5 +1,6 @@
 """Fixtures of the tests of a dispatcher; tests are no package."""
 
+import inspect
 import sys
 from pathlib import Path
 
@@ -13,5 +14,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
     """Retries and broken consumers wait for a millisecond, unless a test gives a longer time."""
+    defaults = inspect.unwrap(Dispatcher.__init__).__kwdefaults__
     for name in ("backoff_s", "breaker_reset_s"):
-        monkeypatch.setitem(Dispatcher.__init__.__kwdefaults__, name, 0.001)
+        monkeypatch.setitem(defaults, name, 0.001)

@@ -86,6 +86,10 @@ def test_topics_that_are_not_there_are_named(kafka, cluster):
     assert [one[:2] for one in cluster.partitions([topic, "absent"], missing_ok=True)] == [
         (topic, 0)
     ]
+    with pytest.raises(
+        UnknownTopics, match=rf"; did you mean '{topic}'\?\). Correct the name, crea"
+    ):
+        cluster.partitions([f"{topic}x"])
 
 
 def test_a_topic_made_again_has_another_id(kafka, cluster):

@@ -108,7 +108,7 @@ def returns(answer):
         (
             returns("x"),
             "ValueError",
-            "'square' of outputs must be int64, got str: 'x' does not fit in row 0",
+            "'square' of outputs must be int64, got str: 'x' does not fit; convert it, or",
         ),
         (returns(2.5), "ValueError", "'square' of outputs must be int64, got float: "),
         (

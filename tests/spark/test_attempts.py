@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
@@ -244,6 +245,8 @@ def test_what_cannot_be_tried_is_refused_by_name(spark, fn, outputs, error, word
 def test_a_frame_that_cannot_be_tried_is_refused_by_name(spark, conf):
     with pytest.raises(TypeError, match="frame must be a pyspark DataFrame, got list"):
         attempt([1], double, "d int")
+    with pytest.raises(TypeError, match=r"got pandas.DataFrame; spark.createDataFrame\(\) makes"):
+        attempt(pd.DataFrame(), double, "d int")
     tried = attempt(spark.range(1), double, "d int")
     with pytest.raises(ValueError, match="got 'error' of frame and 'error' of the result; rename"):
         attempt(tried, double, "e int")

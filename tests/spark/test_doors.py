@@ -329,4 +329,6 @@ def test_what_a_bolt_refers_to_and_cannot_travel_is_named(spark, tmp_path, make,
     )
     with pytest.raises(TypeError, match=words):
         run_batch(topology(spark.range(1), make(threading.Lock())), spark, tmp_path / "cp")
+    with pytest.raises(TypeError, match="only the driver can use it: make a DataFrame another spo"):
+        run_batch(topology(spark.range(1), refers_to_a_variable(spark)), spark, tmp_path / "cp")
     assert not (tmp_path / "cp").exists()

@@ -26,6 +26,7 @@ from confluent_kafka.serialization import (
 from pyspark import cloudpickle
 
 from ackcore import OffsetTracker
+from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.kafka import KafkaSpout, commit_metadata
 from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
@@ -190,7 +191,8 @@ def test_a_value_is_what_the_deserializer_makes_of_it():
     }
     assert failed[2].component == "s"
     title = "'value' of the deserializer of 's'"
-    assert failed[3].message == f"{title} must be int64, got str: 'text' does not fit in row 0"
+    said = f"{title} must be int64, got str: 'text' does not fit; convert it, or declare another "
+    assert failed[3].message == f"{said}type"
 
 
 @pytest.mark.parametrize(
@@ -223,10 +225,11 @@ def test_the_field_of_a_struct_that_does_not_fit_is_named_with_its_value():
     values = [long % (b"x" * 500, *each) for each in [(b"at", b"1.5"), (b"n", b"%d" % 2**70)]]
     _, failed = decode(records(*values, rb'{"text": "\ud83d"}'))
     messages = [reason.message.partition(", got dict: ")[2] for reason in failed.values()]
+    messages = [message.partition("; convert it, ")[0] for message in messages]
     assert messages[0].startswith("field 'in': field 'at': 1.5 would become datetime")
     assert messages[1:] == [
-        f"field 'in': field 'n': {2**70} does not fit in row 0",
-        "field 'text': '\\ud83d' does not fit in row 0",
+        f"field 'in': field 'n': {2**70} does not fit",
+        "field 'text': '\\ud83d' does not fit",
     ]
 
 
@@ -249,6 +252,7 @@ class Panic(BaseException):
 
 
 RAISED = [Panic("index"), SystemExit(3), asyncio.CancelledError(), GeneratorExit(), StopIteration()]
+RAISED += [Reject("no JSON"), Retry(after_s=5), Unavailable("no registry")]
 
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
@@ -261,6 +265,12 @@ def test_whatever_a_deserializer_raises_fails_its_record_alone(error):
     batch, failed = ValueDecoder("s", strict, pa.string())(records(b"a", b"bad", b"b"))
     assert batch.column("value").to_pylist() == ["a", None, "b"]
     assert {row: reason.type for row, reason in failed.items()} == {1: type(error).__name__}
+    fate = failed[1].final, failed[1].after_ms, failed[1].counts
+    assert fate == {
+        "Reject": (True, 0, True),
+        "Retry": (False, 5000, True),
+        "Unavailable": (False, 0, False),
+    }.get(failed[1].type, (False, 0, True))
 
 
 def test_an_interrupt_in_a_deserializer_is_an_interrupt():

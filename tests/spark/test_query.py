@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 from streams import DOWN, LINE, Count, Folder, Split, down_for_ever, until, word_count
 
-from ackcore.spark import query, spark_stream
+from ackcore.spark import query, spark_stream, stream
 from ackcore.spark.base import session
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.dead_letters.reading import dead_letters
@@ -278,6 +278,8 @@ def test_what_cannot_run_is_refused_by_name(spark, tmp_path, store, folder):
     for trigger in ({"once": True}, {"availableNow": False}, 5, {"processingTime": 1}):
         with pytest.raises(ValueError, match="trigger must be a processing time such as"):
             start(stream, spark, tmp_path / "cp", trigger=trigger)
+    with pytest.raises(ValueError, match=r"; did you mean 'availableNow'\?$"):
+        start(stream, spark, tmp_path / "cp", trigger={"availablenow": True})
     with pytest.raises(TypeError, match="topology must be a Topology, got str"):
         run_batch("topology", spark, tmp_path / "cp")
     with pytest.raises(ValueError, match="checkpoint must be a path on a local or shared"):
@@ -424,8 +426,13 @@ def test_a_query_that_spark_does_not_start_leaves_no_lock(spark, tmp_path, store
     assert on.await_termination(300)
 
 
-def test_stop_gives_up_what_runs(spark, tmp_path, folder, running):
-    """A sink that fails for ever does not keep a query from being stopped."""
+def test_stop_gives_up_what_runs(spark, tmp_path, folder, running, monkeypatch):
+    """A sink that fails for ever does not keep a query from being stopped, or Python from ending.
+
+    Without a stop at the exit, threads in native code aborted the process.
+    """
+    exits = mock.Mock()
+    monkeypatch.setattr(stream, "atexit", exits)
     folder.add("a")
     store, topology = down_for_ever(folder.stream)
     on = running(topology, spark, tmp_path / "cp")
@@ -434,10 +441,12 @@ def test_stop_gives_up_what_runs(spark, tmp_path, folder, running):
     assert on.await_termination(300)
     assert on.exception is None
     assert on.counts.batches == 0
+    assert exits.unregister.mock_calls == [mock.call(on._stream.stop)]
     on = running(topology, spark, tmp_path / "cp")
     down = store.down
     until(lambda: store.down < down, on)
-    on.stop()
+    (at_exit, *arguments), _ = exits.register.call_args
+    at_exit(*arguments)
     assert (on.exception, on.counts.batches) == (None, 0)
     # Spark takes it for the end that it asked for, and has no error to log.
     assert on.spark_query.exception() is None

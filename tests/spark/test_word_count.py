@@ -139,6 +139,7 @@ def test_the_command_says_little_and_leaves_nothing(tmp_path):
     assert ran.stderr == ""
     assert ran.returncode == 0
     assert "the counts balance: " in ran.stdout
+    assert "\nnext: read docs/quickstart.md; " in ran.stdout
     assert "ackcore status" not in ran.stdout  # its checkpoint is removed
     assert " = 300 lines" in ran.stdout
     assert len(ran.stdout.splitlines()) < 60

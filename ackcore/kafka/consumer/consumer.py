@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 from ackcore._columns import as_count, positive
+from ackcore._error_hints import naming_arguments
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.consumer.client_thread import ClientThread
@@ -176,6 +177,7 @@ class Consumer:
         If an argument has another type or is out of range.
     """
 
+    @naming_arguments
     def __init__(
         self,
         topics: str | Sequence[str] | None = None,

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from ackcore._arrow.shown import shown_rows
 from ackcore._columns import as_count
+from ackcore._error_hints import naming_arguments
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.cluster import Cluster, ClusterFailed, TopicPartition
 from ackcore.kafka.consumer.consumer_letters import (
@@ -72,6 +73,7 @@ class _Letter(NamedTuple):
     deaths: int
 
 
+@naming_arguments
 def replay_letters(
     topic: str,
     *,

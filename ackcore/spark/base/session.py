@@ -72,8 +72,10 @@ def is_connect(value: Any) -> bool:
 def refuse_frame(frame: Any, name: str) -> None:
     """Raise if an argument is not a DataFrame, or its session was stopped."""
     if not is_connect(frame) and not isinstance(frame, DataFrame):
+        kind = type(frame)
+        library = f"{kind.__module__.partition('.')[0]}." if kind.__name__ == "DataFrame" else ""
         raise TypeError(
-            f"{name} must be a pyspark DataFrame, got {type(frame).__name__}; "
+            f"{name} must be a pyspark DataFrame, got {library}{kind.__name__}; "
             "spark.createDataFrame() makes one"
         )
     _refuse_old_connect(frame, f"{name} is a DataFrame")

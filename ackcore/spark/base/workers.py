@@ -233,19 +233,28 @@ def refuse_unpicklable(subject: str, value: object, where: str) -> None:
             if _refusal(held) is not None:
                 raise TypeError(
                     f"{subject} is sent to the workers, and its attribute {attribute!r}, a "
-                    f"{type(held).__name__}, cannot be pickled ({found}); make it in {where}"
+                    f"{type(held).__name__}, cannot be pickled ({found}); {_way_out(held, where)}"
                 ) from error
         refers, parts = "its methods refer to", _of_class(type(value), set())
     for what, part in parts:
         raise TypeError(
             f"{subject} is sent to the workers with all that {refers}, and {what}, "
-            f"a {type(part).__name__}, cannot be pickled ({found}); make it in {where}, or in a "
-            "module that the workers import"
+            f"a {type(part).__name__}, cannot be pickled ({found}); "
+            + _way_out(part, f"{where}, or in a module that the workers import")
         ) from error
     raise TypeError(
         f"{subject} is sent to the workers and cannot be pickled ({found}); make the part "
         f"that cannot be pickled in {where}"
     ) from error
+
+
+def _way_out(part: object, where: str) -> str:
+    if type(part).__module__.startswith("pyspark.sql."):  # a session, a DataFrame, a Column
+        return (
+            "only the driver can use it: make a DataFrame another spout, or collect() its rows "
+            "before the start and use the list"
+        )
+    return f"make it in {where}"
 
 
 def _of_class(kind: type, seen: set[int]) -> Iterator[tuple[str, object]]:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.checkpoint.decisions import Plan
 from ackcore.spark.checkpoint.places import CheckpointParts, opened
@@ -55,6 +56,7 @@ class Skip:
         return ", ".join(self.files[:10]) + more or "all rows"
 
 
+@naming_arguments
 def skip_planned(
     checkpoint: str | os.PathLike[str],
     spout: str,

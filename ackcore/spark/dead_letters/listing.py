@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow.shown import json_encoder, shown_rows
+from ackcore._arrow.shown import base64_of, json_encoder, shown_rows
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.letter_columns import LETTER, TIME
@@ -142,6 +142,7 @@ def list_letters(
     *,
     payload: bool = False,
     damaged: list[CheckpointCorrupt] | None = None,
+    binary: Callable[[bytes], str] = base64_of,
 ) -> Iterator[Letter]:
     """Yield letters, the newest micro-batch first.
 
@@ -149,7 +150,7 @@ def list_letters(
 
     ``limit``: the largest number of letters; no limit by default. ``payload``: whether to read the
     records too. ``damaged``: receives the error of each unreadable file. The letters of the other
-    files are yielded.
+    files are yielded. ``binary``: returns the text of bytes in a record.
     """
     notes = notes_of(store)
     left = 2**63 if limit is None else limit
@@ -159,7 +160,7 @@ def list_letters(
             return
         with _noting(damaged):
             rows = wanted.rows(file, spout, notes)[-left:]
-            for letter in _letters(file, spout, rows, notes, payload):
+            for letter in _letters(file, spout, rows, notes, payload, binary):
                 left -= 1
                 yield letter
 
@@ -216,14 +217,19 @@ def _column(path: ObjectFile, name: str) -> pa.ChunkedArray:
 
 
 def _letters(
-    file: LetterFile, spout: str, rows: Int64s, notes: Sequence[Note], payload: bool
+    file: LetterFile,
+    spout: str,
+    rows: Int64s,
+    notes: Sequence[Note],
+    payload: bool,
+    binary: Callable[[bytes], str],
 ) -> Iterator[Letter]:
     """Yield the letters in given rows of a file, the last row first."""
     if not len(rows):
         return
     letters = batch_rows(file.path)
     times, newest = sent_rows(letters, spout, notes)
-    for row, one in _values(file.path, rows[::-1], payload):
+    for row, one in _values(file.path, rows[::-1], payload, binary):
         number = one.pop("batch_id")
         by = int(newest[row])
         yield Letter(
@@ -234,7 +240,9 @@ def _letters(
         )
 
 
-def _values(path: ObjectFile, rows: Int64s, payload: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+def _values(
+    path: ObjectFile, rows: Int64s, payload: bool, binary: Callable[[bytes], str]
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield each row's number and its values by column. ``rows`` is in descending order."""
     columns = [*LETTER.names, "payload"] if payload else LETTER.names
     with reading_letters(path) as file:
@@ -244,25 +252,27 @@ def _values(path: ObjectFile, rows: Int64s, payload: bool) -> Iterator[tuple[int
             here = rows[(rows >= start) & (rows < end)]
             if len(here):
                 table = file.read_row_group(group, columns=columns).take(pa.array(here - start))
-                yield from zip(here.tolist(), _told(table), strict=True)
+                yield from zip(here.tolist(), _told(table, binary), strict=True)
             end = start
 
 
-def _told(table: pa.Table) -> Iterator[dict[str, Any]]:
+def _told(table: pa.Table, binary: Callable[[bytes], str]) -> Iterator[dict[str, Any]]:
     for name in (field.name for field in LETTER if field.type == TIME):
         at = table.column_names.index(name)
         table = table.set_column(at, name, table[name].cast(TIME).cast(pa.int64()))
     if "payload" not in table.column_names:
         yield from shown_rows(table)
         return
-    encode = encoder_of(table["payload"].type)
+    encode = encoder_of(table["payload"].type, binary)
     for one in shown_rows(table):
         yield {**one, "payload": encode(one["payload"])}
 
 
-def encoder_of(kind: pa.DataType) -> Callable[[Any], str]:
+def encoder_of(
+    kind: pa.DataType, binary: Callable[[bytes], str] = base64_of
+) -> Callable[[Any], str]:
     """Return a function from values of a type to JSON, or to text if JSON cannot express it."""
     try:
-        return json_encoder(kind)
+        return json_encoder(kind, binary)
     except TypeError:
         return lambda value: json.dumps(value, ensure_ascii=False, default=str)

@@ -18,6 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from ackcore._error_hints import naming_arguments
 from ackcore._records import Int64s
 from ackcore.spark.base.arrow_batches import as_spark_types
 from ackcore.spark.base.errors import one_line
@@ -39,6 +40,7 @@ from ackcore.spark.dead_letters.notes import Note, dropped_rows, notes_of, sent_
 _FILE, _ROW = "_ackcore_file", "_ackcore_row"
 
 
+@naming_arguments
 def dead_letters(
     path: str | os.PathLike[str],
     spark: SparkSession | None = None,

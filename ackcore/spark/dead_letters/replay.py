@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore._error_hints import naming_arguments
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.letter_columns import as_tracked
@@ -86,6 +87,7 @@ _WAY_OUT = (
 )
 
 
+@naming_arguments
 def replay(
     path: str | os.PathLike[str],
     spark: SparkSession | None = None,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ackcore._arrow.shown import shown_rows
+from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.letter_columns import LETTER, as_letters
 from ackcore.spark.base.message_headers import BATCH, PREFIX, ROW
@@ -81,6 +82,7 @@ class DeadLetterTopic:
         If confluent-kafka is not installed: it comes with ``ackcore[kafka]``.
     """
 
+    @naming_arguments
     def __init__(
         self,
         topic: str,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.arrow_batches import as_spark_types
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
@@ -16,6 +17,7 @@ from ackcore.tables.table_segments import RANGE_ROWS
 from ackcore.tables.table_shape import HASH_END
 
 
+@naming_arguments
 def table(checkpoint: str | os.PathLike[str], name: str, spark: SparkSession) -> DataFrame:
     """Return a table of a query as it was after the last finished micro-batch.
 

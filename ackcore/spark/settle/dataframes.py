@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ackcore import _columns
 from ackcore._arguments import MAX_SHARDS
+from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.session import is_connect, refuse_frame, refuse_mixed, task_slots
 from ackcore.spark.base.sources import has_fixed_order
 from ackcore.spark.base.versions import repartition_by_id
@@ -49,6 +50,7 @@ _TASK_BYTES = 1 << 20
 _UNKNOWN_BYTES = 1 << 50
 
 
+@naming_arguments
 def combine(events: DataFrame) -> DataFrame:
     """Fold each partition's events into one row per root, without a shuffle and without statuses.
 
@@ -79,6 +81,7 @@ def combine(events: DataFrame) -> DataFrame:
     return events.select(columns.names).mapInArrow(fold, COMBINED_DDL)
 
 
+@naming_arguments
 def settle(
     events: DataFrame,
     *,

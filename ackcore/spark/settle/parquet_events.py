@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from ackcore._arguments import MAX_SHARDS
 from ackcore._arrow import is_text
 from ackcore._backend import Ledger, split_by_shard, take_shard
+from ackcore._error_hints import naming_arguments
 from ackcore._records import Int64s
 from ackcore.spark.base.arrow_batches import Batches, MapInArrow
 from ackcore.spark.base.reasons import earliest
@@ -84,6 +85,7 @@ class _Piece(NamedTuple):
     rows: int
 
 
+@naming_arguments
 def settle_parquet(
     spark: SparkSession,
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],

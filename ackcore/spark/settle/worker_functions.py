@@ -31,6 +31,7 @@ from ackcore._arrow import (
     settled_to_batch,
 )
 from ackcore._backend import Ledger, sort_by_shard
+from ackcore._error_hints import naming_arguments
 from ackcore._records import OPEN, RESET, Entries, Int64s, Settled
 from ackcore.spark.base.arrow_batches import Batches, MapInArrow
 from ackcore.spark.base.reasons import NO_TIME, SHOWN_BEFORE, earliest, look_up, reasons_of
@@ -390,6 +391,7 @@ def results(
             yield batch.select(_SETTLED_NAMES)
 
 
+@naming_arguments
 def settle_partitions(
     rows: Iterable[Any], *, now_ms: int | None = None, timeout_s: float | None = None
 ) -> Iterator[tuple[Any, ...]]:

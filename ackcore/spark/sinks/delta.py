@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ackcore._error_hints import naming_arguments
 from ackcore.spark.sinks.columns import (
     check_keys,
     last_of_each_key,
@@ -53,6 +54,7 @@ _COMPUTED = "delta.generationExpression"
 _ANY_CONTENT = 0
 
 
+@naming_arguments
 def to_delta(
     path: str | os.PathLike[str],
     *,

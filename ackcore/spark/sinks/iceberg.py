@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.arrow_batches import as_spark_types
 from ackcore.spark.sinks.columns import (
     check_keys,
@@ -35,6 +36,7 @@ _WAY_OUT = (
 _SHOWN = {"type", "uri", "warehouse", "py-io-impl", "py-catalog-impl"}
 
 
+@naming_arguments
 def to_iceberg(
     table: str, catalog: str | Mapping[str, str], *, keys: str | Sequence[str] | None = None
 ) -> IcebergSink:

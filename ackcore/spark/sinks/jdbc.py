@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
+from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.versions import active_context, from_arrow_schema
 from ackcore.spark.sinks.columns import check_keys, named_keys, spark_schema
 from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError, Server
@@ -35,6 +36,7 @@ _MARKER = """CREATE TABLE {marker} (
 )"""
 
 
+@naming_arguments
 def to_jdbc(
     url: str,
     table: str,

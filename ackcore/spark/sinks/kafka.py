@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.message_headers import BATCH
@@ -49,6 +50,7 @@ _WAY_OUT = (
 )
 
 
+@naming_arguments
 def to_kafka(
     topic: str,
     bootstrap_servers: str,

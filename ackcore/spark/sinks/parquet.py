@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
+from ackcore._error_hints import naming_arguments
 from ackcore._files import sync_directory
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointInUse
@@ -34,6 +35,7 @@ _STAGE = re.compile(r"([0-9]+)\.[0-9a-f]+\.tmp")
 _PART = re.compile(r"part-[0-9]+-of-([0-9]+)-([0-9a-f]+)\.parquet")
 
 
+@naming_arguments
 def to_parquet(
     path: str | os.PathLike[str], *, compression: str = "snappy"
 ) -> ParquetSink | ParquetObjects:

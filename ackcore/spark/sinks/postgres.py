@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ackcore._error_hints import naming_arguments
+
 if TYPE_CHECKING:
     from ackcore.spark.sinks.postgres_sink import PostgresSink
 
 
+@naming_arguments
 def to_postgres(
     dsn: str,
     table: str,

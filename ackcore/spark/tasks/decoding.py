@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ackcore.spark.base.schemas import CORRUPT_REASON, CORRUPT_RECORD
 from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.row_conversion import Row, RowSchema
 from ackcore.topology.tuples import Reason
 
@@ -27,6 +28,7 @@ class ValueDecoder:
         self, spout: str, deserializer: Callable[..., Any], value_type: pa.DataType
     ) -> None:
         self._spout = spout
+        self._reasons = ReasonMaker(spout)
         self._deserializer = deserializer
         self._field = pa.field(_VALUE, value_type)
         self._rows = RowSchema(spout, DEFAULT_STREAM, pa.schema([self._field]))
@@ -61,7 +63,7 @@ class ValueDecoder:
                 except KeyboardInterrupt:
                     raise
                 except BaseException as error:  # including SystemExit and a panic of an extension
-                    failed[row] = Reason.of(self._spout, error)
+                    failed[row] = self._reasons.of(error)
             rows.append(found)
         place = batch.schema.get_field_index(_VALUE)
         return batch.set_column(place, self._field, self._column(rows, failed)), failed
@@ -74,7 +76,7 @@ class ValueDecoder:
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                return Reason.of(self._spout, error)
+                return self._reasons.of(error)
             self._is_prepared = True
         return None
 
@@ -82,7 +84,7 @@ class ValueDecoder:
         """Return values as a column; put the errors of those that do not fit it into ``failed``."""
         batches, misfits = self._rows.batches(rows)
         for row, error in misfits:
-            failed[row] = Reason.of(self._spout, error)
+            failed[row] = self._reasons.of(error)
         parts = {start: part.column(0) for start, part in batches}
         parts |= {row: pa.nulls(1, self._field.type) for row, _ in misfits}
         if len(parts) == 1:
