@@ -7,8 +7,15 @@ import time
 from abc import ABC, abstractmethod
 from functools import cached_property
 
-from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 #: Longer than anything here takes, on a machine that does other things too.
 TIMEOUT_S = 30.0
@@ -113,8 +120,22 @@ class KafkaServer(ABC):
         assert not errors, errors
         return offsets
 
-    def consume(self, topic: str, partition: int = 0, **options: object) -> list[Message]:
-        """Return all that a partition holds."""
+    def log_end(self, topic: str, partition: int = 0) -> int:
+        """Return the end of a partition, behind records of transactions that are not completed."""
+        wanted = {TopicPartition(topic, partition): OffsetSpec.latest()}
+        level = IsolationLevel.READ_UNCOMMITTED
+        asked = self.admin.list_offsets(wanted, isolation_level=level, request_timeout=TIMEOUT_S)
+        (end,) = raise_errors(asked).values()
+        return end.offset
+
+    def consume(
+        self, topic: str, partition: int = 0, *, is_open: bool = False, **options: object
+    ) -> list[Message]:
+        """Return the messages of a partition.
+
+        Brokers write the markers of a transaction after they have answered its commit. The call
+        waits for them, unless a transaction stays open (``is_open``).
+        """
         consumer = Consumer(
             self.conf(
                 group_id="none",
@@ -130,11 +151,12 @@ class KafkaServer(ABC):
             messages = []
             while True:
                 message = consumer.poll(TIMEOUT_S)
-                assert message is not None, f"nothing came within {TIMEOUT_S:.0f} s"
+                assert message is not None, f"nothing came, or no marker, in {TIMEOUT_S:.0f} s"
                 if message.error() is None:
                     messages.append(message)
                 elif message.error().name() == "_PARTITION_EOF":
-                    return messages
+                    if is_open or message.offset() >= self.log_end(topic, partition):
+                        return messages
                 else:
                     raise AssertionError(message.error())
         finally:

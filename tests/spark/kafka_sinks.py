@@ -34,10 +34,11 @@ def spark_that_sends(request, monkeypatch):
     return request.getfixturevalue("spark")
 
 
-def messages(server, topic, partitions=1):
-    found = [server.consume(topic, partition=n) for n in range(partitions)]
+def messages(server, topic, partitions=1, **options):
+    found = [server.consume(topic, partition=n, **options) for n in range(partitions)]
     return [message for some in found for message in some]
 
 
-def words(server, topic):
-    return Counter(json.loads(message.value())["word"] for message in messages(server, topic))
+def words(server, topic, **options):
+    found = messages(server, topic, **options)
+    return Counter(json.loads(message.value())["word"] for message in found)

@@ -550,6 +550,7 @@ def test_aborted_records_and_markers_are_passed_over_where_a_range_ends(
             producer.produce(topic, value)
         producer.flush()
         (producer.abort_transaction if n % 2 else producer.commit_transaction)(30)
+    kafka_broker.consume(topic)  # waits for the markers
     spout = source(kafka_broker, topic, group_id=group, max_records=3)
     on = start(topology(spout, kept), spark, checkpoint, trigger={"availableNow": True})
     assert on.await_termination(300)
