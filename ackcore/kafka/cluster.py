@@ -50,7 +50,7 @@ class TopicPartition(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """A partition that the cluster has, with the id of its topic."""
+    """A partition that exists, with the id of its topic."""
 
     topic: str
     partition: int
@@ -88,9 +88,9 @@ class PartitionFailure(NamedTuple):
 
 
 class PartitionAnswers(NamedTuple, Generic[Answer]):
-    """The answer or the failure of each partition of a request.
+    """The results of a request by partition: answers in ``found``, failures in ``failed``.
 
-    A partition for which the brokers have nothing, such as no committed offset, is in neither.
+    A partition without a value, such as one without a committed offset, is in neither.
     """
 
     found: dict[TopicPartition, Answer]
@@ -130,7 +130,7 @@ class ClusterFailed(RuntimeError):
 
 
 def _one_at_a_time(method: _Method) -> _Method:
-    """Decorate a method of `Cluster`: it waits for the requests of other threads to end."""
+    """Decorate a method of `Cluster`: it runs while no other thread runs such a method."""
 
     @wraps(method)
     def locked(self: Cluster, *args: Any, **kwargs: Any) -> Any:
@@ -258,9 +258,10 @@ class Cluster:
     def offsets_for_time(
         self, partitions: Iterable[tuple[str, int]], timestamp_ms: int
     ) -> PartitionAnswers[int]:
-        """Return each partition's first offset with that time or a later one, in ms since 1970.
+        """Return the offset of the first record of each partition with that time or a later one.
 
-        A partition without such a record has its end as the answer.
+        If a partition has no such record, the answer is its end. ``timestamp_ms``: milliseconds
+        since 1970.
         """
         keys = _keys(partitions)
         # The ends first: a record that is written between the two requests may have that time.
@@ -275,9 +276,10 @@ class Cluster:
     def _offsets(
         self, keys: Sequence[TopicPartition], spec: OffsetSpec
     ) -> PartitionAnswers[tuple[int, int | None]]:
-        """Return one offset of each partition, with the epoch of the leader that answered.
+        """Return pairs of an offset and the epoch of the leader that answered, None if unknown.
 
-        ``spec``: which offset: the earliest, the latest, or the first of a time.
+        ``spec``: which offset of each partition: the earliest, the latest, or the first of a time.
+        With the last, the offset is -1 if no record has that time or a later one.
         """
         if not keys:
             return PartitionAnswers({}, {})
@@ -299,7 +301,10 @@ class Cluster:
     def committed(
         self, group: str, partitions: Iterable[tuple[str, int]]
     ) -> PartitionAnswers[Committed]:
-        """Return the offsets that a group has committed. Partitions without one are left out."""
+        """Return the offsets and metadata that a group has committed.
+
+        Errors of brokers do not raise: they are failures in the result.
+        """
         keys = _keys(partitions)
         if not keys:
             return PartitionAnswers({}, {})
@@ -328,7 +333,7 @@ class Cluster:
         *,
         patience_s: float = _MOVES_S,
     ) -> PartitionAnswers[Committed]:
-        """Commit offsets of a group that has no members.
+        """Commit offsets of a group that has no members. Return the accepted ones and the failures.
 
         ``offsets``: the next offset to read and the metadata of each partition. ``patience_s``:
         seconds of retries while the group's coordinator moves or does not answer. The call takes
@@ -384,7 +389,7 @@ class Cluster:
     def _retry_moves(
         self, ask: Callable[[], PartitionAnswers[Committed]], patience_s: float = _MOVES_S
     ) -> PartitionAnswers[Committed]:
-        """Call ``ask``, again for ``patience_s`` while the group's coordinator moves."""
+        """Return the result of ``ask``, repeated for ``patience_s`` while the coordinator moves."""
         began, asked = time.monotonic(), 0
         while True:
             answers = ask()
@@ -409,7 +414,7 @@ class Cluster:
     def _results(
         self, futures: Mapping[Any, Future[Any]]
     ) -> dict[Any, tuple[Any, PartitionFailure | None]]:
-        """Wait for the admin client's futures. Return the answer or the failure of each."""
+        """Wait for futures. Return by key an answer and None, or None and the failure."""
         results: dict[Any, tuple[Any, PartitionFailure | None]] = {}
         for key, future in futures.items():
             try:
@@ -433,7 +438,7 @@ class Cluster:
         return self._causes.pop() if self._causes else ""
 
     def _with_cause(self, failure: PartitionFailure, cause: str) -> PartitionFailure:
-        """Add a connection error and the remedy to a failure's text, if no broker has answered."""
+        """Return a failure; if no broker has answered, with ``cause`` and a remedy in its text."""
         if failure.code not in _UNREACHED:
             return failure
         text = f"{failure.text}, after {cause}" if cause else failure.text

@@ -37,14 +37,14 @@ class CommitOrigin(NamedTuple):
 
     @classmethod
     def read(cls, deployment: int | None) -> CommitOrigin:
-        """Return the origin in 64 bits of metadata; (0, 0) if they lack the mark of ackcore."""
+        """Return the origin with this `deployment`; (0, 0) if it is None or not of ackcore."""
         if deployment is None or deployment % 2**64 >> 2 * _BITS != _TAG:
             return cls(0, 0)
         return cls(deployment >> _BITS & _MASK, deployment & _MASK)
 
     @property
     def deployment(self) -> int:
-        """The origin as 64 bits, the argument ``deployment`` of `encode_metadata`."""
+        """The origin as 64 bits, which `encode_state` puts into the metadata."""
         return (_TAG << 2 * _BITS) + (self.topic << _BITS) + self.name
 
     def is_other_topic(self, now: CommitOrigin) -> bool:
@@ -89,7 +89,8 @@ class MetadataForm:
     ) -> Commit:
         """Return the offset and the metadata to commit for a partition in this state.
 
-        The arguments are those of `encode_state`. Metadata that would not fit are left out.
+        The arguments are those of `encode_state`. If even the shortest metadata are too long for
+        the broker, they are "".
         """
         of = topic, partition, generation, state, deployment
         limit = self._limit
@@ -103,9 +104,9 @@ class MetadataForm:
             self._wide, self._try_wide_again = True, False
 
     def too_large(self, metadata: str) -> bool:
-        """Record that the broker found this metadata too large. Return whether to encode again.
+        """Record that the broker refused metadata as too large. Return whether to encode again.
 
-        Does nothing for "", and returns False.
+        ``metadata``: "" if none were refused. Then nothing changes, and the result is False.
         """
         size = len(metadata)
         if not metadata.isascii():

@@ -42,9 +42,9 @@ CommitAnswer = tuple[KafkaError | None, list[ClientPartition]]
 
 
 def commit_requests(group: str, metadata: Mapping[_Key, str]) -> Iterator[list[_Key]]:
-    """Divide a group's partitions into requests that a broker accepts by size; yield each.
+    """Yield the partitions of each request, so that no request is too large for a broker.
 
-    ``metadata``: the metadata to commit for each partition.
+    ``metadata``: by partition, the metadata to commit.
     """
     keys: list[_Key] = []
     size = 0
@@ -62,8 +62,8 @@ def commit_requests(group: str, metadata: Mapping[_Key, str]) -> Iterator[list[_
 class Committer:
     """A client that commits offsets of a group without members.
 
-    Attributes: ``overdue``: the number of requests whose answers did not come in time. With any,
-    use another `Committer`, since a late answer would count for a later request.
+    Attributes: ``overdue``: the number of requests whose answers did not come in time. If there are
+    any, use another `Committer`, since a late answer would count for a later request.
     """
 
     def __init__(self, settings: ClientSettings, group: str) -> None:
@@ -109,7 +109,8 @@ class Committer:
     def commit(self, requests: list[list[ClientPartition]], timeout_s: float) -> list[CommitAnswer]:
         """Send requests, and return their answers in order.
 
-        A request without an answer within ``timeout_s`` has the error ``_TIMED_OUT``.
+        ``requests``: the partitions of each, with offsets and metadata. A request without an answer
+        within ``timeout_s`` has the error ``_TIMED_OUT`` and no partitions.
         """
         until = time.monotonic() + timeout_s
         error = self._find_coordinator(requests[0][0], timeout_s) if requests else None

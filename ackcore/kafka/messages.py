@@ -131,7 +131,7 @@ _Read = Callable[[Any], list[tuple[str, bytes | None]]]
 
 
 def _headers_of(kind: pa.DataType) -> _Read | None:
-    """Return the conversion of values of a type to headers; None if the type has none."""
+    """Return a function from a value of a type to headers; None for a type that has none."""
     is_ = pa.types
     if is_.is_map(kind):
         fits = is_.is_string(kind.key_type) and is_text_or_bytes(kind.item_type)

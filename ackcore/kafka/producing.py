@@ -110,7 +110,7 @@ def check_topic(topic: str) -> None:
 
 
 def remedy(error: KafkaError) -> str:
-    """Return "; " and what the user can do about an error; "" if nothing is known."""
+    """Return what the user can do about an error, after "; ". Return "" if nothing is known."""
     found = _REMEDIES.get(error.code())
     return f"; {found}" if found else ""
 
@@ -134,7 +134,7 @@ PASSING = {
 
 
 class Undelivered(NamedTuple):
-    """A message that was refused with its request, by its own fault or another message's."""
+    """A message that a broker refused, by its own fault or that of another one in its request."""
 
     #: "size": the message or its request is too large. "no key": the topic requires a key.
     #: "beside": another record of the request is invalid.
@@ -210,7 +210,7 @@ class Deliveries:
     def producer(self) -> Producer:
         """The producer of confluent-kafka. Raises DeliveryError once it is closed or abandoned."""
         if self._producer is None:
-            raise DeliveryError("the producer is closed")
+            raise DeliveryError("the producer is closed or was abandoned; make another one")
         return self._producer
 
     def check_broker(self, topic: str) -> None:
@@ -382,7 +382,7 @@ class Deliveries:
 
 
 class Mark(NamedTuple):
-    """A number and a note that are committed with a transaction."""
+    """A number from 0 on and a note that are committed with a transaction."""
 
     number: int
     note: str
@@ -441,7 +441,10 @@ class Transactions:
             self.last = Mark(found.offset - 1, found.metadata or "")
 
     def _committed(self, consumer: Consumer) -> TopicPartition:
-        """Return the offset that holds the last mark; retry while the group's coordinator moves."""
+        """Return the committed offset, which holds the last mark.
+
+        Retries while the coordinator moves, and while a transaction of the group is completed.
+        """
         until = time.monotonic() + _TIMEOUT_MS / 1000
         while True:
             try:
@@ -494,7 +497,10 @@ class Transactions:
         self._marked = mark
 
     def commit(self) -> None:
-        """Commit messages and mark together. After an error, they may be committed or not."""
+        """Commit messages and mark together. After an error, both or none of them are committed.
+
+        Readers may still have to wait for a moment: brokers write the markers after their answer.
+        """
         self._call(
             "it is unknown whether the last one was committed", self._producer.commit_transaction
         )

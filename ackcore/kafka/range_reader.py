@@ -90,8 +90,8 @@ class RangeReader:
 
     ``settings``: the connection to the brokers. ``batch_bytes``: the approximate bytes of keys,
     values and headers in a batch, at most 1 GiB; a single record may have more. ``batch_rows``: the
-    number of records after which a batch ends, counted through all ranges.
-    ``timeout_s``: the seconds without any record after which a read fails.
+    first batch ends at this number of records at the latest, and so on; records of earlier ranges
+    count, too. ``timeout_s``: the seconds without any record after which a read fails.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 
 from ackcore import OffsetTracker
 from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord
-from ackcore.kafka.consumer.held_partition import Limits, _with
+from ackcore.kafka.consumer.held_partition import Limits, _with_holes
 from ackcore.kafka.consumer.held_records import HeldRecords
 from ackcore.offsets import decode_metadata
 from ackcore.retry import Policy
@@ -331,7 +331,7 @@ def test_what_is_lost_is_not_done_and_nothing_else_changes(begin, done, lost):
     done -= {start for start, _ in runs} | set(range(begin))
     tracker.acked(np.array(sorted(done), np.int64))
     state = tracker.state()
-    before, after = _done(state, 40), _done(_with(state, [runs]), 40)
+    before, after = _done(state, 40), _done(_with_holes(state, [runs]), 40)
     assert after == before - {offset for run in runs for offset in range(*run)}
 
 

@@ -181,7 +181,7 @@ def test_sparks_log_says_up_to_where_a_micro_batch_goes(text, sources, found):
 
 
 def test_a_log_of_another_number_of_streams_says_nothing():
-    with pytest.raises(ValueError, match="the entry has 2 streams, and the query's plan has 3"):
+    with pytest.raises(ValueError, match="the log has 2 streams, and the query's plan has 3"):
         read_offsets('v1\n{}\n{"t":{"0":7}}\n-', [0, 1, 2])
 
 

@@ -33,10 +33,10 @@ _LEAVE_S = 0.5
 
 
 class ClientThread:
-    """A thread that reads into `HeldRecords` and commits the records that are done.
+    """A thread that reads records into ``held`` and commits those that are done.
 
-    ``held``: guarded by ``changed``. ``changed``: notified when a record may be taken, or was
-    answered. ``consumer``: the first argument of the callbacks of the settings.
+    ``changed``: the lock of ``held``, notified when a record may be taken, or was answered.
+    ``consumer``: the first argument of the callbacks in ``settings``.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class ClientThread:
     # Assignments.
 
     def _begin(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Decide where new partitions begin; return them with the offsets to read from."""
+        """Add partitions, call ``on_assign``, and return them with the offsets to read from."""
         dead = self.settings.dead_letters
         if any(each.topic == dead for each in partitions):
             raise ConsumerError(
@@ -277,12 +277,12 @@ class ClientThread:
         self._seen.update({topic: one for topic, one in ids.items() if one is not None})
 
     def _task_partitions(self, partitions: list[Partition]) -> list[Key]:
-        """Return the partitions of this task: the numbers task, task + tasks, ... of the list."""
+        """Return this task's partitions: of the sorted list, numbers task, task + tasks, ..."""
         mine = sorted(partitions)[self.settings.task :: self.settings.tasks]
         return [(one.topic, one.partition) for one in mine]
 
     def _assign_manually(self, wanted: Iterable[Key]) -> None:
-        """Read exactly these partitions, which the group did not assign."""
+        """Read exactly these partitions: add those that are new, and release all others."""
         wanted = list(wanted)
         with self._changed:
             held = self._held.assigned

@@ -152,9 +152,10 @@ def watermarks(client: Consumer, partition: TopicPartition) -> tuple[int, int]:
 
 
 def record_of(key: Key, message: Message) -> tuple[KafkaRecord, Failure | None]:
-    """Convert a message to a record, without its headers if they cannot be read.
+    """Return the record of a message, and None.
 
-    In that case also returns the failure with which the record becomes a dead letter.
+    If its headers cannot be read, returns the record without them, and the failure with which it
+    becomes a dead letter.
     """
     kind, timestamp_ms = message.timestamp()
     offset = message.offset()
@@ -174,7 +175,7 @@ def record_of(key: Key, message: Message) -> tuple[KafkaRecord, Failure | None]:
 class Commits:
     """Commits the done records of a consumer, in the client's thread.
 
-    ``held``: guarded by ``changed``. ``fatal``: called with an error after which no commit can
+    ``changed``: the lock of ``held``. ``fatal``: called with an error after which no commit can
     succeed. ``log``: receives a warning about refused commits.
     """
 
@@ -262,8 +263,7 @@ class Commits:
     ) -> bool:
         """Record which commits of an answer were accepted, and log the refused ones.
 
-        ``sent``: the commits that were sent. Returns whether refused ones should be sent again,
-        because shorter metadata were chosen.
+        ``sent``: the commits that were sent. Returns whether to send refused ones again at once.
         """
         refused: _Refused = []
         for found in partitions:
@@ -278,9 +278,9 @@ class Commits:
         return bool(refused) and self._handle_refused(refused)
 
     def _handle_refused(self, refused: _Refused) -> bool:
-        """Log refused commits, which the next commits repeat.
+        """Log refused commits; after a fatal error, report it. Later commits repeat the others.
 
-        Returns whether they should be sent again at once, with shorter metadata.
+        Returns whether to send them again at once, with shorter metadata.
         """
         error = refused[0][0]
         code = KafkaError.OFFSET_METADATA_TOO_LARGE
@@ -291,7 +291,12 @@ class Commits:
             longest = max(too_large, key=len, default="")
             shorter = self._held.metadata_too_large(longest)
         if is_fatal(error):
-            self._fatal(ConsumerError(f"the consumer cannot commit: {error.str()}"))
+            self._fatal(
+                ConsumerError(
+                    f"the consumer cannot commit: {error.str()}; start it again once the cause is "
+                    "removed: records done since its last commit are delivered again"
+                )
+            )
         self.last_refusal = error.str()
         if error.code() in _FENCED:
             what, why = "fenced", "; the group has removed this member or assigns partitions anew"

@@ -56,9 +56,7 @@ class ConsumerCounts:
     dead: int = 0  # stored as dead letters
     lost: int = 0  # offsets that the broker had deleted before they were read
     stale: int = 0  # acks and fails of records whose partition was taken away meanwhile
-    late: int = (
-        0  # acks and fails of deliveries that had failed, or had timed out and been repeated
-    )
+    late: int = 0  # acks and fails of deliveries that had failed or been repeated before
     repeated: int = 0  # acks and fails of records that were done already
     dropped: int = 0  # records removed with their partitions, to be read again
     committed: int = 0  # commits of a partition that the broker accepted

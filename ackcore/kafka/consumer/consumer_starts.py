@@ -44,10 +44,10 @@ class AssignedStart(NamedTuple):
     """An assigned partition, and the offset at which it begins."""
 
     key: Key
-    restored: Restored
+    restored: Restored  # the start, and the done offsets above it
     committed: bool  # whether the committed state is the start
     origin: CommitOrigin
-    topic_id: str | None
+    topic_id: str | None  # None if unknown
     skip_to: int | None  # records below this offset are too far behind; None if none are
 
 
@@ -59,7 +59,7 @@ def decide_starts(
     seen: Mapping[str, str],
     is_new: Callable[[Key], bool],
 ) -> list[AssignedStart]:
-    """Decide where newly assigned partitions begin, and log it.
+    """Return where newly assigned partitions begin, in their order, and log it.
 
     Raises OffsetsOutOfRange if a topic was deleted and created again, or a partition is too far
     behind, and ``out_of_range`` is "fail". Raises ConsumerError if the broker does not answer a
@@ -120,7 +120,7 @@ def _key(partition: TopicPartition) -> Key:
 def _continued(
     found: TopicPartition, settings: ConsumerSettings, topic_id: str | None, seen: Mapping[str, str]
 ) -> tuple[Restored, str] | None:
-    """Return the state to continue from and the reason; None if the partition begins at ``start``.
+    """Return where to continue and the reason; None if the partition begins at ``start``.
 
     ``found``: the partition with its committed offset.
     """
@@ -142,7 +142,7 @@ def _continued(
 def _shorter_log(
     client: Consumer, settings: ConsumerSettings, partition: TopicPartition, done: int
 ) -> tuple[Restored, str] | None:
-    """Return where to begin in a partition that ends below its done offsets; else None.
+    """Return where to begin and the reason if a partition ends below its done offsets; else None.
 
     Such a partition was truncated, or its topic created again. If it were read at its committed
     offset, new records with offsets up to ``done`` would count as done.
@@ -165,7 +165,7 @@ def _shorter_log(
 def _skip_to(
     client: Consumer, settings: ConsumerSettings, partition: TopicPartition, offset: int
 ) -> int | None:
-    """Return the offset up to which records are skipped by ``max_offset_behind``; None if none are.
+    """Return the first offset that ``max_offset_behind`` does not skip; None if it skips none.
 
     ``offset``: the offset at which the partition would begin.
     """

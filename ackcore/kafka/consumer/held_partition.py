@@ -49,8 +49,8 @@ class DyingRecord(NamedTuple):
     """A dead record whose dead letter is not stored yet."""
 
     record: KafkaRecord
-    failure: Failure
-    failures: int
+    failure: Failure  # the last one
+    failures: int  # the number of failed attempts; 0 for a range of lost offsets
 
 
 class PartitionCommit(NamedTuple):
@@ -147,7 +147,7 @@ class HeldPartition:
             self.queues[FRESH].append(offset)
 
     def release_key(self, offset: int, key: object) -> None:
-        """After a record is done, queue the next record of its key for delivery."""
+        """Queue the next record of a key for delivery, after the one at ``offset`` is done."""
         line = self.lines.get(key)
         if line is None or line[0] != offset:
             return
@@ -186,7 +186,7 @@ class HeldPartition:
         return None
 
     def not_done(self, stop: int) -> list[Run]:
-        """Return the runs of offsets below ``stop`` that were neither read nor done before."""
+        """Return the offsets from the position to ``stop`` that are not done, as runs."""
         state = self.tracker.state()
         # No record above the last done one is done.
         starts = np.append(state.hole_starts, state.end).clip(self.tracker.position, stop)
@@ -195,11 +195,11 @@ class HeldPartition:
         return [(start, end) for start, end in runs if start < end]
 
     def commit(self, form: MetadataForm) -> PartitionCommit:
-        """Return the commit that holds the present state."""
+        """Return the commit of the present state, with metadata by ``form``."""
         self.lost = {first: runs for first, runs in self.lost.items() if first in self.held}
         state = self.tracker.state()
         if self.lost:
-            state = _with(state, self.lost.values())
+            state = _with_holes(state, self.lost.values())
         if self.other_from is not None:
             state = _below(state, self.other_from)
         commit = form.encode(*self.key, self.generation, state, self.deployment)
@@ -284,7 +284,7 @@ class DeliveryTimes:
 
 
 def named_runs(runs: Sequence[Run]) -> str:
-    """Format runs of offsets for a dead letter. Of more than 20, it names the first and the end."""
+    """Format runs of offsets for a dead letter; of more than 20, the first 20 and the last."""
     some = [f"{start} to {end - 1}" if end - start > 1 else str(start) for start, end in runs]
     if len(some) <= _MOST_NAMED:
         return ", ".join(some)
@@ -292,11 +292,11 @@ def named_runs(runs: Sequence[Run]) -> str:
     return f"{', '.join(some[:_MOST_NAMED])} and more up to {some[-1]}, {offsets} in all,"
 
 
-def _with(state: OffsetState, lost: Iterable[list[Run]]) -> OffsetState:
-    """Return a state in which some done ranges are not done.
+def _with_holes(state: OffsetState, lost: Iterable[list[Run]]) -> OffsetState:
+    """Return a state in which the offsets of some runs are not done.
 
-    ``lost``: ranges of lost offsets whose dead letters are not stored yet. In the tracker, only
-    the first offset of them is not done.
+    ``lost``: runs of lost offsets whose dead letters are not stored yet. The tracker counts all of
+    them as done, except the first offset of each dead letter.
     """
     holes = zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True)
     runs: list[Run] = []
@@ -316,7 +316,7 @@ def _with(state: OffsetState, lost: Iterable[list[Run]]) -> OffsetState:
 def _below(state: OffsetState, offset: int) -> OffsetState:
     """Return a state without the done and failed offsets from ``offset`` on."""
     failed = state.failed < offset
-    return _with(state, [[(offset, max(offset + 1, state.end))]])._replace(
+    return _with_holes(state, [[(offset, max(offset + 1, state.end))]])._replace(
         committable=min(state.committable, offset),
         failed=state.failed[failed],
         attempts=state.attempts[failed],

@@ -56,7 +56,7 @@ class HeldRecords:
     ``policy``: the attempts of a record, and the delays between them. ``limits``: the limits on
     records and bytes. ``timeout_ms``: the time without an answer after which a delivery has failed.
     ``unavailable_timeout_ms``: the age of a record at which `Unavailable` begins to count as an
-    attempt. ``dead_limit``: receives the number of records that were acked or died. ``ordered_by``:
+    attempt. ``dead_limit``: counts the records that were acked or died. ``ordered_by``:
     "key" or "partition": records of one are delivered one at a time, in order. ``wake``: called
     when a record may be taken, or an answer has come.
 
@@ -136,7 +136,7 @@ class HeldRecords:
         return True
 
     def take_seeks(self) -> dict[Key, int]:
-        """Return the partitions that `seek` has moved since the last call, with their offsets."""
+        """Return the new offsets of the partitions that `seek` has moved since the last call."""
         found = {key: each for key, each in self._partitions.items() if each.sought}
         for each in found.values():
             each.sought = False
@@ -148,13 +148,13 @@ class HeldRecords:
         return None if found is None or found.closing or found.sought else found
 
     def set_deployment(self, key: Key, deployment: int) -> None:
-        """Set the origin that a partition's commits hold, and have it committed."""
+        """Set the origin that a partition's commits hold, and mark the partition for a commit."""
         if (found := self._partitions.get(key)) is not None:
             found.deployment = deployment
             found.changes += 1
 
     def expect_other_log(self, key: Key, offset: int, deployment: int) -> None:
-        """Record that a partition has other records than those that were read, from an offset on.
+        """Record that from an offset on, a partition now has other records than those read.
 
         From now on, offsets done at or above it are not committed: the new records there would not
         be read if this process died first.
@@ -354,7 +354,7 @@ class HeldRecords:
                 turns.append(found)
 
     def _status_changed(self, found: HeldPartition) -> None:
-        """After a record was added or changed, let its partition take part in deliveries."""
+        """Let a partition take part in deliveries, after a record was added or changed."""
         self._give_turns(found)
         self._wake()
 
@@ -431,21 +431,18 @@ class HeldRecords:
         self._failed(found, held, failure, now_ms, final=final, counts=counts, after_ms=after_ms)
         return True
 
-    def expire(self, now_ms: int) -> int:
-        """Fail the deliveries that have timed out, and return their number.
+    def expire(self, now_ms: int) -> None:
+        """Fail the deliveries that have timed out.
 
         An ack of such a record still counts until it is delivered again.
         """
         if self._timeout_ms is None:
-            return 0
-        n = 0
+            return
         for found, held in self._taken_at.up_to(now_ms - self._timeout_ms):
-            n += 1
+            self.counts.timed_out += 1
             self._failed(found, held, _TIMED_OUT, now_ms)
             held.timed_out = True
-        self.counts.timed_out += n
         self._taken_at.trim(sum(each.numbers[OUT] for each in self._partitions.values()))
-        return n
 
     def _of(self, record: KafkaRecord) -> HeldPartition | None:
         if not isinstance(record, KafkaRecord):
@@ -460,7 +457,10 @@ class HeldRecords:
         return found
 
     def _answered(self, record: KafkaRecord) -> tuple[HeldPartition | None, Held | None]:
-        """Return a record's partition and state; no state if the answer changes nothing."""
+        """Return the partition and the record that an answer changes; no record if it is too late.
+
+        Counts an answer that is too late.
+        """
         found = self._of(record)
         held = None if found is None else found.held.get(record.offset)
         if held is None:
@@ -558,7 +558,7 @@ class HeldRecords:
         return [each.commit(self._metadata) for each in changed]
 
     def uncommitted(self) -> dict[Key, tuple[int, int]]:
-        """Return the partitions with uncommitted changes, for `are_committed`."""
+        """Return generation and number of uncommitted changes, by partition."""
         return {
             key: (each.generation, each.changes)
             for key, each in self._partitions.items()
@@ -633,7 +633,6 @@ class HeldRecords:
         )
 
     def _waiting_now(self) -> tuple[int, int]:
-        """Return the number of all waiting records, and their bytes."""
         every = self._partitions.values()
         return sum(each.numbers[WAITING] for each in every), sum(
             each.sizes[WAITING] for each in every

@@ -182,10 +182,10 @@ def _start(
     note: str,
     from_ms: int | None,
 ) -> tuple[int, int, int]:
-    """Return which letters of a partition to send, and which were sent before.
+    """Return the offset of a partition's first letter to send, its end, and a number for the mark.
 
-    Returns the offset of the first letter to send, the partition's end, and the offset of the last
-    letter sent before. Raises ValueError if the last is unknown and ``from_ms`` is None.
+    The number is committed again if there is nothing to send. Raises ValueError if it is unknown
+    which letters were sent, and ``from_ms`` is None.
 
     ``bounds``: the partition's first offset and its end. ``last``: the mark of the last letter
     sent, whose note is the topic's id. ``note``: the present id. ``from_ms``: ``since``.
@@ -221,7 +221,7 @@ def _ms_of(since: datetime) -> int | None:
 
 
 def _since(cluster: Cluster, key: TopicPartition, ms: int) -> int:
-    """Return the offset of the first letter of a time or later; the end if it has none."""
+    """Return the offset of a partition's first letter of that time or later; else its end."""
     answers = cluster.offsets_for_time([key], ms)
     for failure in answers.failed.values():
         raise ClusterFailed(
@@ -257,15 +257,15 @@ def _name(topic: str, partition: int) -> str:
 
 
 def _to_send(message: Mapping[str, Any], most: int) -> _Letter | None:
-    """Return the letter in a message; None if it must not be sent."""
+    """Return the letter in a message; None if it must not be sent, as after ``most`` deaths."""
     letter = _letter([(one["key"], one["value"]) for one in message["headers"] or ()])
     return letter if letter is not None and letter.deaths < most else None
 
 
 def _missing(letter: _Letter, partitions: int) -> str | None:
-    """Return which topic or partition of a letter's record is missing, with the remedy; else None.
+    """Return a text if a letter's topic or partition does not exist, with the remedy; else None.
 
-    ``partitions``: the number of partitions of the topic.
+    ``partitions``: the number of partitions that the topic has now.
     """
     if letter.partition < partitions:
         return None

@@ -60,9 +60,9 @@ def now_ms() -> int:
 
 
 class PartitionReading:
-    """Reads partitions into `HeldRecords`. Only the client's thread uses it.
+    """Reads partitions into ``held``. Only the client's thread uses it.
 
-    ``held``: guarded by ``changed``. ``topic_ids``: returns the present ids of topics; it waits
+    ``changed``: the lock of ``held``. ``topic_ids``: returns the present ids of topics; it waits
     for the brokers.
     """
 
@@ -131,9 +131,9 @@ class PartitionReading:
         return [self._at(key, offset) for key, offset in found if offset is not None]
 
     def _at(self, key: Key, offset: int) -> TopicPartition:
-        """Return a position for the client, with the epoch of the last record read.
+        """Return an offset for the client, with the epoch of the last record read.
 
-        By the epoch, brokers refuse the position if the log was truncated below it.
+        By the epoch, brokers refuse the offset if the log was truncated below it.
         """
         return TopicPartition(*key, offset, leader_epoch=self._epochs.get(key, _NO_EPOCH))
 
@@ -215,7 +215,7 @@ class PartitionReading:
             self._fetch_now(resume)
 
     def _fetch_now(self, keys: Iterable[Key]) -> None:
-        """Seek resumed partitions to where they are, which makes librdkafka fetch them at once.
+        """Seek resumed partitions to their positions, so that librdkafka fetches them at once.
 
         Its broker thread may sleep for 1 s, and only a seek wakes it.
         """
@@ -227,9 +227,12 @@ class PartitionReading:
                     self._client.seek(self._at(key, offset))
 
     def read(self, *, busy: bool) -> None:
-        """Read the available records, or wait up to 0.1 s for the first.
+        """Read up to 500 available records into ``held``; wait up to 0.1 s for the first.
 
         ``busy``: wait only 0.01 s, because dead letters are being stored.
+
+        Raises ConsumerError after an error that ends the consumer, and OffsetsOutOfRange if offsets
+        are missing and ``out_of_range`` is "fail".
         """
         with self._changed:
             room = self._held.room()
@@ -310,7 +313,10 @@ class PartitionReading:
                 f"{self._settings.group_id!r} by Kafka's tools, and start the consumer again"
             )
         elif is_fatal(error) or code in _FINAL:
-            raise ConsumerError(f"the client of the consumer has failed for good: {error.str()}")
+            raise ConsumerError(
+                f"the client of the consumer has failed: {error.str()}; remove the cause, and "
+                "start the consumer again"
+            )
         else:
             self._log.warning("the client reported an error, and continues: %s", error.str())
 
@@ -371,11 +377,11 @@ class PartitionReading:
         self._read_from({key: target})
 
     def _handle_truncation(self, key: Key, low: int, position: int) -> bool:
-        """Check whether a partition's log was truncated below the position and written anew.
+        """Return whether a partition's log was truncated below the position and written anew.
 
-        If so, it is read again from the first offset that differs. Returns whether it was, and
-        False if no broker answers. Raises OffsetsOutOfRange if it was and ``out_of_range`` is
-        "fail". ``low``: the first offset of the partition.
+        If so, plans to read it again from the first offset that differs, or raises
+        OffsetsOutOfRange if ``out_of_range`` is "fail". Returns False if no broker answers.
+        ``low``: the first offset of the partition.
         """
         epoch, name = self._epochs.get(key), f"{key[0]}-{key[1]}"
         if epoch is None:
@@ -402,10 +408,9 @@ class PartitionReading:
         return True
 
     def _commit_common_log(self, key: Key, low: int, high: int) -> None:
-        """Before the consumer ends, keep offsets of a truncated log from being committed.
+        """Keep done offsets above a truncation from being committed, before the consumer ends.
 
-        Offsets above the truncation are not committed as done: at the next start the log may be
-        long enough again to hide it.
+        At the next start, the log may be so long again that the truncation cannot be detected.
         """
         epoch = self._epochs.get(key)
         if epoch is None or self._begun[key].topic_id is None:
@@ -453,7 +458,7 @@ class PartitionReading:
             self._client.resume([TopicPartition(*key)])
 
     def skip_markers(self) -> None:
-        """Count transaction markers behind the last record of a partition as done."""
+        """Count transaction markers after the last record of a partition as done; update `ends`."""
         with self._changed:
             keys = self._held.assigned
             idle = [key for key in keys if self._held.is_idle(key) and key not in self._other_logs]

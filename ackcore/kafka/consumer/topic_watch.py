@@ -25,8 +25,7 @@ _SOON_MS = 500
 class TopicWatch:
     """Looks up topics and their partitions every ``refresh_s``, and on request.
 
-    ``settings``: the settings of the consumer. ``now_ms``: the time of a monotonic clock, as all
-    times here.
+    All times are of one monotonic clock, in milliseconds.
     """
 
     def __init__(self, settings: ConsumerSettings, now_ms: int) -> None:
@@ -55,7 +54,7 @@ class TopicWatch:
         return self._answer(lambda: self._subscribed(missing_ok=False))
 
     def ids(self, topics: Iterable[str]) -> dict[str, str | None]:
-        """Look up the ids of topics; missing topics are left out.
+        """Look up the ids of topics, None if unknown; missing topics are left out.
 
         Raises ConsumerError if no broker answers.
         """
@@ -108,7 +107,7 @@ class TopicWatch:
         self._next_ms = min(self._next_ms, max(now_ms, self._last_ms + _SOON_MS))
 
     def poll(self, topics: Collection[str], now_ms: int) -> list[Partition] | None:
-        """Return the partitions if a look-up has ended since the last call; else None.
+        """Return the partitions of a look-up that has ended since the last call; None without one.
 
         Starts the next look-up if one is due, and does not wait for it. It is of ``topics``, or
         with ``tasks`` of all subscribed topics.

@@ -105,7 +105,7 @@ class _FrameGroup:
         self._group = GroupCommitter(spout.name, spout.group.group_id, deployment)
         servers = spout.group.client.bootstrap_servers
         self.use = GroupUse(spout.name, spout.group.group_id, servers, [number])
-        #: The first done offset of each partition, for the lag before its first commit.
+        #: The first offset of each partition that is not done, for the lag before its first commit.
         self._first_not_done: dict[Key, int] = {}
 
     @property
@@ -141,7 +141,7 @@ def _positions(offsets: Mapping[Key, int]) -> dict[str, dict[int, Position]]:
 def read_offsets(text: str, sources: Sequence[int]) -> dict[int, dict[Key, int]]:
     """Return the end of a micro-batch in each partition, by the number of the Kafka source.
 
-    Raises ValueError if the entry has another number of streams than the plan.
+    Raises ValueError if the entry has another number of streams than the query's plan.
 
     ``text``: the entry of the micro-batch in Spark's log. ``sources``: the source number of each
     stream in the query's plan, in order.
@@ -151,7 +151,7 @@ def read_offsets(text: str, sources: Sequence[int]) -> dict[int, dict[Key, int]]
         # One line for each stream in the plan; streams of one source have equal lines.
         if len(lines) != len(sources):
             raise ValueError(
-                f"the entry has {len(lines)} streams, and the query's plan has {len(sources)}"
+                f"the log has {len(lines)} streams, and the query's plan has {len(sources)}"
             )
         noted = dict(zip(sources, lines, strict=True))
     else:

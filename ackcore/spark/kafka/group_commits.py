@@ -53,7 +53,7 @@ def _state(next_: int, waiting: Int64s) -> OffsetState:
     if not len(waiting):  # as most partitions
         return OffsetState(next_, next_, _NO_OFFSETS, _NO_OFFSETS, _NO_OFFSETS, _NO_ATTEMPTS)
     # Offsets from next_ on are of a former topic, or were truncated.
-    if len(waiting) and waiting[-1] >= next_:
+    if waiting[-1] >= next_:
         waiting = waiting[: int(np.searchsorted(waiting, next_))]
     apart = np.ones(len(waiting) + 1, np.bool_)
     np.greater(waiting[1:] - waiting[:-1], 1, out=apart[1:-1])
@@ -100,7 +100,7 @@ class CommitCache:
     def commits(
         self, done: Mapping[tuple[str, int], OffsetState], topic_ids: Mapping[str, str]
     ) -> dict[tuple[str, int], Commit]:
-        """Return the commit of each partition.
+        """Return offset and metadata to commit for each partition.
 
         ``done``: the done offsets by partition. ``topic_ids``: the ids of the topics, where known.
         """
@@ -121,9 +121,9 @@ class CommitCache:
     def learn(
         self, sent: Mapping[tuple[str, int], Commit], answers: PartitionAnswers[Committed]
     ) -> bool:
-        """Adapt the metadata's length to the answers to commits.
+        """Adapt the length of later metadata to the answers to commits.
 
-        Returns whether commits were too large, and are to be encoded and sent again.
+        Returns whether metadata were too large: then encode and send the failed commits again.
         """
         for each in answers.found:
             self._form.accepted(sent[each].metadata)
@@ -147,7 +147,7 @@ def _is_same(one: OffsetState, other: OffsetState) -> bool:
 
 
 class GroupUse(NamedTuple):
-    """A spout that commits to a group, for `refuse_shared_groups`."""
+    """A spout and the group to which it commits, for `refuse_shared_groups`."""
 
     spout: str
     group_id: str
@@ -155,9 +155,9 @@ class GroupUse(NamedTuple):
     of: Collection[Hashable]  # its partitions, or the numbers of its sources
 
 
-def refuse_shared_groups(tellers: Iterable[GroupUse]) -> None:
+def refuse_shared_groups(uses: Iterable[GroupUse]) -> None:
     """Raise ValueError if two spouts commit the same partitions to one group."""
-    for one, other in combinations(tellers, 2):
+    for one, other in combinations(uses, 2):
         if one[1:3] == other[1:3] and not set(one.of).isdisjoint(other.of):
             raise ValueError(
                 f"spouts {one.spout!r} and {other.spout!r} read the same partitions and both "
@@ -210,7 +210,7 @@ class GroupCommitter:
     def commit(
         self, cluster: Cluster, done: Mapping[Key, OffsetState], topic_ids: Mapping[str, str]
     ) -> dict[Key, int]:
-        """Commit the done offsets. Return the committed offsets that the broker has confirmed.
+        """Commit the done offsets. Return the last confirmed offset of each partition.
 
         A failed commit is repeated with the next one. Raises CheckpointInUse if another driver has
         taken over the checkpoint.

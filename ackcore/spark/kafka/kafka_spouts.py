@@ -12,7 +12,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from ackcore.kafka.cluster import Cluster, ClusterFailed, PartitionFailure
+from ackcore.kafka.cluster import Cluster, ClusterFailed, TopicPartition
 from ackcore.kafka.ranges import RECORD_SCHEMA
 from ackcore.kafka.spout import KafkaSpout
 from ackcore.spark.base.session import task_slots
@@ -20,7 +20,7 @@ from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.setup import Backlog, InputFrame, Obstacle, PlannedRows, Snapshot
-from ackcore.spark.kafka.group_commits import GroupUse, Key, refuse_shared_groups
+from ackcore.spark.kafka.group_commits import GroupUse, refuse_shared_groups
 from ackcore.spark.kafka.offset_reading import ReadOffsets
 from ackcore.spark.kafka.plans import OffsetPlan, records_in
 from ackcore.spark.kafka.spout_offsets import SpoutOffsets
@@ -68,7 +68,7 @@ class KafkaSources(PlannedRows):
     def of(
         cls, topology: Topology, spark: SparkSession, state: State, *, ends: bool, once: bool
     ) -> KafkaSources:
-        """Do as `kafka_sources`, for a topology with a Kafka spout.
+        """Open the Kafka spouts of a topology; for the arguments see `kafka_sources`.
 
         Commits the offsets of the last done micro-batch again.
         """
@@ -110,7 +110,7 @@ class KafkaSources(PlannedRows):
     # -- for the engine ---------------------------------------------------------------------------
 
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
-        """Plan the offsets of micro-batch ``number``. Return the plan of each spout, for JSON.
+        """Return the offsets of micro-batch ``number``: of each spout the `OffsetPlan.body`.
 
         ``parent``: the plan of the last micro-batch; None for the first. Raises ValueError if two
         spouts commit the partitions of a new topic to one group.
@@ -135,7 +135,7 @@ class KafkaSources(PlannedRows):
         return found
 
     def _in_turn(self, number: int) -> list[str]:
-        """Return the names of the spouts in the order of planning: it rotates by micro-batch."""
+        """Return the names of the spouts, each micro-batch beginning with another one."""
         names = list(self._spouts)
         first = number % max(1, len(names))
         return names[first:] + names[:first]
@@ -147,7 +147,7 @@ class KafkaSources(PlannedRows):
         return None if self._once or len(known) < len(bounds) else sum(known)
 
     def mended(self, plan: Plan) -> Plan:
-        """Move offsets that were deleted since a plan was made to its lost ones.
+        """Return a plan in which the offsets that were deleted since are lost, and not read.
 
         The plan has no decision yet. Returns the same object if no offsets were deleted.
         """
@@ -173,7 +173,7 @@ class KafkaSources(PlannedRows):
         return None
 
     def unread(self, error: Exception) -> str | None:
-        """Return the text about offsets that a task could not read yet, if that ended a run."""
+        """Return which offsets a task could not read yet, if that ended a run; else None."""
         return unread_in(error)
 
     def obstacle(self, plan: Plan) -> Obstacle | None:
@@ -186,7 +186,7 @@ class KafkaSources(PlannedRows):
         return None
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
-        """Return the rows of a plan, as one input for each spout."""
+        """Return one input for each spout, with the records that a plan takes from it."""
         found = []
         for name, one in self._spouts.items():
             body = plan.offsets.get(name)
@@ -201,7 +201,7 @@ class KafkaSources(PlannedRows):
         return found
 
     def backlogs(self, plan: Plan) -> Mapping[str, Backlog]:
-        """Return the spouts that leave offsets to later micro-batches, with these partitions."""
+        """Return by spout the partitions with offsets that a plan leaves to later micro-batches."""
         found = {}
         for name in self._spouts.keys() & plan.offsets.keys():
             planned = OffsetPlan.of(plan.offsets[name])
@@ -263,7 +263,7 @@ class KafkaSources(PlannedRows):
 
     @property
     def has_room(self) -> bool:
-        """Whether a micro-batch may take new records: fewer than ``max_waiting`` records wait."""
+        """Whether new records may be taken: fewer than ``max_waiting`` wait, or it is 0."""
         return self._room != 0
 
     @property
@@ -272,7 +272,7 @@ class KafkaSources(PlannedRows):
         return all(one.is_through for one in self._spouts.values())
 
     def reaching_ends(self) -> Callable[[], bool]:
-        """Return a function that tells whether all records up to the present ends are taken."""
+        """Return a function that returns whether all records up to the present ends are taken."""
         found = [one.reaching(one.ends()) for one in self._spouts.values()]
         return lambda: all(reached() for reached in found)
 
@@ -284,7 +284,7 @@ class KafkaSources(PlannedRows):
 
 
 def unread_in(error: BaseException | None) -> str | None:
-    """Return the text about offsets that a task could not read yet, if that caused an error."""
+    """Return which offsets a task could not read yet, if that caused an error; else None."""
     while error is not None:
         told = _UNREAD.search(str(error))
         if told is not None:
@@ -299,36 +299,32 @@ def obstacle(name: str, spout: KafkaSpout, plan: OffsetPlan) -> Obstacle | None:
 
     Also returns None for deleted offsets, and topics that were created again: they never come back.
     """
-    stops: dict[Key, int] = {}
-    for one in (one for some in plan.tasks for one in some):
-        key = (one.topic, one.partition)
+    stops: dict[TopicPartition, int] = {}
+    for one in chain.from_iterable(plan.tasks):
+        key = TopicPartition(one.topic, one.partition)
         stops[key] = max(one.stop, stops.get(key, 0))
     if not stops:
         return None
     try:
         with Cluster(spout.client, timeout_s=_ASK_S) as cluster:
             topics = cluster.partitions({topic for topic, _ in stops}, missing_ok=True)
-            there: set[Key] = {one.key for one in topics}
+            there = {one.key for one in topics}
             ids = {one.topic: one.topic_id for one in topics}
             marks = cluster.watermarks([key for key in stops if key in there])
-        failed: dict[Key, PartitionFailure] = dict(marks.failed.items())
-        ends: dict[Key, int] = {key: one.high for key, one in marks.found.items()}
     except ClusterFailed as error:
         return Obstacle(f"spout {name} waits for Kafka: {error}")
     for key, stop in sorted(stops.items()):
-        topic, partition = key
-        known, now = plan.topic_ids.get(topic), ids.get(topic)
+        known, now = plan.topic_ids.get(key.topic), ids.get(key.topic)
         if known is not None and now is not None and known != now:
             continue  # the planned offsets are of the former topic, and lost
         if key not in there:
-            said = f"spout {name} waits for {topic}-{partition}, which does not exist"
+            said = f"spout {name} waits for {key}, which does not exist"
             return Obstacle(said, spout.missing_timeout_s)
-        failure = failed.get(key)
+        failure = marks.failed.get(key)
         if failure is not None:
-            text = failure.text
-            return Obstacle(f"spout {name} waits for {topic}-{partition}: {text}")
-        high = ends[key]
+            return Obstacle(f"spout {name} waits for {key}: {failure.text}")
+        high = marks.found[key].high
         if high < stop:
-            said = f"spout {name} waits for offset {stop - 1} of {topic}-{partition}, which ends"
+            said = f"spout {name} waits for offset {stop - 1} of {key}, which ends"
             return Obstacle(f"{said} at {high}, as after a truncation", spout.missing_timeout_s)
     return None

@@ -60,7 +60,7 @@ class ReadOffsets:
         return [self._tasks, self._lost]
 
     def planned(self, body: list[Any]) -> ReadOffsets:
-        """Return a reader with the ranges that `to_json` returned, and the same connection."""
+        """Return a reader with this connection that reads other ranges, given as by `to_json`."""
         tasks, lost = body
         found = copy.copy(self)
         found._tasks = [[OffsetRange(*one) for one in some] for some in tasks]
@@ -87,7 +87,7 @@ class ReadOffsets:
         )
 
     def pieces(self, places: Mapping[int, Int64s], rows: Mapping[int, int]) -> list[Piece]:
-        """Return the ranges to read in order to get some rows of tasks again.
+        """Return what to read in order to get some rows of tasks again.
 
         A row's offset follows from its position if each offset of its task has a record. Else the
         task is read whole.
@@ -130,6 +130,6 @@ def _batches(reader: RangeReader, ranges: Sequence[OffsetRange]) -> Iterator[pa.
 
 
 def lost_rows(lost: Sequence[OffsetRange]) -> pa.RecordBatch:
-    """Return a row for each range, with its first offset and without key and value."""
+    """Return a batch with a row for each range: its first offset, without key and value."""
     rows = [{"topic": one.topic, "partition": one.partition, "offset": one.start} for one in lost]
     return pa.RecordBatch.from_pylist(rows, RECORD_SCHEMA)

@@ -31,7 +31,7 @@ class Position(NamedTuple):
     epoch: int | None = None  # the epoch of the leader at that time, if known
 
     def body(self) -> list[Any]:
-        """Return the position for JSON."""
+        """Return the fields as a list for JSON."""
         return [*self] if self.epoch is not None else [*self[:3]]
 
 
@@ -52,7 +52,7 @@ class OffsetPlan:
     refused: tuple[RefusedOffsets, ...] = ()
 
     def body(self) -> dict[str, Any]:
-        """Return the plan for JSON."""
+        """Return the plan as an object for JSON."""
         return {
             "topics": {
                 topic: {
@@ -183,7 +183,7 @@ class Intake:
         return None if self._fixed is not None else max(1, int(self._most / 2))
 
     def planned(self, records: int) -> None:
-        """Record that a micro-batch with this number of offsets begins now."""
+        """Record that a micro-batch that takes this number of offsets begins now."""
         self._taken, self._began = records, time.monotonic()
 
     def done(self, waiting: float, retried: int = 0) -> None:
@@ -212,7 +212,7 @@ class Intake:
         self._taken = 0
 
     def _overhead(self, taken: int, took_s: float) -> float:
-        """Estimate the fixed seconds of a micro-batch from this one and an earlier one.
+        """Estimate the seconds of a micro-batch without records, from this one and an earlier one.
 
         ``taken``, ``took_s``: the records of this one and its duration.
         """

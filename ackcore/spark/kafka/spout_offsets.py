@@ -158,7 +158,7 @@ class SpoutOffsets:
         )
 
     def _recreated(self, plan: OffsetPlan, topics: Collection[str]) -> set[str]:
-        """Return those topics whose ids differ from the ones in a plan."""
+        """Return those of the topics whose ids differ from the ones in a plan."""
         known, now = plan.topic_ids, self._topic_ids
         return {
             topic
@@ -172,7 +172,7 @@ class SpoutOffsets:
         return self._until is not None and self.reaching(self._until)()
 
     def reaching(self, ends: Offsets) -> Callable[[], bool]:
-        """Return a function that tells whether finished micro-batches have reached these ends."""
+        """Return a function that returns whether finished micro-batches have reached these ends."""
 
         def reached() -> bool:
             if self._done is None:
@@ -188,8 +188,8 @@ class SpoutOffsets:
     def behind(self, plan: OffsetPlan) -> dict[Key, bool]:
         """Return the partitions with offsets that a plan leaves to later micro-batches.
 
-        A partition whose leader does not answer may have some, and is included. The value is then
-        True if other partitions answer.
+        A partition whose leader does not answer may have some, and is included. The value is True
+        if the leader did not answer and another one did.
         """
         there, until = set(self.partitions), self._until
         found: dict[Key, bool] = {}
@@ -281,7 +281,7 @@ class SpoutOffsets:
         return plan
 
     def mended(self, plan: OffsetPlan) -> OffsetPlan:
-        """Move offsets that were deleted since a plan was made to its lost ones.
+        """Return a plan in which the offsets that were deleted since are lost, and not read.
 
         The plan has no decision yet. Returns the same object if no offsets were deleted, or Kafka
         does not answer. Raises OffsetsRefused if some were, and the spout has ``lost="refuse"``.

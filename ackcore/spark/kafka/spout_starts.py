@@ -55,12 +55,12 @@ class SkippedRange(NamedTuple):
         return f"offsets {start} to {stop - 1} of {topic}-{partition}: {self.said}"
 
     def refused(self, spout: str) -> RefusedOffsets:
-        """Return the entry of this range among the refused offsets of a plan."""
+        """Return the entry of this range for `OffsetPlan.refused`: offsets and reason."""
         return RefusedOffsets(*self.range, Reason(spout, self.kind, self.message, True).encode())
 
 
 class Start(NamedTuple):
-    """The offset at which a partition begins, and the ranges below it that are not done."""
+    """The offset at which a partition begins; the ranges below it to read, and those to skip."""
 
     next: int  # the first offset to read, except the holes
     why: str  # the reason, such as "earliest"
@@ -75,7 +75,7 @@ class Start(NamedTuple):
 
 
 def decide(spout: KafkaSpout, found: PartitionFacts) -> Start | None:
-    """Return where a partition begins; None if it continues at its position."""
+    """Return where a partition begins; None if it continues at its position in the last plan."""
     position, low, high = found.position, found.low, found.high
     if position is None:
         return _within(spout, found, _first(spout, found))
@@ -118,7 +118,7 @@ def _first(spout: KafkaSpout, found: PartitionFacts) -> Start:
 
 
 def _within(spout: KafkaSpout, found: PartitionFacts, start: Start) -> Start:
-    """Change a start so that it is in the partition's range, and not too far behind its end."""
+    """Return a start in the partition's range, and not too far behind its end."""
     low, high, most = found.low, found.high, spout.max_offset_behind
     if start.lowest < low:
         start = _lost(found, start)
@@ -131,13 +131,13 @@ def _within(spout: KafkaSpout, found: PartitionFacts, start: Start) -> Start:
 
 
 def _lost(found: PartitionFacts, start: Start) -> Start:
-    """Change a start so that the offsets below the partition's first one are lost."""
+    """Return a start in which offsets below the partition's first one are lost."""
     said = "lost upstream, deleted before they were read"
     return _cut_below(found, start, found.low, "LostUpstream", said)._replace(why="out of range")
 
 
 def _cut_below(found: PartitionFacts, start: Start, low: int, kind: str, said: str) -> Start:
-    """Change a start so that offsets below ``low`` are skipped, with dead letters.
+    """Return a start in which offsets below ``low`` are skipped, with dead letters.
 
     ``kind``, ``said``: the reason of the dead letters.
     """

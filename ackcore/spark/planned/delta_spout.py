@@ -43,8 +43,8 @@ class DeltaSpout(PlannedSource):
         The table: a directory that driver and workers share, or the URL of a place in a bucket
         (``s3://bucket/place``).
     starting_version : int, default 0
-        The first version whose rows are read. If the checkpoint has not read all versions before
-        it, the others are left out.
+        The first version whose rows are read. A checkpoint that has read fewer versions skips those
+        before it.
     skip_changes : bool, default False
         Whether to skip versions that delete or update rows (DELETE, UPDATE, MERGE, an overwrite),
         with the rows that they add. Otherwise such a version ends the query with `SourceError`,
@@ -148,7 +148,7 @@ class DeltaSpout(PlannedSource):
         return found
 
     def plan(self, previous: Any) -> Any:
-        """Return the files that the next versions of the table added, or None.
+        """Return a plan with the files that the next versions added; None without a new version.
 
         Raises OSError if the table cannot be read at present. Raises SourceError if a version
         deletes or updates rows, or the table was created anew.

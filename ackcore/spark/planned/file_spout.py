@@ -145,10 +145,10 @@ class FileSpout(PlannedSource):
         return found
 
     def plan(self, previous: Any) -> Any:
-        """Return the next new files, or None.
+        """Return a plan with the next new files; None if there are none.
 
         Raises OSError if the files cannot be listed at present. Raises SourceError if a file has
-        changed since it was read.
+        changed since it was read, or a query that ends finds no directory.
         """
         newest, oldest, seen = -1, -1, {}
         if previous is not None:

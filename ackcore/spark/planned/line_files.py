@@ -66,7 +66,7 @@ class LineFile(ABC):
     def _divided(
         self, places: Sequence[int], low: int, high: int
     ) -> Iterator[pa.RecordBatch | tuple[str, str]]:
-        """Yield the rows of the records ``low`` to ``high``; of a damaged record, text and error.
+        """Yield the rows of the records ``low`` to ``high - 1``; of a damaged one, text and error.
 
         Record i is between ``places[i]`` and ``places[i + 1]``. Halves the records until each
         damaged one is alone.

@@ -316,7 +316,6 @@ class SourceRows(PlannedRows):
         return {}
 
     def _report(self) -> None:
-        """Report the last done plans to their sources."""
         for one in self._spouts:
             for each in one.last.rows:
                 try:
