@@ -151,13 +151,15 @@ def _shorter_log(
     if done <= high:
         return None
     key = _key(partition)
-    what = f"{key[0]}-{key[1]} has records done up to {done}, but its offsets are [{low}, {high})"
+    shorter = (
+        f"{key[0]}-{key[1]} has records done up to {done}, but its offsets are [{low}, {high})"
+    )
     if settings.on_out_of_range == "fail":
         raise OffsetsOutOfRange(
-            f"{what}: it was truncated or its topic created again; to continue at its beginning or "
-            "end, set out_of_range='earliest' or 'latest'"
+            f"{shorter}: it was truncated or its topic created again; to continue at its beginning "
+            "or end, set out_of_range='earliest' or 'latest'"
         )
-    settings.client.logger(_log).warning("%s", what)
+    settings.client.logger(_log).warning("%s", shorter)
     offset = low if settings.on_out_of_range == "earliest" else high
     return decode_metadata(*key, offset, None), ANOTHER_LOG
 
@@ -175,17 +177,17 @@ def _skip_to(
     _, high = watermarks(client, partition)
     if high - offset <= most:
         return None
-    what = f"{partition.topic}-{partition.partition}"
+    name = f"{partition.topic}-{partition.partition}"
     if settings.on_out_of_range == "fail":
         raise OffsetsOutOfRange(
-            f"{what} would be read from offset {offset}, more than max_offset_behind={most} "
+            f"{name} would be read from offset {offset}, more than max_offset_behind={most} "
             f"before its end {high}; raise it, or set dead_letters: then the offsets are skipped, "
             "and a dead letter names them"
         )
     settings.client.logger(_log).warning(
         "%s would be read from offset %d, too far before its end %d: it is read from %d offsets "
         "before the end",
-        *(what, offset, high, most),
+        *(name, offset, high, most),
     )
     return high - most
 

@@ -216,7 +216,7 @@ class HeldPartition:
         return self.sizes[FRESH] + self.sizes[OUT] + self.sizes[DYING]
 
     def cause_of_pause(self, limits: Limits, waiting: int, waiting_bytes: int) -> str:
-        """Return the reason why reading of the partition must pause, or "".
+        """Return why reading of the partition must pause: "in flight", "waiting", "revoked"; or "".
 
         ``waiting``, ``waiting_bytes``: the waiting records of all partitions, and their bytes.
         """

@@ -171,13 +171,13 @@ class PartitionReading:
                 with self._changed:
                     self._held.set_deployment(key, known.deployment)
                 continue
-            what = f"the topic of {key[0]}-{key[1]} was deleted and created again"
+            recreated = f"the topic of {key[0]}-{key[1]} was deleted and created again"
             if self._settings.on_out_of_range == "fail":
                 raise OffsetsOutOfRange(
-                    f"{what}; to read the new topic from its beginning, set "
+                    f"{recreated}; to read the new topic from its beginning, set "
                     "out_of_range='earliest' or 'latest'"
                 )
-            self._log.warning("%s, and is read from its beginning", what)
+            self._log.warning("%s, and is read from its beginning", recreated)
             # Records that come now are ignored, and read again when the former ones are done.
             self._plan_other_log(key, 0)
             self._client.pause([TopicPartition(*key)])
@@ -351,19 +351,22 @@ class PartitionReading:
             self.update_topic_ids(self._topic_ids([key[0]]))
             if key in self._other_logs:
                 return
-        what = f"{name} cannot be read from offset {position}: it has offsets [{low}, {high})"
+        outside = f"{name} cannot be read from offset {position}: it has offsets [{low}, {high})"
         if policy == "fail":
             if position > high:
                 self._commit_common_log(key, low, high)
             raise OffsetsOutOfRange(
-                f"{what}; to continue at its first offset or its end, set out_of_range='earliest' "
-                "or 'latest': with dead_letters, a dead letter names the lost offsets"
+                f"{outside}; to continue at its first offset or its end, set "
+                "out_of_range='earliest' or 'latest': with dead_letters, a dead letter names the "
+                "lost offsets"
             )
         target = low if policy == "earliest" else high
         if position > high:
             # It is another log: the topic was created again, or the log lost its end.
             self._log.warning(
-                "%s: it was truncated or its topic created again, and is read from %d", what, target
+                "%s: it was truncated or its topic created again, and is read from %d",
+                outside,
+                target,
             )
             self._plan_other_log(key, target)
             return
@@ -371,7 +374,7 @@ class PartitionReading:
             keep = self._settings.dead_letters is not None
             lost = self._held.skip_lost(key, target, now_ms(), keep)
         self._log.warning(
-            "%s: %d offsets are lost, and reading continues at %d", what, lost, target
+            "%s: %d offsets are lost, and reading continues at %d", outside, lost, target
         )
         self._epochs.pop(key, None)
         self._read_from({key: target})
@@ -393,18 +396,18 @@ class PartitionReading:
             return False  # the broker will refuse the position again
         if other is None:
             return False
-        what = (
+        truncated = (
             f"{name} was read up to offset {position}, and then its log was truncated at offset "
             f"{other} and written anew"
         )
         self._plan_other_log(key, other, epoch)
         if self._settings.on_out_of_range == "fail":
             raise OffsetsOutOfRange(
-                f"{what}; start the consumer again: it reads from offset {other}, or from the "
+                f"{truncated}; start the consumer again: it reads from offset {other}, or from the "
                 "committed offset if that is lower. To continue without a restart, set "
                 "out_of_range='earliest' or 'latest'"
             )
-        self._log.warning("%s; it is read again from that offset", what)
+        self._log.warning("%s; it is read again from that offset", truncated)
         return True
 
     def _commit_common_log(self, key: Key, low: int, high: int) -> None:
