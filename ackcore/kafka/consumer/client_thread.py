@@ -277,7 +277,7 @@ class ClientThread:
         self._seen.update({topic: one for topic, one in ids.items() if one is not None})
 
     def _task_partitions(self, partitions: list[Partition]) -> list[Key]:
-        """Return this task's partitions: of the sorted list, numbers task, task + tasks, ..."""
+        """Return every ``tasks``-th partition of the sorted list, from number ``task`` on."""
         mine = sorted(partitions)[self.settings.task :: self.settings.tasks]
         return [(one.topic, one.partition) for one in mine]
 
@@ -374,7 +374,6 @@ class ClientThread:
     # Commits.
 
     def _commit(self) -> None:
-        """Commit the done records, unless earlier commits are still unanswered."""
         if not self._commits.under_way:
             self._reading.skip_markers()
             self._commits.send(self._client)

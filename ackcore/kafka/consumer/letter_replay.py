@@ -257,7 +257,7 @@ def _name(topic: str, partition: int) -> str:
 
 
 def _to_send(message: Mapping[str, Any], most: int) -> _Letter | None:
-    """Return the letter in a message; None if it must not be sent, as after ``most`` deaths."""
+    """Return the letter in a message; None without one, and if its record died ``most`` times."""
     letter = _letter([(one["key"], one["value"]) for one in message["headers"] or ()])
     return letter if letter is not None and letter.deaths < most else None
 

@@ -177,7 +177,6 @@ def _json(line: str) -> Any:
 
 
 def _is_kafkas(found: Any) -> bool:
-    """Return whether the JSON value of an offset is one of Spark's Kafka source."""
     return isinstance(found, dict) and all(
         isinstance(each, dict)
         and all(isinstance(offset, int) and name.isdigit() for name, offset in each.items())

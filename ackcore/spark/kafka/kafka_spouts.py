@@ -90,7 +90,6 @@ class KafkaSources(PlannedRows):
         return sources
 
     def _check_groups(self) -> None:
-        """Raise ValueError if two spouts commit the same partitions to one group."""
         refuse_shared_groups(
             GroupUse(name, one.spout.group_id, one.spout.client.bootstrap_servers, one.partitions)
             for name, one in self._spouts.items()
@@ -117,7 +116,9 @@ class KafkaSources(PlannedRows):
         """
         found = {}
         tasks, left = task_slots(self._spark), self._room
-        for i, name in enumerate(self._in_turn(number)):
+        names = list(self._spouts)
+        first = number % len(names)  # the one that is planned first
+        for i, name in enumerate(names[first:] + names[:first]):
             one = self._spouts[name]
             body = None if parent is None else parent.offsets.get(name)
             before = None if body is None else OffsetPlan.of(body)
@@ -125,7 +126,7 @@ class KafkaSources(PlannedRows):
                 found[name] = before.taking_nothing().body()
                 continue
             # The remaining room is divided evenly among this spout and those after it.
-            room = None if left is None else -(-left // (len(self._spouts) - i))
+            room = None if left is None else -(-left // (len(names) - i))
             plan = one.plan(before, tasks, bounded=not self._once, room=room)
             found[name] = plan.body()
             if left is not None:
@@ -133,12 +134,6 @@ class KafkaSources(PlannedRows):
         # A new topic may match the patterns of two spouts.
         self._check_groups()
         return found
-
-    def _in_turn(self, number: int) -> list[str]:
-        """Return the names of the spouts, each micro-batch beginning with another one."""
-        names = list(self._spouts)
-        first = number % max(1, len(names))
-        return names[first:] + names[:first]
 
     def most_retries(self) -> int | None:
         """Return the limit on retries in a micro-batch with new records; None: no limit."""

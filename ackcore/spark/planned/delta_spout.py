@@ -174,7 +174,7 @@ class DeltaSpout(PlannedSource):
             now = self._files(taken)
             if before.keys() <= now.keys() and not self._has_deletion_vectors(taken):
                 files += [[path, *now[path]] for path in sorted(now.keys() - before.keys())]
-            elif not self._is_left_out(taken):
+            elif not (self._skips or self._operation(taken).startswith(_REWRITES)):
                 raise SourceError(
                     f"{self!r}: version {taken} ({self._operation(taken)}) deletes or updates rows "
                     "that were read, and a topology cannot take rows back. Set skip_changes=True "
@@ -222,9 +222,6 @@ class DeltaSpout(PlannedSource):
         except StateError as error:
             raise OSError(str(error)) from None
         return None if found is None else found.to_pybytes()
-
-    def _is_left_out(self, version: int) -> bool:
-        return self._skips or self._operation(version).startswith(_REWRITES)
 
     def _operation(self, version: int) -> str:
         for one in self._table.history():
