@@ -382,7 +382,7 @@ class Deliveries:
 
 
 class Mark(NamedTuple):
-    """A number from 0 on and a note that are committed with a transaction."""
+    """A number from -1 on, and a note; both are committed with a transaction."""
 
     number: int
     note: str
