@@ -66,7 +66,7 @@ class Groups(Protocol):
     """The consumer groups whose offsets ackcore commits for DataFrame sources."""
 
     def done(self, decision: BatchDecision) -> Mapping[str, int]:
-        """Commit the finished offsets after a micro-batch; return each spout's lag."""
+        """Commit the finished offsets after a micro-batch; return the lag by spout, in offsets."""
 
 
 class Engine:
@@ -223,13 +223,13 @@ class Engine:
         return plan
 
     def _most_retries(self) -> int:
-        """Return the limit on retries in a new plan; it leaves room for new records."""
+        """Return the most retries in a new plan; planned spouts may need room for new records."""
         most = self.topology.settings.max_retries_per_batch
         bound = self._offsets.most_retries()
         return most if bound is None else min(most, bound)
 
     def _bounded(self, plan: Plan) -> Plan:
-        """Apply a lowered `max_retries_per_batch` to a recorded plan with too many retries."""
+        """Return a recorded plan, with fewer retries if `max_retries_per_batch` was lowered."""
         most = self.topology.settings.max_retries_per_batch
         if plan.max_retries is not None and plan.max_retries <= most:
             return plan
@@ -278,7 +278,8 @@ class Engine:
         loose = unanchored(refusals)
         if loose:
             _log.warning(
-                "micro-batch %d: sinks refused %d rows without a tracked record; they are lost",
+                "micro-batch %d: sinks refused %d rows that belong to no record of a tracked "
+                "spout; they are lost: neither in the sinks nor in the dead letters",
                 number,
                 loose,
             )
@@ -311,7 +312,7 @@ class Engine:
         failpoint("pruned", number)
 
     def _done(self, decision: BatchDecision) -> Mapping[str, int]:
-        """Report a finished micro-batch to sources and consumer groups; return each spout's lag."""
+        """Report a finished micro-batch to sources and consumer groups; return lags by spout."""
         lag: dict[str, int] = {}
         plan = self.state.plan(decision.number)
         if plan is not None:
@@ -368,7 +369,7 @@ class Engine:
 
 
 def _counts(outcome: BatchOutcome) -> dict[str, Any]:
-    """Return the counts to store in a decision, which are also fields of `Progress`."""
+    """Return the counts of `BatchDecision.counts`, by name; they are also fields of `Progress`."""
     found = {
         name: sum(getattr(account, name) for account in outcome.changes.values())
         for name in ("records", "acked", "retried", "replayed", "dead")
@@ -378,7 +379,7 @@ def _counts(outcome: BatchOutcome) -> dict[str, Any]:
 
 
 def _without(values: Int64s, gone: Int64s) -> Int64s:
-    """Return values with one occurrence removed for each value in ``gone``, if it occurs."""
+    """Return sorted values, with one occurrence removed for each value in ``gone``."""
     found, counts = np.unique(values, return_counts=True)
     there, less = np.unique(gone[np.isin(gone, found)], return_counts=True)
     counts[np.searchsorted(found, there)] -= less
