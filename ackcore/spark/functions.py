@@ -162,7 +162,9 @@ def xor_edges(edges: ColumnOrName) -> Column:
 
     def compute(arrays: pa.Array) -> pa.Array:
         if not (pa.types.is_list(arrays.type) or pa.types.is_large_list(arrays.type)):
-            raise TypeError(f"edges must be array<bigint>, got Arrow's {arrays.type}")
+            raise TypeError(
+                f"edges must be a column of array<bigint>, got a column of Arrow's {arrays.type}"
+            )
         refuse_nulls(arrays, "edges")
         values = integers(arrays.flatten(), "edges", pa.int64())
         rows = np.repeat(
@@ -174,7 +176,10 @@ def xor_edges(edges: ColumnOrName) -> Column:
 
 
 def _operand(value: Any, name: str) -> Column:
-    """Return a Column for a Column, a column's name, or one integer for all rows."""
+    """Return an argument as a Column: a Column, a column's name, or one integer for all rows.
+
+    ``name``: the argument's name, for errors.
+    """
     refuse_no_session()
     if isinstance(value, Column):
         return value

@@ -65,7 +65,7 @@ def decide(state):
     state.write_decision(decision(0, waiting, dead, nonacked=roots(4), work=os.path.basename(work)))
     state.refusals.add(0, 0, Refusal("out", True, pa.Table.from_pylist([], schema=REFUSED)))
     state.close_refusals(state.decision(0), {"lines": records(9, 1)}, {}, {})
-    return {name: state._records.read(f"batches/0.{name}") for name in RECORDS}
+    return {name: state.records.read(f"batches/0.{name}") for name in RECORDS}
 
 
 def read_all(bodies, cache):
@@ -104,7 +104,7 @@ def test_what_waits_on_keeps_its_length_on_record(place):
         plan = state.make_plan(1, 0)
         state.write_plan(plan)
         state.write_decision(decision(1, state.split_due(plan).rest))
-        body = state._records.read("batches/1.decision")
+        body = state.records.read("batches/1.decision")
     waiting = {each["file"] for some in body["waiting"].values() for each in some}
     assert len(waiting) == 2
     before = bodies["decision"]["table_bytes"]

@@ -236,7 +236,7 @@ def check_tables(
             columns = [", ".join(column for column, _ in each["key"]) for each in (was, now)]
             raise CheckpointForeign(
                 f"{root}: spout {name.removesuffix(DEDUP)!r} had dedup by {columns[0]}, and has it "
-                f"by {columns[1]} now: the kept ids are of other columns. {way_out}"
+                f"by {columns[1]} now: the stored ids are values of the old columns. {way_out}"
             )
         if was["key"] != now["key"]:
             raise CheckpointForeign(
@@ -306,7 +306,10 @@ def check_tables(
 
 
 def _way_out(conditions: Sequence[str], text: str) -> str:
-    """Return the advice ``text``, to be followed after the former topology met the conditions."""
+    """Return the advice ``text``, which starts with running the former topology if necessary.
+
+    ``conditions``: what the former topology must reach first.
+    """
     if not conditions:
         return text[0].upper() + text[1:]
     return f"Run the former topology until {' and '.join(conditions)}. Then {text}"

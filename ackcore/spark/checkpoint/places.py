@@ -121,7 +121,10 @@ class RunPlaces:
             self._sweep(number)
 
     def close(self, number: int | None) -> None:
-        """Delete what `remove_done` has left. If this fails, the next driver does it."""
+        """Delete files that `remove_done` has left, up to micro-batch ``number``.
+
+        If this fails, the next driver does it.
+        """
         try:
             if number is not None and self._waited:
                 self._sweep(number)
@@ -183,7 +186,9 @@ def opened(url: str, use: Callable[[CheckpointParts], Opened]) -> Opened:
     """
     store = open_store(f"{url}/ackcore", "checkpoint")
     lock = Lock(make_directory(store.root) / "lock") if isinstance(store, LocalStore) else None
-    for tried in range(_TAKE_OVERS):
+    tried = 0
+    while True:
+        tried += 1
         records: Records | None = None
         try:
             with fenced(lock.check) if lock is not None else contextlib.nullcontext():
@@ -203,7 +208,7 @@ def opened(url: str, use: Callable[[CheckpointParts], Opened]) -> Opened:
         except StateError as error:
             # Records that are read while the other driver writes may be inconsistent.
             moved = isinstance(error, HeadMoved) or (records is not None and records.has_moved())
-            if not moved or tried == _TAKE_OVERS - 1:
+            if not moved or tried == _TAKE_OVERS:
                 _close(records, lock)
                 raise
         except BaseException:
@@ -211,7 +216,6 @@ def opened(url: str, use: Callable[[CheckpointParts], Opened]) -> Opened:
             raise
         else:
             return found
-    raise AssertionError("unreachable")
 
 
 def _close(records: Records | None, lock: Lock | None) -> None:
@@ -222,7 +226,7 @@ def _close(records: Records | None, lock: Lock | None) -> None:
 
 
 def letters_url(records: Records, url: str) -> str:
-    """Return the path or URL of a checkpoint's dead letters."""
+    """Return the path or URL of a checkpoint's dead letters: recorded, or in the checkpoint."""
     return remembered_letters(records) or url + WITHIN
 
 

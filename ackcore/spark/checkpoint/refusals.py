@@ -32,7 +32,7 @@ REFUSED = pa.schema(
 
 
 class Refusal(NamedTuple):
-    """Rows that a sink refused in one call, in the columns of `REFUSED`.
+    """The rows that a sink refused in one call (``rows``, in `REFUSED`).
 
     ``written``: whether the sink has written all other rows.
     """

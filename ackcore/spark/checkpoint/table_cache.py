@@ -99,7 +99,7 @@ class TableCache:
         self._unnamed = UnnamedFiles(store, _BELOW)
 
     def expect(self, sizes: Mapping[str, int]) -> None:
-        """Set the lengths of files in bytes. Reading a file of another length is an error."""
+        """Set the lengths of files in bytes. `read` raises for a file of another length."""
         self._sizes.update(sizes)
 
     def sizes(self, files: Iterable[str]) -> dict[str, int]:
@@ -195,7 +195,10 @@ class TableCache:
         return self.write(prefix, name, table.schema, batches_of(table))
 
     def adopt_all(self, files: Mapping[Place, int | None], prefix: str) -> None:
-        """Adopt several files concurrently; later calls of `adopt` only return their names."""
+        """Adopt several files concurrently; `adopt` then only returns their names.
+
+        ``files``: their paths or URLs, with their lengths in bytes. ``prefix``: see `adopt`.
+        """
         if len(files) > 1:
             with ThreadPoolExecutor(_AT_ONCE) as beside:
                 list(beside.map(lambda path: self.adopt(path, prefix, files[path]), files))

@@ -73,7 +73,7 @@ class TableState(NamedTuple):
 
 
 class TableRecords:
-    """The tables of a checkpoint, by micro-batch."""
+    """The records of a checkpoint's tables, one per micro-batch."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -86,7 +86,7 @@ class TableRecords:
         return {name: TableState.of(state) for name, state in body["tables"].items()}
 
     def write(self, number: int, tables: Mapping[str, TableState]) -> None:
-        """Record the tables after a micro-batch, together with the next record.
+        """Record the tables after a micro-batch, in the same put as the next record.
 
         Raises CheckpointInUse if another driver has taken over, or has recorded them.
         """
@@ -94,8 +94,9 @@ class TableRecords:
         self._records.write(_record_of(number), body, once=True, with_next=True)
 
     def files(self, first: int) -> set[str] | None:
-        """Return the files that the records from micro-batch ``first`` on name; None without a
-        record.
+        """Return the files that records name, from micro-batch ``first`` on.
+
+        None means that there is no such record.
         """
         numbers = [each for each in self._records.numbers("batches", ".tables") if each >= first]
         if not numbers:
@@ -191,7 +192,7 @@ class SegmentFiles:
         return data
 
     def check_all(self, table: str, segments: Iterable[SegmentInfo]) -> None:
-        """Check that the segments of a table exist. Raises CheckpointCorrupt if one is missing."""
+        """Raise CheckpointCorrupt if a segment of a table is missing; no content is checked."""
         there = {each.key for each in self._store.list(f"{BELOW}/{table}")}
         for segment in segments:
             key = f"{BELOW}/{segment.file}"
