@@ -135,7 +135,10 @@ class LoopStream(Stream):
 
 
 class Work(Protocol):
-    """The reasons for a micro-batch apart from new rows: of `LoopStream` or the heartbeat."""
+    """The reasons for a micro-batch apart from new rows, which `Pacing` reads.
+
+    `LoopStream` and the heartbeat have these methods.
+    """
 
     def is_unfinished(self) -> bool:
         """Return whether a recorded micro-batch must be continued."""

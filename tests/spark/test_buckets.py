@@ -376,11 +376,11 @@ def test_a_micro_batch_takes_few_round_trips(bucket, s3):
     with OPEN(bucket, TOPOLOGY) as state:
         for number in range(4):
             run_one(state, number)
-            state.append_progress({"batch_id": number})
+            state.records.append_progress({"batch_id": number})
             state.prune(number)
         before = len(s3.requests)
         run_one(state, 4)
-        state.append_progress({"batch_id": 4})
+        state.records.append_progress({"batch_id": 4})
         state.prune(4)
         # Whether letters are sent again, plan, decision, mark; what runs left is looked for in one
         # of eight.

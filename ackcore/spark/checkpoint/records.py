@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import secrets
 import threading
@@ -299,7 +298,13 @@ class Records:
             if self.owned and self._version is None:
                 self._load()  # an interrupted put may have succeeded
         body = self._body(name)
-        return of_deployment(body, self._deployment, self.entry(name), self.entry(META))
+        if body is not None and body["deployment_key"] != self._deployment:
+            raise CheckpointForeign(
+                f"{self.entry(name)} was written for deployment {body['deployment_key']}, and "
+                f"{self.entry(META)} is of {self._deployment}: it was copied here from another "
+                "checkpoint. Put back the file that belongs here, or start on a new checkpoint"
+            )
+        return body
 
     def _body(self, name: str) -> dict[str, Any] | None:
         body = self._next.get(name) or self._records.get(name)
@@ -333,7 +338,11 @@ class Records:
         self, name: str, body: Mapping[str, Any], once: bool, *, with_next: bool = False
     ) -> None:
         if once and (name in self._records or name in self._next):
-            raise written_by_another(self.entry(name))
+            raise CheckpointInUse(
+                f"{self.entry(name)} was written by another driver before this one could write it. "
+                "Let the other driver run, or stop it and start this query again: it continues "
+                "from that record"
+            )
         data = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
         kept: dict[str, Any] = json.loads(data)
         if len(data) > _LARGE:
@@ -418,27 +427,3 @@ def _epoch_in(key: str) -> int:
     """Return the epoch in the key of a large record, or a huge number if the key has none."""
     epoch = key.rsplit(".", 2)[-2].removeprefix("e")
     return int(epoch) if epoch.isdecimal() else 1 << 63
-
-
-def of_deployment(
-    body: dict[str, Any] | None, deployment: str, place: str, meta: str
-) -> dict[str, Any] | None:
-    """Return ``body``. Raises CheckpointForeign if it is a record of another deployment.
-
-    ``place``, ``meta``: the places of the record and of meta.json, for the message.
-    """
-    if body is not None and body["deployment_key"] != deployment:
-        raise CheckpointForeign(
-            f"{place} was written for deployment {body['deployment_key']}, and {meta} is of "
-            f"{deployment}: it was copied here from another checkpoint. Put back the file that "
-            "belongs here, or start on a new checkpoint"
-        )
-    return body
-
-
-def written_by_another(path: str | os.PathLike[str]) -> CheckpointInUse:
-    """Return the error for a record that another driver wrote before this one could."""
-    return CheckpointInUse(
-        f"{os.fspath(path)} was written by another driver before this one could write it. Let the "
-        "other driver run, or stop it and start this query again: it continues from that record"
-    )

@@ -45,7 +45,6 @@ from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import ORDER, ORDER_BITS
 from ackcore.spark.checkpoint import compatibility
-from ackcore.spark.checkpoint.compatibility import Described
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.places import CheckpointParts, opened
 from ackcore.spark.checkpoint.refusals import Refusals
@@ -54,6 +53,7 @@ from ackcore.spark.checkpoint.schema_changes import fit_columns
 from ackcore.spark.checkpoint.table_records import TableRecords
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.stores.opening import place_of
+from ackcore.topology.parts import Parts
 
 _log = logging.getLogger("ackcore")
 
@@ -98,7 +98,7 @@ class State:
     def open(
         cls,
         path: str | os.PathLike[str],
-        topology: Described,
+        topology: Parts,
         *,
         sources: Mapping[str, pa.Schema],
         kind: Literal["stream", "batch"] = "stream",
@@ -154,7 +154,7 @@ class State:
             decision = self.decision(number)
             self.runs.remove_former(number, "" if decision is None else decision.work)
 
-    def _check_all(self, topology: Described, log: Path | None, accept_changes: bool) -> None:
+    def _check_all(self, topology: Parts, log: Path | None, accept_changes: bool) -> None:
         """Raise an error unless the topology can continue from the checkpoint.
 
         Keeps the description of an accepted changed topology, for `record_topology`.
@@ -186,7 +186,12 @@ class State:
             self._accepted = None
             if lost:
                 root = self.records.place("")
-                _log.warning("%s: the next micro-batch changes stored rows: %s", root, lost)
+                _log.warning(
+                    "%s: the next micro-batch changes stored rows of tables, as accept_changes "
+                    "allows: %s",
+                    root,
+                    lost,
+                )
 
     def _read_history(self) -> _History:
         """Return the progress that the records show.
@@ -235,7 +240,7 @@ class State:
                 last.all_dead.check()
         return last
 
-    def _check_waiting(self, topology: Described, decision: BatchDecision | None) -> None:
+    def _check_waiting(self, topology: Parts, decision: BatchDecision | None) -> None:
         """Raise CheckpointForeign if a spout of waiting or replayed records is not in the topology.
 
         It is also raised if the spout is untracked, or its columns no longer fit.
@@ -523,10 +528,6 @@ class State:
             )
         self.records.write(f"batches/{number}.done", {"number": number})
         self._history = self._history._replace(last_done=number)
-
-    def append_progress(self, line: Mapping[str, Any]) -> None:
-        """Log the results of a micro-batch; see `Records.append_progress`."""
-        self.records.append_progress(line)
 
     # -- removal and replays ------------------------------------------------------------------
 

@@ -197,7 +197,7 @@ class Engine:
         watch.lap("mark")
         progress = self._progress(decision, outcome, runs, watch, lag)
         progress.log()
-        self.state.append_progress({"at_ms": self.clock(), **progress.to_json()})
+        self.state.records.append_progress({"at_ms": self.clock(), **progress.to_json()})
         return progress
 
     def _plan(self, number: int) -> Plan:

@@ -169,7 +169,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Three percentiles of a distribution, in seconds."""
+    """The 50th, 95th and 99th percentile of some times, in seconds."""
 
     p50: float = 0.0
     p95: float = 0.0
@@ -424,8 +424,8 @@ class UsageWarnings:
             if used.late:
                 _log.warning(
                     "micro-batch %d: bolt %r reported its usage %d times after the call had ended, "
-                    "which did not count; await, or join, all that execute starts before it "
-                    "returns",
+                    "so these tokens and costs did not count; let execute() await or join the "
+                    "tasks and threads that it starts",
                     number,
                     name,
                     used.late,

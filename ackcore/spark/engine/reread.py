@@ -47,7 +47,7 @@ from ackcore.spark.tasks.reread_stage import (
     RereadStage,
     pick_keyed,
 )
-from ackcore.spark.tasks.row_files import ROOT_ID, RowFile, among, partition_in, read_whole
+from ackcore.spark.tasks.row_files import ROOT_ID, RowFile, among, partition_in
 from ackcore.spark.tasks.spout_stage import Slice, SpoutStage, records_in
 from ackcore.spark.tasks.task_results import (
     INLINE_BYTES,
@@ -248,7 +248,7 @@ def _files(
     Tasks wrote the spilled files of the run, and the files in ``kept``.
     """
     due = [
-        Slice(name, file, 0, len(read_whole(file)) if file.rows is None else file.rows)
+        Slice(name, file, 0, file.rows)
         for name, file in setup.plan.retries.items()
         if name in spouts
     ]
@@ -257,7 +257,7 @@ def _files(
             name,
             file._replace(path=os.path.join(setup.plan.work, file.path)),
             0,
-            file.rows or 0,
+            file.rows,
             spilled=True,
         )
         for name, files in (*accepted.spilled.items(), *(kept or {}).items())

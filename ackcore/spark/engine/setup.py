@@ -32,7 +32,7 @@ from ackcore.spark.tasks.decoding import CorruptLines, ValueDecoder
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.record_ids import Decoder, RefusedOffsets, SpoutSpec
 from ackcore.spark.tasks.reread_stage import PieceReader
-from ackcore.spark.tasks.row_files import RowFile, read_whole
+from ackcore.spark.tasks.row_files import RowFile
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.spout_stage import Slice
 from ackcore.topology.builder import Topology
@@ -394,7 +394,7 @@ class RunSetup:
         """Cut the due records into slices, for each spout at most one per task."""
         found = []
         for spout, file in sorted(self.plan.retries.items()):
-            rows = len(read_whole(file)) if file.rows is None else file.rows
+            rows = file.rows
             pieces = max(1, min(self.spec.dests, -(-rows // self.spec.chunk_rows)))
             if self.sources[spout].ordered_by:
                 pieces = 1  # its records must run in order

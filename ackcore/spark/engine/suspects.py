@@ -126,7 +126,8 @@ def _after(plan: Plan, markers: Sequence[Marker]) -> Plan:
     }
     return replace(
         plan,
-        suspects=(*_held_back(plan), *suspects),
+        # A rejected root that is still a suspect is tried again: see `rejections`.
+        suspects=(*sorted(known & {*plan.suspects}), *suspects),
         rejected=(*plan.rejected, *rejected),
         time_outs={**plan.time_outs, **reasons},
     )
@@ -151,11 +152,6 @@ def isolation_progress(plan: Plan) -> int:
     """Return a number that grows with each crash in which one suspect record ran alone."""
     alone = sum(n - 1 for n in Counter(plan.suspects).values())
     return len(plan.rejected) * (ALONE_ENOUGH + 1) + alone
-
-
-def _held_back(plan: Plan) -> list[int]:
-    """Return the rejected roots that are still suspects."""
-    return sorted(set(plan.rejected) & set(plan.suspects))
 
 
 @contextmanager
