@@ -85,7 +85,6 @@ class Deployment:
             sources=kept_schemas(schemas, topology),
             kind="stream" if streaming else "batch",
             offsets=self.spark_checkpoint / "offsets" if self.by_spark else None,
-            by_spark=self.by_spark,
             accept_changes=accept_changes,
             clock_ms=read_clock(clock),
         )

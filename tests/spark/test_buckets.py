@@ -357,7 +357,7 @@ def test_who_is_refused_has_fenced_nobody(bucket):
         with pytest.raises(CheckpointForeign, match="belongs to another topology"):
             OPEN(bucket, Topology(["other"], lines=("value",)))
         with pytest.raises(CheckpointForeign, match=r"cannot continue it"):
-            OPEN(bucket, kind="stream", offsets="/nowhere/offsets")
+            OPEN(bucket, kind="stream", offsets=Path("/nowhere/offsets"))
         run_one(state, 1)
         assert state.last_done == 1
 

@@ -166,7 +166,7 @@ class WindowWorld(Replaying):
         return SinkRejects(pa.table({"line": bad}), "refused")
 
     def driver(self, **changes):
-        of = {"kind": "stream", "by_spark": False, "clock_ms": self.now_ms, **changes}
+        of = {"kind": "stream", "clock_ms": self.now_ms, **changes}
         state = State.open(
             self.path, self.topology, sources=dict.fromkeys(self.spouts, LINES), **of
         )

@@ -28,7 +28,7 @@ from ackcore.spark.base.paths import Place
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.records import HEAD, HeadMoved, Records
 from ackcore.spark.checkpoint.requests import POINTER, Requests
-from ackcore.spark.checkpoint.table_cache import TableCache
+from ackcore.spark.checkpoint.table_cache import TableCache, number_in
 from ackcore.spark.checkpoint.table_records import BELOW as TABLES
 from ackcore.spark.checkpoint.table_records import SegmentFiles
 from ackcore.spark.stores.interface import Store
@@ -106,7 +106,7 @@ class RunPlaces:
             # Listed before the check, so that no run of a driver that takes over is removed.
             self._check_owner()
         for run in runs:
-            if _number_of(run.name) == number and _TOKEN.search(run.name) and run.name != kept:
+            if number_in(run.name) == number and _TOKEN.search(run.name) and run.name != kept:
                 # Tasks may still write there: then a later call removes it.
                 shutil.rmtree(run, ignore_errors=True)
 
@@ -140,19 +140,13 @@ class RunPlaces:
         self._waited = 0
         if self._root is not None:
             for run in self._directories():
-                if _number_of(run.name) <= number:
+                if number_in(run.name) <= number:
                     shutil.rmtree(run, ignore_errors=True)
             return
         keys = [entry.key for entry in self._store.list(_BELOW)]
-        old = [key for key in keys if _number_of(key.split("/")[1]) <= number]
+        old = [key for key in keys if number_in(key.split("/")[1]) <= number]
         if old:
             self._store.delete(old)
-
-
-def _number_of(run: str) -> int:
-    # File systems add names of their own, for files that are removed while open.
-    number = run.partition(".")[0]
-    return int(number) if number.isdecimal() else 1 << 63
 
 
 #: Attempts to take over a checkpoint while another driver writes to it.

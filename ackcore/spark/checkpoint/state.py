@@ -42,7 +42,6 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore.spark.base.errors import corrupt
-from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import ORDER, ORDER_BITS
 from ackcore.spark.checkpoint import compatibility
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
@@ -102,8 +101,7 @@ class State:
         *,
         sources: Mapping[str, pa.Schema],
         kind: Literal["stream", "batch"] = "stream",
-        offsets: str | os.PathLike[str] | None = None,
-        by_spark: bool = True,
+        offsets: Path | None = None,
         accept_changes: bool = False,
         clock_ms: int | None = None,
         new_key: int | None = None,
@@ -119,25 +117,19 @@ class State:
         bucket. In a bucket it is taken over from any driver that has it open. ``topology``: the
         topology that will run on it. ``sources``: the present columns of each spout's source;
         waiting records are converted to them. ``kind``: whether the run is one of `start`, or of
-        `run_batch`. ``offsets``: Spark's offset log; ``<path>/offsets`` by default.  It must agree
-        with our records. Streams only. ``by_spark``: whether Spark makes the micro-batches of a
-        stream, so that it has an offset log. ``accept_changes``: whether to continue a checkpoint
-        of a topology with another structure; `record_topology` records it. ``clock_ms``: the
-        creation time in milliseconds; the system's time by default. ``new_key``: the deployment key
-        of a new checkpoint; random by default.
+        `run_batch`. ``offsets``: Spark's offset log, which must agree with ackcore's records; None
+        if Spark does not make the micro-batches. ``accept_changes``: whether to continue a
+        checkpoint of a topology with another structure; `record_topology` records it. ``clock_ms``:
+        the creation time in milliseconds; the system's time by default. ``new_key``: the deployment
+        key of a new checkpoint; random by default.
 
         Returns the open checkpoint. The caller must close it.
         """
-        log = None
-        if kind == "stream" and by_spark:
-            log = local_path(
-                os.path.join(path, "offsets") if offsets is None else offsets, "offsets"
-            )
 
         def use(parts: CheckpointParts) -> State:
-            meta = compatibility.claim(parts.records, topology, kind, log, clock_ms, new_key)
+            meta = compatibility.claim(parts.records, topology, kind, offsets, clock_ms, new_key)
             state = cls(parts, meta, sources)
-            state._check_all(topology, log, accept_changes)
+            state._check_all(topology, offsets, accept_changes)
             return state
 
         state = opened(place_of(path, "checkpoint"), use)
@@ -361,7 +353,7 @@ class State:
         now_ms = clock_ms
         if parent is not None:
             now_ms = max(now_ms, self._decided(parent).now_ms)
-        due = self._waiting_after(parent).due(now_ms)
+        due = self.waiting(parent).due(now_ms)
         requested = self.pending_replays()
         for name in requested:
             self._request(name)  # raises: one that does not fit must not be in a recorded plan
@@ -401,7 +393,7 @@ class State:
         Raises CheckpointCorrupt if the number of due rows differs from the plan, or a request is
         missing. Raises ColumnsChanged if the rows do not fit the present columns of their source.
         """
-        waiting = self._waiting_after(plan.parent)
+        waiting = self.waiting(plan.parent)
         found = waiting.due(plan.now_ms)
         if found != plan.due:
             raise corrupt(
@@ -504,16 +496,13 @@ class State:
         del self._decisions[decision.number]
         return self._decided(decision.number)
 
-    def waiting(self, number: int) -> Waiting:
-        """Return the rows that waited after a micro-batch. They are read at the first access.
+    def waiting(self, number: int | None) -> Waiting:
+        """Return the rows that waited after a micro-batch; None means before the first one.
 
-        Raises CheckpointCorrupt if the micro-batch has no decision; or later, if a table is
-        damaged.
+        They are read at the first access. Raises CheckpointCorrupt if the micro-batch has no
+        decision; or later, if a table is damaged.
         """
-        return self._decided(number).waiting
-
-    def _waiting_after(self, number: int | None) -> Waiting:
-        return Waiting({}) if number is None else self.waiting(number)
+        return Waiting({}) if number is None else self._decided(number).waiting
 
     def write_done(self, number: int) -> None:
         """Mark a micro-batch as done, after all effects of its decision.

@@ -65,13 +65,17 @@ class UnnamedFiles:
             # The list may lag: a later driver deletes the files that it lacks.
             self._there = {entry.key for entry in self._store.list(self._below)}
         self._there |= kept
-        old = {key for key in self._there - kept if _number_in(key) < number - 1}
+        old = {key for key in self._there - kept if number_in(key) < number - 1}
         self._there -= old
         return old
 
 
-def _number_in(key: str) -> int:
-    """Return the micro-batch number in a file's key, or a huge number if there is none."""
+def number_in(key: str) -> int:
+    """Return the micro-batch number at the start of a file's name; a huge number if it has none.
+
+    ``key``: the name, or a key that ends in it. File systems add names of their own, for files that
+    are removed while open.
+    """
     number = key.rpartition("/")[2].partition(".")[0]
     return int(number) if number.isdecimal() else 1 << 63
 

@@ -80,7 +80,7 @@ class TableRecords:
 
     def of(self, number: int | None) -> dict[str, TableState] | None:
         """Return the recorded tables after a micro-batch, or None without a record."""
-        body = None if number is None else self._records.read(_record_of(number))
+        body = None if number is None else self._records.read(f"batches/{number}.tables")
         if body is None:
             return None
         return {name: TableState.of(state) for name, state in body["tables"].items()}
@@ -91,7 +91,7 @@ class TableRecords:
         Raises CheckpointInUse if another driver has taken over, or has recorded them.
         """
         body = {"tables": {name: state._asdict() for name, state in tables.items()}}
-        self._records.write(_record_of(number), body, once=True, with_next=True)
+        self._records.write(f"batches/{number}.tables", body, once=True, with_next=True)
 
     def files(self, first: int) -> set[str] | None:
         """Return the files that records name, from micro-batch ``first`` on.
@@ -107,10 +107,6 @@ class TableRecords:
             for state in (self.of(number) or {}).values()
             for segment in (*state.segments, *state.changed, *state.closed)
         }
-
-
-def _record_of(number: int) -> str:
-    return f"batches/{number}.tables"
 
 
 class _Checked:

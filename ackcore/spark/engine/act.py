@@ -152,11 +152,7 @@ def park_dead(
     pause: Pause,
     settings: Settings,
 ) -> None:
-    """Write a micro-batch's dead records to the dead-letter store.
-
-    Raises SinkError if that failed as often as the settings allow. Raises CheckpointInUse, Stopped
-    or RunCancelled as in `write_to_sinks`.
-    """
+    """Write a micro-batch's dead records to their store; raises as `SinkCalls.insist` does."""
     number, dead = decision.number, decision.all_dead
     if not dead:
         return

@@ -246,14 +246,11 @@ class Engine:
             totals=before.after(outcome.changes, outcome.spent).to_json(),
         )
         # Without effects outside, nothing happens between decision and mark: one write has both.
-        has_effects = decision.files or decision.all_dead or self._has_tables(plan.parent)
+        has_tables = self.topology.tables or self.state.tables.of(plan.parent)
+        has_effects = decision.files or decision.all_dead or has_tables
         decision = self.state.write_decision(decision, with_mark=not has_effects)
         failpoint("decided", plan.number)
         return decision
-
-    def _has_tables(self, before: int | None) -> bool:
-        """Return whether the topology has tables, or had some after micro-batch ``before``."""
-        return bool(self.topology.tables or (before is not None and self.state.tables.of(before)))
 
     def _act(
         self, decision: BatchDecision, age_ms: int | None, inputs: Sequence[InputFrame]

@@ -301,7 +301,8 @@ def _roots_at(roots: pa.Array, places: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _late_text(table: TableSpec, window: Window, limit: int, replayed: bool) -> str:
-    until = "all have closed" if limit >= EVER else f"those until {_shown(limit)} have closed"
+    last = f"{np.datetime64(limit, 'ms')} UTC".replace(".000 ", " ")
+    until = "all have closed" if limit >= EVER else f"those until {last} have closed"
     way_out = f"increase late_s, now {window.late_ms / 1_000:.15g}"
     if replayed:
         way_out = (
@@ -316,7 +317,3 @@ def _timeless_text(table: TableSpec, window: Window) -> str:
         f"its {window.time!r} is null or not in the years 1 to 9999, and table {table.name!r} has "
         "windows of it; emit a time, or leave the row out"
     )
-
-
-def _shown(ms: int) -> str:
-    return f"{np.datetime64(ms, 'ms')} UTC".replace(".000 ", " ")

@@ -351,7 +351,15 @@ class Runs:
             failed = propagate(late) if len(late) > len(failed) else failed
         rules = rules_of(plan, self._topology.settings, ended_ms)
         if self.ordered_by and len(failed):
-            failed = self._ordering(plan, retries, run_plan).all_behind(
+            ordering = Ordering(
+                self.ordered_by,
+                {name: self._spout_key(run_plan, name) for name in self.ordered_by},
+                plan.number,
+                plan.now_ms,
+                retries.due,
+                self._topology.settings,
+            )
+            failed = ordering.all_behind(
                 failed,
                 lambda *asked: self._of_run(self._jobs.find_keys, inputs, run_plan, ran, *asked),
                 propagate,
@@ -415,16 +423,6 @@ class Runs:
     def _spout_key(self, run_plan: RunPlan, spout: str) -> int:
         """Return the key of the root ids of a spout."""
         return spout_key(run_plan.key, spout, "", run_plan.number)
-
-    def _ordering(self, plan: Plan, retries: Retries, run_plan: RunPlan) -> Ordering:
-        return Ordering(
-            self.ordered_by,
-            {name: self._spout_key(run_plan, name) for name in self.ordered_by},
-            plan.number,
-            plan.now_ms,
-            retries.due,
-            self._topology.settings,
-        )
 
     def _run_plan(self, plan: Plan, work: Place, by_root: bool = False) -> tuple[Retries, RunPlan]:
         """Write the due records to files; return the retries, and the plan of a run."""
