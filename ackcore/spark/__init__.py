@@ -136,7 +136,10 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names.s
 
 
 class _Package(ModuleType):
-    """This package's class; the function `settle` takes precedence over the subpackage."""
+    """The class of this package, which loads public names at first use.
+
+    The name `settle` stays the function when the subpackage ``settle`` is imported.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name == "functions":

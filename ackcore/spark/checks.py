@@ -59,7 +59,10 @@ _LONGEST_S = 2**63 // 10**6
 
 
 def read_trigger(trigger: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the keywords for Spark's ``trigger()``; raise ValueError if they are not allowed."""
+    """Return the keywords for Spark's ``trigger()``; raise ValueError for another trigger.
+
+    ``trigger``: the argument of `start`.
+    """
     if trigger is None:
         return {}
     options = {"processingTime": trigger} if isinstance(trigger, str) else trigger
@@ -75,7 +78,8 @@ def read_trigger(trigger: str | Mapping[str, Any] | None) -> dict[str, Any]:
 def interval_s(options: Mapping[str, Any]) -> float:
     """Return the interval of a trigger in seconds, or 0 if it has no processing time.
 
-    Raises ValueError if the processing time is no duration.
+    ``options`` is the result of `read_trigger`. Raises ValueError if the processing time is no
+    duration.
     """
     text = options.get("processingTime", "0 seconds")
     if _DURATION.fullmatch(text):
@@ -128,7 +132,7 @@ def _servers(settings: ClientSettings) -> set[str]:
 
 
 def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
-    """Raise an error if a topology cannot run.
+    """Raise an error if a topology cannot run; nothing is read or written.
 
     Raises TypeError if a type is not supported, a bolt cannot be pickled, or a sink cannot take its
     stream. In a session of Spark Connect also if the sources are streams, or a sink needs a JVM.
@@ -299,7 +303,11 @@ def _check_keys(what: str, keys: Sequence[str], schema: pa.Schema) -> None:
 
 
 def arrow_schema(schema: StructType, what: str) -> pa.Schema:
-    """Return a Spark schema as an Arrow schema; refuse types that Spark does not pass to Python."""
+    """Return a Spark schema as an Arrow schema.
+
+    Raises TypeError for a column of a type that Spark does not pass to Python. ``what`` is the
+    owner of the columns, for the message.
+    """
     for field in schema.fields:
         try:
             to_arrow_schema(StructType([field]))
@@ -313,7 +321,7 @@ def arrow_schema(schema: StructType, what: str) -> pa.Schema:
 
 
 def kept_schema(schema: StructType, what: str) -> pa.Schema:
-    """Return the `arrow_schema`; also refuse types that sinks and dead letters would lose."""
+    """Return `arrow_schema`; also raise TypeError for types that Arrow files do not keep."""
     kept = arrow_schema(schema, what)
     for field in schema.fields:
         lost = lost_in_arrow(field.dataType)

@@ -85,7 +85,6 @@ class Deployment:
             sources=kept_schemas(schemas, topology),
             kind="stream" if streaming else "batch",
             offsets=self.spark_checkpoint / "offsets" if self.by_spark else None,
-            by_spark=self.by_spark,
             accept_changes=accept_changes,
             clock_ms=read_clock(clock),
         )
@@ -116,7 +115,7 @@ class Deployment:
     def _open_dead_letters(
         self, place: Place, schemas: Mapping[str, pa.Schema], deployment: str, stack: ExitStack
     ) -> None:
-        """Open the dead-letter store and, if dead letters are also sent to a topic, the topic."""
+        """Set ``letters`` to the open store and, if dead letters go to a topic, ``_topic``."""
         state, spouts = self.state, self.topology.spouts.items()
         sources = {name: schemas[name] for name, spout in spouts if spout.tracked}
         self._topic: TopicWriter | None = None
@@ -163,8 +162,8 @@ def _place_of(checkpoint: str | os.PathLike[str], dead_letters: Place) -> str:
 def _spark_checkpoint_of(checkpoint: str, given: str | os.PathLike[str] | None) -> Path:
     """Return the directory of Spark's own part of a checkpoint.
 
-    Raises ValueError or TypeError if the argument is no path of a file system, or is required and
-    missing.
+    Raises ValueError or TypeError if ``given``, the argument of `start`, is no path of a file
+    system, or is None although the checkpoint is a URL.
     """
     if given is not None:
         return local_path(given, "spark_checkpoint")

@@ -63,12 +63,7 @@ def root_id(
         )
 
     return _call(
-        "root_id",
-        compute,
-        LongType(),
-        _operand(partition, "partition"),
-        _operand(offset, "offset"),
-        _operand(attempt, "attempt"),
+        "root_id", compute, LongType(), partition=partition, offset=offset, attempt=attempt
     )
 
 
@@ -114,12 +109,7 @@ def edge_id(
         )
 
     return _call(
-        "edge_id",
-        compute,
-        LongType(),
-        _operand(root_id, "root_id"),
-        _operand(parent_edge, "parent_edge"),
-        _operand(ordinal, "ordinal"),
+        "edge_id", compute, LongType(), root_id=root_id, parent_edge=parent_edge, ordinal=ordinal
     )
 
 
@@ -143,7 +133,7 @@ def acker_task(root_id: ColumnOrName, n: int) -> Column:
     def compute(roots: pa.Array) -> pa.Array:
         return pa.array(ids.acker_task(integers(roots, "root_id", pa.int64()), ackers))
 
-    return _call("acker_task", compute, IntegerType(), _operand(root_id, "root_id"))
+    return _call("acker_task", compute, IntegerType(), root_id=root_id)
 
 
 def xor_edges(edges: ColumnOrName) -> Column:
@@ -162,7 +152,9 @@ def xor_edges(edges: ColumnOrName) -> Column:
 
     def compute(arrays: pa.Array) -> pa.Array:
         if not (pa.types.is_list(arrays.type) or pa.types.is_large_list(arrays.type)):
-            raise TypeError(f"edges must be array<bigint>, got Arrow's {arrays.type}")
+            raise TypeError(
+                f"edges must be a column of array<bigint>, got a column of Arrow's {arrays.type}"
+            )
         refuse_nulls(arrays, "edges")
         values = integers(arrays.flatten(), "edges", pa.int64())
         rows = np.repeat(
@@ -170,11 +162,14 @@ def xor_edges(edges: ColumnOrName) -> Column:
         )
         return pa.array(ids.xor_by_parent(rows, values, len(arrays)))
 
-    return _call("xor_edges", compute, LongType(), _operand(edges, "edges"))
+    return _call("xor_edges", compute, LongType(), edges=edges)
 
 
 def _operand(value: Any, name: str) -> Column:
-    """Return a Column for a Column, a column's name, or one integer for all rows."""
+    """Return an argument as a Column: a Column, a column's name, or one integer for all rows.
+
+    ``name``: the argument's name, for errors.
+    """
     refuse_no_session()
     if isinstance(value, Column):
         return value
@@ -189,9 +184,10 @@ def _operand(value: Any, name: str) -> Column:
 
 
 def _call(
-    name: str, compute: Callable[..., pa.Array], returns: DataType, *operands: Column
+    name: str, compute: Callable[..., pa.Array], returns: DataType, **operands: ColumnOrName | int
 ) -> Column:
+    columns = [_operand(value, operand) for operand, value in operands.items()]
     compute.__name__ = name  # shown in plans and as the name of unnamed columns
     if not is_remote():
         use_drivers_python(active_context())
-    return arrow_udf(compute, returns)(*operands)
+    return arrow_udf(compute, returns)(*columns)

@@ -311,7 +311,8 @@ _FORMS = "a schema: 'label string, score double', a StructType or a pyarrow.Sche
 def read_outputs(outputs: Any, frame: DataFrame) -> tuple[StructType, pa.Schema]:
     """Return the output columns of a function as a Spark schema and as an Arrow schema.
 
-    Raises TypeError or ValueError if they are not columns that Spark accepts from Python.
+    ``outputs``: the argument of `attempt`. Raises TypeError or ValueError if they are not columns
+    that Spark accepts from Python.
     """
     if isinstance(outputs, StructType):
         columns = outputs

@@ -64,7 +64,10 @@ class Beats:
 
     @classmethod
     def beside(cls, spark: SparkSession) -> Beats:
-        """Create the directory among the session's temporary files, which the JVM removes."""
+        """Return beats in a new directory among the session's temporary files.
+
+        The JVM removes it at its end.
+        """
         return cls(Path(spark.sparkContext._temp_dir) / (_DIRECTORY + secrets.token_hex(8)))
 
     def advance(self) -> None:
@@ -179,6 +182,8 @@ def trim_log(log: Path) -> None:
 class Pacemaker:
     """The threads that write a beat when Spark's query needs a micro-batch, but has no new data.
 
+    One looks at retries and requests, another one at the planned spouts, if there are any.
+
     ``beat``: `Beats.advance`. ``rows``: the planned spouts, or None. ``clock``: returns the time in
     milliseconds, by the clock of the due times. ``poll_s``: the time in seconds between two
     readings of the clock while a record waits. ``is_called``: returns whether something else, such
@@ -205,7 +210,7 @@ class Pacemaker:
             one.start()
 
     def schedule(self, due_ms: int | None) -> None:
-        """Begin anew after a micro-batch.
+        """Plan the next beat after a micro-batch, which answers all beats before it.
 
         ``due_ms``: the time at which the first waiting record is due; None if none waits.
         """
@@ -219,7 +224,7 @@ class Pacemaker:
 
 
 class _Beater:
-    """A thread that writes a beat for some of the reasons; the arguments are the pacemaker's."""
+    """One thread of a `Pacemaker`, which documents the arguments; without ``rows`` for retries."""
 
     def __init__(
         self,
@@ -254,7 +259,7 @@ class _Beater:
             self._thread.join()
 
     def schedule(self, due_ms: int | None) -> None:
-        """Begin anew after a micro-batch; ``due_ms``: see `Pacemaker.schedule`."""
+        """Plan the next beat after a micro-batch; see `Pacemaker.schedule`."""
         with self._changed:
             self._due_ms, self._ran = due_ms, True
             self._changed.notify()
@@ -297,7 +302,11 @@ class _Beater:
             except OSError as error:
                 # A full disk may have room later; the query itself reports lasting errors.
                 if not complained:
-                    _log.warning("the heartbeat cannot be written; ackcore tries again: %s", error)
+                    _log.warning(
+                        "the file that makes Spark run a micro-batch for retries and planned rows "
+                        "cannot be written; ackcore tries again: %s",
+                        error,
+                    )
                 complained, pause_s = True, self._poll_s
             # One beat is enough: the micro-batch takes all retries, requests and rows.
             if self._pause(pause_s):

@@ -152,7 +152,7 @@ class Listeners:
         self._tell("on_end", error, counts)
 
     def _hearing(self, name: str) -> list[tuple[Any, Callable[..., object]]]:
-        """Return the listeners that have method ``name`` of their own, each with the method."""
+        """Return pairs of a listener and its method ``name``, of those that define the method."""
         found = []
         for listener in self._all:
             method = getattr(listener, name, None)
@@ -170,7 +170,7 @@ class Listeners:
 
 
 def _some_at_a_time(dead: Dead, number: int) -> Iterator[dict[str, pa.Table]]:
-    """Yield all dead letters of a micro-batch by spout, in parts of `_TOLD_BYTES`."""
+    """Yield the dead letters of a micro-batch in parts of `_TOLD_BYTES`, each by spout."""
     held: dict[str, list[pa.Table]] = {}
     nbytes = 0
     for spout in dead:

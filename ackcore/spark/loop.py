@@ -88,7 +88,7 @@ class LoopStream(Stream):
     # -- the loop ---------------------------------------------------------------------------------
 
     def _wait_for_work(self, seconds: float) -> bool:
-        """Wait; return True if the stream must begin no further micro-batch."""
+        """Wait for ``seconds`` at most; return True if no further micro-batch may begin."""
         with self._changed:
             self._changed.notify_all()  # a look at the sources has ended
         return self._leaving.wait(seconds)
@@ -130,12 +130,15 @@ class LoopStream(Stream):
             self.ended.wait()
 
     def _abandon(self) -> None:
-        """Cancel all jobs of this stream, also those that it starts, until its thread ends."""
+        """Cancel the jobs of this stream again and again, until the stream has ended."""
         cancel_until(self._tag, self.ended)
 
 
 class Work(Protocol):
-    """The reasons for a micro-batch apart from new rows: of `LoopStream` or the heartbeat."""
+    """The reasons for a micro-batch apart from new rows, which `Pacing` reads.
+
+    `LoopStream` and the heartbeat have these methods.
+    """
 
     def is_unfinished(self) -> bool:
         """Return whether a recorded micro-batch must be continued."""
@@ -213,9 +216,10 @@ class Pacing:
                 return False
 
     def ran(self, records: int) -> None:
-        """Look at the sources again after a micro-batch with ``records`` new records.
+        """Plan the next look at the sources after a micro-batch with ``records`` new records.
 
-        A query that ends first pauses if there were none, because a source may not answer.
+        It is at once, except in a query that ends: that pauses for ``poll_s`` if there were no
+        records, because a source may not answer.
         """
         self._found = None
         self._look_s = self._seconds() + (self._poll_s if self._ends and not records else 0.0)
@@ -238,7 +242,7 @@ class Pacing:
         return bool(self._found)
 
     def _check(self) -> bool:
-        """Check the session once in `CALLED_S`; return whether this call has checked it."""
+        """Check the session, at most once in `CALLED_S`; return whether this call has done it."""
         now = self._seconds()
         if now < self._call_s:
             return False
@@ -254,7 +258,10 @@ class Pacing:
             return False
 
     def _look(self, now: float) -> None:
-        """Look whether the sources have new rows, and set the time of the next look."""
+        """Store whether the sources have new rows, and the time of the next look.
+
+        ``now``: the present time, by ``seconds``.
+        """
         if self._rows is None:
             self._found, self._look_s = False, math.inf
             return

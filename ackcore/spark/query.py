@@ -282,7 +282,10 @@ def run_to_end(
 
 
 def _wait(spark: SparkSession, wait: Callable[[float], object], seconds: float) -> None:
-    """Wait; on Spark Connect for `ALIVE_S` at most, because its server ends idle sessions."""
+    """Call ``wait``, and keep the session alive.
+
+    On Spark Connect it waits for `ALIVE_S` at most, because the server ends idle sessions.
+    """
     wait(min(seconds, ALIVE_S) if is_connect(spark) else seconds)
     keep_alive(spark)
 
@@ -298,7 +301,7 @@ def _nothing(topology: Topology, spark: SparkSession) -> list[InputFrame]:
 
 
 class Query:
-    """A running topology; see `start`."""
+    """A topology that runs on a stream, as returned by `start`."""
 
     def __init__(self, stream: Stream, checkpoint: str) -> None:
         self._stream = stream

@@ -100,7 +100,10 @@ class SparkStream(Stream):
         return _SparkQuery(self._writer.start(), lambda: self._leave(finish=False))
 
     def _each(self, frame: DataFrame, number: int) -> None:
-        """Run one micro-batch. Spark calls this."""
+        """Run micro-batch ``number`` with the new rows in ``frame``; Spark calls this.
+
+        Raises `for_spark` of the error of the micro-batch.
+        """
         ended: Exception | None = None
         with self._working():
             try:
@@ -143,7 +146,7 @@ class SparkStream(Stream):
             self.ended.wait(0.01)
 
     def _pause(self, seconds: float) -> bool:
-        """Wait; return True if this query or Spark's is being stopped."""
+        """Wait for ``seconds`` at most; return True if this query or Spark's is being stopped."""
         if super()._pause(seconds):
             return True
         spark_query = self.spark_query
@@ -201,7 +204,7 @@ class SparkStream(Stream):
         return self._available_now and self._rows is not None and self._rows.is_behind
 
     def _wait_until_due(self) -> bool:
-        """Wait for the next retry or planned rows; return True if the query is to stop."""
+        """Wait until a retry is due or planned rows exist; return True if the query is to stop."""
         while not self._leaving.is_set():
             if self._is_behind():
                 # Pause if the last micro-batch had no records: a source may not answer.
@@ -233,7 +236,7 @@ class SparkStream(Stream):
                 spark_query.stop()
 
     def _settle_end(self) -> None:
-        """Wait until Spark has recorded the end of the last micro-batch."""
+        """Wait until Spark has recorded the end of the last micro-batch, for a limited time."""
         if self.recent:
             last = self.recent[-1]
             commits = self._spark_checkpoint / "commits"
@@ -261,9 +264,10 @@ class _SparkQuery(StreamingQuery):
 
 
 def _united(topology: Topology) -> tuple[DataFrame, str | None]:
-    """Return the DataFrames of the spouts as one stream, and its spout; None for several spouts.
+    """Return the DataFrames of the spouts as one stream, and the name of its spout.
 
-    One DataFrame is unchanged; of several, each becomes a struct column.
+    One DataFrame is unchanged. Of several, each becomes a nullable struct column, and the name is
+    None.
     """
     spouts = [spout for spout in topology.spouts.values() if spout.kind is None]
     if len(spouts) == 1:

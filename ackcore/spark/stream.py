@@ -137,7 +137,10 @@ class Stream(ABC):
         """Wait until Spark, if it makes the micro-batches, has recorded the end of the last one."""
 
     def _take(self, number: int, inputs: Sequence[InputFrame]) -> None:
-        """Run one micro-batch, and report it."""
+        """Run one micro-batch, report it to the listeners, and check the limit on the dead.
+
+        ``inputs``: the new rows of spouts that are not planned.
+        """
         again = self._state.is_done(number)
         if not again:
             self.listeners.began(number)
@@ -163,11 +166,11 @@ class Stream(ABC):
                 self._changed.notify_all()
 
     def _pause(self, seconds: float) -> bool:
-        """Wait; return True if the stream is being stopped."""
+        """Wait for ``seconds`` at most; return True if the stream is being stopped."""
         return self._stopping.wait(seconds)
 
     def _run_to_end(self) -> None:
-        """Run the stream until its end, and close all. This is the function of its own thread."""
+        """Run the stream until its end, then close it. This is the function of its own thread."""
         try:
             while self._step():
                 pass
@@ -291,7 +294,7 @@ class Stream(ABC):
         self._thread.join()
 
     def _leave(self, finish: bool) -> None:
-        """Begin no new micro-batch, and abandon the running one unless it is to finish."""
+        """Begin no new micro-batch; unless ``finish``, also make the running one stop."""
         self._leaving.set()
         if not finish:
             self._stopping.set()

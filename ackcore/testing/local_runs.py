@@ -224,7 +224,6 @@ class LocalRuns:
             topology,
             sources=kept_schemas(schemas, topology),
             kind=self._kind,
-            by_spark=False,
             clock_ms=_BEGIN_MS,
             new_key=_KEY,
         ) as state:

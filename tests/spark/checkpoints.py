@@ -53,6 +53,8 @@ TOPOLOGY = Topology(lines=("value",), clicks=("value",))
 
 def OPEN(checkpoint, topology=TOPOLOGY, kind="batch", **rest):
     rest = {"sources": topology.schemas, "clock_ms": 0, **rest}
+    if kind == "stream" and "offsets" not in rest:
+        rest["offsets"] = checkpoint / "offsets"
     state = State.open(checkpoint, topology, kind=kind, **rest)
     state.record_topology()
     return state

@@ -278,7 +278,7 @@ def test_stopped_between_two_runs(world):
 def test_what_fails_untracked_is_told(world, caplog):
     world.lost = 3
     world.process(0, ["a"])
-    assert "3 untracked tuples failed" in caplog.text
+    assert "3 tuples failed that belong to no record of a tracked spout" in caplog.text
 
 
 def test_a_bolt_that_raises_often_is_told_once_with_the_way_out(world, caplog):

@@ -45,7 +45,7 @@ def test_what_dead_drivers_left_is_swept(bucket, monkeypatch):
     with OPEN(bucket) as state:
         plan_of(state, 0)
         with monkeypatch.context() as patch:
-            patch.setattr(state._records, "write", lambda *_, **__: 1 / 0)
+            patch.setattr(state.records, "write", lambda *_, **__: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 state.write_decision(decision(0, {"lines": records(0, 3)}))
     left = {entry.key for entry in store_of(bucket).list("state")}
@@ -168,7 +168,7 @@ def test_what_a_step_was_to_drop_stays_if_it_fails(bucket, s3, how):
             with pytest.raises(CheckpointReadOnly):
                 plan_of(state, 4)
             # Whether that came about is not known before the head was looked at.
-            state._records.remove_old(3, set())
+            state.records.remove_old(3, set())
             assert left() == ["0.e1", "1.e1", "2.e1", "3.e1"]
         else:
             OPEN(bucket).close()
@@ -185,12 +185,12 @@ def test_every_record_bears_the_epoch_of_its_driver(bucket, checkpoint):
         for number in range(2):
             with OPEN(place) as state:
                 run_one(state, number)
-                assert state._records.epoch == number + 1
-                assert state._records.read(f"batches/{number}.plan")["epoch"] == number + 1
-                assert state._records.read("batches/0.done")["epoch"] == 1
+                assert state.records.epoch == number + 1
+                assert state.records.read(f"batches/{number}.plan")["epoch"] == number + 1
+                assert state.records.read("batches/0.done")["epoch"] == 1
                 elsewhere = f"{place}-dead/{number}"
                 DeadLetters.open(place, state.deployment_key, elsewhere, None, state.records)
-                pointer = state._records.read(POINTER)
+                pointer = state.records.read(POINTER)
                 assert (pointer["epoch"], pointer["path"]) == (number + 1, elsewhere)
     assert head_of(bucket)["open"] is False
 
@@ -230,7 +230,7 @@ def test_a_driver_that_was_cut_off_takes_no_further_step(place, step, caplog):
                 second.write_decision(decision(2, {"lines": records(0, 2)}))
             second.write_done(2)
             first.prune(1)
-            first._runs.remove_done(1)
+            first.runs.remove_done(1)
             assert second.waiting(2).rows() == 2
             second.prune(2)
             with pytest.raises(CheckpointInUse):
@@ -238,7 +238,7 @@ def test_a_driver_that_was_cut_off_takes_no_further_step(place, step, caplog):
     with OPEN(place) as third:
         assert third.last_done == 2
         assert ids(third.waiting(2)["lines"]) == ["id-0", "id-1"]
-        assert third._records.epoch == 3
+        assert third.records.epoch == 3
 
 
 def test_a_prune_that_was_paused_deletes_nothing_of_who_took_over(bucket, s3):
@@ -277,7 +277,7 @@ def test_a_step_whose_outcome_is_unknown_is_looked_up_by_the_next(bucket, monkey
     for went_through in (True, False):
         with OPEN(bucket) as state:
             number = 0 if state.last_done is None else state.last_done + 1
-            put = state._records._store.replace
+            put = state.records._store.replace
 
             def interrupted(*given, put=put, went_through=went_through, **conditions):
                 if went_through:
@@ -285,7 +285,7 @@ def test_a_step_whose_outcome_is_unknown_is_looked_up_by_the_next(bucket, monkey
                 raise KeyboardInterrupt
 
             with monkeypatch.context() as patch:
-                patch.setattr(state._records._store, "replace", interrupted)
+                patch.setattr(state.records._store, "replace", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     plan_of(state, number)
             assert (f"batches/{number}.plan" in head_of(bucket)["records"]) is went_through
@@ -302,14 +302,14 @@ def test_a_step_whose_outcome_is_unknown_is_looked_up_by_the_next(bucket, monkey
 def test_a_step_that_came_about_twice_is_one(bucket, s3, monkeypatch):
     """A put that was given up arrives after all, between the look at the head and the next put."""
     with OPEN(bucket) as state:
-        put, held = state._records._store.replace, []
+        put, held = state.records._store.replace, []
 
         def given_up(*given, **conditions):
             held.append((given, conditions))
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(state._records._store, "replace", given_up)
+            patch.setattr(state.records._store, "replace", given_up)
             with pytest.raises(KeyboardInterrupt):
                 plan_of(state, 0)
 
@@ -346,7 +346,7 @@ def test_two_that_open_at_once_are_one_after_the_other(bucket, s3):
     s3.before = opens_too
     with OPEN(bucket) as second:
         assert second.last_done == 0
-        assert second._records.epoch == 3
+        assert second.records.epoch == 3
         with pytest.raises(CheckpointInUse, match="was taken over from this driver"):
             run_one(opened[0], 1)
 
@@ -357,7 +357,7 @@ def test_who_is_refused_has_fenced_nobody(bucket):
         with pytest.raises(CheckpointForeign, match="belongs to another topology"):
             OPEN(bucket, Topology(["other"], lines=("value",)))
         with pytest.raises(CheckpointForeign, match=r"cannot continue it"):
-            OPEN(bucket, kind="stream", offsets="/nowhere/offsets")
+            OPEN(bucket, kind="stream", offsets=Path("/nowhere/offsets"))
         run_one(state, 1)
         assert state.last_done == 1
 
@@ -376,11 +376,11 @@ def test_a_micro_batch_takes_few_round_trips(bucket, s3):
     with OPEN(bucket, TOPOLOGY) as state:
         for number in range(4):
             run_one(state, number)
-            state.append_progress({"batch_id": number})
+            state.records.append_progress({"batch_id": number})
             state.prune(number)
         before = len(s3.requests)
         run_one(state, 4)
-        state.append_progress({"batch_id": 4})
+        state.records.append_progress({"batch_id": 4})
         state.prune(4)
         # Whether letters are sent again, plan, decision, mark; what runs left is looked for in one
         # of eight.

@@ -186,7 +186,7 @@ class Model:
         """Start another topology on the checkpoint."""
         self.declare(**of)
         sources = kept_schemas(self.runs._schemas, self.topology)
-        of = {"sources": sources, "kind": "stream", "by_spark": False, "accept_changes": True}
+        of = {"sources": sources, "kind": "stream", "accept_changes": True}
         with State.open(self.path / "checkpoint", self.topology, **of) as state:
             state.record_topology()
 

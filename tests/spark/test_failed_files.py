@@ -298,7 +298,7 @@ def decide_with_files(state, number=0):
     state.write_plan(state.make_plan(number, 0))
     work = state.runs.new(number)
     path = wrote(work, "waiting-lines", records(0, 5))
-    waiting = state._waiting_after(state.last_done).plus(
+    waiting = state.waiting(state.last_done).plus(
         "lines", FailedFile("lines", False, path, 3, None, 1000)
     )
     dead = Dead(
@@ -351,7 +351,7 @@ def test_what_tasks_and_the_driver_wrote_of_a_required_column_is_one_table(check
         for number, rows in enumerate((required.slice(0, 2), required.slice(2))):
             state.write_plan(state.make_plan(number, 0))
             work = state.runs.new(number)
-            waiting = state._waiting_after(state.last_done)
+            waiting = state.waiting(state.last_done)
             if number == 0:
                 path = wrote(work, "waiting-lines", rows)
                 waiting = waiting.plus("lines", FailedFile("lines", False, path, 2, None, 1000))
@@ -433,7 +433,7 @@ def test_files_of_letters_are_the_stores_as_they_are(
         parts = [in_run(part, run) for part in parts]
         parts.append(records(sum(sizes), 7, due_ms=0, step=0))
         name = os.path.basename(run)
-        made = decision(0, state._waiting_after(None), Dead({"lines": parts}), work=name)
+        made = decision(0, state.waiting(None), Dead({"lines": parts}), work=name)
         dead = state.write_decision(made).dead
         state.write_done(0)
         key = state.deployment_key
@@ -561,9 +561,7 @@ def test_a_run_that_was_fenced_off_leaves_no_decision(checkpoint, no_syncing):
         work = state.runs.new(0)
         path = wrote(work, "waiting-lines", records(0, 5))
         work.rename(f"{work}.fenced")
-        waiting = state._waiting_after(None).plus(
-            "lines", FailedFile("lines", False, path, 5, None, 1000)
-        )
+        waiting = state.waiting(None).plus("lines", FailedFile("lines", False, path, 5, None, 1000))
         with pytest.raises(Exception, match="waiting-lines"):
             state.write_decision(decision(0, waiting, work=work.name))
         assert state.decision(0) is None

@@ -55,9 +55,7 @@ def decide(state):
     """Have every kind of table on record."""
     work, path, nbytes = written(state)
     # Of five there was room for three; what the driver wrote itself waits and is dead, too.
-    waiting = state._waiting_after(None).plus(
-        "lines", FailedFile("lines", False, path, 3, nbytes, 1000)
-    )
+    waiting = state.waiting(None).plus("lines", FailedFile("lines", False, path, 3, nbytes, 1000))
     waiting = waiting.plus("clicks", records(7, 1, due_ms=10**9))
     dead = Dead(
         {"lines": [FailedFile("lines", False, path, 2, nbytes, start=3, no_room=100), died(8, 1)]}
@@ -65,7 +63,7 @@ def decide(state):
     state.write_decision(decision(0, waiting, dead, nonacked=roots(4), work=os.path.basename(work)))
     state.refusals.add(0, 0, Refusal("out", True, pa.Table.from_pylist([], schema=REFUSED)))
     state.close_refusals(state.decision(0), {"lines": records(9, 1)}, {}, {})
-    return {name: state._records.read(f"batches/0.{name}") for name in RECORDS}
+    return {name: state.records.read(f"batches/0.{name}") for name in RECORDS}
 
 
 def read_all(bodies, cache):
@@ -104,7 +102,7 @@ def test_what_waits_on_keeps_its_length_on_record(place):
         plan = state.make_plan(1, 0)
         state.write_plan(plan)
         state.write_decision(decision(1, state.split_due(plan).rest))
-        body = state._records.read("batches/1.decision")
+        body = state.records.read("batches/1.decision")
     waiting = {each["file"] for some in body["waiting"].values() for each in some}
     assert len(waiting) == 2
     before = bodies["decision"]["table_bytes"]
@@ -115,7 +113,7 @@ def test_what_waits_on_keeps_its_length_on_record(place):
 def test_a_file_is_not_taken_over_that_is_not_as_its_task_told(place, kind):
     with OPEN(place) as state:
         work, path, n = written(state)
-        waiting, dead = state._waiting_after(None), Dead({})
+        waiting, dead = state.waiting(None), Dead({})
         if kind == "waiting":
             waiting = waiting.plus("lines", FailedFile("lines", False, path, 5, n + 1, 1000))
         else:

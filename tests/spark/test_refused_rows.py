@@ -223,7 +223,7 @@ def test_more_than_are_looked_for_end_the_query_at_once(tmp_path):
 def test_that_it_refuses_and_names_nothing_ends_the_query_at_once(tmp_path):
     world = Refusing(tmp_path, bad={"a"}, how="raise")
     world._named = lambda refused: SinkRejects(pa.table({"line": pa.array([], "str")}), "no")
-    with pytest.raises(InvalidRejects, match="a raised SinkRejects must name a row"):
+    with pytest.raises(InvalidRejects, match="the sink raised SinkRejects without any row"):
         world.process(0, ["a"])
 
 
@@ -236,7 +236,7 @@ def test_refused_rows_of_no_record_are_told(tmp_path, caplog):
     with caplog.at_level("WARNING", "ackcore"):
         _, counts = world.process(0, ["a"])
     assert (world.rows, world.parked, counts.acked, counts.dead) == (["A"], [], 1, 0)
-    assert "sinks refused 1 rows without a tracked record" in caplog.text
+    assert "sinks refused 1 rows that belong to no record of a tracked spout" in caplog.text
 
 
 def test_a_decision_of_another_driver_stands(tmp_path, dying_at):

@@ -156,7 +156,7 @@ def test_killed_at_any_instant_it_opens_in_the_old_or_the_new_state(
             with OPEN(checkpoint):
                 ask_again(checkpoint)
         else:
-            state._records._file_lock.close()  # as the system does for a dead process
+            state.records._file_lock.close()  # as the system does for a dead process
         with OPEN(checkpoint) as state:
             assert snapshot(state) in after[reached : reached + 2], f"killed at {left}"
             for _ in steps(state, UNTIL):

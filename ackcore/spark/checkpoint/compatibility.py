@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ackcore
 from ackcore.spark.base.errors import CheckpointForeign, corrupt
@@ -21,7 +21,7 @@ from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.tables.recorded_shapes import recorded
 from ackcore.tables.time_windows import END
-from ackcore.topology.parts import DEDUP
+from ackcore.topology.parts import DEDUP, Parts
 from ackcore.topology.structure_changes import changes, shown_aggregate, shown_window
 from ackcore.topology.table_views import CHANGES, CLOSED, ClosedWindows
 
@@ -40,29 +40,9 @@ _OTHER_DEDUP = (
 )
 
 
-class Described(Protocol):
-    """The part of a topology that a checkpoint records and compares."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of `structure`."""
-
-    @property
-    def structure(self) -> Mapping[str, Any]:
-        """The recorded facts of the components, as JSON: ``{"spouts": {name: {...}}, ...}``."""
-
-    @property
-    def spouts(self) -> Mapping[str, Any]:
-        """The spouts by name. Each has an attribute ``tracked``."""
-
-    @property
-    def tables(self) -> Mapping[str, Any]:
-        """The tables by name. Each has an attribute ``shape``."""
-
-
 def claim(
     records: Records,
-    topology: Described,
+    topology: Parts,
     kind: str,
     log: Path | None,
     clock_ms: int | None,
@@ -109,7 +89,7 @@ def claim(
     return meta
 
 
-def about(topology: Described, known: Sequence[str] = ()) -> dict[str, Any]:
+def about(topology: Parts, known: Sequence[str] = ()) -> dict[str, Any]:
     """Return the entries of meta.json that describe a topology.
 
     ``known``: the spouts of the checkpoint, which keep their order: Spark identifies its sources by
@@ -126,7 +106,7 @@ def about(topology: Described, known: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
-def _refuse_other_spouts(path: str, meta: dict[str, Any], topology: Described, kind: str) -> None:
+def _refuse_other_spouts(path: str, meta: dict[str, Any], topology: Parts, kind: str) -> None:
     """Raise CheckpointForeign if a spout is new, gone, or reads another source."""
     known = meta["spout_order"]
     before, after = meta["structure"]["spouts"], topology.structure["spouts"]
@@ -177,9 +157,7 @@ def _check_empty(records: Records, log: Path | None) -> None:
         )
 
 
-def check_waiting(
-    root: str, topology: Described, waiting: Waiting, requests: Iterable[str]
-) -> None:
+def check_waiting(root: str, topology: Parts, waiting: Waiting, requests: Iterable[str]) -> None:
     """Raise CheckpointForeign if records wait whose spout the topology lacks or does not track.
 
     ``root``: the ackcore part of the checkpoint, for the message. ``waiting``: records that wait
@@ -236,7 +214,7 @@ def check_tables(
             columns = [", ".join(column for column, _ in each["key"]) for each in (was, now)]
             raise CheckpointForeign(
                 f"{root}: spout {name.removesuffix(DEDUP)!r} had dedup by {columns[0]}, and has it "
-                f"by {columns[1]} now: the kept ids are of other columns. {way_out}"
+                f"by {columns[1]} now: the stored ids are values of the old columns. {way_out}"
             )
         if was["key"] != now["key"]:
             raise CheckpointForeign(
@@ -306,7 +284,10 @@ def check_tables(
 
 
 def _way_out(conditions: Sequence[str], text: str) -> str:
-    """Return the advice ``text``, to be followed after the former topology met the conditions."""
+    """Return the advice ``text``, which starts with running the former topology if necessary.
+
+    ``conditions``: what the former topology must reach first.
+    """
     if not conditions:
         return text[0].upper() + text[1:]
     return f"Run the former topology until {' and '.join(conditions)}. Then {text}"

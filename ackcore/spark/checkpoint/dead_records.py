@@ -107,7 +107,7 @@ DeadPart: TypeAlias = DeadFile | DeadLettersFile | FailedFile | pa.Table
 class Dead(Mapping[str, pa.Table]):
     """The dead records of a micro-batch: a mapping of spouts to tables of their dead records.
 
-    ``parts``: the tables and files by spout; those without rows are left out.
+    ``parts``: by spout, tables and files with the records; those without rows are left out.
     """
 
     def __init__(self, parts: Mapping[str, Sequence[DeadPart]]):
@@ -150,7 +150,7 @@ class Dead(Mapping[str, pa.Table]):
 
     @property
     def files(self) -> set[str]:
-        """The names of the recorded files."""
+        """The names of the recorded files, relative to ``<checkpoint>/ackcore/state``."""
         return {part.file for part in self._on_record()}
 
     def check(self) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import batches_of, in_few
 from ackcore.spark.base.root_ids import RootColumns, distinct
-from ackcore.spark.base.schemas import TRACKING, SinkFile
+from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.checkpoint.dead_records import Dead, dead_of
 from ackcore.spark.checkpoint.table_cache import TableCache
 from ackcore.spark.checkpoint.waiting import Waiting
@@ -130,7 +130,7 @@ class BatchDecision:
 
     @property
     def table_files(self) -> set[str]:
-        """The files that must be kept with the decision, relative to the cache's root."""
+        """The files with waiting and dead records, relative to ``<checkpoint>/ackcore/state``."""
         segments = self.waiting.segments().values()
         waiting = {segment.file for some in segments for segment in some}
         return waiting | self.all_dead.files
@@ -138,23 +138,12 @@ class BatchDecision:
     def write(self, cache: TableCache, now_ms: int) -> dict[str, Any]:
         """Write the tables of the decision, and return the decision as a JSON object.
 
-        Raises ValueError if the columns of a table are wrong.
-
         ``now_ms``: the time of the plan.
         """
-        dead = dead_of(self.dead)
-        for spout, parts in self.waiting.parts.items():
-            for part in parts:
-                if isinstance(part, pa.Table):
-                    _check_tracking(part, f"the waiting records of spout {spout!r}")
-        for spout, some in dead.parts.items():
-            for each in some:
-                if isinstance(each, pa.Table):
-                    _check_tracking(each, f"the dead records of spout {spout!r}")
         prefix = cache.prefix_of(self.number)
         roots = self._write_nonacked(cache, prefix) if len(self.nonacked) else None
         body: dict[str, Any] = {
-            "dead": dead.write(cache, prefix),
+            "dead": dead_of(self.dead).write(cache, prefix),
             "nonacked": roots,
             "waiting": self.waiting.write(cache, prefix).body(),
         }
@@ -187,7 +176,7 @@ class BatchDecision:
 
 
 def nonacked_of(columns: Sequence[Int64s]) -> pa.Table | RootColumns:
-    """Return columns of root ids, which may repeat, as the value of `BatchDecision.nonacked`."""
+    """Return the distinct root ids in several arrays, sorted, for `BatchDecision.nonacked`."""
     roots = RootColumns(columns)
     if roots.are_many:
         return roots
@@ -203,17 +192,3 @@ class Retries(NamedTuple):
     due: dict[str, pa.Table]  # by spout; no empty tables
     rest: Waiting
     requested: dict[str, int]  # rows of the requests, by spout, in ``due`` or in ``rest``
-
-
-def _check_tracking(table: pa.Table, what: str) -> None:
-    """Raise ValueError unless a table begins with the `TRACKING` columns, without nulls."""
-    wanted = [(field.name, field.type) for field in TRACKING]
-    found = [(field.name, field.type) for field in table.schema][: len(wanted)]
-    if found != wanted:
-        shown = (", ".join(f"{name} {kind}" for name, kind in each) for each in (wanted, found))
-        raise ValueError(
-            "{} must begin with the columns {}, and begin with {}".format(what, *shown)
-        )
-    for name in TRACKING.names:
-        if nulls := table[name].null_count:
-            raise ValueError(f"{what} must have no nulls in column {name}, and have {nulls}")

@@ -28,7 +28,7 @@ from ackcore.spark.base.paths import Place
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.records import HEAD, HeadMoved, Records
 from ackcore.spark.checkpoint.requests import POINTER, Requests
-from ackcore.spark.checkpoint.table_cache import TableCache
+from ackcore.spark.checkpoint.table_cache import TableCache, number_in
 from ackcore.spark.checkpoint.table_records import BELOW as TABLES
 from ackcore.spark.checkpoint.table_records import SegmentFiles
 from ackcore.spark.stores.interface import Store
@@ -106,7 +106,7 @@ class RunPlaces:
             # Listed before the check, so that no run of a driver that takes over is removed.
             self._check_owner()
         for run in runs:
-            if _number_of(run.name) == number and _TOKEN.search(run.name) and run.name != kept:
+            if number_in(run.name) == number and _TOKEN.search(run.name) and run.name != kept:
                 # Tasks may still write there: then a later call removes it.
                 shutil.rmtree(run, ignore_errors=True)
 
@@ -121,7 +121,10 @@ class RunPlaces:
             self._sweep(number)
 
     def close(self, number: int | None) -> None:
-        """Delete what `remove_done` has left. If this fails, the next driver does it."""
+        """Delete files that `remove_done` has left, up to micro-batch ``number``.
+
+        If this fails, the next driver does it.
+        """
         try:
             if number is not None and self._waited:
                 self._sweep(number)
@@ -137,19 +140,13 @@ class RunPlaces:
         self._waited = 0
         if self._root is not None:
             for run in self._directories():
-                if _number_of(run.name) <= number:
+                if number_in(run.name) <= number:
                     shutil.rmtree(run, ignore_errors=True)
             return
         keys = [entry.key for entry in self._store.list(_BELOW)]
-        old = [key for key in keys if _number_of(key.split("/")[1]) <= number]
+        old = [key for key in keys if number_in(key.split("/")[1]) <= number]
         if old:
             self._store.delete(old)
-
-
-def _number_of(run: str) -> int:
-    # File systems add names of their own, for files that are removed while open.
-    number = run.partition(".")[0]
-    return int(number) if number.isdecimal() else 1 << 63
 
 
 #: Attempts to take over a checkpoint while another driver writes to it.
@@ -183,7 +180,9 @@ def opened(url: str, use: Callable[[CheckpointParts], Opened]) -> Opened:
     """
     store = open_store(f"{url}/ackcore", "checkpoint")
     lock = Lock(make_directory(store.root) / "lock") if isinstance(store, LocalStore) else None
-    for tried in range(_TAKE_OVERS):
+    tried = 0
+    while True:
+        tried += 1
         records: Records | None = None
         try:
             with fenced(lock.check) if lock is not None else contextlib.nullcontext():
@@ -203,7 +202,7 @@ def opened(url: str, use: Callable[[CheckpointParts], Opened]) -> Opened:
         except StateError as error:
             # Records that are read while the other driver writes may be inconsistent.
             moved = isinstance(error, HeadMoved) or (records is not None and records.has_moved())
-            if not moved or tried == _TAKE_OVERS - 1:
+            if not moved or tried == _TAKE_OVERS:
                 _close(records, lock)
                 raise
         except BaseException:
@@ -211,7 +210,6 @@ def opened(url: str, use: Callable[[CheckpointParts], Opened]) -> Opened:
             raise
         else:
             return found
-    raise AssertionError("unreachable")
 
 
 def _close(records: Records | None, lock: Lock | None) -> None:
@@ -222,7 +220,7 @@ def _close(records: Records | None, lock: Lock | None) -> None:
 
 
 def letters_url(records: Records, url: str) -> str:
-    """Return the path or URL of a checkpoint's dead letters."""
+    """Return the path or URL of a checkpoint's dead letters: recorded, or in the checkpoint."""
     return remembered_letters(records) or url + WITHIN
 
 

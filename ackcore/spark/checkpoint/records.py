@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import secrets
 import threading
@@ -54,7 +53,7 @@ Bodies = dict[str, dict[str, Any]]
 
 
 class HeadMoved(StateError):
-    """Another driver wrote to a checkpoint while this driver was taking it over: read it again."""
+    """Another driver wrote to a checkpoint while this driver opened it; open it again."""
 
 
 class Records:
@@ -65,6 +64,10 @@ class Records:
 
     ``store``: the file system or the bucket, rooted at ``<checkpoint>/ackcore``. ``lock``: the lock
     of a checkpoint on a file system; `close` releases it.
+
+    Attributes: ``found``: the head as this driver first read it: epoch, holder, whether it is open,
+    and records. ``epoch``: the epoch of this driver, if it becomes the owner. ``owned``: whether it
+    has put a head, and so became the owner.
     """
 
     def __init__(self, store: Store, lock: Lock | None = None) -> None:
@@ -82,16 +85,16 @@ class Records:
         #: The first micro-batch with records in the next head.
         self._first = 0
         self._swept = False
-        self._owned = self._closed = False
+        self.owned = self._closed = False
         found = store.get(HEAD)
-        self._before: dict[str, Any] = {} if found is None else self._parsed(found.data)
-        self.epoch: int = self._before.get("epoch", 0) + 1
-        self._records: Bodies = self._before.get("records", {})
+        self.found: dict[str, Any] = {} if found is None else self._parsed(found.data)
+        self.epoch: int = self.found.get("epoch", 0) + 1
+        self._records: Bodies = self.found.get("records", {})
         #: Records that the next put writes, too.
         self._next: Bodies = {}
         #: Objects that the stored head names.
         self._named = _objects_of(self._records)
-        self._progress: list[dict[str, Any]] = self._before.get("progress", [])
+        self._progress: list[dict[str, Any]] = self.found.get("progress", [])
         #: The head's version; None if there is no head, or while the result of a put is unknown.
         self._version = None if found is None else found.version
 
@@ -113,23 +116,13 @@ class Records:
         }
         return record_bytes(HEAD, body)
 
-    @property
-    def found(self) -> Mapping[str, Any]:
-        """The head as this driver first read it: epoch, holder, whether it is open, and records."""
-        return self._before
-
-    @property
-    def owned(self) -> bool:
-        """Whether this driver has put a head, and so became the owner."""
-        return self._owned
-
     def take_over(self) -> None:
         """Make this driver the owner of the checkpoint. Repeated calls do nothing.
 
         Raises HeadMoved if the head has changed since it was read.
         """
         with self._lock:
-            if not self._owned:
+            if not self.owned:
                 self._take_over(self._records)
 
     def _take_over(self, records: Bodies) -> None:
@@ -142,25 +135,28 @@ class Records:
                 f"{self.place('')} could not be taken over, because another query writes to it at "
                 "the same time. Stop that query, or run this one on another checkpoint"
             ) from None
-        self._owned = True
+        self.owned = True
         self._has_put(records)
-        if self._before.get("open"):
+        if self.found.get("open"):
             _log.warning(
                 "%s is taken over from %s, which did not release it: that driver died, or "
                 "ends at its next step",
                 self.place(""),
-                self._before["holder"],
+                self.found["holder"],
             )
 
     def has_moved(self) -> bool:
         """Return whether another driver wrote to the head before this driver owned it."""
-        if self._owned:
+        if self.owned:
             return False
         found = self._store.get(HEAD)
         return (None if found is None else found.version) != self._version
 
     def _load(self) -> None:
-        """Read the head again, because the result of the last put is unknown."""
+        """Read the head again after a put without an answer.
+
+        Raises CheckpointInUse if the head belongs to another driver.
+        """
         version, records = self._read_own()
         self._recorded(records)
         self._version = version
@@ -191,19 +187,20 @@ class Records:
         self._named = named
 
     def _has_put(self, records: Bodies) -> None:
-        """Set the records that the head has now, and the objects that may be deleted since."""
+        """Update this object after a put of a head with ``records``."""
         self._recorded(records)
         self._next = {}
         self._deletable |= self._dropped - self._named
         self._dropped = set()
 
     def _replace(self, change: Callable[[Bodies], Bodies], *, is_open: bool = True) -> None:
-        """Replace the records by the result of ``change``.
+        """Put a head with the result of ``change``, given the present records.
 
-        Raises CheckpointInUse if another driver has taken over.
+        Raises CheckpointInUse if another driver has taken over, and StateError if the store refuses
+        each attempt.
         """
         with self._lock:
-            if not self._owned:
+            if not self.owned:
                 self._take_over({**change(self._records), **self._next})
                 return
             for _ in range(_TRIES):
@@ -222,8 +219,9 @@ class Records:
                 self._version = put
                 return
         raise StateError(
-            f"{self.place(HEAD)} could not be replaced in {_TRIES} attempts, because the store "
-            "refused each, though no other driver wrote it. Start again on the same checkpoint"
+            f"{self.place(HEAD)} could not be replaced: the store refused {_TRIES} conditional "
+            "puts, though no other driver wrote the file. Start again on the same checkpoint; if "
+            "this happens again, the store does not support conditional puts reliably"
         )
 
     def check_owner(self) -> None:
@@ -232,7 +230,7 @@ class Records:
             if self._file_lock is not None:
                 # A put of the head calls this, too, just before the version gets its name.
                 self._file_lock.check()
-            elif self._owned:
+            elif self.owned:
                 self._read_own()
 
     def close(self) -> None:
@@ -245,7 +243,7 @@ class Records:
                 return
             self._closed = True
             try:
-                if self._owned and self._version is not None:
+                if self.owned and self._version is not None:
                     self._replace(lambda records: records, is_open=False)
                     self._delete()
             except StateError as error:
@@ -272,12 +270,19 @@ class Records:
         return meta
 
     def write_meta(self, meta: Mapping[str, Any], *, once: bool = False) -> None:
-        """Write meta.json. After this, other records can be read and written."""
+        """Write meta.json. After this, other records can be read and written.
+
+        Raises CheckpointInUse if another driver has taken over, or if meta.json exists though
+        ``once`` is true.
+        """
         self._write(META, {**meta, "epoch": self.epoch}, once)
         self._deployment = meta["deployment_key"]
 
     def first_content(self) -> str | None:
-        """Return the name of a record or a file, except the head and the lock; None if empty."""
+        """Return the name of a record or file of the checkpoint; None if there is none.
+
+        The head and the lock do not count.
+        """
         if self._records:
             return min(self._records)
         keys = (entry.key for entry in self._store.list())
@@ -290,10 +295,16 @@ class Records:
         if it belongs to another deployment.
         """
         with self._lock:
-            if self._owned and self._version is None:
+            if self.owned and self._version is None:
                 self._load()  # an interrupted put may have succeeded
         body = self._body(name)
-        return of_deployment(body, self._deployment, self.entry(name), self.entry(META))
+        if body is not None and body["deployment_key"] != self._deployment:
+            raise CheckpointForeign(
+                f"{self.entry(name)} was written for deployment {body['deployment_key']}, and "
+                f"{self.entry(META)} is of {self._deployment}: it was copied here from another "
+                "checkpoint. Put back the file that belongs here, or start on a new checkpoint"
+            )
+        return body
 
     def _body(self, name: str) -> dict[str, Any] | None:
         body = self._next.get(name) or self._records.get(name)
@@ -327,7 +338,11 @@ class Records:
         self, name: str, body: Mapping[str, Any], once: bool, *, with_next: bool = False
     ) -> None:
         if once and (name in self._records or name in self._next):
-            raise written_by_another(self.entry(name))
+            raise CheckpointInUse(
+                f"{self.entry(name)} was written by another driver before this one could write it. "
+                "Let the other driver run, or stop it and start this query again: it continues "
+                "from that record"
+            )
         data = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
         kept: dict[str, Any] = json.loads(data)
         if len(data) > _LARGE:
@@ -412,24 +427,3 @@ def _epoch_in(key: str) -> int:
     """Return the epoch in the key of a large record, or a huge number if the key has none."""
     epoch = key.rsplit(".", 2)[-2].removeprefix("e")
     return int(epoch) if epoch.isdecimal() else 1 << 63
-
-
-def of_deployment(
-    body: dict[str, Any] | None, deployment: str, place: str, meta: str
-) -> dict[str, Any] | None:
-    """Return ``body``. Raises CheckpointForeign if it is a record of another deployment."""
-    if body is not None and body["deployment_key"] != deployment:
-        raise CheckpointForeign(
-            f"{place} was written for deployment {body['deployment_key']}, and {meta} is of "
-            f"{deployment}: it was copied here from another checkpoint. Put back the file that "
-            "belongs here, or start on a new checkpoint"
-        )
-    return body
-
-
-def written_by_another(path: str | os.PathLike[str]) -> CheckpointInUse:
-    """Return the error for a record that another driver wrote before this one could."""
-    return CheckpointInUse(
-        f"{os.fspath(path)} was written by another driver before this one could write it. Let the "
-        "other driver run, or stop it and start this query again: it continues from that record"
-    )

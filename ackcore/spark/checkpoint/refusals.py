@@ -32,7 +32,7 @@ REFUSED = pa.schema(
 
 
 class Refusal(NamedTuple):
-    """Rows that a sink refused in one call, in the columns of `REFUSED`.
+    """The rows that a sink refused in one call (``rows``, in `REFUSED`).
 
     ``written``: whether the sink has written all other rows.
     """
@@ -52,7 +52,7 @@ class Refusals:
     def of(self, number: int) -> list[Refusal]:
         """Return the recorded refusals of a micro-batch, in their order."""
         found: list[Refusal] = []
-        while (body := self._records.read(_name(number, len(found)))) is not None:
+        while (body := self._records.read(f"batches/{number}.refused-{len(found)}")) is not None:
             self._cache.expect(body["table_bytes"])
             rows = self._cache.read(body["rows"])
             found.append(Refusal(body["sink"], body["written"], rows))
@@ -74,7 +74,7 @@ class Refusals:
             "rows": file,
             "table_bytes": self._cache.sizes([file]),
         }
-        self._records.write(_name(number, place), body, once=True)
+        self._records.write(f"batches/{number}.refused-{place}", body, once=True)
 
     def close(
         self,
@@ -101,11 +101,11 @@ class Refusals:
             "counts": dict(counts),
             "totals": dict(totals),
         }
-        self._records.write(_closed(number), body, once=True)
+        self._records.write(f"batches/{number}.refused", body, once=True)
 
     def amended(self, decision: BatchDecision) -> BatchDecision:
         """Return a decision with the recorded result of the sinks' refusals, if there is one."""
-        body = self._records.read(_closed(decision.number))
+        body = self._records.read(f"batches/{decision.number}.refused")
         if body is None:
             return decision
         self._cache.expect(body["table_bytes"])
@@ -116,11 +116,3 @@ class Refusals:
             totals=body["totals"],
             sinks_done=True,
         )
-
-
-def _name(number: int, place: int) -> str:
-    return f"batches/{number}.refused-{place}"
-
-
-def _closed(number: int) -> str:
-    return f"batches/{number}.refused"

@@ -94,7 +94,10 @@ class Requests:
         return self._store.get(f"{REQUESTS}/{name}{_WITHDRAWN}") is not None
 
     def _withdraw(self, names: Collection[str]) -> None:
-        """Record that the letters of these requests were not sent. No plan may have taken them."""
+        """Move these requests in the index to the withdrawn ones: their letters were not sent.
+
+        No plan may have taken them.
+        """
 
         def change(body: Body) -> Body | None:
             gone = [name for name in body.get("requests", {}) if name in names]

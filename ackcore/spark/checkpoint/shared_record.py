@@ -90,7 +90,10 @@ class SharedRecord:
 
 
 def put_object(store: Store, below: str, data: bytes) -> dict[str, Any]:
-    """Write an object, and return the entry by which a record names it."""
+    """Write an object with a new key below ``below``; return the entry for a record.
+
+    The entry has the key (``object``), the length (``bytes``) and the checksum (``blake2b``).
+    """
     digest = digest_of(data)
     key = f"{below}/{secrets.token_hex(4)}{digest[:16]}"
     store.put(key, data)

@@ -38,7 +38,8 @@ class Skip:
     files : tuple of str
         The files, for a `FileSpout` or a `DeltaSpout`. Bytes that are not UTF-8 are escaped.
     plans : int
-        The number of the spout's plans, within this micro-batch, that lost rows.
+        The number of entries in the micro-batch's plan that lost rows. A source makes one for each
+        of its own plans that the micro-batch takes.
     at_ms : int
         The time of the call in milliseconds since 1970.
     """
@@ -121,7 +122,7 @@ def skip_planned(
 
 
 def skips_in(records: Records) -> tuple[Skip, ...]:
-    """Return the last skips of a checkpoint."""
+    """Return the last skips of a checkpoint, 100 at most, the newest last."""
     body = records.read(_RECORD)
     found = () if body is None else body["skips"]
     names = Skip.__dataclass_fields__
@@ -157,7 +158,10 @@ def _files(kind: str, plan: Any) -> list[str]:
 
 
 def _skipped(url: str, records: Records, spout: str, files: Collection[str]) -> tuple[Skip, Plan]:
-    """Return the rows to leave out, and the plan without them."""
+    """Return the rows to leave out, and the plan without them.
+
+    Raises ValueError as `skip_planned` does.
+    """
     meta = records.read_meta()
     number = max(records.numbers("batches", ".plan"), default=None)
     body = None if number is None else records.read(f"batches/{number}.plan")

@@ -42,21 +42,22 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore.spark.base.errors import corrupt
-from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import ORDER, ORDER_BITS
 from ackcore.spark.checkpoint import compatibility
-from ackcore.spark.checkpoint.compatibility import Described
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
-from ackcore.spark.checkpoint.places import CheckpointParts, RunPlaces, opened
-from ackcore.spark.checkpoint.records import Records
+from ackcore.spark.checkpoint.places import CheckpointParts, opened
 from ackcore.spark.checkpoint.refusals import Refusals
 from ackcore.spark.checkpoint.requests import spout_of_request
 from ackcore.spark.checkpoint.schema_changes import fit_columns
-from ackcore.spark.checkpoint.table_records import SegmentFiles, TableRecords
+from ackcore.spark.checkpoint.table_records import TableRecords
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.stores.opening import place_of
+from ackcore.topology.parts import Parts
 
 _log = logging.getLogger("ackcore")
+
+#: The end of an error that no user can cause.
+_FAULT = ". This is a fault of ackcore: report it with the log of the query"
 
 
 class _History(NamedTuple):
@@ -71,20 +72,21 @@ class State:
     """An open checkpoint that this driver owns exclusively; made by `open`.
 
     Attributes: ``url``: the checkpoint: an absolute path, or the URL of a place in a bucket.
-    ``deployment_key``: 63 random bits, drawn when the checkpoint was made. ``refusals``: the rows
-    that sinks refused; completed by `close_refusals`. ``tables``: the tables after each of the last
-    micro-batches.
+    ``records``: its records. ``runs``: the directories in which executors write. ``segments``: the
+    files of the tables. ``deployment_key``: 63 random bits, drawn when the checkpoint was made.
+    ``refusals``: the rows that sinks refused; completed by `close_refusals`. ``tables``: the tables
+    after each of the last micro-batches.
     """
 
     def __init__(
         self, parts: CheckpointParts, meta: dict[str, Any], sources: Mapping[str, pa.Schema]
     ):
-        self.url, self._requests, self._records, self._cache, self._runs, self._segments = parts
+        self.url, self._requests, self.records, self._cache, self.runs, self.segments = parts
         self._sources = sources
         self.deployment_key = int(meta["deployment_key"], 16)
         self._meta = meta
-        self.refusals = Refusals(self._records, self._cache)
-        self.tables = TableRecords(self._records)
+        self.refusals = Refusals(self.records, self._cache)
+        self.tables = TableRecords(self.records)
         self._decisions: dict[int, BatchDecision] = {}
         #: The `losses` by an accepted change, until it is recorded; None without a change.
         self._accepted: str | None = None
@@ -95,12 +97,11 @@ class State:
     def open(
         cls,
         path: str | os.PathLike[str],
-        topology: Described,
+        topology: Parts,
         *,
         sources: Mapping[str, pa.Schema],
         kind: Literal["stream", "batch"] = "stream",
-        offsets: str | os.PathLike[str] | None = None,
-        by_spark: bool = True,
+        offsets: Path | None = None,
         accept_changes: bool = False,
         clock_ms: int | None = None,
         new_key: int | None = None,
@@ -116,25 +117,19 @@ class State:
         bucket. In a bucket it is taken over from any driver that has it open. ``topology``: the
         topology that will run on it. ``sources``: the present columns of each spout's source;
         waiting records are converted to them. ``kind``: whether the run is one of `start`, or of
-        `run_batch`. ``offsets``: Spark's offset log; ``<path>/offsets`` by default.  It must agree
-        with our records. Streams only. ``by_spark``: whether Spark makes the micro-batches of a
-        stream, so that it has an offset log. ``accept_changes``: whether to continue a checkpoint
-        of a topology with another structure; `record_topology` records it. ``clock_ms``: the
-        creation time in milliseconds; the system's time by default. ``new_key``: the deployment key
-        of a new checkpoint; random by default.
+        `run_batch`. ``offsets``: Spark's offset log, which must agree with ackcore's records; None
+        if Spark does not make the micro-batches. ``accept_changes``: whether to continue a
+        checkpoint of a topology with another structure; `record_topology` records it. ``clock_ms``:
+        the creation time in milliseconds; the system's time by default. ``new_key``: the deployment
+        key of a new checkpoint; random by default.
 
         Returns the open checkpoint. The caller must close it.
         """
-        log = None
-        if kind == "stream" and by_spark:
-            log = local_path(
-                os.path.join(path, "offsets") if offsets is None else offsets, "offsets"
-            )
 
         def use(parts: CheckpointParts) -> State:
-            meta = compatibility.claim(parts.records, topology, kind, log, clock_ms, new_key)
+            meta = compatibility.claim(parts.records, topology, kind, offsets, clock_ms, new_key)
             state = cls(parts, meta, sources)
-            state._check_all(topology, log, accept_changes)
+            state._check_all(topology, offsets, accept_changes)
             return state
 
         state = opened(place_of(path, "checkpoint"), use)
@@ -149,12 +144,15 @@ class State:
         number = self.last_plan
         if number is not None and number != self.last_done:
             decision = self.decision(number)
-            self._runs.remove_former(number, "" if decision is None else decision.work)
+            self.runs.remove_former(number, "" if decision is None else decision.work)
 
-    def _check_all(self, topology: Described, log: Path | None, accept_changes: bool) -> None:
-        """Check that the topology can continue from the checkpoint, and keep its description."""
+    def _check_all(self, topology: Parts, log: Path | None, accept_changes: bool) -> None:
+        """Raise an error unless the topology can continue from the checkpoint.
+
+        Keeps the description of an accepted changed topology, for `record_topology`.
+        """
         if log is not None:
-            compatibility.check_offsets(log, self._records.place(""), self.last_plan)
+            compatibility.check_offsets(log, self.records.place(""), self.last_plan)
         self._check_waiting(topology, self._check_tables())
         decided = self.last_plan if self.last_plan != self.last_done else None
         if decided is not None and self.decision(decided) is None:
@@ -162,7 +160,7 @@ class State:
         folded = self.tables.of(decided)
         tables = folded or self.tables.of(self.last_done) or {}
         structures = self._meta["structure"], topology.structure
-        root = self._records.place("")
+        root = self.records.place("")
         compatibility.check_tables(root, tables, structures, decided, folded is not None)
         if self._meta["fingerprint"] != topology.fingerprint:
             self._accepted = compatibility.check_accepted(root, structures, tables, accept_changes)
@@ -176,15 +174,23 @@ class State:
         """
         lost = self._accepted
         if lost is not None:
-            self._records.write_meta(self._meta)
+            self.records.write_meta(self._meta)
             self._accepted = None
             if lost:
-                root = self._records.place("")
-                _log.warning("%s: the next micro-batch changes stored rows: %s", root, lost)
+                root = self.records.place("")
+                _log.warning(
+                    "%s: the next micro-batch changes stored rows of tables, as accept_changes "
+                    "allows: %s",
+                    root,
+                    lost,
+                )
 
     def _read_history(self) -> _History:
-        """Return the progress of the checkpoint. Raises CheckpointCorrupt if a file is missing."""
-        records = self._records
+        """Return the progress that the records show.
+
+        Raises CheckpointCorrupt if a plan or a mark is missing.
+        """
+        records = self.records
         plans, dones = records.numbers("batches", ".plan"), records.numbers("batches", ".done")
         last = max([*plans, *dones, *records.numbers("batches", ".decision")], default=None)
         if last is None:
@@ -209,7 +215,7 @@ class State:
         return _History(last, last if last in dones else plan.parent, frozenset(taken))
 
     def _check_tables(self) -> BatchDecision | None:
-        """Return the last decision, after a check of all tables that the next runs need.
+        """Return the last decision, or None, after a check of the tables that the next runs need.
 
         Raises CheckpointCorrupt if a table is missing or damaged.
         """
@@ -226,7 +232,7 @@ class State:
                 last.all_dead.check()
         return last
 
-    def _check_waiting(self, topology: Described, decision: BatchDecision | None) -> None:
+    def _check_waiting(self, topology: Parts, decision: BatchDecision | None) -> None:
         """Raise CheckpointForeign if a spout of waiting or replayed records is not in the topology.
 
         It is also raised if the spout is untracked, or its columns no longer fit.
@@ -235,7 +241,7 @@ class State:
         waiting = Waiting({}) if decision is None else decision.waiting
         plan = self._open_plan()
         requested = [*(() if plan is None else plan.replays), *self.pending_replays()]
-        compatibility.check_waiting(self._records.place(""), topology, waiting, requested)
+        compatibility.check_waiting(self.records.place(""), topology, waiting, requested)
         for spout in waiting:
             for table in waiting.tables(spout):
                 self.fitted(spout, table)
@@ -256,7 +262,7 @@ class State:
             return plan
         # Root ids depend on a record's place among the retries: they belong to other records now.
         plan = replace(plan, replays=left, crashes=0, careful=False).without_suspects()
-        self._records.write(f"batches/{plan.number}.plan", plan.body())
+        self.records.write(f"batches/{plan.number}.plan", plan.body())
         self._history = self._read_history()
         return plan
 
@@ -264,17 +270,12 @@ class State:
 
     def close(self) -> None:
         """Release the checkpoint. Repeated calls do nothing."""
-        self._runs.close(self.last_done)
-        self._records.close()
-
-    @property
-    def records(self) -> Records:
-        """The records of the checkpoint, for modules that keep a record of their own there."""
-        return self._records
+        self.runs.close(self.last_done)
+        self.records.close()
 
     def check_owner(self) -> None:
         """Raise CheckpointInUse if another driver has taken over: then this one must not write."""
-        self._records.check_owner()
+        self.records.check_owner()
 
     def __enter__(self) -> Self:
         return self
@@ -321,26 +322,16 @@ class State:
         if number == self.last_done:
             return True
         raise corrupt(
-            self._records.place(""),
+            self.records.place(""),
             f"continues with micro-batch {expected}, but Spark runs {number}: one of Spark's and "
             "ackcore's parts of the checkpoint is older than the other",
         )
-
-    @property
-    def runs(self) -> RunPlaces:
-        """The directories in which executors write."""
-        return self._runs
-
-    @property
-    def segments(self) -> SegmentFiles:
-        """The files of the tables."""
-        return self._segments
 
     # -- plans --------------------------------------------------------------------------------
 
     def plan(self, number: int) -> Plan | None:
         """Return the recorded plan of a micro-batch, or None."""
-        body = self._records.read(f"batches/{number}.plan")
+        body = self.records.read(f"batches/{number}.plan")
         return None if body is None else Plan.of(body)
 
     def make_plan(self, number: int, clock_ms: int, max_retries: int | None = None) -> Plan:
@@ -357,12 +348,12 @@ class State:
         taken.
         """
         if self.is_done(number):
-            raise ValueError(f"micro-batch {number} cannot be planned: it is done already")
+            raise ValueError(f"micro-batch {number} cannot be planned: it is done already{_FAULT}")
         parent = self.last_done
         now_ms = clock_ms
         if parent is not None:
             now_ms = max(now_ms, self._decided(parent).now_ms)
-        due = self._waiting_after(parent).due(now_ms)
+        due = self.waiting(parent).due(now_ms)
         requested = self.pending_replays()
         for name in requested:
             self._request(name)  # raises: one that does not fit must not be in a recorded plan
@@ -375,15 +366,16 @@ class State:
         """
         if self.is_done(plan.number) or self.decision(plan.number) is not None:
             raise ValueError(
-                f"the plan of micro-batch {plan.number} cannot change: it has a decision"
+                f"the plan of micro-batch {plan.number} cannot change: the micro-batch has a "
+                f"decision{_FAULT}"
             )
         first = plan.number != self.last_plan
-        self._records.write(f"batches/{plan.number}.plan", plan.body(), once=first)
+        self.records.write(f"batches/{plan.number}.plan", plan.body(), once=first)
         taken = self._history.taken | frozenset(plan.replays)
         self._history = self._history._replace(last_plan=plan.number, taken=taken)
         if not self._meta["begun"]:
             # After the plan: if begun is set without a plan, files were removed.
-            self._records.write_meta(self._meta | {"begun": True})
+            self.records.write_meta(self._meta | {"begun": True})
             self._meta["begun"] = True
 
     def record_interrupt(self, number: int) -> None:
@@ -393,7 +385,7 @@ class State:
         """
         plan = self.plan(number)
         if plan is not None and self.decision(number) is None:
-            self._records.write(f"batches/{number}.plan", replace(plan, interrupted=True).body())
+            self.records.write(f"batches/{number}.plan", replace(plan, interrupted=True).body())
 
     def split_due(self, plan: Plan) -> Retries:
         """Return the records that a plan may retry, split into due and other ones.
@@ -401,11 +393,11 @@ class State:
         Raises CheckpointCorrupt if the number of due rows differs from the plan, or a request is
         missing. Raises ColumnsChanged if the rows do not fit the present columns of their source.
         """
-        waiting = self._waiting_after(plan.parent)
+        waiting = self.waiting(plan.parent)
         found = waiting.due(plan.now_ms)
         if found != plan.due:
             raise corrupt(
-                self._records.entry(f"batches/{plan.number}.plan"),
+                self.records.entry(f"batches/{plan.number}.plan"),
                 f"has {plan.due} due rows, but the decision of micro-batch {plan.parent} has "
                 f"{found}",
             )
@@ -455,7 +447,7 @@ class State:
         Its tables are read at the first access, by memory map.
         """
         if number not in self._decisions:
-            body = self._records.read(f"batches/{number}.decision")
+            body = self.records.read(f"batches/{number}.decision")
             if body is None:
                 return None
             decision = BatchDecision.of(self._cache, body)
@@ -463,31 +455,33 @@ class State:
         return self._decisions[number]
 
     def _decided(self, number: int) -> BatchDecision:
-        """Return a decision that must exist. Raises CheckpointCorrupt if it is missing."""
+        """Return the decision of a micro-batch. Raises CheckpointCorrupt if there is none."""
         decision = self.decision(number)
         if decision is None:
-            manifest = self._records.entry(f"batches/{number}.decision")
+            manifest = self.records.entry(f"batches/{number}.decision")
             raise corrupt(manifest, "is missing, though later records need it")
         return decision
 
     def write_decision(self, decision: BatchDecision, *, with_mark: bool = False) -> BatchDecision:
         """Record the decision of a micro-batch, and return it with the fields that the state sets.
 
-        Raises ValueError if the micro-batch has no plan, or a decision already, or a table has
-        wrong columns. Raises StateError if the decision cannot be written.
+        Raises ValueError if the micro-batch has no plan, or a decision already. Raises StateError
+        if the decision cannot be written.
 
         ``with_mark``: whether to write it in the same put as the mark that follows.
         """
         number = decision.number
         done, plan = self.is_done(number), self.plan(number)
         if plan is None or done or self.decision(number) is not None:
-            what = "it has no plan" if plan is None else "it has one"
-            raise ValueError(f"the decision of micro-batch {number} cannot be written: {what}")
+            why = "there is no plan" if plan is None else "there is one already"
+            raise ValueError(
+                f"the decision of micro-batch {number} cannot be written: {why}{_FAULT}"
+            )
         # There may be tables of a driver that died before it wrote the decision, or of a driver
         # that has just taken over. So none is removed here.
         body = decision.write(self._cache, plan.now_ms)
         name = f"batches/{number}.decision"
-        self._records.write(name, body, once=True, with_next=with_mark)
+        self.records.write(name, body, once=True, with_next=with_mark)
         return self._decided(number)
 
     def close_refusals(
@@ -502,16 +496,13 @@ class State:
         del self._decisions[decision.number]
         return self._decided(decision.number)
 
-    def waiting(self, number: int) -> Waiting:
-        """Return the rows that waited after a micro-batch. They are read at the first access.
+    def waiting(self, number: int | None) -> Waiting:
+        """Return the rows that waited after a micro-batch; None means before the first one.
 
-        Raises CheckpointCorrupt if the micro-batch has no decision; or later, if a table is
-        damaged.
+        They are read at the first access. Raises CheckpointCorrupt if the micro-batch has no
+        decision; or later, if a table is damaged.
         """
-        return self._decided(number).waiting
-
-    def _waiting_after(self, number: int | None) -> Waiting:
-        return Waiting({}) if number is None else self.waiting(number)
+        return Waiting({}) if number is None else self._decided(number).waiting
 
     def write_done(self, number: int) -> None:
         """Mark a micro-batch as done, after all effects of its decision.
@@ -521,13 +512,11 @@ class State:
         if self.is_done(number):
             return
         if self.decision(number) is None:
-            raise ValueError(f"micro-batch {number} cannot be marked as done: it has no decision")
-        self._records.write(f"batches/{number}.done", {"number": number})
+            raise ValueError(
+                f"micro-batch {number} cannot be marked as done: it has no decision{_FAULT}"
+            )
+        self.records.write(f"batches/{number}.done", {"number": number})
         self._history = self._history._replace(last_done=number)
-
-    def append_progress(self, line: Mapping[str, Any]) -> None:
-        """Log the results of a micro-batch for readers outside the query."""
-        self._records.append_progress(line)
 
     # -- removal and replays ------------------------------------------------------------------
 
@@ -541,13 +530,13 @@ class State:
         if number != self.last_done:
             raise ValueError(
                 f"no files can be removed after micro-batch {number}: the last finished one is "
-                f"{self.last_done}"
+                f"{self.last_done}{_FAULT}"
             )
         if self.last_plan == number:
             # Before the plans that name the taken requests are removed.
             self._requests.forget(self._history.taken)
-        self._runs.remove_done(number)
-        numbers = self._records.numbers("batches", ".decision")
+        self.runs.remove_done(number)
+        numbers = self.records.numbers("batches", ".decision")
         kept = [self.decision(each) for each in numbers if each >= number - 1]
         # None: a decision that was removed after its number was read.
         named = {file for each in kept if each is not None for file in each.table_files}
@@ -556,8 +545,8 @@ class State:
         old = {*self._cache.unnamed(number, named)}
         segments = self.tables.files(number - 1)
         if segments is not None:
-            old |= self._segments.unnamed(number, segments)
-        self._records.remove_old(number, old)
+            old |= self.segments.unnamed(number, segments)
+        self.records.remove_old(number, old)
         self._decisions = {n: each for n, each in self._decisions.items() if n >= number - 1}
 
     def pending_replays(self) -> tuple[str, ...]:

@@ -65,13 +65,17 @@ class UnnamedFiles:
             # The list may lag: a later driver deletes the files that it lacks.
             self._there = {entry.key for entry in self._store.list(self._below)}
         self._there |= kept
-        old = {key for key in self._there - kept if _number_in(key) < number - 1}
+        old = {key for key in self._there - kept if number_in(key) < number - 1}
         self._there -= old
         return old
 
 
-def _number_in(key: str) -> int:
-    """Return the micro-batch number in a file's key, or a huge number if there is none."""
+def number_in(key: str) -> int:
+    """Return the micro-batch number at the start of a file's name; a huge number if it has none.
+
+    ``key``: the name, or a key that ends in it. File systems add names of their own, for files that
+    are removed while open.
+    """
     number = key.rpartition("/")[2].partition(".")[0]
     return int(number) if number.isdecimal() else 1 << 63
 
@@ -99,7 +103,7 @@ class TableCache:
         self._unnamed = UnnamedFiles(store, _BELOW)
 
     def expect(self, sizes: Mapping[str, int]) -> None:
-        """Set the lengths of files in bytes. Reading a file of another length is an error."""
+        """Set the lengths of files in bytes. `read` raises for a file of another length."""
         self._sizes.update(sizes)
 
     def sizes(self, files: Iterable[str]) -> dict[str, int]:
@@ -195,7 +199,10 @@ class TableCache:
         return self.write(prefix, name, table.schema, batches_of(table))
 
     def adopt_all(self, files: Mapping[Place, int | None], prefix: str) -> None:
-        """Adopt several files concurrently; later calls of `adopt` only return their names."""
+        """Adopt several files concurrently; `adopt` then only returns their names.
+
+        ``files``: their paths or URLs, with their lengths in bytes. ``prefix``: see `adopt`.
+        """
         if len(files) > 1:
             with ThreadPoolExecutor(_AT_ONCE) as beside:
                 list(beside.map(lambda path: self.adopt(path, prefix, files[path]), files))

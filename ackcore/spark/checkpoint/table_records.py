@@ -73,29 +73,30 @@ class TableState(NamedTuple):
 
 
 class TableRecords:
-    """The tables of a checkpoint, by micro-batch."""
+    """The records of a checkpoint's tables, one per micro-batch."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
 
     def of(self, number: int | None) -> dict[str, TableState] | None:
         """Return the recorded tables after a micro-batch, or None without a record."""
-        body = None if number is None else self._records.read(_record_of(number))
+        body = None if number is None else self._records.read(f"batches/{number}.tables")
         if body is None:
             return None
         return {name: TableState.of(state) for name, state in body["tables"].items()}
 
     def write(self, number: int, tables: Mapping[str, TableState]) -> None:
-        """Record the tables after a micro-batch, together with the next record.
+        """Record the tables after a micro-batch, in the same put as the next record.
 
         Raises CheckpointInUse if another driver has taken over, or has recorded them.
         """
         body = {"tables": {name: state._asdict() for name, state in tables.items()}}
-        self._records.write(_record_of(number), body, once=True, with_next=True)
+        self._records.write(f"batches/{number}.tables", body, once=True, with_next=True)
 
     def files(self, first: int) -> set[str] | None:
-        """Return the files that the records from micro-batch ``first`` on name; None without a
-        record.
+        """Return the files that records name, from micro-batch ``first`` on.
+
+        None means that there is no such record.
         """
         numbers = [each for each in self._records.numbers("batches", ".tables") if each >= first]
         if not numbers:
@@ -106,10 +107,6 @@ class TableRecords:
             for state in (self.of(number) or {}).values()
             for segment in (*state.segments, *state.changed, *state.closed)
         }
-
-
-def _record_of(number: int) -> str:
-    return f"batches/{number}.tables"
 
 
 class _Checked:
@@ -191,7 +188,7 @@ class SegmentFiles:
         return data
 
     def check_all(self, table: str, segments: Iterable[SegmentInfo]) -> None:
-        """Check that the segments of a table exist. Raises CheckpointCorrupt if one is missing."""
+        """Raise CheckpointCorrupt if a segment of a table is missing; no content is checked."""
         there = {each.key for each in self._store.list(f"{BELOW}/{table}")}
         for segment in segments:
             key = f"{BELOW}/{segment.file}"

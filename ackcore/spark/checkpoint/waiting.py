@@ -244,7 +244,7 @@ def _size(rows: int) -> int:
 
 
 def _grouped(parts: Sequence[Part]) -> list[list[Part]]:
-    """Return the parts in lists; the parts of each list are to become one segment."""
+    """Return the parts of a spout in lists; each list is to become one segment."""
     new = [part for part in parts if not isinstance(part, Segment)]
     groups: list[list[Part]] = [[part] for part in parts if isinstance(part, Segment)]
     groups += [new] if new else []
@@ -293,8 +293,9 @@ def _is_kept(group: Sequence[Part]) -> bool:
 
 
 def _first_due(found: list[_DueRows], most: int | None) -> list[_DueRows]:
-    """Return the ``most`` rows that were due first. Rows of equal due time keep the order of
-    ``found``.
+    """Return ``found`` with the ``most`` rows that were due first; None keeps all.
+
+    Of rows with an equal due time, those that come first in ``found`` are kept.
     """
     if most is None or sum(len(each.due_ms) for each in found) <= most:
         return found

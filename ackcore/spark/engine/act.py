@@ -95,7 +95,7 @@ def write_to_sinks(
 def accepted_files(
     state: State, decision: BatchDecision, component: str, stream: str
 ) -> tuple[BatchFile, ...]:
-    """Return the files with the rows that a component emitted to a stream.
+    """Return the files of the accepted run with the rows that a component emitted to a stream.
 
     They also have rows of records that are not ACKED, which their reader leaves out.
     """
@@ -152,7 +152,7 @@ def park_dead(
     pause: Pause,
     settings: Settings,
 ) -> None:
-    """Write a micro-batch's dead records to the dead-letter store; raises like `write_to_sinks`."""
+    """Write a micro-batch's dead records to their store; raises as `SinkCalls.insist` does."""
     number, dead = decision.number, decision.all_dead
     if not dead:
         return
@@ -202,7 +202,9 @@ class _SinkWrites:
         except SinkRejects as raised:
             refusal = self._refusal(raised, batch, written=False)
             if not len(refusal.rows):
-                raise InvalidRejects("a raised SinkRejects must name a row") from raised
+                raise InvalidRejects(
+                    "the sink raised SinkRejects without any row; raise it only with refused rows"
+                ) from raised
             return refusal
         except Exception as error:
             refuse_damaged(batch, error)
@@ -224,7 +226,7 @@ class _SinkWrites:
 
 
 def _way_out(sink: SinkSpec) -> str:
-    """Return a hint for the error of a sink: how rows that cause it can be refused."""
+    """Return a sentence for the error of a sink: how rows that cause it can be refused."""
     if sink.isolate:
         return (
             ". ackcore bisected the batch, as isolate requests, and found no row that fails "
@@ -311,7 +313,8 @@ def _reason(sink: str, said: str | BaseException) -> str:
 def _by_places(rejects: SinkRejects, batch: SinkBatch) -> tuple[pa.Table, Int64s]:
     """Find the rows that a sink refuses by their files and places.
 
-    Returns them, and for each the index at which ``rejects`` names it.
+    Returns the rows in `REFUSED`, without reasons; and for each row its index in
+    ``rejects.places``, which is also the index of its reason in ``rejects.reason_of``.
     """
     assert rejects.places is not None
     files, places = rejects.places
@@ -402,10 +405,10 @@ _NONE = pa.schema([REFUSED.field(i) for i in range(3)]).empty_table()
 
 
 def refused_roots(refusals: Sequence[Refusal], spouts: Sequence[str]) -> pa.Table:
-    """Return the records of refused rows as failures (`FAILED`).
+    """Return the records of refused rows as failures, one row each, in `FAILED`.
 
-    A record with several refused rows has the reason of the first one. ``spouts``: all tracked
-    spouts.
+    A record with several refused rows has the reason of the first one. ``spouts``: the tracked
+    spouts; with several, the column ``spout`` is null.
     """
     rows = pa.concat_tables([one.rows for one in refusals])
     roots = pc.list_flatten(rows["roots"]).to_numpy()
@@ -427,9 +430,9 @@ Probe = Callable[[SinkBatch], BaseException | None]
 
 
 def is_isolated(sink: SinkSpec, error: BaseException) -> bool:
-    """Return whether an error of a sink is one of those for which its batch is bisected.
+    """Return whether an error is of a class in the sink's ``isolate``: then its batch is bisected.
 
-    The error of a worker is recognised by the name of its class in the text.
+    An error of a worker arrives as text, in which the name of such a class is looked for.
     """
     if isinstance(error, sink.isolate):
         return True
@@ -446,7 +449,8 @@ def isolate(
     ``sink``: the sink, with the errors that a row may cause. ``error``: the error that it raised
     for the whole batch. ``probe``: calls it with a part of the batch; returns its error, or None.
 
-    Returns None if no row is certain to fail: the sink is down, or rows fail only together.
+    Returns the failing rows by file and place, each with its error. Returns None if no row is
+    certain to fail: the sink is down, or rows fail only together.
     """
     files, places = _all_places(batch)
     found: list[int] = []
@@ -526,7 +530,7 @@ def _all_places(batch: SinkBatch) -> tuple[Int32s, Int64s]:
 
 
 def _part(batch: SinkBatch, files: Int32s, places: Int64s, low: int, high: int) -> SinkBatch:
-    """Return the part of a batch with the rows ``low`` to ``high``, counted as in `_all_places`.
+    """Return the part of a batch with the rows ``low`` to ``high`` - 1 of `_all_places`.
 
     The part has one range of places per file. A sink may send it to tasks, so it must be small.
     """

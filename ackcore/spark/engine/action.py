@@ -69,9 +69,9 @@ from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 from ackcore.topology.tuples import Raised, Reason
 
-#: The most tasks after an exchange whose rows the driver settles: each sends it a row from each.
+#: The driver settles after an exchange with at most this number of receivers.
 _FEW_DESTS = 32
-#: The most bytes of these rows.  Spark puts all rows of a task into one Arrow batch in memory.
+#: The most bytes of its rows.  Spark puts all rows of a task into one Arrow batch in memory.
 _FEW_BYTES = 1 << 27
 
 P = ParamSpec("P")
@@ -83,7 +83,7 @@ OfRun = Callable[Concatenate[RunSetup, RunResult, P], R]
 def run(
     topology: Topology, layout: Layout, inputs: Sequence[InputFrame], plan: RunPlan
 ) -> RunResult:
-    """Run a micro-batch in one Spark action.
+    """Run a micro-batch in one Spark action; return its result, in which tasks may disagree.
 
     Raises Spark's exception if the job fails: a worker was killed or an executor lost too often.
     Raises ResultsTooLarge if so many records failed that Spark does not return them to the driver.
@@ -131,10 +131,10 @@ def run(
 
 
 def settled(spec: TaskSpec, rows: pa.Table) -> pa.Table:
-    """Run the settle stage in the driver on the rows of the last exchange; return its results.
+    """Run the settle stage in the driver; return its results, in the schema of `SettleStage`.
 
-    With few records a stage of Spark costs more time than it saves. Raises Unsettled if a task had
-    too many rows for the driver.
+    ``rows``: the rows of the last exchange, in `ROW_SCHEMA`.  With few records a stage of Spark
+    costs more time than it saves. Raises Unsettled if a task had too many rows for the driver.
     """
     if not len(rows):
         rows = ROW_SCHEMA.empty_table()
@@ -204,7 +204,7 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
 
 
 def _counted(failed: pa.Table, judged: FailedRows) -> Counter[str]:
-    """Count each spout's records that are not ACKED; judged records may also be in ``failed``."""
+    """Count each spout's records that are not ACKED: those in ``failed`` or ``judged``, or both."""
     counted = Counter({name: len(rows) for name, rows in judged.found.items()})
     for one in judged.without(failed)["spout"].value_counts():
         counted[one["values"].as_py()] += one["counts"].as_py()
@@ -258,7 +258,7 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
 
 
 def _added(counts: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, int]]]:
-    """Add up the tasks' counts of expectations, by component, expectation and outcome."""
+    """Add up the tasks' counts of tuples, by component, expectation and outcome."""
     found: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for of_task in counts:
         for component, expectations in of_task.items():
@@ -271,7 +271,7 @@ def _added(counts: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str,
 
 
 def _costs(spent: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """Add up the costs that tasks report, by bolt and key."""
+    """Add up the costs that tasks report, by bolt and key; keeps the keys with the largest."""
     found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for of_task in spent:
         for bolt, keys in of_task.items():
@@ -282,7 +282,7 @@ def _costs(spent: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, dict
 
 
 def _traces(found: list[dict[str, Any]]) -> tuple[tuple[int, RecordTrace], ...]:
-    """Return the traces of records, put together from the steps that tasks report."""
+    """Return pairs of a root and its trace; each has the steps of all tasks, by start time."""
     steps: dict[int, list[Step]] = defaultdict(list)
     for one in found:
         for root, *step in one["steps"]:
@@ -306,6 +306,7 @@ def _traces(found: list[dict[str, Any]]) -> tuple[tuple[int, RecordTrace], ...]:
 class _NotAcked:
     """The roots that tasks report as not ACKED, and the hashes of repeated message ids.
 
+    ``spouts`` has the names of the spouts, at the numbers that the column ``task`` holds.
     ``stray`` counts the roots that no spout sent.
     """
 
@@ -349,7 +350,10 @@ class _NotAcked:
 
 
 def _with_reasons(rows: pa.Table, spouts: list[str]) -> pa.ChunkedArray:
-    """Return the reasons why records are not ACKED; a missing one is made from the status."""
+    """Return the column of reasons why records are not ACKED.
+
+    A record without a reason gets one that names its spout and the status of its tree.
+    """
     reasons = rows["reason"].unify_dictionaries()
     if not reasons.null_count:
         return reasons
@@ -369,9 +373,9 @@ class Jobs:
     """The Spark jobs of a micro-batch; their arguments are documented where each is defined.
 
     ``run`` runs the micro-batch, ``snapshot_inputs`` saves its new rows, and ``load_snapshot``
-    finds rows that were saved before.  The other jobs concern an accepted run: ``setup`` returns
-    its setup again, without a query to Spark about the spilled spouts; ``judge`` reads failed
-    records again and judges them; ``find_keys`` finds records by their roots or keys.
+    finds rows that were saved before.  The other jobs concern an accepted run: ``setup`` makes its
+    setup again; ``judge`` reads failed records again and judges them; ``find_keys`` finds records
+    by their roots or keys.
     """
 
     run: Callable[[Topology, Layout, Sequence[InputFrame], RunPlan], RunResult] = run

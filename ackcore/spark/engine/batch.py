@@ -66,7 +66,7 @@ class Groups(Protocol):
     """The consumer groups whose offsets ackcore commits for DataFrame sources."""
 
     def done(self, decision: BatchDecision) -> Mapping[str, int]:
-        """Commit the finished offsets after a micro-batch; return each spout's lag."""
+        """Commit the finished offsets after a micro-batch; return the lag by spout, in offsets."""
 
 
 class Engine:
@@ -197,7 +197,7 @@ class Engine:
         watch.lap("mark")
         progress = self._progress(decision, outcome, runs, watch, lag)
         progress.log()
-        self.state.append_progress({"at_ms": self.clock(), **progress.to_json()})
+        self.state.records.append_progress({"at_ms": self.clock(), **progress.to_json()})
         return progress
 
     def _plan(self, number: int) -> Plan:
@@ -223,13 +223,13 @@ class Engine:
         return plan
 
     def _most_retries(self) -> int:
-        """Return the limit on retries in a new plan; it leaves room for new records."""
+        """Return the most retries in a new plan; planned spouts may need room for new records."""
         most = self.topology.settings.max_retries_per_batch
         bound = self._offsets.most_retries()
         return most if bound is None else min(most, bound)
 
     def _bounded(self, plan: Plan) -> Plan:
-        """Apply a lowered `max_retries_per_batch` to a recorded plan with too many retries."""
+        """Return a recorded plan, with fewer retries if `max_retries_per_batch` was lowered."""
         most = self.topology.settings.max_retries_per_batch
         if plan.max_retries is not None and plan.max_retries <= most:
             return plan
@@ -246,14 +246,11 @@ class Engine:
             totals=before.after(outcome.changes, outcome.spent).to_json(),
         )
         # Without effects outside, nothing happens between decision and mark: one write has both.
-        has_effects = decision.files or decision.all_dead or self._has_tables(plan.parent)
+        has_tables = self.topology.tables or self.state.tables.of(plan.parent)
+        has_effects = decision.files or decision.all_dead or has_tables
         decision = self.state.write_decision(decision, with_mark=not has_effects)
         failpoint("decided", plan.number)
         return decision
-
-    def _has_tables(self, before: int | None) -> bool:
-        """Return whether the topology has tables, or had some after micro-batch ``before``."""
-        return bool(self.topology.tables or (before is not None and self.state.tables.of(before)))
 
     def _act(
         self, decision: BatchDecision, age_ms: int | None, inputs: Sequence[InputFrame]
@@ -278,7 +275,8 @@ class Engine:
         loose = unanchored(refusals)
         if loose:
             _log.warning(
-                "micro-batch %d: sinks refused %d rows without a tracked record; they are lost",
+                "micro-batch %d: sinks refused %d rows that belong to no record of a tracked "
+                "spout; they are lost: neither in the sinks nor in the dead letters",
                 number,
                 loose,
             )
@@ -311,7 +309,7 @@ class Engine:
         failpoint("pruned", number)
 
     def _done(self, decision: BatchDecision) -> Mapping[str, int]:
-        """Report a finished micro-batch to sources and consumer groups; return each spout's lag."""
+        """Report a finished micro-batch to sources and consumer groups; return lags by spout."""
         lag: dict[str, int] = {}
         plan = self.state.plan(decision.number)
         if plan is not None:
@@ -368,7 +366,7 @@ class Engine:
 
 
 def _counts(outcome: BatchOutcome) -> dict[str, Any]:
-    """Return the counts to store in a decision, which are also fields of `Progress`."""
+    """Return the counts of `BatchDecision.counts`, by name; they are also fields of `Progress`."""
     found = {
         name: sum(getattr(account, name) for account in outcome.changes.values())
         for name in ("records", "acked", "retried", "replayed", "dead")
@@ -378,7 +376,7 @@ def _counts(outcome: BatchOutcome) -> dict[str, Any]:
 
 
 def _without(values: Int64s, gone: Int64s) -> Int64s:
-    """Return values with one occurrence removed for each value in ``gone``, if it occurs."""
+    """Return sorted values, with one occurrence removed for each value in ``gone``."""
     found, counts = np.unique(values, return_counts=True)
     there, less = np.unique(gone[np.isin(gone, found)], return_counts=True)
     counts[np.searchsorted(found, there)] -= less

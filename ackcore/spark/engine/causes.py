@@ -95,7 +95,7 @@ def _each_once(reasons: list[pa.Table]) -> pa.Table:
 
 
 def reason_counts(dead: Mapping[str, pa.Table]) -> list[pa.Table]:
-    """Return the reasons of a micro-batch's dead records with their numbers, in `DEATHS`."""
+    """Return tables in `DEATHS`: each reason of a micro-batch's dead records, with its count."""
     found = []
     for table in _tracked(dead):
         columns = [*reason_parts(table[REASON]), pa.repeat(1, len(table))]
@@ -104,7 +104,7 @@ def reason_counts(dead: Mapping[str, pa.Table]) -> list[pa.Table]:
 
 
 def _tracked(dead: Mapping[str, pa.Table]) -> Iterator[pa.Table]:
-    """Yield parts of a micro-batch's dead records, without the columns of the sources."""
+    """Yield the dead records of each spout in parts, without the columns of the sources."""
     for spout in dead:
         yield from dead_of(dead).pieces(spout, payload=False)
 
@@ -175,7 +175,7 @@ def _too_many(excess: Excess, told: str, counts: Counts, found: tuple[Cause, ...
 
 
 def _added(*some: Iterable[Cause]) -> tuple[Cause, ...]:
-    """Add up causes; keep the most frequent message of each kind of death."""
+    """Add up causes of one component and error type; the most frequent cause comes first."""
     kinds: dict[tuple[str, str], Cause] = {}
     for cause in chain.from_iterable(some):
         kind = cause.component, cause.error_type
@@ -232,7 +232,7 @@ class StreamLimit:
             warn_of_micro_batch(number, dead, self._checkpoint)
 
     def at_end(self, counts: Counts) -> None:
-        """Check the limit when the stream has ended with its sources, even after few records.
+        """Check the limit when the stream has ended: a ratio then also counts for few records.
 
         Raises TooManyDead if more records died than the limit allows.
         """

@@ -142,8 +142,8 @@ def check_agreement(ran: RunResult, retries: Retries) -> None:
 def check_found(sought: Sequence[Int64s], found: FailedRows, is_all: bool = False) -> None:
     """Raise `Disagreement` unless each failed record was found exactly once.
 
-    ``sought`` has columns of the roots that failed.  ``is_all`` means that these are the roots of
-    ``found``: then only duplicates are looked for.
+    ``sought`` has columns of the roots that failed.  With ``is_all`` the roots of ``found`` are
+    these, and ``sought`` is not read: then only duplicates raise.
     """
     rows = found.roots()
     agree, lost, there = True, 0, 0
@@ -155,8 +155,8 @@ def check_found(sought: Sequence[Int64s], found: FailedRows, is_all: bool = Fals
         there += len(wanted) if same else len(np.intersect1d(wanted, got))
     if not agree:
         raise Disagreement(
-            f"{lost} records failed, and reading the sources again found {there} of them in "
-            f"{sum(map(len, rows))} rows: they did not return the same rows"
+            f"{lost} records failed, and the second read of their sources found {there} of them, "
+            f"in {sum(map(len, rows))} rows: the sources did not return the same rows twice"
         )
 
 

@@ -33,7 +33,10 @@ _ROWS = 10_000
 def closed_of(
     state: State, topology: Parts, number: int | None
 ) -> dict[str, tuple[SegmentInfo, ...]]:
-    """Return the segments with the windows that a micro-batch closed, by spout that emits them."""
+    """Return, by spout that emits them, the segments with the windows that a micro-batch closed.
+
+    ``number`` is the micro-batch.  If it is None, or closed no window, the result is empty.
+    """
     spouts = topology.closed
     tables = (state.tables.of(number) or {}) if spouts else {}
     return {
@@ -57,7 +60,10 @@ class ClosedRows(PlannedRows):
         self._is_read = not closed_of(state, topology, state.last_done)
 
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
-        """Return the segments of the windows that the micro-batch before closed."""
+        """Return, by spout, the windows that the micro-batch before closed (`Plan.offsets`).
+
+        Each value has their ``segments``, and the number of ``tasks`` that read them.
+        """
         slots = 1 if self._spark is None else task_slots(self._spark)
         closed = closed_of(self._state, self._topology, None if parent is None else parent.number)
         return {
@@ -69,7 +75,7 @@ class ClosedRows(PlannedRows):
         }
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
-        """Return the rows in the segments that a plan names."""
+        """Return frames of the rows in the segments that a plan names, one per spout."""
         found = []
         for spout, table in self._topology.closed.items():
             body = plan.offsets.get(spout)
@@ -101,7 +107,10 @@ class ClosedRows(PlannedRows):
         return self._empty[spout]
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
-        """Look whether the micro-batch closed windows, whose rows the next one must read."""
+        """Store whether the micro-batch closed windows; return no lag.
+
+        The next micro-batch must read their rows.
+        """
         self._is_read = not closed_of(self._state, self._topology, plan.number)
         return {}
 

@@ -45,10 +45,10 @@ def held_copies(
 
 
 def _keyed(table: pa.Table) -> tuple[Int64s, Int64s, Bools]:
-    """Return each record's key, its number among the copies, and whether the key is known.
+    """Return the hash of each record's key, its number among the copies, and whether it has a key.
 
-    All records of a micro-batch were first seen at one time; of its copies the one that ran comes
-    first.
+    Records that were first seen earlier have lower numbers.  Copies of one micro-batch have the
+    same time, and the one that ran has the lowest number.
     """
     keys = table[DEDUP_KEY]
     behind = pc.equal(pc.struct_field(table[REASON], "type"), BEHIND.type).to_numpy()
@@ -103,7 +103,10 @@ def first_copies(
 
 
 def _seen(spout: Spout, files: Iterable[SinkFile], directory: str) -> Iterator[pa.RecordBatch]:
-    """Yield the keys and roots of those records of a run that are no duplicates, from its files."""
+    """Yield batches of a run's records that are no duplicates: their key columns and their roots.
+
+    They are read from the run's files.
+    """
     for file in files:
         if (file.component, file.stream) == (spout.emitter, SEEN):
             path = os.path.join(directory, file.path)

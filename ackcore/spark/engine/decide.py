@@ -39,13 +39,13 @@ from ackcore.topology.tuples import Reason
 class BatchOutcome:
     """A decision, and results of the run that the decision does not store.
 
-    ``changes`` is the change of each spout's account, where ``waiting`` is the final count;
-    ``failed`` the number of failed executions, ``uncounted`` the number of those that do not
-    count as attempts; ``first_ms`` the times at which the retried records that are ACKED now were
-    first seen; ``breaker_trips`` the number of times that a breaker opened in the run; ``emitted``
-    the number of tuples that components emitted in it, and ``expectations`` the numbers of those
-    that met their expectations or not; ``spent`` and ``tokens`` the cost and the tokens of its
-    calls; ``traces`` the paths of the traced records.
+    ``changes`` has, by spout, the numbers to add to its account, and ``waiting``, which replaces
+    the account's; ``failed`` is the number of failed executions, ``uncounted`` the number of those
+    that do not count as attempts; ``first_ms`` the times at which the retried records that are
+    ACKED now were first seen; ``breaker_trips`` the number of times that a breaker opened in the
+    run; ``emitted`` the number of tuples that components emitted in it, and ``expectations`` the
+    numbers of those that met their expectations or not; ``spent`` and ``tokens`` the cost and the
+    tokens of its calls; ``traces`` the paths of the traced records.
     """
 
     decision: BatchDecision
@@ -131,7 +131,7 @@ def propagate_failures(
 
 
 def _shared(file: RowFile) -> tuple[Int64s, Int64s]:
-    """Return the number of roots of each row with several roots, and these roots concatenated."""
+    """Return the number of roots of each row of a file, and all these roots in one array."""
     sizes, roots = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for batch in read_rows(file):
         column = batch.column(ROOTS)
@@ -141,10 +141,7 @@ def _shared(file: RowFile) -> tuple[Int64s, Int64s]:
 
 
 def failed_roots(failed: pa.Table, rows: FailedRows) -> list[Int64s]:
-    """Return the roots that failed, also those of judged records, in several columns.
-
-    A root may occur twice.
-    """
+    """Return arrays of the roots in ``failed`` and in ``rows``; a root in both occurs twice."""
     return [*ids_in(failed["root_id"]), *rows.roots()]
 
 
@@ -158,7 +155,9 @@ def decide(
     settings: Settings,
     spouts: Sequence[str],
 ) -> BatchOutcome:
-    """Decide whether each record of a micro-batch is ACKED, waits or is dead.
+    """Decide whether each record of a micro-batch is ACKED, waits or is dead; return the outcome.
+
+    Raises Disagreement if ``rows`` does not fit the numbers of failed or executed records.
 
     ``plan``, ``retries``, ``settings``, ``spouts``: the plan, with the time of the decisions; the
     retries that were run, and those that continue to wait; the settings, with ``max_waiting``; and
@@ -224,7 +223,7 @@ def decide(
 
 
 def _parts(rows: FailedRows, spout: str) -> tuple[list[pa.Table | FailedFile], list[DeadPart]]:
-    """Return a spout's waiting records and its dead records, in memory and in files."""
+    """Return a spout's waiting records and its dead ones: tables in memory first, then files."""
     waits: list[pa.Table | FailedFile] = [rows.waits[spout]] if spout in rows.waits else []
     dies: list[DeadPart] = [rows.dies[spout]] if spout in rows.dies else []
     waits += [file for file in rows.files if file.spout == spout and not file.dead]

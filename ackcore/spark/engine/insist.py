@@ -44,7 +44,7 @@ class SinkError(RuntimeError):
 
 
 class Stopped(Exception):
-    """The query is stopped during a micro-batch; the restart continues the micro-batch."""
+    """The query was stopped during a micro-batch; the next start continues the micro-batch."""
 
 
 class Failed(Exception):
@@ -58,7 +58,7 @@ class Failed(Exception):
 class SinkCalls:
     """The calls of a sink, or of the dead-letter store, for one micro-batch.
 
-    An interrupt cancels their Spark jobs in ``spark``, if given.
+    ``spark``: the session of their Spark jobs, or None. ``number``: the micro-batch's number.
     """
 
     def __init__(self, spark: SparkSession | None, number: int, pause: Pause) -> None:
@@ -68,11 +68,12 @@ class SinkCalls:
         self._handled = sys.exception()
 
     def once(self, what: str, call: Callable[[], T], *, fenced: bool = False) -> T:
-        """Call once and return the result.
+        """Call ``call`` once and return its result; an interrupt cancels its Spark jobs.
 
-        ``fenced`` means that the called function itself checks whether another driver has taken
-        over. Raises Failed with the exception that the called function raised. An exception that
-        ends the query, from a signal handler, a stop, or a take-over, is raised unchanged.
+        ``what`` is the name of the called object, for messages. ``fenced`` means that the called
+        function itself checks whether another driver has taken over. Raises Failed with the
+        exception that the called function raised. An exception that ends the query, from a signal
+        handler, a stop, or a take-over, is raised unchanged.
         """
         if not fenced:
             check_fence()
@@ -123,7 +124,9 @@ class SinkCalls:
         unless it is the only one; may return a result in place of the call's. ``hint``: advice at
         the end of the error message. ``fenced``: see `once`; in a bucket each check is a request.
         """
-        for attempt in range(1, settings.max_sink_attempts + 1):
+        attempt = 0
+        while True:
+            attempt += 1
             try:
                 return self.once(what, call, fenced=fenced)
             except Failed as failed:
@@ -151,7 +154,6 @@ class SinkCalls:
             )
             if self._pause(waits / 1000):
                 raise _stopped(what, error) from error
-        raise AssertionError("unreachable")
 
 
 def _said(error: BaseException) -> str:
@@ -167,7 +169,7 @@ _PAUSE_MS, _LONGEST_PAUSE_MS, _SAY_S = 500, 5_000, 60.0
 
 
 class RowsMissing(Exception):
-    """The rows that a micro-batch waits for did not arrive in time."""
+    """Planned rows of a micro-batch were missing for longer than the source's time-out."""
 
 
 class Outage:
@@ -259,7 +261,7 @@ def worth_another_run(error: BaseException) -> bool:
 
 
 def is_unreadable(error: BaseException) -> bool:
-    """Return whether a task met a planned file that is damaged or missing."""
+    """Return whether a run failed because a planned file of the source is damaged or missing."""
     return _UNREADABLE in one_line(error)
 
 
@@ -281,8 +283,9 @@ def stopped(plan: Plan) -> Stopped:
 def given_up(plan: Plan, runs: int, error: BaseException, skip: str = "") -> RunFailed:
     """Return the exception for a micro-batch that is not run again, with the way out.
 
-    ``skip``: the way out if planned rows can never be read, see `PlannedRows.way_out`. It is left
-    out if the cause has nothing to do with the rows.
+    ``runs``: the number of its runs. ``error``: the exception of the last one. ``skip``: the way
+    out if planned rows can never be read, see `PlannedRows.way_out`. It is left out if the cause
+    has nothing to do with the rows.
     """
     said = one_line(error)
     way_out = "remove the cause, and start again on the same checkpoint"

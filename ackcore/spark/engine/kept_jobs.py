@@ -119,7 +119,7 @@ class KeptStage:
 
 
 def _of_run(spec: TaskSpec) -> dict[str, Any]:
-    """Return the fields of a spec that differ from run to run, for JSON."""
+    """Return what differs from run to run, for JSON: fields of the spec, and times of its rules."""
     return {
         "key": spec.key,
         "number": spec.number,
@@ -140,12 +140,5 @@ def _in_run(spec: TaskSpec, of_run: Mapping[str, Any]) -> TaskSpec:
     rules = spec.rules
     if rules is not None and times:
         rules = replace(rules, now_ms=times[0], ended_ms=times[1])
-    return replace(
-        spec,
-        key=of_run["key"],
-        number=of_run["number"],
-        directory=of_run["directory"],
-        journal=of_run["journal"],
-        rules=rules,
-        spent=of_run["spent"],
-    )
+    fields = {name: value for name, value in of_run.items() if name != "times_ms"}
+    return replace(spec, rules=rules, **fields)

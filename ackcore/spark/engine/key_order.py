@@ -20,13 +20,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.spark.base.reasons import BEHIND, FAILED, Reasons, failures
-from ackcore.spark.base.root_ids import distinct
+from ackcore.spark.base.root_ids import Bools, distinct
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, ORDER, ORDER_BITS
 from ackcore.spark.checkpoint.decisions import Retries
 from ackcore.spark.checkpoint.waiting import Fit, Waiting
@@ -34,7 +33,6 @@ from ackcore.spark.tasks.record_ids import RETRIES, key_hashes, positions_of, ro
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
 from ackcore.topology.settings import Settings
 
-Bools = npt.NDArray[np.bool_]
 #: Added to the numbers of new records, which come after replayed ones of the micro-batch.
 _NEW = 1 << (ORDER_BITS - 1)
 #: Base of the numbers of records that waited before their spout was ordered: they come first,
@@ -85,13 +83,14 @@ def hold(
     waiting: Iterable[pa.Table],
     keyed: Callable[[pa.Table], tuple[Int64s, Int64s, Bools]],
 ) -> tuple[Waiting, Int64s, Int64s]:
-    """Remove due records from ``due`` behind which an earlier record of their key waits.
+    """Move due records of a spout to ``rest`` if an earlier record of their key waits.
 
-    Returns ``rest``, the records that wait, with the removed ones; the keys of the records in
-    ``waiting``; and those of the records that remain due.
+    A moved record becomes due no earlier than the first waiting one of its key. Returns ``rest``,
+    the hashes of the keys of the records in ``waiting``, and those of the records that remain due.
 
-    ``waiting``: the waiting records of the spout. ``keyed``: returns the key and the number of each
-    record in a table, and whether it has a key; a record is behind those with lower numbers.
+    ``due``: the due records by spout, which this changes. ``rest``: the waiting records of all
+    spouts. ``waiting``: those of the spout, as tables. ``keyed``: returns the hash of each record's
+    key, its number, and whether it has a key; a record is behind those with lower numbers.
     """
     parts = [np.empty((3, 0), np.int64)]
     for table in waiting:
@@ -117,9 +116,10 @@ _EMPTY: Int64s = np.empty(0, np.int64)
 
 
 def _until(waits: Int64s, keys: Int64s, numbers: Int64s, known: Bools) -> Int64s:
-    """Return when the first waiting record ahead of each record is due; -1 if none is ahead.
+    """Return, for each record, the due time of the first waiting one of its key; -1 if none waits.
 
-    ``waits``: the keys, numbers and due times of the waiting records.
+    Only waiting records with lower numbers count. ``waits``: the keys, the numbers and the due
+    times of the waiting records, as three rows.
     """
     found = np.full(len(keys), -1)
     by = np.lexsort((waits[1], waits[0]))
@@ -134,7 +134,7 @@ def _until(waits: Int64s, keys: Int64s, numbers: Int64s, known: Bools) -> Int64s
 
 
 def _numbered(table: pa.Table) -> pa.Table:
-    """Return records in order; those without a number come first."""
+    """Return records sorted by `ORDER`; those without a number get one before all others."""
     if ORDER not in table.schema.names:  # it waited before its spout was ordered
         table = table.append_column(pa.field(ORDER, pa.int64()), pa.nulls(len(table), pa.int64()))
     fresh = pa.array(_BEFORE + table[FIRST_MS].to_numpy())
@@ -157,8 +157,9 @@ def with_column(table: pa.Table, name: str, values: Int64s | pa.Array) -> pa.Tab
 class Ordering:
     """The order of the records of a run, by key.
 
-    ``keys`` has the columns of the key of each ordered spout, and ``source_keys`` the key of its
-    root ids.  ``due`` has the due records, as `held_back` returned them.  The ``settings`` decide
+    ``keys`` has the columns of the key of each ordered spout, and ``source_keys`` the 64-bit key
+    from which its root ids are made.  ``number`` and ``now_ms`` are the micro-batch's number and
+    time.  ``due`` has the due records, as `held_back` returned them.  The ``settings`` decide
     whether a record is dead.
     """
 
@@ -170,9 +171,10 @@ class Ordering:
     settings: Settings
 
     def all_behind(self, failed: pa.Table, find_keys: FindKeys, propagate: Propagate) -> pa.Table:
-        """Return the failures, and the records behind them as failures, each with its `ORDER`.
+        """Return the failures, and the records behind them as failures, with the column `ORDER`.
 
-        ``find_keys`` reads records again; ``propagate`` adds the failures that follow from others.
+        ``failed`` is in `FAILED`.  ``find_keys`` reads records again; ``propagate`` adds the
+        failures that follow from others.
         """
         while True:
             found = find_keys(self._candidates(failed), {})
@@ -183,7 +185,7 @@ class Ordering:
         return failed.append_column(ORDER, self._numbers_in(failed, found))
 
     def _candidates(self, failed: pa.Table) -> dict[str, Int64s]:
-        """Return the failed roots that may belong to each ordered spout, sorted."""
+        """Return, by ordered spout, the sorted failed roots that are or may be of the spout."""
         roots, owners = failed["root_id"].to_numpy(), failed["spout"].cast(pa.string())
         return {
             spout: np.sort(roots[pc.fill_null(pc.equal(owners, spout), True).to_numpy()])
@@ -237,7 +239,10 @@ class Ordering:
         return found
 
     def _behind_due(self, spout: str, tried: pa.Table, failed: Int64s) -> Int64s:
-        """Return the roots of due records behind failed ones, which are given by their places."""
+        """Return the roots of due records behind failed ones of their key.
+
+        ``tried``: the due records in order. ``failed``: the places in it of those that failed.
+        """
         hashes, ordered = key_hashes(tried, self.keys[spout])
         known, first = _least(hashes[failed], failed)
         at = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
@@ -253,7 +258,10 @@ class Ordering:
         return (partitions << 42) + places
 
     def _numbers_in(self, failed: pa.Table, found: Mapping[str, pa.Table]) -> pa.Array:
-        """Return the numbers of failures; null for records of spouts that are not ordered."""
+        """Return the column `ORDER` of failures; null for records of spouts that are not ordered.
+
+        ``found``: by ordered spout, the records of the failures, in `KEYED`.
+        """
         roots, numbers = [_EMPTY], [_EMPTY]
         for spout, rows in found.items():
             due, places = _places(rows)
@@ -284,7 +292,7 @@ def _least(keys: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _with_behind(failed: pa.Table, held: Mapping[str, Int64s]) -> pa.Table:
-    """Return the failures, with the held roots added as `behind`."""
+    """Return the failures, in which the ``held`` roots have the reason `BEHIND`."""
     roots = np.sort(np.concatenate([*held.values()]))
     rest = failed.filter(pa.array(~among(failed["root_id"].to_numpy(), roots)))
     added = [

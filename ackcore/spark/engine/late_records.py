@@ -36,7 +36,7 @@ _log = logging.getLogger("ackcore")
 
 @dataclass(frozen=True)
 class ReadRecords:
-    """The records that a run has read: to which spout and time a root id belongs."""
+    """The records that a run has read; finds the spout and the time of a root id."""
 
     keys: Mapping[str, int]  # the key of the root ids of each tracked spout
     read: Mapping[int, Mapping[str, int]]  # by partition and spout, the number of new records
@@ -63,7 +63,7 @@ class ReadRecords:
 
     @cached_property
     def _sizes(self) -> dict[str, Int64s]:
-        """By spout, the number of records of each partition."""
+        """By spout, the number of records of each partition; the last one has the due records."""
         found = {}
         for spout in self.keys:
             sizes = np.zeros(RETRIES + 1, np.int64)
@@ -78,7 +78,10 @@ class ReadRecords:
         return self.find_copies()
 
     def bounds(self, roots: Int64s, watermarks: WindowWatermarks) -> Int64s:
-        """Return a time for each root: rows of windows that ended until then are late for it."""
+        """Return a time in milliseconds for each root.
+
+        Rows of the root are late if their window had ended at this time.
+        """
         found = np.full(len(roots), max(watermarks.reached, watermarks.closed))
         for tried, first_ms in self._retried(roots, FIRST_MS):
             found[tried] = _bounds(watermarks, first_ms)
@@ -91,18 +94,19 @@ class ReadRecords:
         return found
 
     def replayed(self, roots: Int64s) -> Bools:
-        """Return which roots are of records that were sent again from the dead letters."""
+        """Return a mask of the roots of records that were sent again from the dead letters."""
         found = np.zeros(len(roots), np.bool_)
         for tried, times in self._retried(roots, REPLAYED):
             found[tried] = times > 0
         return found
 
     def newest_of_parts(self, spout: str, roots: Int64s, ms: Int64s) -> Int64s:
-        """Return the largest time of the new records of each part of a backlog.
+        """Return the largest time of the new records of each part of a spout's backlog.
 
         It is `NEVER` if no record is of the part, and `UNSURE` if it is unknown whether one is.
 
-        ``roots``, ``ms``: the root ids of the records, and their times.
+        ``roots``, ``ms``: the root ids of records of the spout, and their event times in
+        milliseconds.
         """
         backlog = self.backlogs[spout]
         found = np.full(len(backlog.parts), NEVER)
@@ -148,7 +152,7 @@ class WindowedRows:
     now_ms: int  # the time of the plan
 
     def with_late(self, failed: pa.Table, nonacked: Int64s) -> pa.Table:
-        """Return the failures with the late records, and with those without a usable time.
+        """Return the failures, with the late records and those without a usable time added.
 
         ``failed``: the failures, in `FAILED`. ``nonacked``: the sorted roots of all failed records.
         """
@@ -174,8 +178,8 @@ class WindowedRows:
                 lost += int((~usable).sum()) - len(np.unique(rows))
             if lost:
                 _log.warning(
-                    "table %r leaves out %d rows without a tracked record, which are late or have "
-                    "no usable time; they are lost",
+                    "table %r leaves out %d rows that belong to no record of a tracked spout, and "
+                    "that are late or have no usable time; they are lost",
                     table.name,
                     lost,
                 )
@@ -297,7 +301,8 @@ def _roots_at(roots: pa.Array, places: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _late_text(table: TableSpec, window: Window, limit: int, replayed: bool) -> str:
-    until = "all have closed" if limit >= EVER else f"those until {_shown(limit)} have closed"
+    last = f"{np.datetime64(limit, 'ms')} UTC".replace(".000 ", " ")
+    until = "all have closed" if limit >= EVER else f"those until {last} have closed"
     way_out = f"increase late_s, now {window.late_ms / 1_000:.15g}"
     if replayed:
         way_out = (
@@ -312,7 +317,3 @@ def _timeless_text(table: TableSpec, window: Window) -> str:
         f"its {window.time!r} is null or not in the years 1 to 9999, and table {table.name!r} has "
         "windows of it; emit a time, or leave the row out"
     )
-
-
-def _shown(ms: int) -> str:
-    return f"{np.datetime64(ms, 'ms')} UTC".replace(".000 ", " ")

@@ -141,7 +141,7 @@ class Counts:
         return Counts(self.batches + 1, spouts, costs)
 
     def corrected(self, changes: Mapping[str, Account]) -> Counts:
-        """Return the counts of the same micro-batch with the outcomes of some records changed."""
+        """Return the counts of the same micro-batch with ``changes`` added, except ``waiting``."""
         changed = {
             name: replace(change, waiting=self.spouts[name].waiting)
             for name, change in changes.items()
@@ -169,7 +169,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Three percentiles of a distribution, in seconds."""
+    """The 50th, 95th and 99th percentile of some times, in seconds."""
 
     p50: float = 0.0
     p95: float = 0.0
@@ -368,10 +368,11 @@ class Stopwatch:
 
 
 def warn_of_failures(number: int, ran: RunResult) -> None:
-    """Log how many untracked tuples failed, and which bolts raised in many calls."""
+    """Log how many tuples without a tracked record failed, and which bolts raised in many calls."""
     if ran.untracked_failures:
         _log.warning(
-            "micro-batch %d: %d untracked tuples failed; they are lost",
+            "micro-batch %d: %d tuples failed that belong to no record of a tracked spout; they "
+            "are lost",
             number,
             ran.untracked_failures,
         )
@@ -394,7 +395,7 @@ def warn_of_failures(number: int, ran: RunResult) -> None:
 class UsageWarnings:
     """Warnings about bolts whose calls report no tokens or cost, or report them after the call.
 
-    A limit that has no effect, because nothing is reported, is named once.
+    A limit without effect, because calls report nothing that it counts, is warned of once.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -423,8 +424,8 @@ class UsageWarnings:
             if used.late:
                 _log.warning(
                     "micro-batch %d: bolt %r reported its usage %d times after the call had ended, "
-                    "which did not count; await, or join, all that execute starts before it "
-                    "returns",
+                    "so these tokens and costs did not count; let execute() await or join the "
+                    "tasks and threads that it starts",
                     number,
                     name,
                     used.late,
@@ -441,7 +442,8 @@ def with_outcomes(
 ) -> tuple[RecordTrace, ...]:
     """Return traces with the outcomes of their records, failures first, 200 at most.
 
-    ``traces`` has pairs of a root and its trace; ``failed`` all records that are not ACKED.
+    ``traces`` has pairs of a root and its trace; ``failed`` all records that are not ACKED, in
+    `FAILED`.
     """
     if not traces:
         return ()

@@ -47,7 +47,7 @@ from ackcore.spark.tasks.reread_stage import (
     RereadStage,
     pick_keyed,
 )
-from ackcore.spark.tasks.row_files import ROOT_ID, RowFile, among, partition_in, read_whole
+from ackcore.spark.tasks.row_files import ROOT_ID, RowFile, among, partition_in
 from ackcore.spark.tasks.spout_stage import Slice, SpoutStage, records_in
 from ackcore.spark.tasks.task_results import (
     INLINE_BYTES,
@@ -62,7 +62,7 @@ _READ_HERE = 1 << 25
 
 
 def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) -> FailedRows:
-    """Read the failed records of a run again, and judge them where they are read.
+    """Read the failed records of a run again, and judge them where they are read; return them.
 
     Raises RuntimeError if a record cannot be found any more. Raises ResultsTooLarge if there are so
     many records that Spark does not return their ids to the driver.
@@ -104,7 +104,7 @@ def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) 
 
 
 def _by_root(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield rows sorted by root, one range of roots at a time."""
+    """Yield batches of rows sorted by the column ``root_id``; each has one range of roots."""
     batches = [_in_order(batch) for batch in rows.to_batches()]
     columns = [batch.column("root_id").to_numpy() for batch in batches]
     starts = starts_of_ranges(columns)
@@ -129,15 +129,15 @@ def _in_order(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _refuse_lost(ids: Sequence[Int64s], found: Iterable[pa.Table]) -> None:
-    """Raise `RuntimeError` if a failed record was not found again."""
+    """Raise `RuntimeError` if a root in ``ids`` is not in the tables that were read again."""
     pairs = in_ranges(ids, [*_roots_in(found)])
     lost = sum(int((~among(sought, there)).sum()) for sought, there in pairs)
     if lost:
         n = sum(map(len, ids))
         raise RuntimeError(
-            f"{n} records failed, and {lost} of them were not found when their source "
-            "was read again; a source must return the same rows when it is read twice within a "
-            "micro-batch"
+            f"{n} records failed, and {lost} of them were not found when the sources of the "
+            "spouts were read again; within a micro-batch a source must return the same rows each "
+            "time it is read"
         )
 
 
@@ -148,9 +148,10 @@ def _roots_in(tables: Iterable[pa.Table]) -> Iterator[Int64s]:
 def find_keys(
     setup: RunSetup, accepted: RunResult, roots: Mapping[str, Int64s], keys: Mapping[str, Int64s]
 ) -> dict[str, pa.Table]:
-    """Return, by spout, the records with given roots and the new records with given keys (`KEYED`).
+    """Return, by spout, the records with given roots and the new records with given keys.
 
-    Raises RuntimeError if a source does not return the same rows as in the run.
+    The tables have the columns `KEYED`. Raises RuntimeError if a source does not return the same
+    rows as in the run.
 
     ``roots``, ``keys``: sorted roots, and sorted hashes of keys, by spout. Roots of other spouts
     are ignored.
@@ -194,9 +195,10 @@ def _picked(
 def _kept(
     setup: RunSetup, accepted: RunResult, spouts: Collection[str], sought: Sequence[Int64s] | None
 ) -> dict[str, list[RowFile]] | None:
-    """Return, by spout, the files that tasks kept of the partitions with ``sought`` roots.
+    """Return, by spout, the files in which tasks kept the partitions with ``sought`` roots.
 
-    If ``sought`` is None, of all partitions.  Return None if a task has not kept its partition.
+    If ``sought`` is None, these are all partitions.  Returns None if a task has not kept one of
+    them.
     """
     found: dict[str, list[RowFile]] = {}
     for name in set(spouts) - accepted.spilled.keys():
@@ -241,9 +243,12 @@ def _files(
     spouts: Collection[str],
     kept: Mapping[str, Sequence[RowFile]] | None,
 ) -> tuple[Slice, ...]:
-    """Return the files with due records, and those that tasks wrote, of these spouts."""
+    """Return slices of whole files: the due records of these spouts, and what tasks wrote.
+
+    Tasks wrote the spilled files of the run, and the files in ``kept``.
+    """
     due = [
-        Slice(name, file, 0, len(read_whole(file)) if file.rows is None else file.rows)
+        Slice(name, file, 0, file.rows)
         for name, file in setup.plan.retries.items()
         if name in spouts
     ]
@@ -252,7 +257,7 @@ def _files(
             name,
             file._replace(path=os.path.join(setup.plan.work, file.path)),
             0,
-            file.rows or 0,
+            file.rows,
             spilled=True,
         )
         for name, files in (*accepted.spilled.items(), *(kept or {}).items())
@@ -264,7 +269,7 @@ def _files(
 def _read_here(
     setup: RunSetup, slices: Iterable[Slice], reader: Picks
 ) -> tuple[dict[str, Any], list[pa.Table]]:
-    """Read files in this process; return the reader's report and tables."""
+    """Read slices in this process; return the reader's report, and tables of what it picked."""
     tables = []
     try:
         for part in slices:
@@ -289,9 +294,11 @@ def _read_by_tasks(
 ) -> tuple[list[dict[str, Any]], list[pa.Table]]:
     """Read slices and, if ``from_source``, sources without spilled files again in one Spark job.
 
-    If ``sought`` is given, only the pieces or partitions with these roots are read if possible.
+    ``sought``: the roots to find; where possible, only ranges of rows with these are read. None
+    reads all rows.
 
-    Raises `RuntimeError` if a partition has other rows than in the run.
+    Returns the tasks' reports, and tables of the records that their readers picked. Raises
+    RuntimeError if a partition has other rows than in the run.
     """
     spilled = frozenset(accepted.spilled)
     stage = RereadStage(SpoutStage(setup.spec, setup.sources, None), reader, spilled)
@@ -317,10 +324,13 @@ def _read_by_tasks(
 def _reread_frames(
     setup: RunSetup, accepted: RunResult, sought: Sequence[Int64s] | None, stage: RereadStage
 ) -> tuple[list[DataFrame], Mapping[int, Mapping[str, int]]]:
-    """Return frames that read the sources again, and fingerprints of whole partitions.
+    """Return frames that read the sources again, and the run's fingerprints of their rows.
 
-    With several inputs, the input of each partition is unknown here.  For a micro-batch that was
-    decided before, the numbers of rows are unknown.  All rows are read then.
+    The fingerprints are by partition and spout, for the partitions that the frames read whole.
+
+    The frames read all rows if ``sought`` is None; with several inputs, since then the input of
+    each partition is unknown here; and for a micro-batch that was decided before, since then the
+    numbers of rows are unknown.
     """
     one, *more = setup.inputs
     stage = replace(stage, stage=replace(stage.stage, spout=one.spout))
@@ -355,7 +365,8 @@ def check_content(
 ) -> None:
     """Raise `RuntimeError` if partitions have other rows than in the run.
 
-    A place in a partition would then be that of another record.
+    A place in a partition would then be that of another record. ``before``, ``now``: fingerprints
+    of the rows in the run and now, by partition and spout.
     """
     for partition in before.keys() | now.keys():
         for name, source in setup.sources.items():
@@ -363,13 +374,14 @@ def check_content(
                 continue
             if before.get(partition, {}).get(name) != now.get(partition, {}).get(name):
                 raise RuntimeError(
-                    f"partition {partition} of spout {name} has other rows than in the run; when a "
-                    "source is read twice, its partitions and their rows must be the same"
+                    f"partition {partition} of the source of spout {name} has other rows than "
+                    "when the micro-batch first read it; within a micro-batch a source must "
+                    "return the same partitions with the same rows each time it is read"
                 )
 
 
 def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, Int64s]) -> pa.Table:
-    """Return the failures of a run, adding records that share a message id in the micro-batch.
+    """Return the failures of a run, with all records that share a message id in the micro-batch.
 
     ``claims``: by spout, the sorted hashes of the message ids that occurred more than once.
     """

@@ -15,7 +15,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -108,7 +107,7 @@ _CORRUPT = re.compile(rf"\b{CheckpointCorrupt.__name__}: (.+)")
 
 
 class Runs:
-    """The runs of micro-batches; see `Engine` for the arguments."""
+    """The steps run, check and decide of micro-batches; `Engine` documents the arguments."""
 
     def __init__(
         self,
@@ -160,7 +159,9 @@ class Runs:
         on_record = bool(plan.suspects or plan.rejected)
         outage: Outage | None = None
         by_root = False
-        for runs in count(1):
+        runs = 0
+        while True:
+            runs += 1
             if runs > 1 or not is_new:
                 mended = self._mended(plan, inputs)
                 if mended is not plan:
@@ -208,12 +209,11 @@ class Runs:
                     waits = capped_doubling(_PAUSE_MS, in_vain, _LONGEST_PAUSE_MS)
                     if self._pause(waits / 1000):
                         raise stopped(plan) from error
-        raise AssertionError("unreachable")
 
     def _outlast(
         self, outage: Outage, unread: str, plan: Plan, runs: int, error: Exception
     ) -> None:
-        """Wait until planned rows can be read.
+        """Wait until planned rows can be read, whose error ``unread`` names.
 
         Raises RunFailed if they are missing for too long, and Stopped if the query is stopped.
         """
@@ -227,7 +227,7 @@ class Runs:
     def _may_run_again(
         self, plan: Plan, runs: int, error: Exception, handled: BaseException | None
     ) -> Exception | None:
-        """Raise if another run cannot succeed; return the file damage that the run met, or None."""
+        """Raise if another run cannot succeed; return the error of a damaged file, or None."""
         if self._pause(0):
             raise stopped(plan) from error
         damage = damage_in(error)
@@ -256,7 +256,6 @@ class Runs:
         return damage
 
     def _given_up(self, plan: Plan, runs: int, error: Exception) -> RunFailed:
-        """Return the exception for a micro-batch that is not run again."""
         return given_up(plan, runs, error, self._offsets.way_out(plan, one_line(error)))
 
     def _mended(self, plan: Plan, inputs: Sequence[InputFrame]) -> Plan:
@@ -277,7 +276,11 @@ class Runs:
     def _use_snapshot(
         self, plan: Plan, inputs: Sequence[InputFrame], on_record: bool
     ) -> tuple[Plan, Sequence[InputFrame]]:
-        """Load or write a snapshot for all further runs, so that root ids name the same records."""
+        """Load or write a snapshot, which all further runs read: root ids keep their records.
+
+        Returns the plan, and inputs that read the snapshot. ``on_record``: whether suspects of the
+        plan refer to a snapshot. They are dropped if it is gone.
+        """
         directory = self._state.runs.snapshot(plan.number)
         rows = self._jobs.load_snapshot(inputs, directory)
         if rows is None:
@@ -314,7 +317,11 @@ class Runs:
     def _run_once(
         self, plan: Plan, inputs: Sequence[InputFrame], work: Place, watch: Stopwatch, by_root: bool
     ) -> BatchOutcome:
-        """Run, check, and decide from the results of the run."""
+        """Run, check, and decide from the results of the run; return the outcome.
+
+        ``by_root``: whether each root is settled by itself. Raises Disagreement if results
+        contradict each other, and ExpectationFailed if a tuple must end the query.
+        """
         retries, run_plan = self._run_plan(plan, work, by_root)
         with crashes_logged(work, plan.number):
             ran = interruptible(
@@ -344,7 +351,15 @@ class Runs:
             failed = propagate(late) if len(late) > len(failed) else failed
         rules = rules_of(plan, self._topology.settings, ended_ms)
         if self.ordered_by and len(failed):
-            failed = self._ordering(plan, retries, run_plan).all_behind(
+            ordering = Ordering(
+                self.ordered_by,
+                {name: self._spout_key(run_plan, name) for name in self.ordered_by},
+                plan.number,
+                plan.now_ms,
+                retries.due,
+                self._topology.settings,
+            )
+            failed = ordering.all_behind(
                 failed,
                 lambda *asked: self._of_run(self._jobs.find_keys, inputs, run_plan, ran, *asked),
                 propagate,
@@ -388,7 +403,7 @@ class Runs:
     def _windowed(
         self, plan: Plan, retries: Retries, run_plan: RunPlan, ran: RunResult
     ) -> WindowedRows | None:
-        """Return the rows for tables with event times, or None if no table has such times."""
+        """Return the run's rows for tables with event times, or None if no table has such times."""
         windows = (table.shape.window for table in self._topology.tables.values())
         event_times = (spout.dedup.event_time for spout in self._deduped if spout.dedup)
         if all(one is None for one in (*windows, *event_times)):
@@ -408,16 +423,6 @@ class Runs:
     def _spout_key(self, run_plan: RunPlan, spout: str) -> int:
         """Return the key of the root ids of a spout."""
         return spout_key(run_plan.key, spout, "", run_plan.number)
-
-    def _ordering(self, plan: Plan, retries: Retries, run_plan: RunPlan) -> Ordering:
-        return Ordering(
-            self.ordered_by,
-            {name: self._spout_key(run_plan, name) for name in self.ordered_by},
-            plan.number,
-            plan.now_ms,
-            retries.due,
-            self._topology.settings,
-        )
 
     def _run_plan(self, plan: Plan, work: Place, by_root: bool = False) -> tuple[Retries, RunPlan]:
         """Write the due records to files; return the retries, and the plan of a run."""
@@ -452,14 +457,15 @@ class Runs:
         return before is not None and before.counts["records"] + due <= _SMALL
 
     def _spent(self, plan: Plan) -> Mapping[str, float]:
-        """Return the cost of each bolt's calls in all micro-batches before this one."""
+        """Return, by bolt, the cost of its calls in all micro-batches before this one."""
         before = None if plan.parent is None else self._state.decision(plan.parent)
         return {} if before is None else Counts.from_json(before.totals).spent
 
     def _used_tables(self, plan: Plan, copies: Mapping[str, UInt64s]) -> Mapping[str, TableSource]:
-        """Return the tables that bolts use, as they were after the micro-batch before.
+        """Return, by name, the tables that bolts use, from after the micro-batch before.
 
-        ``copies`` has the hashes of the keys for which records wait, by spout.
+        ``copies``: by spout with ``dedup``, the hashes of keys whose new records must wait; its
+        bolt reads them from its table.
         """
         used = {name for bolt in self._topology.bolts.values() for name in bolt.component.uses}
         if not used:
@@ -474,7 +480,7 @@ class Runs:
         return tables
 
     def _rules_in_run(self, plan: Plan) -> Rules | None:
-        """Return the rules by which tasks judge failures; None if tasks lack information."""
+        """Return the rules by which tasks judge failures; None to judge them after the run."""
         if self.held_by or plan.careful or plan.rejected:
             return None
         return rules_of(plan, self._topology.settings, plan.now_ms)
@@ -482,9 +488,9 @@ class Runs:
     def read_again(
         self, plan: Plan, decision: BatchDecision, inputs: Sequence[InputFrame], failed: pa.Table
     ) -> FailedRows:
-        """Read records of a decided micro-batch again, and judge them as failed records.
+        """Read records of a decided micro-batch again; return them, judged as failed records.
 
-        ``failed`` has their roots and reasons, in `FAILED`. All of them are returned in memory.
+        ``failed`` has their roots and reasons, in `FAILED`. The result is in memory, without files.
         Raises CheckpointForeign if ``ordered_by`` or ``dedup`` has changed: the due records had
         other places in the run. Raises Disagreement or RuntimeError if the records cannot be found
         any more.
@@ -520,7 +526,7 @@ class Runs:
         *of: P.args,
         **by_name: P.kwargs,
     ) -> R:
-        """Run a job that needs the inputs, plan and result of an accepted run."""
+        """Call a job with the setup and the result of an accepted run, and more arguments."""
 
         def start() -> R:
             setup = self._jobs.setup(self._topology, self._layout, inputs, run_plan, ran.spilled)
@@ -530,7 +536,7 @@ class Runs:
 
 
 def _write_retries(retries: Retries, work: Place) -> dict[str, RowFile]:
-    """Write the due rows to files, from which the spout stages of a run read them."""
+    """Write the due rows to a file per spout, which the spout stages of a run read; return it."""
     files = {}
     for spout, table in retries.due.items():
         directory = os.path.join(work, "retries", spout)

@@ -32,7 +32,7 @@ from ackcore.spark.tasks.decoding import CorruptLines, ValueDecoder
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.record_ids import Decoder, RefusedOffsets, SpoutSpec
 from ackcore.spark.tasks.reread_stage import PieceReader
-from ackcore.spark.tasks.row_files import RowFile, read_whole
+from ackcore.spark.tasks.row_files import RowFile
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.spout_stage import Slice
 from ackcore.topology.builder import Topology
@@ -65,7 +65,7 @@ class PlannedReader(Protocol):
 class Snapshot(NamedTuple):
     """Rows that tasks read: ``read`` returns the rows of the partition numbers in ``frame``.
 
-    ``again``, if given, reads some of the rows again without reading all.
+    ``again``, if given, reads rows at given places again without reading all.
     """
 
     frame: DataFrame
@@ -75,7 +75,7 @@ class Snapshot(NamedTuple):
 
 @dataclass(frozen=True)
 class InputFrame:
-    """Rows for the spout stage.
+    """New rows for the spout stage, as a DataFrame.
 
     ``spout`` is the spout of the rows.  If it is None, each spout has a nullable struct column, in
     the order of the topology, and each partition has rows of one spout.  The rows of a ``snapshot``
@@ -132,15 +132,18 @@ class PlannedRows:
     # -- for the engine ---------------------------------------------------------------------------
 
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
-        """Return the rows of a micro-batch by spout (`Plan.offsets`), given the plan before it."""
+        """Return, by spout, the rows of a micro-batch for `Plan.offsets`, such as offset ranges.
+
+        ``number``: the micro-batch's number. ``parent``: the plan before it, or None.
+        """
         return {}
 
     def most_retries(self) -> int | None:
-        """Return the limit on retries in a micro-batch with new records; None: no limit."""
+        """Return the most retries of a micro-batch that leave room for new records; None: any."""
         return None
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
-        """Return the rows that a recorded plan names."""
+        """Return frames of the rows that a recorded plan names."""
         return []
 
     def mended(self, plan: Plan) -> Plan:
@@ -152,7 +155,7 @@ class PlannedRows:
         return None
 
     def unread(self, error: Exception) -> str | None:
-        """Return which rows could not be read if a run failed because of that alone, or None."""
+        """Return a text about planned rows that cannot be read, if a run failed for that alone."""
         return None
 
     def way_out(self, plan: Plan, said: str) -> str:
@@ -171,7 +174,7 @@ class PlannedRows:
         return {}
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
-        """Report finished rows to the sources after a micro-batch; return each spout's lag."""
+        """Report finished rows to the sources after a micro-batch; return lags by spout."""
         return {}
 
     # -- for the stream ---------------------------------------------------------------------------
@@ -206,7 +209,7 @@ class PlannedRows:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The plan of a run."""
+    """The plan of one run: its key and paths, its due retries, and the roots that may crash it."""
 
     number: int  # the micro-batch's number
     now_ms: int  # the micro-batch's time, in milliseconds since 1970
@@ -239,7 +242,7 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run."""
+    """The result of a run: the reports of all tasks, added up, and the records not ACKED."""
 
     #: By spout, the numbers of new records and of due records.
     records: Mapping[str, int] = field(default_factory=dict)
@@ -303,7 +306,7 @@ class RunResult:
 
 
 class SpoutRows(NamedTuple):
-    """The rows of a spout: their schema, and whether the run writes them to files (``spills``)."""
+    """The rows of a spout: their schema, whether tasks write them to files, and refused ones."""
 
     schema: pa.Schema
     spills: bool
@@ -311,10 +314,12 @@ class SpoutRows(NamedTuple):
 
 
 class RunSetup:
-    """The sources of a run and its task spec.
+    """The sources of a run (``sources``, by spout) and the spec of its tasks (``spec``).
 
-    ``tasks`` is the number of tasks that run at once; by default, also the number of tasks after
-    each exchange.  ``inputs`` are read again if their rows were not written to files.
+    ``rows`` has the rows of each spout.  ``tasks`` is the number of tasks that run at once; by
+    default, also the number of tasks after each exchange.  ``isolates`` is whether a retried task
+    isolates a record that crashed it.  ``inputs`` are read again if their rows were not written
+    to files.
     """
 
     def __init__(
@@ -389,7 +394,7 @@ class RunSetup:
         """Cut the due records into slices, for each spout at most one per task."""
         found = []
         for spout, file in sorted(self.plan.retries.items()):
-            rows = len(read_whole(file)) if file.rows is None else file.rows
+            rows = file.rows
             pieces = max(1, min(self.spec.dests, -(-rows // self.spec.chunk_rows)))
             if self.sources[spout].ordered_by:
                 pieces = 1  # its records must run in order
@@ -410,8 +415,8 @@ def setup_on_spark(
 ) -> RunSetup:
     """Return the setup of a run on Spark.
 
-    ``spilled`` has the spouts with input that the run has spilled; by default, Spark's plans
-    determine them.
+    ``spilled`` has the spouts whose rows the run has written to files.  By default, these are the
+    tracked spouts whose rows may differ when they are read again, by Spark's plan.
     """
     spark = inputs[0].frame.sparkSession
     rows: dict[str, SpoutRows] = {}

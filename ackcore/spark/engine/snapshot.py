@@ -54,7 +54,7 @@ def load_snapshot(inputs: Sequence[InputFrame], directory: Place) -> list[InputF
 
 
 def _recorded(record: Mapping[str, Any], directory: Place) -> list[list[RowFile | None]]:
-    """Return the files of each input from a snapshot's record; None for partitions without rows."""
+    """Return the files that a snapshot's record names, by input and partition; None: no rows."""
     place = os.path.join(directory, record["directory"])
     return [
         [
@@ -70,8 +70,8 @@ def snapshot_inputs(
 ) -> list[InputFrame]:
     """Write the rows of inputs to files, and return inputs that read the files.
 
-    Raises Exception if Spark cannot read the source. Raises StateError if the directory cannot be
-    written.
+    Raises Spark's exception if the source cannot be read. Raises StateError if the directory cannot
+    be written.
 
     ``inputs``: the inputs, which are read once. ``directory``: a directory that driver and workers
     share; its old content is replaced. ``epoch``: the driver's epoch, for the record.
@@ -110,7 +110,7 @@ def _reads(inputs: Sequence[InputFrame]) -> list[list[Any]]:
 
 
 class _Write:
-    """A ``mapInArrow`` function that writes a partition with rows to a file; returns its name."""
+    """A ``mapInArrow`` function that writes a partition to a file; returns a row about the file."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory

@@ -43,7 +43,7 @@ _LOST = re.compile(r"most recent failure: Lost task (\d+)\.\d+ in stage \S+ \(TI
 
 
 class FailedAttempt(NamedTuple):
-    """The task attempt at which a job gave up: its place in its stage, and Spark's task id."""
+    """The task attempt that ended a Spark job: its index in its stage, and Spark's task id."""
 
     place: int
     id: int
@@ -57,19 +57,19 @@ class FailedAttempt(NamedTuple):
 
 
 def failed_attempt(error: BaseException) -> FailedAttempt | None:
-    """Return the task attempt at which a job gave up, or None if the error does not name it."""
+    """Return the task attempt that ended a Spark job; None if the job's error names none."""
     found = _LOST.search(str(error))
     return None if found is None else FailedAttempt(int(found[1]), int(found[2]))
 
 
 def careful_if_needed(plan: Plan, careful_after: int) -> Plan:
-    """Return the plan, careful if it has ``careful_after`` crashes, suspects or rejected roots."""
+    """Return the plan, ``careful`` if it has suspects, rejected roots or enough crashes."""
     concluded = bool(plan.suspects or plan.rejected)
     return replace(plan, careful=plan.crashes >= careful_after or concluded)
 
 
 def count_crash(plan: Plan, careful_after: int) -> Plan:
-    """Return the plan with one more crash."""
+    """Return the plan with one more crash; see `careful_if_needed`."""
     return careful_if_needed(replace(plan, crashes=plan.crashes + 1), careful_after)
 
 
@@ -93,7 +93,10 @@ def update_suspects(plan: Plan, markers: Sequence[Marker], attempt: int | None) 
 
 
 def _after(plan: Plan, markers: Sequence[Marker]) -> Plan:
-    """Return the plan after one of these attempts crashed; with several, it is unknown which."""
+    """Return the plan with new suspects and rejected roots after one of these attempts crashed.
+
+    With several markers, it is unknown which of the attempts crashed.
+    """
     known = frozenset(plan.rejected)
     left = {marker.roots - known for marker in markers}
     in_flight = [roots for roots in left if roots]
@@ -123,17 +126,19 @@ def _after(plan: Plan, markers: Sequence[Marker]) -> Plan:
     }
     return replace(
         plan,
-        suspects=(*_held_back(plan), *suspects),
+        # A rejected root that is still a suspect is tried again: see `rejections`.
+        suspects=(*sorted(known & {*plan.suspects}), *suspects),
         rejected=(*plan.rejected, *rejected),
         time_outs={**plan.time_outs, **reasons},
     )
 
 
 def rejections(plan: Plan) -> dict[int, Reason]:
-    """Return the roots that are not run, with reasons: final if no other root may be the cause.
+    """Return the rejected roots, which are not run, each with the reason of its failure.
 
-    A root that is still a suspect is not certain to be the cause: other attempts crashed at the
-    same time.  It is tried again, in a later micro-batch and perhaps beside others.
+    A reason is final if no other root may be the cause of the crashes.  A root that is still a
+    suspect is not certain to be the cause: other attempts crashed at the same time.  It is tried
+    again, in a later micro-batch and perhaps beside others.
     """
     reasons = {}
     for root in plan.rejected:
@@ -149,14 +154,12 @@ def isolation_progress(plan: Plan) -> int:
     return len(plan.rejected) * (ALONE_ENOUGH + 1) + alone
 
 
-def _held_back(plan: Plan) -> list[int]:
-    """Return the rejected roots that are still suspects."""
-    return sorted(set(plan.rejected) & set(plan.suspects))
-
-
 @contextmanager
 def crashes_logged(work: Place, number: int) -> Iterator[None]:
-    """Log each attempt that crashes during a run in the directory ``work``, as it happens."""
+    """Log each task attempt that crashes during the block, as it happens.
+
+    ``work``: the directory of the run. In a bucket, the log comes at the end, if the run failed.
+    """
     seen: set[TaskAttempt] = set()
     over = threading.Event()
 

@@ -112,7 +112,7 @@ def _refused(sink: SinkSpec, batch: SinkBatch, rejects: SinkRejects) -> TooManyR
 def _write_files(
     topology: Topology, sinks: Sequence[SinkSpec], state: State, decision: BatchDecision, work: str
 ) -> list[list[Any]]:
-    """Write the rows for all sinks; return the files in the form of the record."""
+    """Write the rows for all sinks; return component, stream, path, rows and bytes of each file."""
     plan = state.plan(decision.number)
     parent = None if plan is None else plan.parent
     now, before = state.tables.of(decision.number) or {}, state.tables.of(parent) or {}
@@ -162,7 +162,7 @@ def _write_table(
 def _changed(
     shape: TableShape, files: SegmentFiles, now: TableState, before: TableState | None
 ) -> Iterator[pa.Table]:
-    """Yield the rows that a micro-batch changed, with their former values."""
+    """Yield the rows that a micro-batch changed, with former values in columns ``old_<name>``."""
     former = TableReader(shape, (), now.horizon_ms)
     if before is not None:
         # With the present horizon: a row that has expired since is no former value.  But a window

@@ -30,9 +30,8 @@ class BatchFile(NamedTuple):
 
     #: The path of an Arrow IPC stream file that driver and executors can read; a URL in a bucket.
     path: str
-    #: The number of rows in the file, including rows that the sink does not get.  None if it was
-    #: not recorded.
-    rows: int | None
+    #: The number of rows in the file, including rows that the sink does not get.
+    rows: int
     #: The places of rows that the sink has refused, sorted. A place is the row's index in the file.
     refused: Int64s = _NO_PLACES
     #: The first place to read and the end (exclusive); None for the whole file.
@@ -91,7 +90,7 @@ class SinkBatch:
     @property
     def rows(self) -> int:
         """The number of rows in the files, including rows that the sink does not get."""
-        return sum(file.rows or 0 for file in self.files)
+        return sum(file.rows for file in self.files)
 
     def schema(self) -> pa.Schema:
         """Return the stream's schema."""

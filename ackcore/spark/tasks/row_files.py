@@ -58,10 +58,10 @@ _DAMAGED = re.compile(rf"\b{RowFileDamaged.__name__}: (.+)")
 
 
 class RowFile(NamedTuple):
-    """The path or URL of a file, and its recorded numbers of rows and bytes, None if unrecorded."""
+    """The path or URL of a file, and its recorded numbers of rows and bytes; None: unrecorded."""
 
     path: str
-    rows: int | None
+    rows: int
     nbytes: int | None = None
 
 
@@ -269,7 +269,7 @@ def _read(file: RowFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
     with pa.ipc.open_stream(data) as reader:
         schema, batches = reader.schema, list(reader)
     found = sum(map(len, batches))
-    if rows is not None and found != rows:
+    if found != rows:
         raise _damaged(path, f"has {found} rows instead of {rows}")
     return schema, batches
 
