@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from ackcore._arrow.shown import base64_of, json_encoder, shown_rows
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt
-from ackcore.spark.base.letter_columns import LETTER, TIME
+from ackcore.spark.base.schemas import LETTER, TIME
 from ackcore.spark.dead_letters.letter_files import (
     Bools,
     FileGroup,

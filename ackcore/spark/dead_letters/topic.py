@@ -16,9 +16,9 @@ import pyarrow as pa
 from ackcore._arrow.shown import shown_rows
 from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.atomic import check_fence
-from ackcore.spark.base.letter_columns import LETTER, as_letters
+from ackcore.spark.base.letter_columns import as_letters
 from ackcore.spark.base.message_headers import BATCH, PREFIX, ROW
-from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.base.schemas import LETTER, TRACKING
 from ackcore.spark.checkpoint.dead_records import dead_of
 from ackcore.spark.stores.opening import place_of
 
