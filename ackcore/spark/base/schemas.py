@@ -3,7 +3,7 @@
 Places of a new column of dead letters: `LETTER`, and `TRACKED` or `OF_REASON`; `Letter` in
 ``dead_letters/listing.py``; the docstring of `dead_letters` in ``dead_letters/reading.py``.  If its
 value is kept while a record waits: `TRACKING`, and `judge` in ``tasks/failed_rows.py``.  Raise
-`FORMAT` in ``checksummed.py``: files without the column cannot be read.
+`FORMAT`: files without the column cannot be read.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ FIRST_MS = "_ackcore_first_ms"
 LAST_MS = "_ackcore_last_ms"
 REASON = "_ackcore_reason"
 REPLAYED = "_ackcore_replayed"
+
+#: The format of a checkpoint's files and of a store of dead letters.
+FORMAT = 1
 
 #: The type of a column of `Reason`.
 REASON_TYPE = pa.struct(
