@@ -19,6 +19,7 @@ from ackcore.spark.base.errors import (
     CheckpointReadOnly,
     StateError,
 )
+from ackcore.spark.base.schemas import FORMAT
 from ackcore.spark.checkpoint.records import HEAD
 from ackcore.spark.stores.run_files import RecordFile, read_table_at
 
@@ -120,14 +121,14 @@ def test_a_head_that_cannot_be_read_is_told(checkpoint):
         OPEN(checkpoint)
 
 
-@pytest.mark.parametrize("other", [0, 2])
+@pytest.mark.parametrize("other", [FORMAT - 1, FORMAT + 1])
 def test_another_format_is_told(checkpoint, monkeypatch, other):
     monkeypatch.setattr(checksummed, "FORMAT", other)
     made(checkpoint)
     with OPEN(checkpoint) as state:
         DeadLetters.open(checkpoint, state.deployment_key).write(0, {"lines": died(0, 1)})
     monkeypatch.undo()
-    said = f"json has format {other}, and this .* only format 1: .* Install that version, or use"
+    said = f"json has format {other}, and this .* only format {FORMAT}: .* Install that version, or use"
     for ask in (lambda: OPEN(checkpoint), lambda: store_of(checkpoint).spouts()):
         with pytest.raises(CheckpointFormat, match=said):
             ask()
