@@ -73,7 +73,7 @@ def test_a_rename_whose_answer_is_lost_and_that_another_replaced_is_a_conflict(
     """The next version is the other's, as of a driver that took over meanwhile."""
     first = store.replace("head", b"0", None)
     proxy.lose("rename2", lambda: store.replace("head", b"2", "2"))
-    with pytest.raises(StoreConflict, match="head was not written: another writer"):
+    with pytest.raises(StoreConflict, match="head was not written: another process has written it"):
         behind.replace("head", b"1", first)
     assert store.get("head") == (b"2", "3")
 

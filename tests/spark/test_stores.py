@@ -152,7 +152,7 @@ def test_only_one_replaces_a_version(store):
 
 
 def test_what_is_not_there_is_not_replaced(store):
-    with pytest.raises(StoreConflict, match="was not written: it was deleted"):
+    with pytest.raises(StoreConflict, match="was not written: another process has deleted it"):
         store.replace("head", b"1", store.replace("other", b"1", None))
     assert store.get("head") is None
 

@@ -26,12 +26,12 @@ import pyarrow as pa
 from ackcore.spark.base.errors import CheckpointReadOnly, StateError
 from ackcore.spark.stores.interface import (
     PIECE_BYTES,
-    StoreConflict,
     Stored,
     StoredObject,
     StoreUnavailable,
     aligned,
     checked_key,
+    conflict,
     mapped,
     version_if_equal,
 )
@@ -149,11 +149,14 @@ class ObjectStore:
             return None
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
-        """Write an object, and return its version; with ``if_absent`` only if there is none yet."""
+        """Write an object, return its version. ``if_absent``: raise StoreConflict if one exists."""
         return self._put(key, data, "create" if if_absent else "overwrite", None)
 
     def replace(self, key: str, data: bytes, version: str | None) -> str:
-        """Replace ``version`` of an object. Raises StoreConflict if the store has another one."""
+        """Replace ``version`` of an object, and return the new version.
+
+        Raises StoreConflict if the store has another version. None: there is no object yet.
+        """
         return self._put(key, data, "create" if version is None else _condition(version), version)
 
     def _put(self, key: str, data: bytes, mode: Any, version: str | None) -> str:
@@ -185,11 +188,11 @@ class ObjectStore:
         raise AssertionError("unreachable")
 
     def _unless_ours(self, key: str, data: bytes, found: Stored | None = None) -> str:
-        """Return the version of the stored object if it equals ``data``, otherwise raise."""
+        """Return the stored object's version if it equals ``data``; else raise StoreConflict."""
         return version_if_equal(self._named(key), found or self.get(key), data)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """Move a local file to an object; with ``if_absent`` only if there is none yet."""
+        """Move a local file to an object. ``if_absent``: raise StoreConflict if one exists."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
@@ -199,9 +202,7 @@ class ObjectStore:
             path.unlink()
             return
         if if_absent and self._size(key) is not None:
-            raise StoreConflict(
-                f"{self._named(key)} was not written: another writer has written it"
-            )
+            raise conflict(self._named(key))
         part = max(_PART_BYTES, -(-size // _MOST_PARTS))
         try:
             with self._asking(key, "written"):
@@ -257,7 +258,7 @@ class ObjectStore:
         return sorted(found)
 
     def list_versions(self) -> Iterator[tuple[str, int, str, int]]:
-        """Yield key, size, version and time (nanoseconds since 1970) of each object.
+        """Yield key, bytes, version and last change (nanoseconds since 1970) of each object.
 
         Raises `StateError` if the bucket does not exist.
         """
