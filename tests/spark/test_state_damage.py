@@ -128,7 +128,7 @@ def test_another_format_is_told(checkpoint, monkeypatch, other):
     with OPEN(checkpoint) as state:
         DeadLetters.open(checkpoint, state.deployment_key).write(0, {"lines": died(0, 1)})
     monkeypatch.undo()
-    said = f"json has format {other}, and this .* only format {FORMAT}: .* Install that version, or use"
+    said = f"json has format {other}, .* only format {FORMAT}: .* Install that version, or use"
     for ask in (lambda: OPEN(checkpoint), lambda: store_of(checkpoint).spouts()):
         with pytest.raises(CheckpointFormat, match=said):
             ask()

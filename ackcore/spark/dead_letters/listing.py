@@ -75,7 +75,7 @@ class LetterFilter:
     sent: bool | None = None  # whether the letter was sent again
 
     def rows(self, file: LetterFile, spout: str, notes: Sequence[Note]) -> Int64s:
-        """Return the numbers of the matching rows of a file, sorted."""
+        """Return the sorted numbers of a file's matching rows. Dropped letters never match."""
         if self.spout not in (None, spout):
             return np.empty(0, np.int64)
         letters, gone = gone_rows(file.path, spout, notes)
@@ -144,7 +144,7 @@ def list_letters(
     damaged: list[CheckpointCorrupt] | None = None,
     binary: Callable[[bytes], str] = base64_of,
 ) -> Iterator[Letter]:
-    """Yield letters, the newest micro-batch first.
+    """Yield letters, the newest micro-batch first, and in it the last letter first.
 
     Raises CheckpointCorrupt if a note is damaged, or a file is and ``damaged`` is not given.
 

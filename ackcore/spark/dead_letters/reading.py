@@ -174,7 +174,7 @@ def letters_of(
 
 
 def _rows(file: ObjectFile, spout: str, notes: Sequence[Note]) -> Iterator[pa.RecordBatch]:
-    """Yield the letters of a file, except dropped ones, with replays, file name and row number."""
+    """Yield the letters of a file that are not dropped, with the columns that `letters_of` adds."""
     letters = batch_rows(file)
     times, newest = sent_rows(letters, spout, notes)
     dropped = dropped_rows(letters, spout, notes)

@@ -207,7 +207,10 @@ def _places(places: pa.Table) -> list[dict[str, Any]]:
 
 
 def message_columns(schema: pa.Schema) -> MessageColumns:
-    """Return the columns for a message's key, value and headers; without any, all are JSON."""
+    """Return a source's columns for a message's key, value and headers.
+
+    They are all None if the columns are not those of a Kafka record: the value is JSON then.
+    """
     from ackcore.kafka.messages import MessageColumns, is_text_or_bytes  # noqa: PLC0415
 
     names = set(schema.names)
