@@ -218,7 +218,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
                 transaction.end()
 
     def read_number(self, transaction: JdbcTransaction, batch: SinkBatch) -> Written:
-        """Return the sink's last micro-batch, and lock its row."""
+        """Return the number and the content in the sink's row of the marker table; lock the row."""
         return transaction.read_number()
 
     def write_rows(self, transaction: JdbcTransaction, batch: SinkBatch) -> None:

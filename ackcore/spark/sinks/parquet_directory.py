@@ -55,9 +55,9 @@ OWNER = "_ackcore.json"
 
 
 def is_small(rows: int, size: int) -> bool:
-    """Return whether the driver writes rows itself, faster than a Spark job.
+    """Return whether rows are so few that the driver writes them, faster than a Spark job.
 
-    ``rows``: their number. ``size``: the bytes of their files.
+    ``rows``: their number. ``size``: the bytes of the run's files that hold them.
     """
     return rows <= DRIVER_ROWS and size <= DRIVER_BYTES
 
