@@ -236,7 +236,8 @@ class Letters:
     ) -> dict[str, Any]:
         """Write a file of letters, and return the entry for it that the index is to get.
 
-        ``there``: an entry of the index: if its file has the same bytes, nothing is written.
+        ``name``: the file's name before its epoch. ``fill``: writes the content. ``there``: an
+        entry of the index. If its file has the same bytes, nothing is written.
         """
         epoch = self._index.read()["epoch"]
         with made_for(self.store) as path:
@@ -297,10 +298,10 @@ class Letters:
     def _copied(
         self, spout: str, name: str, new: NewFile, there: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        """Link or copy a task's file into the store, and return its index entry, as `_put` does.
+        """Link or copy a task's file into the store, and return the entry for the index.
 
         The file is on the same storage, and its checksum is in its name. This checks its length;
-        the reader checks its checksum.
+        the reader checks its checksum. ``name``, ``there``: as in `_put`.
         """
         assert new.source is not None
         digest = checksum_in(new.source)
@@ -419,7 +420,6 @@ class Letters:
         return file.path.key in {each.path.key for each in self.files(spout)}
 
     def _delete(self, keys: Iterable[str]) -> None:
-        """Delete objects that no index names any more."""
         some = sorted(keys)
         if some:
             self.store.delete(some)

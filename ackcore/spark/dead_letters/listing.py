@@ -184,7 +184,12 @@ def _newest(of_spout: tuple[str, LetterFile]) -> tuple[int, int]:
 def count_letters(
     store: Letters, wanted: LetterFilter, damaged: list[CheckpointCorrupt] | None = None
 ) -> int:
-    """Return the number of letters that `list_letters` yields, with the same errors."""
+    """Return the number of matching letters.
+
+    Raises CheckpointCorrupt if a note is damaged, or a file is and ``damaged`` is not given.
+
+    ``damaged``: receives the error of each unreadable file. Its letters are not counted.
+    """
     notes = notes_of(store)
     many = 0
     for spout, files in files_of(store).items():

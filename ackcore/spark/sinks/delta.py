@@ -318,7 +318,6 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             raise unreachable from unreachable.__cause__
 
     def _where(self) -> str:
-        """Return the table and its endpoint for an error message."""
         endpoints = [of for name, of in self._options.items() if _ENDPOINT.fullmatch(name)]
         return f"Delta {self._shown}" + "".join(f" at {bare(each)}" for each in endpoints[:1])
 

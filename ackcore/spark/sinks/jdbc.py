@@ -230,7 +230,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         transaction.write_rows()
 
     def record(self, transaction: JdbcTransaction, batch: SinkBatch, written: Written) -> None:
-        """Update the sink's row."""
+        """Write the number and the content into the sink's row of the marker table."""
         transaction.record(written)
 
     def commit(self, transaction: JdbcTransaction) -> None:

@@ -128,7 +128,7 @@ class JdbcTransaction:
         self._move(self._fill(own))
 
     def record(self, written: Written) -> None:
-        """Update the sink's row."""
+        """Write the number and the content into the sink's row of the marker table."""
         self._mark("batch_id = ?, content = ?", written.number, written.content)
 
     def end(self) -> None:

@@ -187,7 +187,7 @@ class PostgresSink(TransactionalSink[PostgresSession]):
         return batch.refuse(numbers[list(errors_of)], list(map(_shown, errors_of.values())))
 
     def record(self, transaction: PostgresSession, batch: SinkBatch, written: Written) -> None:
-        """Update the sink's row."""
+        """Write the number and the content into the sink's row of the marker table."""
         transaction.on_marker(
             "UPDATE {marker} SET batch_id = %s, content = %s, written_at = now()"
             " WHERE (deployment, sink, target) = (%s, %s, %s)",

@@ -213,18 +213,16 @@ class HdfsStore(NumberedVersions):
                 return False
             return True
 
-        for tried in range(_LISTS):
+        for _ in range(_LISTS):
             try:
                 return self._ask(prefix, "listed", listed)
             except FileNotFoundError:
                 if not self._ask(prefix, "listed", is_there):
                     return []
-                if tried == _LISTS - 1:
-                    raise StoreUnavailable(
-                        f"{self.place(prefix)} could not be listed in {_LISTS} attempts, because "
-                        "directories in it were deleted meanwhile. Try again"
-                    ) from None
-        raise AssertionError("unreachable")
+        raise StoreUnavailable(
+            f"{self.place(prefix)} could not be listed in {_LISTS} attempts, because directories "
+            "in it were deleted meanwhile. Try again"
+        )
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -309,7 +307,6 @@ class HdfsStore(NumberedVersions):
             raise
 
     def _drop(self, temporary: str) -> None:
-        """Delete an unfinished file, if that is possible."""
         if temporary:
             with contextlib.suppress(Exception):
                 self._client.delete(temporary)

@@ -136,12 +136,12 @@ def checked_key(key: str) -> str:
     parts = key.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise ValueError(
-            f"key must be a relative path without empty parts, '.' or '..', got {key!r}"
+            f"an object's key must be a relative path without empty parts, '.' or '..', got {key!r}"
         )
     if any(_OWN.fullmatch(part) for part in parts):
         raise ValueError(
-            "key must not have a part like '.name.tmp' or '000000000001.version', which are names "
-            f"of ackcore's own files, got {key!r}"
+            "an object's key must not have a part like '.name.tmp' or '000000000001.version', "
+            f"which are names of ackcore's own files, got {key!r}"
         )
     return key
 

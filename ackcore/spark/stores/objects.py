@@ -164,7 +164,8 @@ class ObjectStore:
         from obstore.exceptions import AlreadyExistsError, PreconditionError  # noqa: PLC0415
 
         checked_key(key)
-        for tried in range(_TRIES):
+        tries = _TRIES
+        while True:
             try:
                 with self._asking(key, "written"):
                     put = obstore.put(self._store, key, data, mode=mode, use_multipart=False)
@@ -177,7 +178,8 @@ class ObjectStore:
                 return self._unless_ours(key, data)
             except StoreUnavailable as lost:
                 # It may have succeeded, or may still: then the store refuses its repetition.
-                if mode == "overwrite" or tried == _TRIES - 1:
+                tries -= 1
+                if mode == "overwrite" or not tries:
                     raise
                 try:
                     found = self.get(key)
@@ -185,7 +187,6 @@ class ObjectStore:
                     raise lost from None
                 if (None if found is None else found.version) != version:
                     return self._unless_ours(key, data, found)
-        raise AssertionError("unreachable")
 
     def _unless_ours(self, key: str, data: bytes, found: Stored | None = None) -> str:
         """Return the stored object's version if it equals ``data``; else raise StoreConflict."""
