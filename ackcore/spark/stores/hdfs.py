@@ -274,7 +274,8 @@ class HdfsStore(NumberedVersions):
         the new one, if the answer to the rename was lost. ``pieces``: returns the content in
         pieces, anew for each attempt.
         """
-        from hdfs_native import WriteOptions  # noqa: PLC0415 - an extra
+        client = self._client  # raises if hdfs-native is not installed
+        from hdfs_native import WriteOptions  # noqa: PLC0415
 
         temporary = ""
 
@@ -285,7 +286,7 @@ class HdfsStore(NumberedVersions):
             # To overwrite makes no difference but to a repetition within the client.
             options = WriteOptions(overwrite=True, create_parent=True)
             try:
-                file = self._client.create(temporary, options)
+                file = client.create(temporary, options)
                 for piece in pieces():
                     file.write(piece)
                 file.hsync()
