@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-TRACKING = {"message_id", "attempt", "due_ms", "first_ms", "last_ms", "reason", "replayed"}
 EXAMPLES = 5
 
 
@@ -161,13 +160,11 @@ def _newest(path: Path) -> Path | None:
 def _held(table: pa.Table, spout: str, key: str) -> Iterator[Held]:
     """Rows of the checkpoint: the columns of tracking, then the source's."""
     for row in table.to_pylist():
-        tracking = {name: row.pop(f"_ackcore_{name}") for name in sorted(TRACKING)}
-        for name in ("order", "dedup_key"):  # of a spout that is ordered, or ends duplicates
-            row.pop(f"_ackcore_{name}", None)
-        error_type = tracking["reason"]["type"]
-        yield Held(
-            row.get(key), spout, tracking["message_id"], tracking["attempt"], error_type, row, None
+        tracking = {name: row.pop(name) for name in [*row] if name.startswith("_ackcore_")}
+        message_id, attempt, reason = (
+            tracking[f"_ackcore_{name}"] for name in ("message_id", "attempt", "reason")
         )
+        yield Held(row.get(key), spout, message_id, attempt, reason["type"], row, None)
 
 
 def letter_files(directory: Path) -> Iterator[tuple[Path, int, int]]:

@@ -60,20 +60,32 @@ def OPEN(checkpoint, topology=TOPOLOGY, kind="batch", **rest):
     return state
 
 
+def tracked(source, **known):
+    """Rows of a source as they wait or are dead; columns of tracking that are not given are 0.
+
+    ``known``: by column of tracking, without its prefix, a value of each row or one of all.
+    """
+    n, columns = len(source), []
+    known = {"reason": Reason("split", "ValueError", "no")._asdict(), **known}
+    for field in TRACKING:
+        values = known.pop(field.name.removeprefix("_ackcore_"), 0)
+        values = values if isinstance(values, (list, range)) else [values] * n
+        columns.append(pa.array(values).cast(field.type))
+    assert not known
+    return pa.table([*columns, *source.columns], schema=pa.schema([*TRACKING, *source.schema]))
+
+
 def records(first, n, due_ms=1000, attempt=1, step=1):
     """Rows ``first`` to ``first + n``; row k is due at ``due_ms + k * step``."""
     rows = range(first, first + n)
-    columns = [
-        pa.array([f"id-{row}" for row in rows]),
-        pa.array([attempt] * n, pa.int32()),
-        pa.array([due_ms + row * step for row in rows], pa.int64()),
-        pa.array(list(rows), pa.int64()),
-        pa.array([row + 1 for row in rows], pa.int64()),
-        pa.array([Reason("split", "ValueError", "no")._asdict()] * n, REASON_TYPE),
-        pa.array([0] * n, pa.int32()),
-        pa.array([f"line {row}" for row in rows], pa.string()),
-    ]
-    return pa.table(columns, schema=TRACKING.append(pa.field("value", pa.string())))
+    return tracked(
+        pa.table({"value": pa.array([f"line {row}" for row in rows], pa.string())}),
+        message_id=[f"id-{row}" for row in rows],
+        attempt=attempt,
+        due_ms=[due_ms + row * step for row in rows],
+        first_ms=rows,
+        last_ms=[row + 1 for row in rows],
+    )
 
 
 BAD = Reason("split", "ValueError", "no\x1fgood ☠")

@@ -10,20 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from checkpoints import tracked
 from pyspark import cloudpickle
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from ackcore.spark.base.schemas import (
-    ATTEMPT,
-    DUE_MS,
-    FIRST_MS,
-    LAST_MS,
-    MESSAGE_ID,
-    REASON,
-    REASON_TYPE,
-    REPLAYED,
-)
 from ackcore.spark.engine import reread
 from ackcore.spark.engine.action import run
 from ackcore.spark.engine.setup import InputFrame, RunPlan, setup_on_spark
@@ -151,21 +142,9 @@ def due_in(directory):
     """``due(rows)`` makes a file of records that are due: (message id, attempt, id, text)."""
 
     def due(rows):
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        zeros = [0] * len(rows)
-        table = pa.table(
-            {
-                MESSAGE_ID: columns[0],
-                ATTEMPT: pa.array(columns[1], pa.int32()),
-                DUE_MS: zeros,
-                FIRST_MS: zeros,
-                LAST_MS: zeros,
-                REASON: pa.nulls(len(rows), REASON_TYPE),
-                REPLAYED: pa.array([0] * len(rows), pa.int32()),
-                "id": pa.array(columns[2], pa.int64()),
-                "text": pa.array(columns[3], pa.string()),
-            }
-        )
+        ids, attempts, *columns = (list(column) for column in zip(*rows, strict=True))
+        source = pa.table(columns, pa.schema([("id", pa.int64()), ("text", pa.string())]))
+        table = tracked(source, message_id=ids, attempt=attempts)
         file = RowFileWriter(str(directory), table.schema, 0, 0)
         file.write(*table.to_batches())
         name, n, _ = file.finish()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
+from checkpoints import tracked
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,6 @@ from ackcore import _arrow as arrow
 from ackcore._arrow import bytes_before, end_within, rebatched
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.spark.base.checksummed import write_table
-from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.stores.run_files import read_table_at
 from ackcore.spark.tasks import spout_stage
 from ackcore.spark.tasks.record_ids import SpoutSpec
@@ -144,14 +144,8 @@ def test_rows_that_cannot_be_combined_all_come_in(huge):
 def test_retries_that_cannot_be_combined_all_run(huge):
     schema = pa.schema([("line", pa.string())])
     one = SpoutSpec("lines", 0, schema, (), True, False, False, 7)
-    told = [
-        pa.nulls(1, field.type)
-        if pa.types.is_struct(field.type)
-        else pa.array([0]).cast(field.type)
-        for field in TRACKING
-    ]
-    batch = pa.record_batch([*told, huge], schema=pa.schema([*TRACKING, *schema]))
-    found = list(due_records(one, pa.Table.from_batches([batch] * 3), 40))
+    due = tracked(pa.table([huge], schema=schema))
+    found = list(due_records(one, pa.concat_tables([due] * 3), 40))
     assert [(some.first, len(some.batch)) for some in found] == [(40, 1), (41, 1), (42, 1)]
     assert {some.batch.schema for some in found} == {schema}
 

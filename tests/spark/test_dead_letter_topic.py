@@ -8,6 +8,7 @@ import sys
 
 import pyarrow as pa
 import pytest
+from checkpoints import tracked
 from pyspark import cloudpickle
 
 pytest.importorskip("confluent_kafka")
@@ -53,18 +54,14 @@ RECORD = pa.schema(
 
 def dead(schema, *rows, attempt=3):
     """Return the letters in the form of a decision."""
-    about = {
-        "_ackcore_message_id": [f"id-{n}" for n in range(len(rows))],
-        "_ackcore_attempt": [attempt] * len(rows),
-        "_ackcore_due_ms": [0] * len(rows),
-        "_ackcore_first_ms": [1] * len(rows),
-        "_ackcore_last_ms": [2] * len(rows),
-        "_ackcore_reason": [Reason("split", "ValueError", "bad")._asdict()] * len(rows),
-        "_ackcore_replayed": [0] * len(rows),
-    }
-    columns = pa.Table.from_pylist(list(rows), schema).columns
-    tracking = pa.table(about, schema=TRACKING).columns
-    return pa.table([*tracking, *columns], schema=pa.schema([*TRACKING, *schema]))
+    return tracked(
+        pa.Table.from_pylist(list(rows), schema),
+        message_id=[f"id-{n}" for n in range(len(rows))],
+        attempt=attempt,
+        first_ms=1,
+        last_ms=2,
+        reason=Reason("split", "ValueError", "bad")._asdict(),
+    )
 
 
 @pytest.fixture

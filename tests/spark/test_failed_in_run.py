@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from branching import ROWS, Branch, RowBranch, expected
+from checkpoints import tracked
 from hypothesis import given
 from hypothesis import strategies as st
 from test_stages import Hold, Simulation, roots
@@ -24,7 +25,7 @@ from ackcore.spark.base.errors import RowFileDamaged
 from ackcore.spark.base.letter_columns import as_letters, as_tracked
 from ackcore.spark.base.reasons import Reasons
 from ackcore.spark.base.root_ids import in_order
-from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, TRACKING
+from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED
 from ackcore.spark.engine import reread
 from ackcore.spark.engine.decide import propagate_failures
 from ackcore.spark.stores.run_files import read_table_at
@@ -35,7 +36,7 @@ from ackcore.spark.tasks.record_ids import RETRIES, pick
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, RowFile, RowFileWriter, partition_in
 from ackcore.spark.tasks.spout_stage import RetryStage, Slice, SpoutStage
 from ackcore.testing import Source
-from ackcore.topology import BatchBolt, Bolt, Reason, Reject, Retry, TopologyBuilder, Unavailable
+from ackcore.topology import BatchBolt, Bolt, Reject, Retry, TopologyBuilder, Unavailable
 
 RULES = Rules(1_000_000, 1_000_000, Policy(2, 1000, 60_000), 1e12, inline_bytes=0)
 
@@ -237,8 +238,7 @@ def read_again(simulation, done, failed, values):
             lost = pa.Table.from_batches([pick(some, {"spout": roots}, {}, 0)])
             at = np.searchsorted(failed["root_id"].to_numpy(), lost[ROOT_ID].to_numpy())
             said = Reasons.of_texts(failed["reason"].take(pa.array(at)))
-            n = len(lost)
-            told = judge(RULES, lost, said, np.full(n, RULES.now_ms), np.zeros(n, np.int32))
+            told = judge(RULES, some, lost, said)
             uncounted += told.uncounted
             for rows, table in zip(found, (told.waits, as_letters(told.dies, 0)), strict=True):
                 rows.extend(table.to_pylist())
@@ -414,13 +414,14 @@ def test_what_was_due_keeps_what_is_known_of_it(simulate, tmp_path):
     """When it was first seen, how often it was sent again, and its place among those due."""
     simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
     n = 20
-    tracking = [
-        [f"id-{i}" for i in range(n)], [i % 2 for i in range(n)], [0] * n,
-        [500 + i for i in range(n)], [600] * n, [Reason("b", "E", "x")._asdict()] * n,
-        [i % 3 for i in range(n)],
-    ]  # fmt: skip
-    values = [2] * n
-    table = pa.table([*tracking, list(range(n)), values], schema=pa.schema([*TRACKING, *ROWS]))
+    table = tracked(
+        pa.table([list(range(n)), [2] * n], schema=ROWS),
+        message_id=[f"id-{i}" for i in range(n)],
+        attempt=[i % 2 for i in range(n)],
+        first_ms=[500 + i for i in range(n)],
+        last_ms=600,
+        replayed=[i % 3 for i in range(n)],
+    )
     file = RowFileWriter(str(tmp_path), table.schema, 0, 0)
     for batch in table.to_batches(6):
         file.write(batch)

@@ -234,7 +234,7 @@ def test_what_one_that_was_killed_left_is_dropped(derby, files, monkeypatch):
     derby.execute(BARE)
     sink = derby.sink()
     with monkeypatch.context() as patch:
-        patch.setattr(jdbc_transaction.JdbcTransaction, "_drop_own", lambda self: None)
+        patch.setattr(jdbc_transaction.JdbcTransaction, "end", lambda self: None)
         patch.setattr(failpoints, "_POINTS", failpoints.parse("in-transaction=raise"))
         with pytest.raises(FailpointReached):
             sink.write(derby.accepted(files))

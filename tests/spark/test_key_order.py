@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pyarrow as pa
 import pytest
+from checkpoints import tracked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark import cloudpickle
@@ -17,7 +18,7 @@ from pyspark import cloudpickle
 from ackcore.ids import root_ids
 from ackcore.spark import start
 from ackcore.spark.base.reasons import BEHIND, FAILED
-from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, ORDER, TRACKING
+from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, ORDER
 from ackcore.spark.checkpoint.decisions import Retries
 from ackcore.spark.checkpoint.schema_changes import fit_columns
 from ackcore.spark.checkpoint.waiting import Waiting
@@ -168,17 +169,13 @@ def test_what_failed_behind_another_has_had_no_attempt(tmp_path):
 def waiting(rows):
     """Rows (key, n, due, order) that wait."""
     columns = [list(column) for column in zip(*rows, strict=True)]
-    n = len(rows)
-    tracking = [
-        [str(one) for one in columns[1]],
-        [0] * n,
-        columns[2],
-        *[[0] * n] * 2,
-        [BEHIND._asdict()] * n,
-    ]
     source = [columns[0], columns[1], columns[3]]
-    schema = pa.schema([*TRACKING, *ROWS, (ORDER, pa.int64())])
-    return pa.table([*tracking, [0] * n, *source], schema=schema)
+    return tracked(
+        pa.table(source, schema=pa.schema([*ROWS, (ORDER, pa.int64())])),
+        message_id=[str(one) for one in columns[1]],
+        due_ms=columns[2],
+        reason=BEHIND._asdict(),
+    )
 
 
 def as_it_is(spout, table):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from checkpoints import BAD, SLOW, died
+from checkpoints import BAD, SLOW, died, tracked
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +18,6 @@ from ackcore.spark.base import letter_columns as letter_files
 from ackcore.spark.base.checksummed import write_table
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.root_ids import distinct, in_order, in_ranges
-from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, REASON, REASON_TYPE, REPLAYED, TRACKING
 from ackcore.spark.checkpoint.dead_records import Dead, DeadFile
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, nonacked_of
 from ackcore.spark.checkpoint.table_cache import TableCache
@@ -204,15 +203,8 @@ def own_pool():
 @pytest.mark.parametrize(("n", "letters"), [(1 << 17, 1), (1 << 15, 1000)], ids=["short", "long"])
 def test_what_had_no_room_is_written_a_little_at_a_time(tmp_path, no_syncing, n, letters):
     said = Reason("bolt", "Failed", "the service is away")._asdict()
-    of_schema = {
-        MESSAGE_ID: pa.array(range(n)).cast(pa.string()),
-        REASON: pa.repeat(pa.scalar(said, REASON_TYPE), n),
-        REPLAYED: pa.array(np.zeros(n, np.int32)),
-        ATTEMPT: pa.array(np.ones(n, np.int32)),
-    }
-    columns = [of_schema.get(name, pa.array(np.full(n, 7))) for name in TRACKING.names]
-    line = pa.repeat("x" * letters, n)
-    table = pa.table([*columns, line], pa.schema([*TRACKING, ("line", pa.string())]))
+    source = pa.table({"line": pa.repeat("x" * letters, n)})
+    table = tracked(source, message_id=range(n), attempt=1, reason=said)
     cache = TableCache(LocalStore(tmp_path), 1)
     parts = [DeadFile(cache, cache.write_table("0.e1", name, table), n, 0, 9) for name in "ab"]
     store = DeadLetters(letters_at(str(tmp_path / "letters")))

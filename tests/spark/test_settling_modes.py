@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 from branching import ROWS, scramble
+from checkpoints import tracked
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from test_stages import SEEDS, Simulation
@@ -21,7 +22,6 @@ from test_stages import SEEDS, Simulation
 from ackcore import FAIL
 from ackcore.ids import spout_key
 from ackcore.retry import Policy
-from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, TRACKING
 from ackcore.spark.engine.action import read_results
 from ackcore.spark.settle.wire import CohortEvents
 from ackcore.spark.tasks import bolts, exchange, settle_stage, spout_stage
@@ -192,24 +192,13 @@ class World(Simulation):
             sent.append(self.task(SpoutStage(self.work, of, name), partition, some))
         if retries:
             n = len(retries)
-            columns = {
-                MESSAGE_ID: [f"old-{i}" for i in range(n)],
-                ATTEMPT: [1 + value % 70 for value in retries],
-                "due_ms": [0] * n,
-                "record": [9000 + i for i in range(n)],
-                "value": retries,
-            }
-            arrays = [
-                pa.array(columns[f.name], f.type)
-                if f.name in columns
-                else pa.array([0] * n, f.type)
-                if pa.types.is_integer(f.type)
-                else pa.nulls(n, f.type)
-                for f in [*TRACKING, *ROWS]
-            ]
-            batch = pa.RecordBatch.from_arrays(arrays, names=[f.name for f in [*TRACKING, *ROWS]])
+            due = tracked(
+                pa.table([[9000 + i for i in range(n)], retries], schema=ROWS),
+                message_id=[f"old-{i}" for i in range(n)],
+                attempt=[1 + value % 70 for value in retries],
+            )
             stage = DueStage(self.work, {"spout": self.sources["spout"]}, "spout")
-            sent.append(self.task(stage, len(sent), [batch]))
+            sent.append(self.task(stage, len(sent), due.to_batches()))
         return sent
 
     def read(self, rows):

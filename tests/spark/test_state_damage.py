@@ -10,15 +10,16 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from checkpoints import OPEN, decision, records, roots, run_one
+from checkpoints import OPEN, DeadLetters, decision, died, records, roots, run_one, store_of
 
 from ackcore.spark.base import checksummed
 from ackcore.spark.base.errors import (
     CheckpointCorrupt,
-    CheckpointNewer,
+    CheckpointFormat,
     CheckpointReadOnly,
     StateError,
 )
+from ackcore.spark.base.schemas import FORMAT
 from ackcore.spark.checkpoint.records import HEAD
 from ackcore.spark.stores.run_files import RecordFile, read_table_at
 
@@ -120,15 +121,17 @@ def test_a_head_that_cannot_be_read_is_told(checkpoint):
         OPEN(checkpoint)
 
 
-def test_a_newer_format_is_told(checkpoint, monkeypatch):
-    monkeypatch.setattr(checksummed, "FORMAT", 2)
+@pytest.mark.parametrize("other", [FORMAT - 1, FORMAT + 1])
+def test_another_format_is_told(checkpoint, monkeypatch, other):
+    monkeypatch.setattr(checksummed, "FORMAT", other)
     made(checkpoint)
+    with OPEN(checkpoint) as state:
+        DeadLetters.open(checkpoint, state.deployment_key).write(0, {"lines": died(0, 1)})
     monkeypatch.undo()
-    with pytest.raises(
-        CheckpointNewer, match=r"head.json has format 2, and this .* up to 1"
-    ) as told:
-        OPEN(checkpoint)
-    assert "Start the query with that version" in str(told.value)
+    said = f"json has format {other}, .* only format {FORMAT}: .* Install that version, or use"
+    for ask in (lambda: OPEN(checkpoint), lambda: store_of(checkpoint).spouts()):
+        with pytest.raises(CheckpointFormat, match=said):
+            ask()
 
 
 def test_a_plan_that_counts_other_rows_than_there_are_is_told(checkpoint):

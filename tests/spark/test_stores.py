@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -152,7 +153,7 @@ def test_only_one_replaces_a_version(store):
 
 
 def test_what_is_not_there_is_not_replaced(store):
-    with pytest.raises(StoreConflict, match="was not written: it was deleted"):
+    with pytest.raises(StoreConflict, match="was not written: another process has deleted it"):
         store.replace("head", b"1", store.replace("other", b"1", None))
     assert store.get("head") is None
 
@@ -663,3 +664,15 @@ def test_what_is_no_bucket_is_a_path(tmp_path):
         open_store("viewfs://host/path", "path")
     with pytest.raises(ValueError, match="must be a path, or begin with one of s3://"):
         store_url("viewfs://host/path", "path")
+
+
+@pytest.mark.parametrize(
+    ("url", "library", "extra"),
+    [("s3://b/a", "obstore", "stores"), ("hdfs://there:8020/a", "hdfs_native", "hdfs")],
+)
+def test_without_its_library_the_error_says_what_to_install(monkeypatch, url, library, extra):
+    monkeypatch.setitem(sys.modules, library, None)
+    store = open_store(url, "path")
+    for ask in (lambda: store.get("b"), lambda: store.put("b", b"")):
+        with pytest.raises(ImportError, match=rf"{url} needs .* 'ackcore\[{extra}\]'"):
+            ask()

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from ackcore.spark.base.reasons import FAILED, Reasons
-from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, MESSAGE_ID, REPLAYED, SinkFile
+from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, SinkFile
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
@@ -31,6 +31,7 @@ from ackcore.spark.stores.run_files import making_in, read_file
 from ackcore.spark.tasks import inflight_markers
 from ackcore.spark.tasks.failed_rows import FailedRows
 from ackcore.spark.tasks.failed_writer import FailedWriter
+from ackcore.spark.tasks.record_ids import SourceRecords
 from ackcore.spark.tasks.row_files import PLACE, ROOT, ROOT_ID, ROOTS, RowFileWriter, read_whole
 from ackcore.topology import BasicBolt, TopologyBuilder
 from ackcore.topology.tuples import Reason
@@ -231,12 +232,12 @@ class World(Sink):
         said = dict(zip(failed["root_id"].to_pylist(), failed["reason"].to_pylist(), strict=True))
         for spout, lost in self.fetch(setup, accepted, failed).items():
             reasons = Reasons.of_texts(pa.array([said[root] for root in lost[ROOT_ID].to_pylist()]))
-            first_ms, replayed = np.full(len(lost), rules.now_ms), np.zeros(len(lost), np.int32)
-            for row, place in enumerate(lost[PLACE].to_pylist()):
-                if place is not None:
-                    due = read_whole(setup.plan.retries[spout]).slice(place, 1).to_pylist()[0]
-                    first_ms[row], replayed[row] = due[FIRST_MS], due[REPLAYED]
-            writer.add(spout, lost, reasons, first_ms, replayed)
+            new = lost[PLACE].is_null().to_numpy()
+            due = None if new.all() else read_whole(setup.plan.retries[spout])
+            for rows, stored in ((new, None), (~new, due)):
+                some = SourceRecords(SimpleNamespace(name=spout), None, 0, 0, due=stored)
+                for failed_rows in lost.filter(pa.array(rows)).combine_chunks().to_batches():
+                    writer.write(some, failed_rows, reasons.taken(np.flatnonzero(rows)))
         report, tables = writer.finish()
         return FailedRows.of("", [report], tables)
 

@@ -29,10 +29,9 @@ from ackcore._arrow import rebatched
 from ackcore._backend import fingerprint
 from ackcore._files import sync_directory
 from ackcore.spark.base.atomic import writing
-from ackcore.spark.base.errors import WAY_OUT, CheckpointNewer, corrupt
+from ackcore.spark.base.errors import WAY_OUT, CheckpointFormat, corrupt
+from ackcore.spark.base.schemas import FORMAT
 
-#: The format of a checkpoint's files.
-FORMAT = 1
 #: The end of the message about a damaged file of an undecided run.
 RUN_AGAIN = "Start again: its micro-batch is not decided, and is run again"
 #: The checksum in a file's name.
@@ -84,7 +83,7 @@ def record_bytes(name: str, body: Mapping[str, Any]) -> bytes:
 def record_in(data: bytes, path: str | os.PathLike[str], name: str) -> dict[str, Any]:
     """Return the record ``name`` from the bytes of an object.
 
-    Raises CheckpointCorrupt if they are damaged or another record, CheckpointNewer if a later
+    Raises CheckpointCorrupt if they are damaged or another record, CheckpointFormat if another
     version of ackcore wrote them. ``path``: the path or URL of the object, for messages.
     """
     line, _, rest = data.partition(b"\n")
@@ -93,10 +92,10 @@ def record_in(data: bytes, path: str | os.PathLike[str], name: str) -> dict[str,
             path, f"is damaged: its {len(data)} bytes are not one line followed by its checksum"
         )
     body: dict[str, Any] = json.loads(line)
-    if body["format"] > FORMAT:
-        raise CheckpointNewer(
-            f"{path} has format {body['format']}, and this ackcore reads formats up to {FORMAT}: "
-            "a newer version wrote it. Start the query with that version"
+    if body["format"] != FORMAT:
+        raise CheckpointFormat(
+            f"{path} has format {body['format']}, and this version of ackcore reads only format "
+            f"{FORMAT}: another version wrote it. Install that version, or use a new checkpoint"
         )
     if body["file"] != name:
         raise corrupt(path, f"contains the record {body['file']}, so it was copied or renamed")

@@ -25,8 +25,8 @@ class CheckpointForeign(StateError):
     """The checkpoint or an output belongs to another topology, query or kind of run."""
 
 
-class CheckpointNewer(StateError):
-    """A newer ackcore wrote the checkpoint."""
+class CheckpointFormat(StateError):
+    """Another version of ackcore wrote the checkpoint, in a format that this one cannot read."""
 
 
 class CheckpointReadOnly(StateError):

@@ -1,4 +1,4 @@
-"""Dead letters: their columns, their conversion from dead records, and the writing of their files.
+"""Dead letters: their conversion from dead records, and the writing of their files.
 
 Tasks write the files of many dead letters, and the driver those of few.
 """
@@ -18,44 +18,14 @@ from ackcore.spark.base.reasons import reason_column
 from ackcore.spark.base.schemas import (
     ATTEMPT,
     DUE_MS,
-    FIRST_MS,
-    LAST_MS,
-    MESSAGE_ID,
+    LETTER,
+    OF_REASON,
     REASON,
     REPLAYED,
+    TRACKED,
     TRACKING,
 )
 
-TIME = pa.timestamp("ms", "UTC")
-#: The columns of a dead letter besides its payload.
-LETTER = pa.schema(
-    [
-        pa.field("message_id", pa.string()),
-        pa.field("attempts", pa.int32()),
-        pa.field("error_type", pa.string()),
-        pa.field("error_message", pa.string()),
-        pa.field("component", pa.string()),
-        pa.field("first_ms", TIME),
-        pa.field("last_ms", TIME),
-        pa.field("batch_id", pa.int64()),
-        # The number of replays before this death.
-        pa.field("replays", pa.int32()),
-    ]
-)
-#: By column of `LETTER`, the column of `TRACKING` or the field of the reason that has its value.
-#: Places of a new column: `LETTER` and this table; `Letter` in ``dead_letters/listing.py``; its
-#: type in `_SPARK` of ``dead_letters/reading.py``, if no other column has this type.  If its value
-#: is kept while a record waits: `TRACKING` in ``schemas.py``, `judge` in ``tasks/failed_rows.py``,
-#: and `FailedWriter.write` and `add` in ``tasks/failed_writer.py``, which call it.  Raise `FORMAT`
-#: in ``checksummed.py``: letters without the column cannot be read.
-_TRACKED = {
-    "message_id": MESSAGE_ID,
-    "attempts": ATTEMPT,
-    "first_ms": FIRST_MS,
-    "last_ms": LAST_MS,
-    "replays": REPLAYED,
-}
-_OF_REASON = {"component": "component", "error_type": "type", "error_message": "message"}
 #: Pages have checksums, so that a flipped bit raises an error.
 _WRITING: dict[str, Any] = {"write_page_checksum": True}
 _CODEC = "zstd"
@@ -69,8 +39,8 @@ GROUP_ROWS, GROUP_BYTES = 1 << 16, 1 << 23
 def as_letters(dead: pa.Table, number: int) -> pa.Table:
     """Convert dead records of micro-batch ``number`` to dead letters."""
     payload = dead.select(dead.column_names[len(TRACKING) :])
-    values = {name: pc.struct_field(dead[REASON], field) for name, field in _OF_REASON.items()}
-    values |= {name: dead[tracked] for name, tracked in _TRACKED.items()}
+    values = {name: pc.struct_field(dead[REASON], field) for name, field in OF_REASON.items()}
+    values |= {name: dead[tracked] for name, tracked in TRACKED.items()}
     values["batch_id"] = pa.array(np.full(dead.num_rows, number))
     columns = [values[field.name].cast(field.type) for field in LETTER]
     return pa.table([*columns, payload.to_struct_array()], schema=schema_of(payload.schema))
@@ -90,11 +60,11 @@ def as_tracked(
     the source's columns.
     """
     values = {
-        tracked: letters[name].cast(LETTER.field(name).type) for name, tracked in _TRACKED.items()
+        tracked: letters[name].cast(LETTER.field(name).type) for name, tracked in TRACKED.items()
     }
     values |= {ATTEMPT: attempts, REPLAYED: replayed}
     values[DUE_MS] = pa.array(np.zeros(len(letters), np.int64))
-    values[REASON] = reason_column(*(letters[name] for name in _OF_REASON))
+    values[REASON] = reason_column(*(letters[name] for name in OF_REASON))
     columns = [values[field.name].cast(field.type) for field in TRACKING]
     if not payload:
         return pa.table(columns, schema=TRACKING)

@@ -1,4 +1,10 @@
-"""The columns that track waiting and dead records, and the types that Parquet cannot hold."""
+"""The columns of waiting and dead records and of dead letters, and types that do not fit Parquet.
+
+Places of a new column of dead letters: `LETTER`, and `TRACKED` or `OF_REASON`; `Letter` in
+``dead_letters/listing.py``; the docstring of `dead_letters` in ``dead_letters/reading.py``.  If its
+value is kept while a record waits: `TRACKING`, and `judge` in ``tasks/failed_rows.py``.  Raise
+`FORMAT`: files without the column cannot be read.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +21,9 @@ FIRST_MS = "_ackcore_first_ms"
 LAST_MS = "_ackcore_last_ms"
 REASON = "_ackcore_reason"
 REPLAYED = "_ackcore_replayed"
+
+#: The format of a checkpoint's files and of a store of dead letters.
+FORMAT = 1
 
 #: The type of a column of `Reason`.
 REASON_TYPE = pa.struct(
@@ -43,6 +52,32 @@ TRACKING = pa.schema(
         pa.field(REPLAYED, pa.int32(), nullable=False),
     ]
 )
+
+TIME = pa.timestamp("ms", "UTC")
+#: The columns of a dead letter besides its payload.
+LETTER = pa.schema(
+    [
+        pa.field("message_id", pa.string()),
+        pa.field("attempts", pa.int32()),
+        pa.field("error_type", pa.string()),
+        pa.field("error_message", pa.string()),
+        pa.field("component", pa.string()),
+        pa.field("first_ms", TIME),
+        pa.field("last_ms", TIME),
+        pa.field("batch_id", pa.int64()),
+        # The number of replays before this death.
+        pa.field("replays", pa.int32()),
+    ]
+)
+#: By column of `LETTER`, the column of `TRACKING` or the field of the reason that has its value.
+TRACKED = {
+    "message_id": MESSAGE_ID,
+    "attempts": ATTEMPT,
+    "first_ms": FIRST_MS,
+    "last_ms": LAST_MS,
+    "replays": REPLAYED,
+}
+OF_REASON = {"component": "component", "error_type": "type", "error_message": "message"}
 
 
 #: The position in the order of arrival, for records of an ordered spout.  While a record waits,

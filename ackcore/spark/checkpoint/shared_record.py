@@ -45,7 +45,7 @@ class SharedRecord:
     def read(self) -> Body:
         """Return the record as last read or replaced; empty if it does not exist.
 
-        Raises CheckpointCorrupt, CheckpointNewer or StateError if the record cannot be read.
+        Raises CheckpointCorrupt, CheckpointFormat or StateError if the record cannot be read.
         """
         with self._lock:
             return self._body if self._known else self.load()

@@ -109,9 +109,9 @@ class State:
         """Make the checkpoint if it does not exist, check it, and lock it.
 
         Raises ValueError if ``path`` is a URI, other than ``file:`` and those of buckets. Raises
-        CheckpointInUse, CheckpointReadOnly, CheckpointCorrupt, CheckpointForeign or CheckpointNewer
-        in the cases that their names describe. Raises StateError if it cannot be read or written
-        for another reason, such as a full disk.
+        CheckpointInUse, CheckpointReadOnly, CheckpointCorrupt, CheckpointForeign or
+        CheckpointFormat in the cases that their names describe. Raises StateError if it cannot be
+        read or written for another reason, such as a full disk.
 
         ``path``: the checkpoint, on a local or a shared file system, or the URL of a place in a
         bucket. In a bucket it is taken over from any driver that has it open. ``topology``: the

@@ -48,7 +48,10 @@ class CheckpointView:
         Raises StateError if the checkpoint has been deleted.
         """
         if self.meta() is None:
-            raise StateError(f"the checkpoint was deleted: {self._records.entry(META)} is missing")
+            raise StateError(
+                f"the checkpoint was deleted while it was read: {self._records.entry(META)} is "
+                "missing. If it was moved, give its new path"
+            )
         return self._records
 
     def meta(self) -> dict[str, Any] | None:
@@ -56,7 +59,10 @@ class CheckpointView:
         return self._records.read_meta()
 
     def tables(self, check: bool) -> TableCache:
-        """Return the reader of the checkpoint's tables. ``check``: as in `TableCache`."""
+        """Return the reader of the checkpoint's tables.
+
+        ``check``: whether to check the lengths and checksums of files on a file system.
+        """
         return TableCache(self._store, self.epoch(), check=check)
 
     def segments(self) -> SegmentFiles:
@@ -64,7 +70,7 @@ class CheckpointView:
         return SegmentFiles(self._store, self.epoch())
 
     def progress(self, most: int) -> list[dict[str, Any]]:
-        """Return the progress of the last ``most`` micro-batches.
+        """Return the progress of the last ``most`` micro-batches, the newest one last.
 
         In a bucket the last one may be missing: the driver writes it together with the next record.
         """
@@ -195,7 +201,7 @@ def fields_of(checkpoint: CheckpointView) -> dict[str, list[str]]:
 
 
 def check_spout(store: Letters, spout: str | None) -> None:
-    """Raise ValueError if a spout neither has letters nor is in the topology."""
+    """Raise ValueError if a spout has no letters and is not in the topology; None is any spout."""
     known = {*store.spouts()}
     if spout is None or spout in known:
         return

@@ -69,7 +69,7 @@ class Compaction:
             neighbours = [tuple(some) for _, some in groupby(level, key=lambda file: file.first)]
             if len(neighbours) < _FEWEST:
                 continue
-            for schemas, alike in groupby(neighbours, key=self._schemas_of):
+            for schemas, alike in groupby(neighbours, key=lambda some: {*map(self._schema, some)}):
                 if len(schemas) > 1:
                     continue
                 run: list[tuple[LetterFile, ...]] = []
@@ -86,9 +86,6 @@ class Compaction:
                 if len(run) >= _FEWEST:
                     return [file for some in run for file in some]
         return None
-
-    def _schemas_of(self, files: tuple[LetterFile, ...]) -> frozenset[bytes]:
-        return frozenset(map(self._schema, files))
 
     def _schema(self, file: LetterFile) -> bytes:
         if file not in self._schemas:

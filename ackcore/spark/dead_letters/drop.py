@@ -45,10 +45,14 @@ _PASSES = 3
 
 
 class Dropped(NamedTuple):
-    """The result of `drop`."""
+    """The result of `drop`.
 
-    request: str  # the name of the note
-    records: dict[str, int]  # the number of dropped letters, by spout
+    Attributes: ``request``: the name of the note that the store keeps. ``records``: the number of
+    dropped letters, by spout.
+    """
+
+    request: str
+    records: dict[str, int]
 
 
 def drop(path: str | os.PathLike[str], where: LetterFilter, *, dry_run: bool = False) -> Dropped:

@@ -92,7 +92,10 @@ class ObjectFile:
         return f"{self.objects.store.url}/{self.key}"
 
     def open(self) -> pa.NativeFile:
-        """Open the file, or the one that replaced it and has the same letters in the same rows."""
+        """Open the file, or the one that replaced it and has the same letters in the same rows.
+
+        Raises FileNotFoundError if both are missing, pyarrow.ArrowInvalid if the file is damaged.
+        """
         try:
             data = self.objects.read(self.key, self.size, self.digest)
         except FileNotFoundError:
@@ -176,9 +179,9 @@ def read_parts(
 
 @contextlib.contextmanager
 def reading_letters(path: ObjectFile) -> Iterator[pq.ParquetFile]:
-    """Open a file of letters for a ``with`` block. Errors of reading in the block name the file.
+    """Open a file of letters as a ParquetFile for a ``with`` block.
 
-    Raises CheckpointCorrupt if the file is damaged or missing.
+    Raises CheckpointCorrupt if the file is damaged or missing, also for an error in the block.
     """
     with _reading(path), pq.ParquetFile(path.open(), page_checksum_verification=True) as file:
         yield file
@@ -241,7 +244,10 @@ def emptied_rows(file: pq.ParquetFile) -> Bools | None:
 
 
 def read_letters(path: ObjectFile, columns: list[str] | None = None) -> pa.Table:
-    """Return the letters of a file. Raises CheckpointCorrupt if the file is damaged or missing."""
+    """Return the letters of a file; of ``columns``, if given, only these columns.
+
+    Raises CheckpointCorrupt if the file is damaged or missing.
+    """
     with _reading(path):
         return pq.read_table(
             path.open(), columns=columns, page_checksum_verification=True, partitioning=None

@@ -97,14 +97,15 @@ class Letters:
     # -- owner --------------------------------------------------------------------------------
 
     def owner(self) -> dict[str, Any] | None:
-        """Return the description of the store's checkpoint, or None if it has none yet."""
+        """Return the place and deployment key of the store's checkpoint; None if it has none."""
         return self._index.read().get("owner")
 
     def own(self, about: Mapping[str, str], check_owner: Callable[[], object]) -> None:
         """Let this driver write to the store; writes of earlier drivers raise from now on.
 
-        ``about``: the description of its checkpoint, which `owner` returns. ``check_owner``: raises
-        if another driver has taken over the checkpoint.
+        ``about``: what `owner` returns from now on: ``checkpoint``, a path or URL, and
+        ``deployment_key``, 16 hex digits. ``check_owner``: raises if another driver has taken over
+        the checkpoint.
         """
         token = secrets.token_hex(16)
 
@@ -235,7 +236,8 @@ class Letters:
     ) -> dict[str, Any]:
         """Write a file of letters, and return the entry for it that the index is to get.
 
-        ``there``: an entry of the index: if its file has the same bytes, nothing is written.
+        ``name``: the file's name before its epoch. ``fill``: writes the content. ``there``: an
+        entry of the index. If its file has the same bytes, nothing is written.
         """
         epoch = self._index.read()["epoch"]
         with made_for(self.store) as path:
@@ -296,10 +298,10 @@ class Letters:
     def _copied(
         self, spout: str, name: str, new: NewFile, there: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        """Link or copy a task's file into the store, and return its index entry, as `_put` does.
+        """Link or copy a task's file into the store, and return the entry for the index.
 
         The file is on the same storage, and its checksum is in its name. This checks its length;
-        the reader checks its checksum.
+        the reader checks its checksum. ``name``, ``there``: as in `_put`.
         """
         assert new.source is not None
         digest = checksum_in(new.source)
@@ -312,10 +314,10 @@ class Letters:
         check_size(new.source, size, new.nbytes)
         return {"object": key, "bytes": size, "checksum": digest}
 
-    def merge(self, spout: str, run: list[LetterFile], fill: Fill) -> LetterFile | None:
-        """Merge adjacent files into one and return it, or None if one of them is no longer valid.
+    def merge(self, spout: str, run: list[LetterFile], fill: Fill) -> None:
+        """Replace adjacent files by one file; do nothing if one of them is no longer valid.
 
-        The merged files are deleted an hour later.
+        `remove_merged` deletes the old files later. ``fill``: writes the new file.
         """
         first, last, level = run[0].first, run[-1].last, run[0].level + 1
         put = self._put(spout, f"batches-{first}-{last}.{level}", fill)
@@ -343,11 +345,9 @@ class Letters:
         self._change(change)
         if not done:
             self._delete({put["object"], merged["object"]})
-            return None
-        return self._file(whole)
 
     def remove_merged(self, spout: str, until_ms: int) -> None:
-        """Delete files that were merged into others before ``until_ms``."""
+        """Delete files that were merged into others before a time, in ms since 1970."""
         log = _of_spout(self._index.read(), spout)["merged"]
         self._forget_merged(spout, [each for each in log if each["at_ms"] < until_ms])
 
@@ -377,7 +377,8 @@ class Letters:
     def named(self, spout: str, numbers: set[int]) -> list[LetterFile]:
         """Return the files with letters of these micro-batches.
 
-        This first deletes files that were merged. Their readers find the merged file.
+        This first deletes files that were merged into others: `drop` could not empty their rows.
+        Their readers find the file that replaced them.
         """
         self.refresh()
         self._forget_merged(spout, list(_of_spout(self._index.read(), spout)["merged"]))
@@ -419,7 +420,6 @@ class Letters:
         return file.path.key in {each.path.key for each in self.files(spout)}
 
     def _delete(self, keys: Iterable[str]) -> None:
-        """Delete objects that no index names any more."""
         some = sorted(keys)
         if some:
             self.store.delete(some)
@@ -436,6 +436,9 @@ class Letters:
         """Add a request that sends letters again: all letters of its note, or none.
 
         Raises NotesChanged if another process added a note meanwhile.
+
+        ``request``: its id. ``note``: the fields of a `Note`. ``tables``: by spout the records, in
+        the columns of `TRACKING` and of the source.
         """
         requests = {}
         with tempfile.TemporaryDirectory(prefix="ackcore-") as place:
@@ -459,7 +462,7 @@ class Letters:
     # -- notes --------------------------------------------------------------------------------
 
     def notes(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the name of each request, and its note: the letters that it sent or dropped."""
+        """Yield the id of each request that sent or dropped letters, and its `Note` as a dict."""
         body = self._index.read()
         notes = body.get("notes", {})
         self._seen = notes.keys(), body.get("epoch")
@@ -512,7 +515,7 @@ def _part(number: int, new: NewFile) -> str:
 
 
 def _name(key: str) -> str:
-    """Return the part of a key that tells the micro-batches and the first letter's position."""
+    """Return the part of a key with the micro-batches and the first letter's position."""
     return key.rpartition("/")[2].partition(".e")[0]
 
 

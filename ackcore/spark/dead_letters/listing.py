@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from ackcore._arrow.shown import base64_of, json_encoder, shown_rows
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt
-from ackcore.spark.base.letter_columns import LETTER, TIME
+from ackcore.spark.base.schemas import LETTER, TIME
 from ackcore.spark.dead_letters.letter_files import (
     Bools,
     FileGroup,
@@ -75,7 +75,7 @@ class LetterFilter:
     sent: bool | None = None  # whether the letter was sent again
 
     def rows(self, file: LetterFile, spout: str, notes: Sequence[Note]) -> Int64s:
-        """Return the numbers of the matching rows of a file, sorted."""
+        """Return the sorted numbers of a file's matching rows. Dropped letters never match."""
         if self.spout not in (None, spout):
             return np.empty(0, np.int64)
         letters, gone = gone_rows(file.path, spout, notes)
@@ -144,7 +144,7 @@ def list_letters(
     damaged: list[CheckpointCorrupt] | None = None,
     binary: Callable[[bytes], str] = base64_of,
 ) -> Iterator[Letter]:
-    """Yield letters, the newest micro-batch first.
+    """Yield letters, the newest micro-batch first, and in it the last letter first.
 
     Raises CheckpointCorrupt if a note is damaged, or a file is and ``damaged`` is not given.
 
@@ -184,7 +184,12 @@ def _newest(of_spout: tuple[str, LetterFile]) -> tuple[int, int]:
 def count_letters(
     store: Letters, wanted: LetterFilter, damaged: list[CheckpointCorrupt] | None = None
 ) -> int:
-    """Return the number of letters that `list_letters` yields, with the same errors."""
+    """Return the number of matching letters.
+
+    Raises CheckpointCorrupt if a note is damaged, or a file is and ``damaged`` is not given.
+
+    ``damaged``: receives the error of each unreadable file. Its letters are not counted.
+    """
     notes = notes_of(store)
     many = 0
     for spout, files in files_of(store).items():

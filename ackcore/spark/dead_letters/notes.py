@@ -32,7 +32,10 @@ T = TypeVar("T")
 
 
 class Note(NamedTuple):
-    """The recorded note of a request that sends letters again or drops them."""
+    """The recorded note of a request that sends letters again or drops them.
+
+    ``at_ms``: the time of the request, in ms since 1970. ``rows``: the positions of the letters.
+    """
 
     request: str
     at_ms: int
@@ -61,7 +64,10 @@ def notes_of(store: Letters) -> list[Note]:
 
 
 def again_if_noted(store: Letters, ask: Callable[[], T]) -> T:
-    """Return the result of ``ask``; call it again if another process added a note meanwhile."""
+    """Return the result of ``ask``, called again if another process added a note meanwhile.
+
+    Raises NotesChanged if that happens each of 21 times.
+    """
     for _ in range(_TRIES):
         try:
             return ask()
@@ -130,7 +136,7 @@ def letters_left(
 
 
 def _named(note: Note, spout: str, rows: BatchRows) -> Iterator[slice]:
-    """Yield the rows of a file that a note names."""
+    """Yield the ranges of a file's rows that a note names."""
     for number, spans in note.rows.get(spout, {}).items():
         start = rows.starts.get(int(number))
         if start is not None:
@@ -151,7 +157,7 @@ def note_of(notes: Iterable[Note], request: str) -> Note | None:
 
 
 def note_time(notes: Iterable[Note]) -> int:
-    """Return the time for a new note, later than all others even if the clock was set back."""
+    """Return the time of a new note in ms, later than all others even if the clock was set back."""
     return max([wall_clock_ms(), *(note.at_ms + 1 for note in notes)])
 
 
@@ -169,7 +175,10 @@ def counted_all(rows: Spans) -> int:
 
 
 def places_of(chosen: Int64s, rows: BatchRows) -> dict[str, list[list[int]]]:
-    """Return rows of a file in a note's form: spans of positions in each micro-batch."""
+    """Return the positions of a file's letters, as spans by micro-batch, as a `Note` has them.
+
+    ``chosen``: the sorted row numbers of the letters. ``rows``: the micro-batches of all rows.
+    """
     return {
         str(number): spans_of(of_batch - start)
         for number, start in rows.starts.items()
@@ -180,7 +189,7 @@ def places_of(chosen: Int64s, rows: BatchRows) -> dict[str, list[list[int]]]:
 def add_places(
     named: dict[str, list[list[int]]], places: Mapping[str, Sequence[list[int]]]
 ) -> None:
-    """Add spans from `places_of` to those of the micro-batch's other files."""
+    """Add the result of `places_of` for one file to ``named``, that of the files before."""
     for number, spans in places.items():
         named.setdefault(number, []).extend(spans)
 

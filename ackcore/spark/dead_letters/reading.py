@@ -22,7 +22,7 @@ from ackcore._error_hints import naming_arguments
 from ackcore._records import Int64s
 from ackcore.spark.base.arrow_batches import as_spark_types
 from ackcore.spark.base.errors import one_line
-from ackcore.spark.base.letter_columns import LETTER
+from ackcore.spark.base.schemas import LETTER
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.base.versions import JOB_ERRORS, from_arrow_schema, to_arrow_schema
 from ackcore.spark.dead_letters.checkpoints import check_spout, store_of
@@ -117,21 +117,12 @@ def _united(session: SparkSession, frames: list[DataFrame], payload: T.DataType)
     if frames:
         return reduce(DataFrame.union, frames)
     columns: dict[str, T.DataType] = {"spout": T.StringType()}
-    columns |= {name: _SPARK[kind] for name, kind in _LETTER.items()}
+    columns |= {field.name: field.dataType for field in from_arrow_schema(LETTER)}
     columns |= {"replayed": T.IntegerType(), "replay_request": T.StringType(), "payload": payload}
     # createDataFrame would start Python workers.
     return session.range(0).select(
         *(F.lit(None).cast(kind).alias(name) for name, kind in columns.items())
     )
-
-
-_LETTER = dict(zip(LETTER.names, LETTER.types, strict=True))
-_SPARK: dict[pa.DataType, T.DataType] = {
-    pa.string(): T.StringType(),
-    pa.int32(): T.IntegerType(),
-    pa.int64(): T.LongType(),
-    pa.timestamp("ms", "UTC"): T.TimestampType(),
-}
 
 
 def session_of(spark: SparkSession | None) -> SparkSession:
@@ -183,7 +174,7 @@ def letters_of(
 
 
 def _rows(file: ObjectFile, spout: str, notes: Sequence[Note]) -> Iterator[pa.RecordBatch]:
-    """Yield the letters of a file, except dropped ones, with replays, file name and row number."""
+    """Yield the letters of a file that are not dropped, with the columns that `letters_of` adds."""
     letters = batch_rows(file)
     times, newest = sent_rows(letters, spout, notes)
     dropped = dropped_rows(letters, spout, notes)

@@ -136,7 +136,8 @@ class DeadLetters:
     def write(self, number: int, dead: Mapping[str, pa.Table]) -> None:
         """Write the dead letters of a micro-batch. A repeated call has no effect.
 
-        Raises StateError if the letters cannot be written.
+        ``dead``: by spout the records, in the columns of `TRACKING` and of the source. Raises
+        StateError if the letters cannot be written.
         """
         found = dead_of(dead)
         for spout in found:
@@ -166,7 +167,10 @@ class DeadLetters:
             # The letters are written: too many files only slow down their reading.
             if not self._complained:
                 where = os.path.join(self.place.url, spout)
-                _log.warning("the files of dead letters in %s were not merged: %s", where, error)
+                _log.warning(
+                    "the files of dead letters in %s were not merged: %s. No letter is lost; the "
+                    "next micro-batch with dead letters tries again", where, error,
+                )  # fmt: skip
             self._complained = True
             self.place.refresh()
 
@@ -197,7 +201,7 @@ def check_letters_url(url: str, checkpoint: str) -> None:
 
 
 def _files(parts: Sequence[DeadPart]) -> list[list[DeadPart]]:
-    """Group the parts of a micro-batch's dead records by the file that each goes to."""
+    """Group adjacent parts for one file each. A task's file of 1 MiB or more stays alone."""
     files: list[list[DeadPart]] = []
     together = False
     for part in parts:

@@ -16,9 +16,9 @@ import pyarrow as pa
 from ackcore._arrow.shown import shown_rows
 from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.atomic import check_fence
-from ackcore.spark.base.letter_columns import LETTER, as_letters
+from ackcore.spark.base.letter_columns import as_letters
 from ackcore.spark.base.message_headers import BATCH, PREFIX, ROW
-from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.base.schemas import LETTER, TRACKING
 from ackcore.spark.checkpoint.dead_records import dead_of
 from ackcore.spark.stores.opening import place_of
 
@@ -207,7 +207,10 @@ def _places(places: pa.Table) -> list[dict[str, Any]]:
 
 
 def message_columns(schema: pa.Schema) -> MessageColumns:
-    """Return the columns for a message's key, value and headers; without any, all are JSON."""
+    """Return a source's columns for a message's key, value and headers.
+
+    They are all None if the columns are not those of a Kafka record: the value is JSON then.
+    """
     from ackcore.kafka.messages import MessageColumns, is_text_or_bytes  # noqa: PLC0415
 
     names = set(schema.names)

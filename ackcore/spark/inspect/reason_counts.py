@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore.spark.base.errors import CheckpointCorrupt, corrupt
-from ackcore.spark.base.letter_columns import TIME
 from ackcore.spark.base.reasons import reason_parts
-from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REASON
+from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REASON, TIME
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.dead_letters.letter_files import LetterFile, read_letters
 from ackcore.spark.dead_letters.letter_store import Letters, files_of

@@ -144,8 +144,8 @@ def read_status(
 ) -> CheckpointStatus:
     """Return the status of a query, whether it runs or not.
 
-    Raises FileNotFoundError if there is no checkpoint. Raises CheckpointCorrupt, CheckpointNewer or
-    StateError if the checkpoint cannot be read.
+    Raises FileNotFoundError if there is no checkpoint. Raises CheckpointCorrupt, CheckpointFormat
+    or StateError if the checkpoint cannot be read.
 
     ``batches``: the number of micro-batches to include. ``clock``: returns milliseconds since 1970.
     ``dead``: the counter of dead letters. Keep one to read only new files the next time.
@@ -180,7 +180,7 @@ def _logged(checkpoint: CheckpointView, most: int) -> tuple[Logged, ...]:
 def read_activity(path: str | os.PathLike[str], clock: Clock = wall_clock_ms) -> Activity | None:
     """Return the activity of a query; None if it has no plan yet. Reads no waiting records.
 
-    Raises CheckpointCorrupt, CheckpointNewer or StateError if the checkpoint cannot be read.
+    Raises CheckpointCorrupt, CheckpointFormat or StateError if the checkpoint cannot be read.
 
     ``path``: the checkpoint, which may not exist yet. ``clock``: returns milliseconds since 1970.
     """
@@ -344,8 +344,8 @@ def read_pending(
 ) -> PendingTree | None:
     """Return why a record waits; None if it is ACKED, DEAD or unknown.
 
-    Raises FileNotFoundError if there is no checkpoint. Raises CheckpointCorrupt, CheckpointNewer or
-    StateError if it cannot be read.
+    Raises FileNotFoundError if there is no checkpoint. Raises CheckpointCorrupt, CheckpointFormat
+    or StateError if it cannot be read.
 
     ``spout``: the record's spout; by default the first spout that has this id. ``clock``: returns
     milliseconds since 1970.

@@ -28,7 +28,8 @@ def read_table(path: str | os.PathLike[str], name: str, use: Callable[[TableSnap
 
     The query may run: if it has deleted files meanwhile, ``use`` is called again with the newer
     table. Raises FileNotFoundError if there is no checkpoint. Raises ValueError if the checkpoint
-    has no such table. Raises CheckpointCorrupt, CheckpointNewer or StateError if it cannot be read.
+    has no such table. Raises CheckpointCorrupt, CheckpointFormat or StateError if it
+    cannot be read.
     """
     return steady(opened_checkpoint(path), lambda now: use(_read(now, name)))
 

@@ -44,7 +44,7 @@ def refuse_unfit(what: str, schema: pa.Schema) -> None:
 
 
 def as_csv(batch: pa.RecordBatch, arrays: list[bool], first: int | None = None) -> Any:
-    """Return rows as CSV.
+    """Return rows as the bytes of a CSV without a header.
 
     ``arrays``: for each column, True if its lists become PostgreSQL arrays, False if they become
     JSON. ``first``: the number of the first row. If it is given, the last column of the CSV has the
@@ -62,7 +62,10 @@ def as_csv(batch: pa.RecordBatch, arrays: list[bool], first: int | None = None) 
 
 
 def _plain(column: pa.Array, as_array: bool) -> pa.Array:
-    """Return a column in a type that Arrow's CSV writer writes in PostgreSQL's format."""
+    """Return a column in a type that Arrow's CSV writer writes in PostgreSQL's format.
+
+    ``as_array``: whether lists become PostgreSQL arrays, and not JSON.
+    """
     kind, is_ = column.type, pa.types
     if is_.is_date64(kind):
         return far_as_texts(column.cast(pa.date32()), _far)
@@ -76,7 +79,7 @@ def _plain(column: pa.Array, as_array: bool) -> pa.Array:
     if is_.is_nested(kind):
         return _texts(column, _array(kind) if as_array and _is_list(kind) else json_encoder(kind))
     if is_.is_duration(kind) or is_.is_interval(kind):
-        raise TypeError(str(kind))
+        raise TypeError(f"{kind} has no text that PostgreSQL reads")
     return column
 
 

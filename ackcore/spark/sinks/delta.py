@@ -173,15 +173,18 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
 
     @contextlib.contextmanager
     def begin(self, batch: SinkBatch) -> Iterator[DeltaCommit]:
-        """Open the table for the context.
+        """Yield a commit of the open table, which writes nothing before `commit`.
 
-        Errors of its storage, also of later writes, are raised as `SinkUnavailable`.
+        Errors of the table's storage are raised as `SinkUnavailable`, also those of later writes.
         """
         with self._as_unavailable(batch.sink):
             yield DeltaCommit(self._open(), batch)
 
     def read_number(self, transaction: DeltaCommit, batch: SinkBatch) -> Written | None:
-        """Return the number and the content that the table's application transactions have."""
+        """Return the number in the table's application transactions, or None.
+
+        The content is that of ``batch`` if the transactions have its fingerprint.
+        """
         application, table = _application(batch), transaction.table
         last = table.transaction_version(application)
         if last is None:
@@ -315,7 +318,6 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             raise unreachable from unreachable.__cause__
 
     def _where(self) -> str:
-        """Return the table and its endpoint for an error message."""
         endpoints = [of for name, of in self._options.items() if _ENDPOINT.fullmatch(name)]
         return f"Delta {self._shown}" + "".join(f" at {bare(each)}" for each in endpoints[:1])
 
@@ -358,7 +360,7 @@ def _content_of(application: str) -> str:
 
 
 def _fingerprint(number: int, content: str) -> int:
-    """Return a fingerprint of a micro-batch's number and content; it is never `_ANY_CONTENT`.
+    """Return a fingerprint of a micro-batch's number and content: 63 bits, never `_ANY_CONTENT`.
 
     The number is included because another Delta writer may set a number under ackcore's name, and
     leaves the fingerprint of the micro-batch before.
@@ -368,7 +370,7 @@ def _fingerprint(number: int, content: str) -> int:
 
 
 def _quoted(column: str, of: str = "") -> str:
-    """Return a column's name, quoted for a Delta expression."""
+    """Return a column's name, quoted for a Delta expression, after the table's alias ``of``."""
     return f"{of}`{column.replace('`', '``')}`"
 
 

@@ -143,7 +143,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
             yield table.transaction()
 
     def read_number(self, transaction: Transaction, batch: SinkBatch) -> Written | None:
-        """Return the number and the content that the table's property has."""
+        """Return the number and the content in the table's property; None without the property."""
         found = transaction.table_metadata.properties.get(_mark(batch))
         if found is None:
             return None

@@ -218,7 +218,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
                 transaction.end()
 
     def read_number(self, transaction: JdbcTransaction, batch: SinkBatch) -> Written:
-        """Return the sink's last micro-batch, and lock its row."""
+        """Return the number and the content in the sink's row of the marker table; lock the row."""
         return transaction.read_number()
 
     def write_rows(self, transaction: JdbcTransaction, batch: SinkBatch) -> None:
@@ -230,7 +230,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         transaction.write_rows()
 
     def record(self, transaction: JdbcTransaction, batch: SinkBatch, written: Written) -> None:
-        """Update the sink's row."""
+        """Write the number and the content into the sink's row of the marker table."""
         transaction.record(written)
 
     def commit(self, transaction: JdbcTransaction) -> None:

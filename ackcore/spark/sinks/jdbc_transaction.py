@@ -117,7 +117,7 @@ class JdbcTransaction:
         self._check = partial(check_refused, where, batch.batch_id, JdbcError.without_values)
 
     def read_number(self) -> Written:
-        """Return the sink's last micro-batch, and lock its row."""
+        """Return the number and the content in the sink's row of the marker table; lock the row."""
         last, content, self._before = self._locked()
         return Written(last, content)
 
@@ -128,16 +128,31 @@ class JdbcTransaction:
         self._move(self._fill(own))
 
     def record(self, written: Written) -> None:
-        """Update the sink's row."""
+        """Write the number and the content into the sink's row of the marker table."""
         self._mark("batch_id = ?, content = ?", written.number, written.content)
 
     def end(self) -> None:
-        """Drop the staging table. If that fails, the next micro-batch drops it."""
-        if self._is_staging:
-            self._drop_own()
+        """Drop the staging table, and delete its name from the marker table."""
+        if not self._is_staging:
+            return
+        try:
+            self.connection.rollback()
+            self._drop(self._staging)
+            self.connection.execute(
+                f"UPDATE {self._names.marker} SET staging = NULL"
+                " WHERE deployment = ? AND sink = ? AND target = ? AND staging = ?",
+                *self._of,
+                self._bare,
+            )
+            self.connection.commit()
+        except JdbcError as error:
+            _log.warning(
+                "staging table %s could not be dropped now: %s. The next micro-batch drops it",
+                self._staging, error,
+            )  # fmt: skip
 
     def _find_columns(self) -> dict[str, str]:
-        """Return for each of the stream's columns the name of the table's column."""
+        """Return, by column of the stream, the name of the table's column."""
         columns = self.connection.columns(self._names.table)
         what = f"sink {self._batch.sink!r}"
         own = match_columns(what, self._names.table, self._batch.schema().names, list(columns))
@@ -406,18 +421,3 @@ class JdbcTransaction:
                 connection.rollback()
                 return
             raise error  # the table exists; its name must stay recorded
-
-    def _drop_own(self) -> None:
-        """Drop the staging table, and delete its name from the marker table."""
-        try:
-            self.connection.rollback()
-            self._drop(self._staging)
-            self.connection.execute(
-                f"UPDATE {self._names.marker} SET staging = NULL"
-                " WHERE deployment = ? AND sink = ? AND target = ? AND staging = ?",
-                *self._of,
-                self._bare,
-            )
-            self.connection.commit()
-        except JdbcError as error:
-            _log.warning("staging table %s could not be dropped: %s", self._staging, error)

@@ -9,7 +9,6 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -93,13 +92,13 @@ class ParquetSink(ParquetDirectory):
         names = [] if self._holds(batch_id, content) else self._write_parts(batch, stage)
         self._publish(batch_id, stage, names, content)
 
-    def _write_parts(self, batch: SinkBatch, stage: str) -> Iterable[Any]:
-        """Write the rows to a stage, and return the names of the valid files, each as a row."""
+    def _write_parts(self, batch: SinkBatch, stage: str) -> list[str]:
+        """Write the rows to a stage, and return the names of the valid files."""
         files, nonacked, compression = batch.files, batch.nonacked, self.compression
         size = sum(file.size() for file in files)
         if is_small(batch.rows, size):
             has_rows = _write_part(stage, "part", compression, read_all(files, nonacked))
-            return [("part",)] if has_rows else []
+            return ["part"] if has_rows else []
         tasks = min(len(files), task_slots(batch.spark))
 
         def write(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -113,7 +112,7 @@ class ParquetSink(ParquetDirectory):
                 yield pa.RecordBatch.from_pydict({"name": [name]})
 
         jobs = batch.spark.range(0, len(files), 1, tasks).mapInArrow(write, "name string")
-        return jobs.collect()
+        return [row[0] for row in jobs.collect()]
 
     def _stage(self, batch_id: int) -> str:
         """Make a new stage: a directory for unfinished files, which readers ignore.
@@ -159,20 +158,18 @@ class ParquetSink(ParquetDirectory):
     def _final(self, batch_id: int) -> str:
         return os.path.join(self.path, f"batch_id={batch_id}")
 
-    def _publish(self, batch_id: int, stage: str, names: Iterable[Any], content: str) -> None:
+    def _publish(self, batch_id: int, stage: str, names: list[str], content: str) -> None:
         """Move the valid files of tasks into place, unless the same rows are there.
 
         ``stage``: the directory that `_stage` made. It is removed, with the files of other task
-        attempts in it. ``names``: the names of the valid files, each as a row. ``content``: as in
-        `_holds`.
+        attempts in it. ``names``: the names of the valid files. ``content``: as in `_holds`.
         """
         whole, final = os.path.join(stage, "whole"), self._final(batch_id)
-        written = sorted(row[0] for row in names)
-        of = f"of-{len(written):05}-{content}.parquet"
-        for i, name in enumerate(written):
+        of = f"of-{len(names):05}-{content}.parquet"
+        for i, name in enumerate(sorted(names)):
             os.rename(os.path.join(stage, "parts", name), f"{whole}/part-{i:05}-{of}")
         failpoint("in-sink", batch_id)
-        if written:
+        if names:
             sync_directory(Path(whole))
         try:
             check_fence()
@@ -184,7 +181,7 @@ class ParquetSink(ParquetDirectory):
             # Then both renames fail.
             with contextlib.suppress(FileNotFoundError):
                 os.rename(final, os.path.join(stage, "replaced"))
-            if written:
+            if names:
                 os.rename(whole, final)
         sync_directory(Path(self.path))
         shutil.rmtree(stage, ignore_errors=True)

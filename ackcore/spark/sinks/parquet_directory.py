@@ -55,46 +55,11 @@ OWNER = "_ackcore.json"
 
 
 def is_small(rows: int, size: int) -> bool:
-    """Return whether the driver writes rows itself, faster than a Spark job.
+    """Return whether rows are so few that the driver writes them, faster than a Spark job.
 
-    ``rows``: their number. ``size``: the bytes of their files.
+    ``rows``: their number. ``size``: the bytes of the run's files that hold them.
     """
     return rows <= DRIVER_ROWS and size <= DRIVER_BYTES
-
-
-def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-    """Raise TypeError if Parquet cannot hold a column, or Spark cannot read it back."""
-    seen: dict[str, str] = {}
-    for field in schema:
-        other = seen.setdefault(field.name.lower(), field.name)
-        if other != field.name and not case_sensitive:
-            raise TypeError(
-                f"sink {name!r} writes Parquet for Spark, which does not distinguish the columns "
-                f"{other!r} and {field.name!r}; rename one of them in the bolt, or for guard() in "
-                "the frame or in outputs; or set spark.sql.caseSensitive to true"
-            )
-        if field.name.lower() == "batch_id":
-            raise TypeError(
-                f"sink {name!r} writes directories batch_id=..., whose number Spark would read in "
-                f"place of the column {field.name!r}; rename the column in the bolt, or for "
-                "guard() in the frame or in outputs"
-            )
-        for unread, (is_unread, instead) in _UNREAD.items():
-            if has_type(field.type, is_unread):
-                raise TypeError(
-                    f"sink {name!r} writes Parquet for Spark, which cannot read {unread}, and "
-                    f"column {field.name!r} is {field.type}; have the bolt emit {instead}"
-                )
-    if any(has_type(field.type, pa.types.is_duration) for field in schema):
-        spark_schema(
-            f"sink {name!r} writes a duration, so its files need the Spark type of every column",
-            schema,
-        )
-    for field, why in unfit_for_parquet(schema):
-        raise TypeError(
-            f"sink {name!r} writes Parquet, which cannot hold column {field.name!r} of "
-            f"{field.type} ({why}); have the bolt emit another type"
-        )
 
 
 class ParquetDirectory(Sink):
@@ -116,7 +81,38 @@ class ParquetDirectory(Sink):
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise TypeError if Parquet cannot hold a column, or Spark cannot read it back."""
-        check_columns(sink, schema, case_sensitive)
+        what = f"sink {sink!r}"
+        seen: dict[str, str] = {}
+        for field in schema:
+            other = seen.setdefault(field.name.lower(), field.name)
+            if other != field.name and not case_sensitive:
+                raise TypeError(
+                    f"{what} writes Parquet for Spark, which does not distinguish the columns "
+                    f"{other!r} and {field.name!r}; rename one of them in the bolt, or for guard() "
+                    "in the frame or in outputs; or set spark.sql.caseSensitive to true"
+                )
+            if field.name.lower() == "batch_id":
+                raise TypeError(
+                    f"{what} writes directories batch_id=..., whose number Spark would read in "
+                    f"place of the column {field.name!r}; rename the column in the bolt, or for "
+                    "guard() in the frame or in outputs"
+                )
+            for unread, (is_unread, instead) in _UNREAD.items():
+                if has_type(field.type, is_unread):
+                    raise TypeError(
+                        f"{what} writes Parquet for Spark, which cannot read {unread}, and "
+                        f"column {field.name!r} is {field.type}; have the bolt emit {instead}"
+                    )
+        if any(has_type(field.type, pa.types.is_duration) for field in schema):
+            spark_schema(
+                f"{what} writes a duration, so its files need the Spark type of every column",
+                schema,
+            )
+        for field, why in unfit_for_parquet(schema):
+            raise TypeError(
+                f"{what} writes Parquet, which cannot hold column {field.name!r} of "
+                f"{field.type} ({why}); have the bolt emit another type"
+            )
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Put a note that names this sink of this deployment as the owner of the directory.

@@ -184,7 +184,7 @@ class PostgresRows:
         return state.startswith(_REFUSALS) and state not in _OURS
 
     def _is_suspect(self, error: psycopg.Error) -> bool:
-        """Return whether an error refuses a row only if other rows can be written."""
+        """Return whether the row is at fault for an error only if other rows can be written."""
         return (error.sqlstate or "").startswith(_SUSPECT) or self._is_of_table(error)
 
     def _is_of_table(self, error: psycopg.Error) -> bool:

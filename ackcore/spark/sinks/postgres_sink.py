@@ -69,7 +69,7 @@ class PostgresSession:
             raise
 
     def on_marker(self, text: LiteralString, *values: Any) -> psycopg.Cursor[Any]:
-        """Run a statement on the sink's row of the marker table.
+        """Run a statement on the sink's row of the marker table, and return its cursor.
 
         In its text, ``{marker}`` is the table, and the last three parameters are the row's key.
         """
@@ -159,7 +159,7 @@ class PostgresSink(TransactionalSink[PostgresSession]):
             raise
 
     def read_number(self, transaction: PostgresSession, batch: SinkBatch) -> Written:
-        """Return the sink's last micro-batch, and lock its row."""
+        """Return the number and the content in the sink's row of the marker table; lock the row."""
         found = transaction.on_marker(
             "SELECT batch_id, content FROM {marker}"
             " WHERE (deployment, sink, target) = (%s, %s, %s) FOR UPDATE"
@@ -187,7 +187,7 @@ class PostgresSink(TransactionalSink[PostgresSession]):
         return batch.refuse(numbers[list(errors_of)], list(map(_shown, errors_of.values())))
 
     def record(self, transaction: PostgresSession, batch: SinkBatch, written: Written) -> None:
-        """Update the sink's row."""
+        """Write the number and the content into the sink's row of the marker table."""
         transaction.on_marker(
             "UPDATE {marker} SET batch_id = %s, content = %s, written_at = now()"
             " WHERE (deployment, sink, target) = (%s, %s, %s)",

@@ -219,7 +219,6 @@ def _no_reason(got: str) -> InvalidRejects:
 
 
 def _first_reason(reasons: list[str | BaseException]) -> str:
-    """Return the first reason for the message of a `SinkRejects`."""
     if not reasons:
         return ""
     first = reasons[0]

@@ -126,7 +126,8 @@ class SinkBatch:
         reasons : str, exception, sequence of them, or column of texts
             One reason for all rows, or one for each.
         """
-        return SinkRejects.at(*split_numbers(np.asarray(numbers, np.int64)), reasons)
+        of = np.asarray(numbers, np.int64)
+        return SinkRejects.at(of >> _PLACE_BITS, of & (_NO_END - 1), reasons)
 
     def fingerprint(self) -> str:
         """Return 16 hex digits that identify these rows, made of file names and left-out rows.
@@ -201,11 +202,6 @@ def row_numbers(file: int, places: Int64s) -> Int64s:
     return (np.int64(file) << _PLACE_BITS) | places
 
 
-def split_numbers(numbers: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the indexes of files and the places of rows of which `row_numbers` are made."""
-    return numbers >> _PLACE_BITS, numbers & ((1 << _PLACE_BITS) - 1)
-
-
 def read_sink_file(file: BatchFile, nonacked: Int64s) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file for the sink, in the stream's columns.
 
@@ -218,9 +214,10 @@ def read_sink_file(file: BatchFile, nonacked: Int64s) -> Iterator[pa.RecordBatch
 
 
 def read_all(files: Sequence[BatchFile], nonacked: Int64s) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a few files for the sink, in order; raises as `read_sink_file` does.
+    """Yield the rows of a few files for the sink, in order.
 
-    Files in a bucket are read in parallel, each as a whole into memory.
+    Raises RowFileDamaged if a file has changed since its run wrote it. Files in a bucket are
+    read in parallel, each as a whole into memory.
     """
     if len(files) < 2 or not is_bucket(files[0].path):
         for file in files:

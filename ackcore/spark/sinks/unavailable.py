@@ -60,9 +60,9 @@ def unavailable_by(
 
 
 def redacted(text: str, secrets: Iterable[object]) -> str:
-    """Return a text without the given secrets, and without logins, parameters and signatures.
+    """Return a text with ``[redacted]`` for secrets, logins, parameters and signatures.
 
-    The longest secret is removed first, because a short one may be part of it.
+    The longest secret is replaced first, because a short one may be part of it.
     """
     found = {str(one) for one in secrets if len(str(one)) >= _SHORTEST}
     for secret in sorted(found - {"true", "false", "True", "False"}, key=len, reverse=True):

@@ -37,12 +37,12 @@ from ackcore.spark.base.checksummed import digest_of
 from ackcore.spark.base.errors import CheckpointReadOnly, StateError
 from ackcore.spark.stores.interface import (
     PIECE_BYTES,
-    StoreConflict,
     Stored,
     StoredObject,
     StoreUnavailable,
     aligned,
     checked_key,
+    conflict,
     mapped,
     version_if_equal,
 )
@@ -194,7 +194,7 @@ class HdfsStore(NumberedVersions):
             return None
 
     def _files(self, prefix: str) -> list[tuple[str, int, int]]:
-        """Return key, size, and time of change in ms of each file below a prefix, sorted."""
+        """Return the files below a prefix, sorted: key, bytes, last change in ms since 1970."""
         below = self._path(prefix) if prefix else self._root
 
         def listed() -> list[tuple[str, int, int]]:
@@ -213,23 +213,21 @@ class HdfsStore(NumberedVersions):
                 return False
             return True
 
-        for tried in range(_LISTS):
+        for _ in range(_LISTS):
             try:
                 return self._ask(prefix, "listed", listed)
             except FileNotFoundError:
                 if not self._ask(prefix, "listed", is_there):
                     return []
-                if tried == _LISTS - 1:
-                    raise StoreUnavailable(
-                        f"{self.place(prefix)} could not be listed in {_LISTS} attempts, because "
-                        "directories in it were deleted meanwhile. Try again"
-                    ) from None
-        raise AssertionError("unreachable")
+        raise StoreUnavailable(
+            f"{self.place(prefix)} could not be listed in {_LISTS} attempts, because directories "
+            "in it were deleted meanwhile. Try again"
+        )
 
     # -- writing ------------------------------------------------------------------------------
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
-        """Write an object, and return its version; with ``if_absent`` only if there is none yet."""
+        """Write an object, return its version. ``if_absent``: raise StoreConflict if one exists."""
         try:
             self._write(key, self._path(key), lambda: [data], not if_absent)
         except FileExistsError:
@@ -237,7 +235,7 @@ class HdfsStore(NumberedVersions):
         return digest_of(data)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """Move a local file to an object; with ``if_absent`` only if there is none yet."""
+        """Move a local file to an object. ``if_absent``: raise StoreConflict if one exists."""
 
         def pieces() -> Iterator[bytes]:
             with open(path, "rb") as file:
@@ -248,9 +246,7 @@ class HdfsStore(NumberedVersions):
             self._write(key, self._path(key), pieces, not if_absent)
         except FileExistsError:
             if path.stat().st_size > _COMPARED_BYTES:
-                raise StoreConflict(
-                    f"{self.place(key)} was not written: another writer has written it"
-                ) from None
+                raise conflict(self.place(key)) from None
             version_if_equal(self.place(key), self.get(key), path.read_bytes())
         path.unlink()
 
@@ -272,12 +268,14 @@ class HdfsStore(NumberedVersions):
     def _write(
         self, key: str, path: str, pieces: Callable[[], Iterable[Any]], overwrite: bool
     ) -> None:
-        """Write a file under another name, and rename it to ``path``.
+        """Write a file under a temporary name, and rename it to ``path``.
 
-        Raises FileExistsError if ``path`` exists. It may be this file, if the answer to the rename
-        was lost.
+        Raises FileExistsError if ``path`` exists and ``overwrite`` is false. The file there may be
+        the new one, if the answer to the rename was lost. ``pieces``: returns the content in
+        pieces, anew for each attempt.
         """
-        from hdfs_native import WriteOptions  # noqa: PLC0415 - an extra
+        client = self._client  # raises if hdfs-native is not installed
+        from hdfs_native import WriteOptions  # noqa: PLC0415
 
         temporary = ""
 
@@ -288,7 +286,7 @@ class HdfsStore(NumberedVersions):
             # To overwrite makes no difference but to a repetition within the client.
             options = WriteOptions(overwrite=True, create_parent=True)
             try:
-                file = self._client.create(temporary, options)
+                file = client.create(temporary, options)
                 for piece in pieces():
                     file.write(piece)
                 file.hsync()
@@ -310,7 +308,6 @@ class HdfsStore(NumberedVersions):
             raise
 
     def _drop(self, temporary: str) -> None:
-        """Delete an unfinished file, if that is possible."""
         if temporary:
             with contextlib.suppress(Exception):
                 self._client.delete(temporary)
@@ -386,7 +383,7 @@ class HdfsStore(NumberedVersions):
         return [StoredObject(key, found[key]) for key in sorted(found)]
 
     def list_versions(self) -> Iterator[tuple[str, int, str, int]]:
-        """Yield key, size, version and time (nanoseconds since 1970) of each file."""
+        """Yield key, bytes, version and last change (nanoseconds since 1970) of each file."""
         for key, size, time_ms in self._files(""):
             yield key, size, f"{size} {time_ms}", time_ms * 1_000_000
 

@@ -42,14 +42,14 @@ class StoreUnavailable(StateError):
 
 
 class Stored(NamedTuple):
-    """An object's bytes, and its version, on which a put can depend. No version is reused."""
+    """An object's bytes, and its version for `Store.replace`. No version is used twice."""
 
     data: bytes
     version: str
 
 
 class StoredObject(NamedTuple):
-    """An object in a list."""
+    """The key of an object in a list, and its size in bytes."""
 
     key: str
     size: int
@@ -72,8 +72,7 @@ class Store(Protocol):
         """Return an object of any size, memory-mapped where possible; None if it does not exist.
 
         The store checks no checksum: the record that names an object also holds its checksum.  The
-        buffer starts at an address where Arrow columns may start, so the columns of an IPC file are
-        aligned.
+        buffer starts at a multiple of 64 bytes, so the columns of an Arrow IPC file are aligned.
         """
 
     def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
@@ -101,8 +100,8 @@ class Store(Protocol):
         """Write an object of any size from a local file, and remove the file.
 
         ``if_absent``: whether to write only if no object has this key. Raises StoreConflict if one
-        has, and it differs from the file or the file is larger than 64 MiB. For such a file a
-        bucket is checked before the object gets its name, not at that moment.
+        has, and it differs from the file or the file is larger than 64 MiB. A bucket checks such a
+        large file before the upload; an object that is written during the upload is replaced.
         """
 
     def list(self, prefix: str = "") -> list[StoredObject]:
@@ -113,15 +112,23 @@ class Store(Protocol):
 
 
 def version_if_equal(place: str | os.PathLike[str], found: Stored | None, data: bytes) -> str:
-    """Return the version of the object ``found`` if it has the bytes of a put that was refused.
+    """Return the version of an object if it has the bytes ``data`` of a put that was refused.
 
-    Then an earlier attempt of the put has written it. Raises StoreConflict if it differs, or was
-    deleted. ``place``: the path or URL of the object, for the message.
+    Then an earlier attempt of the put has written it, and its answer was lost. Raises StoreConflict
+    if the object differs. ``place``: its path or URL, for the message. ``found``: the object as it
+    is now; None if it was deleted.
     """
     if found is not None and found.data == data:
         return found.version
-    what = "another writer has written it" if found is not None else "it was deleted"
-    raise StoreConflict(f"{os.fspath(place)} was not written: {what}")
+    raise conflict(place, "deleted" if found is None else "written")
+
+
+def conflict(place: str | os.PathLike[str], done: str = "written") -> StoreConflict:
+    """Return the error of a put that was refused, because another process was faster."""
+    return StoreConflict(
+        f"{os.fspath(place)} was not written: another process has {done} it meanwhile. Let that "
+        "process run, or stop it and start this query again"
+    )
 
 
 def checked_key(key: str) -> str:
@@ -129,17 +136,18 @@ def checked_key(key: str) -> str:
     parts = key.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise ValueError(
-            f"key must be a relative path without empty parts, '.' or '..', got {key!r}"
+            f"an object's key must be a relative path without empty parts, '.' or '..', got {key!r}"
         )
     if any(_OWN.fullmatch(part) for part in parts):
         raise ValueError(
-            f"key must not have a part like '.name.tmp' or '000000000001.version', got {key!r}"
+            "an object's key must not have a part like '.name.tmp' or '000000000001.version', "
+            f"which are names of ackcore's own files, got {key!r}"
         )
     return key
 
 
 def aligned(data: Any) -> pa.Buffer:
-    """Return bytes at an address where Arrow columns may start; they are copied if necessary."""
+    """Return bytes at an address that is a multiple of 64; they are copied if necessary."""
     buffer = pa.py_buffer(data)
     if buffer.address % _ALIGNMENT == 0:
         return buffer

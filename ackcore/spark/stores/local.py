@@ -17,7 +17,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 
@@ -113,8 +113,17 @@ class LocalStore(NumberedVersions):
                 return None
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
-        """Write an object, and return its version; with ``if_absent`` only if there is none yet."""
-        return self._put(self.path(key), data, if_absent)
+        """Write an object, return its version. ``if_absent``: raise StoreConflict if one exists."""
+        path = self.path(key)
+        try:
+            _in_directory(
+                path, lambda: write_file(path, lambda file: file.write(data), once=if_absent)
+            )
+        except FileExistsError:
+            with _reading(path):
+                there = path.read_bytes()
+            return version_if_equal(path, Stored(there, digest_of(there)), data)
+        return digest_of(data)
 
     def _numbers(self, key: str) -> list[int]:
         path = self.path(key)
@@ -130,20 +139,8 @@ class LocalStore(NumberedVersions):
         with writing(path):
             _version_file(path, number).unlink(missing_ok=True)
 
-    def _put(self, path: Path, data: bytes, if_absent: bool) -> str:
-        def fill(file: BinaryIO) -> object:
-            return file.write(data)
-
-        try:
-            _in_directory(path, lambda: write_file(path, fill, once=if_absent))
-        except FileExistsError:
-            with _reading(path):
-                there = path.read_bytes()
-            return version_if_equal(path, Stored(there, digest_of(there)), data)
-        return digest_of(data)
-
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """Move a local file to an object; with ``if_absent`` only if there is none yet."""
+        """Move a local file to an object. ``if_absent``: raise StoreConflict if one exists."""
         if if_absent:
             self.put(key, path.read_bytes(), if_absent=True)
             path.unlink()
@@ -237,7 +234,10 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StateError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise StateError(
+            f"{path} cannot be read: {error.strerror or error}; make it readable for this process, "
+            "and start again"
+        ) from error
 
 
 def _in_directory(path: Path, make: Callable[[], object]) -> None:

@@ -25,7 +25,7 @@ def version_name(number: int) -> str:
 
 
 class NumberedVersions:
-    """The method `replace` of a store on a file system, by other methods of the store."""
+    """A base class of stores on file systems: it implements `replace` with numbered versions."""
 
     def get(self, key: str) -> Stored | None:
         """Return an object, or None if it does not exist."""
@@ -48,7 +48,10 @@ class NumberedVersions:
         raise NotImplementedError
 
     def replace(self, key: str, data: bytes, version: str | None) -> str:
-        """Replace ``version`` of an object. Raises StoreConflict if the store has another one."""
+        """Replace ``version`` of an object, and return the new version.
+
+        Raises StoreConflict if the store has another version. None: there is no object yet.
+        """
         place, newest = self.place(key), self._numbers(key)[-1:]
         if [str(number) for number in newest] != ([] if version is None else [version]):
             return version_if_equal(place, self.get(key), data)

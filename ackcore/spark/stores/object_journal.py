@@ -1,4 +1,4 @@
-"""A journal of answers by key in a bucket: the counterpart of `ackcore._files.journal`.
+"""A journal of the answers of calls in a bucket: the counterpart of `ackcore._files.journal`.
 
 The journal consists of segments, ``00000001.answers`` and so on.  Each is put only if its number is
 free; a writer that finds a number taken reads that segment first.  So the segments form one
@@ -38,12 +38,13 @@ _AT_ONCE = 16
 
 
 class ObjectJournal:
-    """Answers by key, shared by all processes that open the same place. Threads may share one
-    journal.
+    """The answers of calls by key, shared by all processes that open the same place.
+
+    Threads may share one journal. Raises ValueError if the context has not 16 bytes, StateError if
+    the bucket cannot be read.
 
     ``below``: the prefix of the keys of its objects. ``context``: 16 bytes that identify the calls.
-    Segments with another context are ignored. Raises ValueError if the context has another size,
-    and StateError if the bucket cannot be read.
+    Segments with another context are ignored.
     """
 
     def __init__(self, store: Store, below: str, context: bytes) -> None:
@@ -90,7 +91,7 @@ class ObjectJournal:
     def append(self, key: bytes, data: bytes) -> None:
         """Add an answer, which may turn out not to be the first one.
 
-        Raises ValueError if the key has another size, or the answer is too large. Raises StateError
+        Raises ValueError if the key has not 16 bytes, or the answer is too large. Raises StateError
         if more than 16 MiB of answers are in memory and cannot be put.
         """
         check_entry(key, data)
@@ -138,7 +139,7 @@ class ObjectJournal:
                 self._size = sum(map(len, self._own.values()))
 
     def _segment(self, answers: dict[bytes, bytes]) -> tuple[bytes, dict[bytes, tuple[int, int]]]:
-        """Return a segment, and the offset and length of each answer in it."""
+        """Return the bytes of a segment, and by key the offset and length of its answers."""
         form = FileFormat.new()
         parts = [form.header(self._context)]
         at, places = len(parts[0]), {}

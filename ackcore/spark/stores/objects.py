@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,12 +27,12 @@ import pyarrow as pa
 from ackcore.spark.base.errors import CheckpointReadOnly, StateError
 from ackcore.spark.stores.interface import (
     PIECE_BYTES,
-    StoreConflict,
     Stored,
     StoredObject,
     StoreUnavailable,
     aligned,
     checked_key,
+    conflict,
     mapped,
     version_if_equal,
 )
@@ -99,37 +100,45 @@ class ObjectStore:
         return ObjectStore, (self.url, self._retry or retry)
 
     @property
+    def _obstore(self) -> ModuleType:
+        """The library obstore, which is an extra."""
+        try:
+            import obstore  # noqa: PLC0415
+            import obstore.exceptions  # noqa: PLC0415
+            import obstore.store  # noqa: PLC0415
+        except ImportError:
+            raise ImportError(
+                f"{self.url} needs obstore, which is not installed: pip install 'ackcore[stores]', "
+                "for the driver and the workers"
+            ) from None
+        return obstore
+
+    @property
     def _store(self) -> obstore.store.ObjectStore:
         """The client of this process: a client's threads do not survive a fork."""
         kind = os.getpid(), self.url in _answered
         if self._client is None or self._client[0] != kind:
-            from obstore.store import from_url  # noqa: PLC0415 - an extra
-
             retry = self._retry or (_RETRY if kind[1] else _FIRST_RETRY)
             with self._asking("", "opened"):
-                self._client = kind, from_url(self.url, retry_config=retry)
+                self._client = kind, self._obstore.store.from_url(self.url, retry_config=retry)
         return self._client[1]
 
     def get(self, key: str) -> Stored | None:
         """Return an object, or None if it does not exist."""
-        import obstore  # noqa: PLC0415 - an extra
-
         checked_key(key)
         try:
             with self._asking(key):
-                found = obstore.get(self._store, key)
+                found = self._obstore.get(self._store, key)
                 return Stored(bytes(found.bytes()), _version(found.meta))
         except FileNotFoundError:
             return None
 
     def read(self, key: str) -> pa.Buffer | None:
         """Return an object of any size, memory-mapped where possible; None if it does not exist."""
-        import obstore  # noqa: PLC0415 - an extra
-
         checked_key(key)
         try:
             with self._asking(key):
-                found = obstore.get(self._store, key)
+                found = self._obstore.get(self._store, key)
                 size = found.meta["size"]
                 if size <= PIECE_BYTES:
                     return aligned(found.bytes())
@@ -139,42 +148,45 @@ class ObjectStore:
 
     def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
         """Return ``length`` bytes of an object from offset ``start``; None if it does not exist."""
-        import obstore  # noqa: PLC0415 - an extra
-
         checked_key(key)
         try:
             with self._asking(key):
-                return pa.py_buffer(obstore.get_range(self._store, key, start=start, length=length))
+                return pa.py_buffer(
+                    self._obstore.get_range(self._store, key, start=start, length=length)
+                )
         except FileNotFoundError:
             return None
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
-        """Write an object, and return its version; with ``if_absent`` only if there is none yet."""
+        """Write an object, return its version. ``if_absent``: raise StoreConflict if one exists."""
         return self._put(key, data, "create" if if_absent else "overwrite", None)
 
     def replace(self, key: str, data: bytes, version: str | None) -> str:
-        """Replace ``version`` of an object. Raises StoreConflict if the store has another one."""
+        """Replace ``version`` of an object, and return the new version.
+
+        Raises StoreConflict if the store has another version. None: there is no object yet.
+        """
         return self._put(key, data, "create" if version is None else _condition(version), version)
 
     def _put(self, key: str, data: bytes, mode: Any, version: str | None) -> str:
-        import obstore  # noqa: PLC0415 - an extra
-        from obstore.exceptions import AlreadyExistsError, PreconditionError  # noqa: PLC0415
-
+        errors = self._obstore.exceptions
         checked_key(key)
-        for tried in range(_TRIES):
+        tries = _TRIES
+        while True:
             try:
                 with self._asking(key, "written"):
-                    put = obstore.put(self._store, key, data, mode=mode, use_multipart=False)
+                    put = self._obstore.put(self._store, key, data, mode=mode, use_multipart=False)
                     return _version(put)
             except FileNotFoundError:
                 raise StateError(
                     f"{self._named(key)} cannot be written: there is no such bucket. Create it"
                 ) from None
-            except (AlreadyExistsError, PreconditionError):
+            except (errors.AlreadyExistsError, errors.PreconditionError):
                 return self._unless_ours(key, data)
             except StoreUnavailable as lost:
                 # It may have succeeded, or may still: then the store refuses its repetition.
-                if mode == "overwrite" or tried == _TRIES - 1:
+                tries -= 1
+                if mode == "overwrite" or not tries:
                     raise
                 try:
                     found = self.get(key)
@@ -182,16 +194,13 @@ class ObjectStore:
                     raise lost from None
                 if (None if found is None else found.version) != version:
                     return self._unless_ours(key, data, found)
-        raise AssertionError("unreachable")
 
     def _unless_ours(self, key: str, data: bytes, found: Stored | None = None) -> str:
-        """Return the version of the stored object if it equals ``data``, otherwise raise."""
+        """Return the stored object's version if it equals ``data``; else raise StoreConflict."""
         return version_if_equal(self._named(key), found or self.get(key), data)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """Move a local file to an object; with ``if_absent`` only if there is none yet."""
-        import obstore  # noqa: PLC0415 - an extra
-
+        """Move a local file to an object. ``if_absent``: raise StoreConflict if one exists."""
         checked_key(key)
         size = path.stat().st_size
         if if_absent and size <= _CONDITIONAL_BYTES:
@@ -199,13 +208,11 @@ class ObjectStore:
             path.unlink()
             return
         if if_absent and self._size(key) is not None:
-            raise StoreConflict(
-                f"{self._named(key)} was not written: another writer has written it"
-            )
+            raise conflict(self._named(key))
         part = max(_PART_BYTES, -(-size // _MOST_PARTS))
         try:
             with self._asking(key, "written"):
-                obstore.put(self._store, key, path, chunk_size=part)
+                self._obstore.put(self._store, key, path, chunk_size=part)
         except FileNotFoundError:
             # Servers answer this also for a completed upload whose answer was lost.
             if size <= part or self._size(key) != size:
@@ -217,11 +224,9 @@ class ObjectStore:
 
     def _size(self, key: str) -> int | None:
         """Return the length of an object in bytes, or None if it does not exist."""
-        import obstore  # noqa: PLC0415 - an extra
-
         try:
             with self._asking(key):
-                return int(obstore.head(self._store, key)["size"])
+                return int(self._obstore.head(self._store, key)["size"])
         except FileNotFoundError:
             return None
 
@@ -231,8 +236,6 @@ class ObjectStore:
 
         The object at ``key`` is replaced.
         """
-        import obstore  # noqa: PLC0415 - an extra
-
         checked_key(source)
         checked_key(key)
         size = self._size(source)
@@ -240,50 +243,44 @@ class ObjectStore:
             return None
         try:
             with self._asking(key, "written"):
-                obstore.copy(self._store, source, key)
+                self._obstore.copy(self._store, source, key)
         except FileNotFoundError:
             return None
         return size
 
     def list(self, prefix: str = "") -> list[StoredObject]:
         """Return the objects with keys below ``prefix/``, sorted."""
-        import obstore  # noqa: PLC0415 - an extra
-
         found: list[StoredObject] = []
         below = checked_key(prefix) if prefix else None
         with self._asking(prefix, "listed"), contextlib.suppress(FileNotFoundError):
-            for page in obstore.list(self._store, below, chunk_size=_PAGE):
+            for page in self._obstore.list(self._store, below, chunk_size=_PAGE):
                 found += (StoredObject(each["path"], each["size"]) for each in page)
         return sorted(found)
 
     def list_versions(self) -> Iterator[tuple[str, int, str, int]]:
-        """Yield key, size, version and time (nanoseconds since 1970) of each object.
+        """Yield key, bytes, version and last change (nanoseconds since 1970) of each object.
 
         Raises `StateError` if the bucket does not exist.
         """
-        import obstore  # noqa: PLC0415 - an extra
-
         with self._asking(""):
-            for page in obstore.list(self._store, None, chunk_size=_PAGE):
+            for page in self._obstore.list(self._store, None, chunk_size=_PAGE):
                 for each in page:
                     time_us = round(each["last_modified"].timestamp() * 1_000_000)
                     yield each["path"], each["size"], _version(each), time_us * 1000
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects. Missing objects are ignored."""
-        import obstore  # noqa: PLC0415 - an extra
-
         every = [checked_key(key) for key in keys]
         for start in range(0, len(every), _PAGE):
             some = every[start : start + _PAGE]
             try:
                 with self._asking(some[0], "deleted"):
-                    obstore.delete(self._store, some)
+                    self._obstore.delete(self._store, some)
             except FileNotFoundError:
                 # Google's and Azure's batch deletes stop at a missing object.
                 for key in some:
                     with self._asking(key, "deleted"), contextlib.suppress(FileNotFoundError):
-                        obstore.delete(self._store, key)
+                        self._obstore.delete(self._store, key)
 
     def _named(self, key: str) -> str:
         return f"{self.url}/{key}" if key else self.url
@@ -295,13 +292,7 @@ class ObjectStore:
         FileNotFoundError for a missing object, and errors for failed conditions, pass through.
         ``how``: the verb of the message, such as "read" or "written".
         """
-        try:
-            import obstore.exceptions as errors  # noqa: PLC0415 - an extra
-        except ImportError:
-            raise ImportError(
-                f"{self.url} needs obstore, which is not installed: pip install 'ackcore[stores]', "
-                "for the driver and the workers"
-            ) from None
+        errors = self._obstore.exceptions
         try:
             yield
             if how != "opened":

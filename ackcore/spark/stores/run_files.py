@@ -110,7 +110,7 @@ class StagingDirectory:
         return Path(self._local.name)
 
     def publish(self, name: str) -> None:
-        """Move a finished file, which has its final name, to the bucket."""
+        """Move a finished file to the bucket; on a file system it is already in place."""
         if is_bucket(self._directory):
             publish(str(self.path / name), self._directory, name)
 

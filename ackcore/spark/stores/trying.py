@@ -58,7 +58,10 @@ def tried(url: str) -> Iterator[tuple[str, bool, str]]:
 
 
 def _raced(store: Store, key: str, version: str) -> tuple[bool, str]:
-    """Replace one version from several threads at once, and check that exactly one succeeds."""
+    """Replace one version from several threads at once.
+
+    Return whether exactly one succeeded, and a text about the result.
+    """
 
     def replaced(n: int) -> bool:
         return not _refused(lambda: store.replace(key, b"%d at once" % n, version))[0]

@@ -17,19 +17,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._records import Int32s, Int64s
+from ackcore._records import Int64s
 from ackcore.retry import Policy
 from ackcore.spark.base.reasons import Reasons
 from ackcore.spark.base.root_ids import Bools, distinct, found_in, ids_in
-from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, TRACKING, FailedFile, without_numbers
+from ackcore.spark.base.schemas import (
+    ATTEMPT,
+    DUE_MS,
+    FIRST_MS,
+    LAST_MS,
+    MESSAGE_ID,
+    REASON,
+    REPLAYED,
+    TRACKING,
+    FailedFile,
+    without_numbers,
+)
 from ackcore.spark.stores.run_files import read_run_table
+from ackcore.spark.tasks.record_ids import READ_AGAIN, SourceRecords
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
 from ackcore.spark.tasks.task_results import INLINE_BYTES
-
-#: The columns of a record that was read again, besides the source's columns.
-READ_AGAIN = pa.schema(
-    [(ROOT_ID, pa.int64()), (PLACE, pa.int64()), (MESSAGE_ID, pa.string()), (ATTEMPT, pa.int32())]
-)
 
 
 @dataclass(frozen=True)
@@ -51,23 +58,31 @@ class Rules:
 class Judged(NamedTuple):
     """Failed records that wait or are dead, in the columns of `TRACKING` and of the source.
 
-    ``uncounted``: the number of waiting ones whose failure used no attempt.
+    ``uncounted``: the number of waiting ones whose failure used no attempt. ``replayed``: the
+    number of replayed dead letters among all.
     """
 
     waits: pa.Table
     dies: pa.Table
     uncounted: int
+    replayed: int
 
 
-def judge(
-    rules: Rules, lost: pa.Table, reasons: Reasons, first_ms: Int64s, replayed: Int32s
-) -> Judged:
+def judge(rules: Rules, some: SourceRecords, lost: pa.Table, reasons: Reasons) -> Judged:
     """Decide for failed records whether each is dead or waits, and until when.
 
-    ``lost``: the records, with the columns of `READ_AGAIN` and of the source. ``reasons``: the
-    reason of each failure. ``first_ms``: the time at which each record was first read.
-    ``replayed``: the number of times that each record was replayed as a dead letter.
+    ``some``: the records of a task that include the failed ones. ``lost``: the failed records, in
+    the columns of `READ_AGAIN` and of the source. ``reasons``: the reason of each failure.
     """
+
+    def kept(name: str, fresh: int) -> Int64s:
+        """Return the values of a column of due records; ``fresh`` for new records."""
+        if some.due is None:
+            return np.full(len(lost), fresh)
+        values: Int64s = some.due.column(name).to_numpy()[lost[PLACE].to_numpy() - some.first]
+        return values
+
+    first_ms, replayed = kept(FIRST_MS, rules.now_ms), kept(REPLAYED, 0)
     # Without this limit a record that can never succeed would be retried without end or report.
     late = rules.now_ms - first_ms >= rules.timeout_ms
     counts = reasons.counts() | (late & ~reasons.behind())
@@ -83,27 +98,28 @@ def judge(
         not_before_ms=np.where(after_ms > 0, ended_ms + after_ms, 0),
         first_ms=first_ms,
     )
-    tracking = [
-        lost[MESSAGE_ID],
-        pa.array(decided.attempts),
+    tracking = {
+        MESSAGE_ID: lost[MESSAGE_ID],
+        ATTEMPT: decided.attempts,
         # A record behind another of its key waits for that one, without a back-off of its own.
-        pa.array(np.where(reasons.behind(), rules.now_ms, decided.due_ms)),
-        pa.array(first_ms),
-        pa.array(np.full(len(lost), rules.now_ms)),
-        reasons.kept(counts),
-        pa.array(replayed.astype(np.int32)),
-    ]
-    source = [field for field in lost.schema if field.name not in READ_AGAIN.names]
+        DUE_MS: np.where(reasons.behind(), rules.now_ms, decided.due_ms),
+        FIRST_MS: first_ms,
+        LAST_MS: np.full(len(lost), rules.now_ms),
+        REASON: reasons.kept(counts),
+        REPLAYED: replayed.astype(np.int32),
+    }
+    source = lost.drop_columns(READ_AGAIN.names)
     rows = pa.table(
-        [*tracking, *(lost[field.name] for field in source)], schema=pa.schema([*TRACKING, *source])
+        [*map(tracking.__getitem__, TRACKING.names), *source.columns],
+        schema=pa.schema([*TRACKING, *source.schema]),
     )
-    uncounted = int((~counts & ~decided.dead).sum())
+    told = int((~counts & ~decided.dead).sum()), int(np.count_nonzero(replayed))
     if not decided.dead.any():
-        return Judged(rows, rows.slice(0, 0), uncounted)
+        return Judged(rows, rows.slice(0, 0), *told)
     if decided.dead.all():
-        return Judged(rows.slice(0, 0), without_numbers(rows), uncounted)
+        return Judged(rows.slice(0, 0), without_numbers(rows), *told)
     dead = pa.array(decided.dead)
-    return Judged(rows.filter(pc.invert(dead)), without_numbers(rows.filter(dead)), uncounted)
+    return Judged(rows.filter(pc.invert(dead)), without_numbers(rows.filter(dead)), *told)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ackcore._arrow import one_batch, rebatched, take_rows
-from ackcore._records import Int32s, Int64s
+from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import NamedByChecksum, batches_of, write_batches
 from ackcore.spark.base.letter_columns import (
     GROUP_BYTES,
@@ -33,7 +33,7 @@ from ackcore.spark.base.letter_columns import (
     worth_compressing,
 )
 from ackcore.spark.base.reasons import Reasons, first_reasons
-from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, FailedFile
+from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, FailedFile
 from ackcore.spark.stores.run_files import StagingDirectory
 from ackcore.spark.tasks.failed_rows import Rules, judge
 from ackcore.spark.tasks.record_ids import SourceRecords, positions_of, records_at
@@ -155,22 +155,11 @@ class FailedWriter:
         ``some``: the records that include the failed ones. ``failed``: the failed records, as
         `records_at` returns them. ``reasons``: the reason of each.
         """
-        lost = pa.Table.from_batches([failed])
-        first_ms, replayed = np.full(len(lost), self._rules.now_ms), np.zeros(len(lost), np.int32)
-        if some.due is not None:
-            places = lost[PLACE].to_numpy() - some.first
-            first_ms = some.due.column(FIRST_MS).to_numpy()[places]
-            replayed = some.due.column(REPLAYED).to_numpy()[places]
-        self.add(some.source.name, lost, reasons, first_ms, replayed)
-
-    def add(
-        self, spout: str, lost: pa.Table, reasons: Reasons, first_ms: Int64s, replayed: Int32s
-    ) -> None:
-        """Judge and keep records of a spout, in the form that `judge` takes."""
+        spout, lost = some.source.name, pa.Table.from_batches([failed])
         self._nbytes += lost.nbytes
-        waits, dies, uncounted = judge(self._rules, lost, reasons, first_ms, replayed)
+        waits, dies, uncounted, replayed = judge(self._rules, some, lost, reasons)
         self._uncounted += uncounted
-        self._replayed[spout] += int(np.count_nonzero(replayed))
+        self._replayed[spout] += replayed
         found = lost.select([ROOT_ID, PLACE]).append_column(COUNTS, pa.array(reasons.counts()))
         self._found.setdefault(spout, []).append(found)
         if len(waits):

@@ -29,11 +29,14 @@ from ackcore._arrow.shown import as_texts, shown_values
 from ackcore._records import Int64s
 from ackcore._reference.id_hashes import subkey
 from ackcore.ids import edge_ids, root_ids
-from ackcore.spark.base.schemas import CORRUPT_REASON, MESSAGE_ID
-from ackcore.spark.tasks.failed_rows import READ_AGAIN
-from ackcore.spark.tasks.row_files import among
+from ackcore.spark.base.schemas import ATTEMPT, CORRUPT_REASON, MESSAGE_ID
+from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
 from ackcore.topology.tuples import Identity, Reason
 
+#: The columns of a record that was read again, besides the source's columns.
+READ_AGAIN = pa.schema(
+    [(ROOT_ID, pa.int64()), (PLACE, pa.int64()), (MESSAGE_ID, pa.string()), (ATTEMPT, pa.int32())]
+)
 #: The partition of records due for a retry, whose row number is that in the table of due records.
 RETRIES = (1 << 16) - 1
 #: Later attempts share this number in root ids: no two of them run in one micro-batch.
