@@ -40,7 +40,7 @@ _NATIVE_ORDER = "@=" + ("<" if sys.byteorder == "little" else ">")
 
 
 class _Kind(NamedTuple):
-    """The type and range of the items of a column."""
+    """The types that the items of a column may have: of numpy, buffers and Arrow."""
 
     words: str
     dtype: np.dtype[Any]
@@ -49,9 +49,7 @@ class _Kind(NamedTuple):
 
     @property
     def signs(self) -> str:
-        """The accepted numpy dtype kinds. 64-bit ids are bit patterns, so both kinds are accepted
-        for them.
-        """
+        # 64-bit ids are bit patterns, so both of numpy's kinds are accepted for them.
         return "iu" if self.dtype == np.int64 else self.dtype.kind
 
 
@@ -180,14 +178,14 @@ def same_length(**columns: Any) -> int:
 
 
 def check_kinds(tasks: Int32s) -> None:
-    """Raise for a column ``tasks`` of messages of any kind with a number below `RESET`."""
+    """Raise if the ``tasks`` of a mixed batch have a number below RESET, the lowest one."""
     refuse_rows_where(
         "tasks", tasks, tasks < RESET, "a task >= 0 (INIT), -1 (ACK), -2 (FAIL) or -3 (RESET)"
     )
 
 
 def check_init_tasks(tasks: Int32s) -> None:
-    """Raise for a column ``tasks`` of INITs with a negative number."""
+    """Raise if the ``tasks`` of INITs have a negative number."""
     refuse_rows_where("tasks", tasks, tasks < 0, f"in 0..{MAX_TASK}")
 
 
@@ -280,7 +278,7 @@ def signed(bits: int) -> int:
 
 
 def as_task(value: Any, name: str) -> int:
-    """Return the number of a spout task as an int."""
+    """Return the number of a spout task, in 0..2**31 - 1, as an int."""
     return as_count(value, name, 0, MAX_TASK)
 
 
@@ -295,10 +293,10 @@ def as_count(value: Any, name: str, least: int, most: int | None = None) -> int:
 
 
 def as_ms(value: Any, name: str) -> int:
-    """Return a time in milliseconds as an int."""
+    """Return a time in milliseconds as an int; raise OverflowError if it has over 64 bits."""
     ms = _as_int(value, name)
     if not _INT64_MIN <= ms <= _INT64_MAX:
-        raise OverflowError(f"{name} must fit in 64 bits, as milliseconds do, got {ms}")
+        raise OverflowError(f"{name} must be milliseconds in -2**63..2**63-1, got {ms}")
     return ms
 
 
@@ -371,7 +369,8 @@ def deadline(now_ms: Any, timeout_ms: Any, clock: Callable[[], int] | None) -> i
     """Return the time ``timeout_ms`` before now: an entry whose last message is earlier timed out.
 
     ``now_ms``: the time; the clock's by default. Returns None without a time-out. A result below
-    the range of 64-bit integers means that no entry has timed out.
+    the range of 64-bit integers means that no entry has timed out. Raises ValueError for a time-out
+    without a clock.
     """
     now = None if now_ms is None else as_ms(now_ms, "now_ms")
     if timeout_ms is None:

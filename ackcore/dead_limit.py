@@ -87,8 +87,8 @@ class DeadLimit:
         ``acked``, ``dead``: the number of records that were ACKED, and that died. ``new_dead``: the
         number of the dead that count for the ratio; all of them by default.
 
-        Returns how many of the earlier steps have left the window, so that the caller can drop what
-        it keeps of them.
+        Returns the number of steps, the oldest first, that have left the window, so that the caller
+        can drop its data about them. With neither limit, no step stays in a window.
         """
         if self._max_dead is None and self._ratio is None:
             return int(self.window is not None)  # no step is kept

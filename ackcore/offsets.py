@@ -75,12 +75,16 @@ class Commit(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """The contents of a commit. ``state`` always suits `OffsetTracker.from_state`."""
+    """The contents of a commit. ``state`` always suits `OffsetTracker.from_state`.
+
+    ``deployment``, ``generation``: those that were encoded. ``problem``: the reason why only the
+    offset counts; the two are then None. It is None if the metadata counts.
+    """
 
     state: OffsetState
-    deployment: int | None  # as in `encode_metadata`; None if the metadata is not ackcore's
-    generation: int | None  # None as well
-    problem: str | None  # why only the offset counts; None if the metadata counts
+    deployment: int | None
+    generation: int | None
+    problem: str | None
 
 
 class _Damaged(ValueError):
@@ -158,14 +162,14 @@ def _fixed(deployment: int, generation: int) -> Digits:
 
 
 def _padded(pieces: list[Digits], per_character: int) -> Digits:
-    """Join pieces, and add zeros until they and the checksum fill whole characters."""
+    """Join pieces; add zeros so that they and the checksum, before them, fill characters."""
     content = b"".join(pieces)
     return content + b"0" * (-(len(content) + _CRC_BITS) % per_character)
 
 
 @lru_cache(maxsize=1024)
 def _all_done(deployment: int, generation: int, per_character: int) -> Digits:
-    """Encode the part behind the checksum for a partition without open offsets."""
+    """Encode the bits after the checksum for a partition without open or failed offsets."""
     none = np.empty(0, np.int64)
     nothing = OffsetState(0, 0, none, none, none, np.empty(0, np.int32))
     fixed = _fixed(deployment, generation)
@@ -206,7 +210,9 @@ class _RiceNumbers:
         return self if n == len(self.numbers) else _RiceNumbers(self.numbers[:n])
 
     def bits(self) -> list[Digits]:
-        """Return the parameter, the unary quotients, the remainders, and the escaped quotients."""
+        """Return the digits of the parameter, the quotients in unary, the remainders, and the
+        escaped quotients.
+        """
         parameter = self.parameter
         pieces = [_field(parameter, _SIZE_BITS)]
         if parameter == _ALL_ZERO:
@@ -242,7 +248,7 @@ def _rice_bits(numbers: Int64s, parameter: int) -> int:
 
 
 def _fields(numbers: Int64s, width: int) -> Bits:
-    """Return the lowest ``width`` bits of each number, joined; the highest bit first."""
+    """Return the lowest ``width`` bits of all numbers in one array, each highest bit first."""
     shifts = np.arange(width - 1, -1, -1, dtype=np.int64)
     return ((numbers[:, None] >> shifts) & 1).astype(np.uint8).ravel()
 
@@ -263,7 +269,7 @@ def _number(value: int) -> Digits:
 
 
 class _Pair:
-    """Two columns of the same length, as they are encoded together."""
+    """Two columns of the same length, which are encoded with one length."""
 
     def __init__(self, one: _RiceNumbers, other: _RiceNumbers) -> None:
         self.one, self.other = one, other
@@ -287,12 +293,12 @@ class _Pair:
         return self.first(least)
 
     def bits(self) -> list[Digits]:
-        """Return the bits of the common length and of both columns."""
+        """Return the digits of the common length and of both columns."""
         return [self.head, *self.one.bits(), *self.other.bits()]
 
 
 def _fitting(state: OffsetState, room: int) -> list[Digits]:
-    """Encode as much of a state as fits into ``room`` bits: the lowest holes and failures."""
+    """Encode the lowest holes, then the lowest failures, as many as fit into ``room`` bits."""
     holes, failed = _holes_of(state), _failed_of(state)
     if holes.size + failed.size > room:
         holes = holes.fitting(room - failed.first(0).size)
@@ -441,7 +447,7 @@ def _from_base64(text: str) -> Bits:
 
 
 class _Reader:
-    """Reader of the bits that `_Pair` and the other encoders write."""
+    """Reader of the bits that `_fixed` and `_Pair.bits` encode; raises `_Damaged`."""
 
     def __init__(self, bits: Bits) -> None:
         self._bits = bits

@@ -79,7 +79,9 @@ class CallSettings:
         object.__setattr__(self, name, value)
 
     def thread_count(self) -> int:
-        """Return the number of threads for a plain function: `max_concurrency`, or 32."""
+        """Return the number of threads for a plain function: `max_concurrency` or 4096 at most, and
+        32 if it is no number.
+        """
         if isinstance(self.max_concurrency, int):
             return min(self.max_concurrency, MAX_THREADS)
         return DEFAULT_THREADS

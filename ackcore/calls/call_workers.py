@@ -242,7 +242,10 @@ class Workers:
     # --------------------------------------------------------------------------------- scheduling
 
     def _take(self, worker: _Worker) -> Call | None:
-        """Return the next call for a worker, with a lease; None if there is no work or no room."""
+        """Return the next call for a worker, and lease an endpoint; None if none can begin now.
+
+        Items that no endpoint takes, or that the budget refuses, are finished on the way.
+        """
         queues = self.queues
         while True:
             now = self.now_ns()
@@ -404,7 +407,7 @@ class Workers:
         self._wake_at(self._waits[0][0])
 
     def _wait_of(self, call: Call, error: BaseException) -> int | None:
-        """Return the wait before a call is repeated in the task; None if it is not repeated."""
+        """Return the nanoseconds until a call is repeated in the task; None if it is not."""
         settings = self._settings
         after_s: float | None = None
         if isinstance(error, Retry):
@@ -434,7 +437,7 @@ class Workers:
         self._finish(call)
 
     def _finish(self, call: Call) -> None:
-        """Store an outcome, and schedule its delivery in order."""
+        """End an item whose outcome is set: it no longer counts for its key, and is delivered."""
         if self._window is not None:
             self.queues.finished(call.queue)
         self._deliver(call)

@@ -133,7 +133,7 @@ class Calls(Generic[Item, Value]):
 
     @property
     def counts(self) -> CallCounts:
-        """The counts since these calls began."""
+        """The counts over all runs: opened breakers, and tokens and costs that calls reported."""
         return self._workers.counts
 
     def __enter__(self) -> Self:

@@ -39,11 +39,15 @@ _EARLY_NS = 1_000
 
 
 class BreakerState(enum.Enum):
-    """The state of a breaker."""
+    """The state of a breaker.
 
-    CLOSED = "closed"  # calls are made
-    OPEN = "open"  # no calls are made until its time is over
-    HALF_OPEN = "half-open"  # a single trial call is made
+    CLOSED: calls are made. OPEN: no calls are made until its time is over. HALF_OPEN: a single
+    trial call is made.
+    """
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
 
 
 class Breaker:
