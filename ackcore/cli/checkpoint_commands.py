@@ -43,7 +43,7 @@ _REASONS = 8
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add ``ackcore status``, ``table`` and ``skip`` to the app."""
     app.command()(status)
     tables = typer.Typer(no_args_is_help=True, help="The tables of a query.")
     tables.callback()(lambda: None)

@@ -31,7 +31,7 @@ class _NoPandas(MetaPathFinder):
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         """Refuse pandas, and leave all other modules to other finders."""
         if fullname == "pandas":
-            raise ModuleNotFoundError("pandas is not used here", name=fullname)
+            raise ModuleNotFoundError("pandas is hidden, to start faster", name=fullname)
 
 
 def _loads(module: str) -> bool:

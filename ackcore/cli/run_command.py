@@ -35,7 +35,7 @@ QUIET_S = 10.0
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add ``ackcore run`` to the app."""
     app.command()(run)
 
 
@@ -307,7 +307,10 @@ def _looked(read: Callable[[], T], otherwise: T) -> T:
 
 
 def _tasks(spark: SparkSession) -> dict[str, Any]:
-    """Return the tasks of Spark's running stages, as arguments of `Progress.update`."""
+    """Count the ended and all tasks of Spark's running stages.
+
+    Returns arguments of `Progress.update`: the text and the two numbers.
+    """
     tracker = spark.sparkContext.statusTracker()
     ended = total = 0
     with suppress(Py4JError, OSError):

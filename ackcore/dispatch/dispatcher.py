@@ -56,17 +56,22 @@ class RecordDead(Exception):
 
 
 class DispatchCounts(NamedTuple):
-    """The counts of a run's records; at its end, ``read == acked + dead``."""
+    """The counts of a run's records; at its end, ``read == acked + dead``.
 
-    start: int  # the position at which the run began
-    committed: int  # the position before which all records are done
+    ``start``: the position at which the run began. ``committed``: the position before which all
+    records are done. ``attempts``: records sent, retries included. ``failed``, ``timed_out``:
+    attempts that did. ``unavailable``: attempts that a consumer refused, or did not begin in time.
+    """
+
+    start: int
+    committed: int
     read: int
     acked: int
     dead: int
-    attempts: int  # records sent, including retries
-    failed: int  # attempts that failed
-    timed_out: int  # attempts that timed out
-    unavailable: int  # attempts that a consumer refused, or did not begin in time
+    attempts: int
+    failed: int
+    timed_out: int
+    unavailable: int
     consumers: list[ConsumerState]
 
 

@@ -47,7 +47,7 @@ class Http(Target):
     408, 409, 425, 5xx      failed
     any other               `Reject`: no endpoint can take the record
     no connection           `Unavailable`
-    none, or a broken one   failed: the record may have crashed the server
+    no or a broken answer   failed: the record may have crashed the server
     ======================  =============================================================
 
     Informational responses (1xx) are skipped. Connections are kept open, as many as there were
@@ -233,7 +233,7 @@ async def _read_response(reader: asyncio.StreamReader, first: bytes) -> tuple[Re
     version, status, headers = await _read_head(reader, first)
     while 100 <= status < 200:
         if status == 101:
-            raise ValueError("it switches protocols (101), which was not requested")
+            raise ValueError("status 101 switches protocols, which was not requested")
         version, status, headers = await _read_head(reader, await reader.readline())
     keep = version != b"HTTP/1.0" and headers.get("connection", "").lower() != "close"
     if status in (204, 304):
@@ -251,14 +251,14 @@ async def _read_head(
     reader: asyncio.StreamReader, first: bytes
 ) -> tuple[bytes, int, dict[str, str]]:
     if not first:
-        raise EOFError("it ended after an informational response (1xx)")
+        raise EOFError("the connection ended after an informational response (1xx)")
     version, _, rest = first.strip().partition(b" ")
     if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
-        raise ValueError(f"it begins with {first[:80]!r}")
+        raise ValueError(f"the response begins with {first[:80]!r}, which is no status line")
     headers: dict[str, str] = {}
     while (line := await reader.readline()) not in (b"\r\n", b"\n"):
         if not line:
-            raise EOFError("it ended within the headers")
+            raise EOFError("the connection ended within the headers")
         name, _, value = line.decode("latin-1").partition(":")
         headers[name.strip().lower()] = value.strip()
     return version, int(rest[:3]), headers

@@ -131,7 +131,8 @@ class Process(Target):
                 self._process = None
             process.join(_LIVES_S)
             raise ProcessDied(
-                f"process {process.pid} ended with exit code {process.exitcode} during a call"
+                f"process {process.pid} ended with exit code {process.exitcode} during a call; the "
+                "record may be the cause, so this is a failed attempt"
             ) from lost
         if error is not None:
             raise _rebuilt(*error)

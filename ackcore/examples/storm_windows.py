@@ -42,7 +42,7 @@ class SplitTimed(BasicBolt):
         if not tuple["sentence"]:
             raise Reject("an empty sentence")
         if "moon" in tuple["sentence"] and tuple.attempt == 0:
-            raise TimeoutError("the first attempt fails")
+            raise TimeoutError("a simulated time-out, at the first attempt only")
         for word in tuple["sentence"].split():
             collector.emit((word, tuple["at"]))
 

@@ -270,7 +270,7 @@ def _same(history: str, call: Callable[[Any], Any], *ledgers: Any) -> None:
     in_order = not history.rpartition("\n  ")[2].startswith(("settle", "expired"))
     got, wanted = (_outcome(call, ledger, in_order) for ledger in ledgers)
     if got != wanted:
-        raise AssertionError(f"{history}\n  must give {wanted!r}, gave {got!r}")
+        raise AssertionError(f"{history}\n  the last call must give {wanted!r}, gave {got!r}")
 
 
 def _many_roots(factory: Factory) -> None:

@@ -87,7 +87,7 @@ def run_in_process(
     kills: Mapping[str, Kill],
     listeners: Sequence[Any],
 ) -> TopologyRun:
-    """Run a topology; arguments and result as of `ackcore.testing.run`."""
+    """Run a topology: see `ackcore.testing.run` for the arguments and the result."""
     if not isinstance(topology, Topology):
         raise TypeError(
             f"topology must be a Topology, got {type(topology).__name__}; "
@@ -109,7 +109,6 @@ class _Recorder(Sink):
         self.batches: list[pa.RecordBatch] = []
 
     def write(self, batch: SinkBatch) -> None:
-        """Keep the rows of a micro-batch."""
         for rows in batch.record_batches():
             # Copied, because the file is deleted with the checkpoint.
             self.batches.append(pa.concat_batches([rows]))
@@ -248,14 +247,14 @@ class LocalRuns:
 
     @property
     def _schemas(self) -> dict[str, pa.Schema]:
-        """The schemas of all sources by spout, also of ``<table>.closed``."""
+        """The schemas of all sources by spout; those of closed windows are ``<table>.closed``."""
         closed = {
             name: source_schema(self._topology.spouts[name]) for name in self._topology.closed
         }
         return {name: table.schema for name, table in self._rows.items()} | closed
 
     def on_progress(self, progress: Progress, counts: Counts) -> None:
-        """Append the report of a micro-batch to the result."""
+        """Append the report of a micro-batch to the result, and count those in vain."""
         self._progress.append(progress)
         waits = progress.uncounted == progress.failed > 0 and not progress.acked
         self._in_vain = self._in_vain + 1 if waits else 0
@@ -357,8 +356,7 @@ class LocalRuns:
             self._executed[name].update(ids)
 
     def _parts(self, number: int) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the spout and the rows of each task that reads a spout in a micro-batch."""
-        # The first micro-batch has all rows.
+        """Yield the spout and the rows of each task that reads a spout. Micro-batch 0 has all."""
         for name, table in self._rows.items() if number == 0 else ():
             cuts = [len(table) * i // self._tasks for i in range(self._tasks + 1)]
             for start, stop in pairwise(cuts):

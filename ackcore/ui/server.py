@@ -68,7 +68,7 @@ _HEADERS = {
 
 
 class Watched:
-    """A checkpoint that the page shows."""
+    """A checkpoint that the page shows, and its status when it was last read."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = opened_checkpoint(path).url
@@ -86,7 +86,7 @@ class Watched:
             return self._status
 
     def emitted(self) -> dict[str, dict[str, int]]:
-        """Return the number of tuples by component and stream, of the micro-batches shown."""
+        """Return the emitted tuples by component and stream, over the status's micro-batches."""
         total: dict[str, dict[str, int]] = {}
         for each in self.status().batches:
             for component, streams in each.progress.emitted.items():

@@ -51,36 +51,47 @@ class Logged:
     progress: Progress
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as an object for JSON."""
+        """Return the time and the fields of the progress as an object for JSON."""
         return {"at_ms": self.at_ms, **self.progress.to_json()}
 
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """The micro-batch that is planned and not done."""
+    """The micro-batch that is planned and not done.
 
-    #: Its number, its time, and the number of retries in it.
+    ``planned_ms``: the time of its plan. ``due``: the number of retries in it. ``decided``: whether
+    its decision is recorded, so that sinks are being called. ``crashes``: the number of its runs in
+    which a process died. ``max_retries``: the maximum number of retries in it.
+    """
+
     number: int
     planned_ms: int
     due: int
-    decided: bool  # whether its decision is recorded, so that sinks are being called
-    crashes: int  # the number of its runs in which a process died
-    max_retries: int | None = None  # the maximum number of retries in it
+    decided: bool
+    crashes: int
+    max_retries: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The current activity of a query."""
+    """The current activity of a query.
 
-    at_ms: int  # the time of this reading
-    under_way: UnderWay | None  # the micro-batch that is not done
-    waiting: int  # the number of records that wait for a retry
-    next_due_ms: int | None  # the time at which the first of them is due
+    ``at_ms``: the time of this reading. ``under_way``: the micro-batch that is not done.
+    ``waiting``: the number of records that wait for a retry; ``next_due_ms``: the time at which the
+    first of them is due.
+    """
+
+    at_ms: int
+    under_way: UnderWay | None
+    waiting: int
+    next_due_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatus:
-    """The result of `read_status`."""
+    """The status of a query, read from its checkpoint: its driver, its counts, its micro-batches,
+    and its waiting and dead records.
+    """
 
     checkpoint: str  # the path of the checkpoint
     at_ms: int  # the time of this reading

@@ -68,7 +68,11 @@ class ListedFile(NamedTuple):
 
 
 class EventFile(NamedTuple):
-    """The columns and row groups of a file, from its footer."""
+    """A file with data from its footer.
+
+    ``columns``: its columns of events. ``group_rows``, ``group_bytes``: the rows of each row group,
+    and the compressed bytes of these columns.
+    """
 
     source: ListedFile
     columns: list[str]

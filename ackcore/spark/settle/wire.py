@@ -44,10 +44,11 @@ _HEADER = struct.Struct("<BBBBxxxxQ")
 _TASK_TYPES = (np.dtype(np.int8), np.dtype(np.int16), np.dtype(np.int32))
 
 _Column = npt.NDArray[Any]
+_WAY_OUT = "run the job again, and report this as a fault of ackcore if it comes again"
 
 
 class Events(NamedTuple):
-    """Messages as columns; ``times_ms`` is None for messages without times."""
+    """Messages as columns, as for `Ledger.fold`; ``times_ms`` is None without times."""
 
     root_ids: Int64s
     vals: Int64s
@@ -203,13 +204,14 @@ def unpack_blob(blob: npt.NDArray[np.uint8]) -> Events | Entries | CohortEvents 
     """Return the content of one blob. Raises ValueError as `unpack` does."""
     if len(blob) < _HEADER.size:
         raise ValueError(
-            f"a blob must have a header of {_HEADER.size} bytes, got {len(blob)} bytes"
+            f"a blob of ack events must have a header of {_HEADER.size} bytes, got {len(blob)} "
+            f"bytes; {_WAY_OUT}"
         )
     version, kind, task_bytes, timed, rows = _HEADER.unpack_from(blob.data)
     if version != VERSION or kind not in (EVENTS, ENTRIES, REASONS, COHORTS):
         raise ValueError(
-            f"a blob has version {version}, kind {kind}, and this ackcore reads version {VERSION}; "
-            "install the same ackcore on driver and workers"
+            f"a blob of ack events has version {version}, kind {kind}, and this ackcore reads "
+            f"version {VERSION}; install the same ackcore on driver and workers"
         )
     place = _HEADER.size
 
@@ -218,7 +220,10 @@ def unpack_blob(blob: npt.NDArray[np.uint8]) -> Events | Entries | CohortEvents 
         size = rows * np.dtype(dtype).itemsize
         items = blob[place : place + size]
         if len(items) < size:
-            raise ValueError(f"a blob of {rows} rows is cut short: it has {len(blob)} bytes")
+            raise ValueError(
+                f"a blob of ack events with {rows} rows is cut short: it has {len(blob)} bytes; "
+                f"{_WAY_OUT}"
+            )
         place += size
         if items.ctypes.data % np.dtype(dtype).alignment:
             items = items.copy()

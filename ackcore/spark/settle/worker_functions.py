@@ -365,11 +365,14 @@ def results(
     timeout_ms: int | None,
     form: ResultForm | None = None,
 ) -> Batches:
-    """Settle the roots of a ledger. Yield decided and open roots in batches, as `settle_blobs`.
+    """Settle the roots of a ledger. Yield batches with a row for each root, also open ones.
 
-    They come in the order of the ledger's table, which depends on the processor.  Spark's checksum
-    of a later shuffle ignores the order (``spark.sql.shuffle.orderIndependentChecksum``), since a
-    row is one root here, not a blob.
+    ``timed``: whether the ledger has times. ``reasons``: a table of `REASON_SCHEMA`. The others are
+    the parameters of `settle_blobs`.
+
+    The rows come in the order of the ledger's table, which depends on the processor.  Spark's
+    checksum of a later shuffle ignores the order (``spark.sql.shuffle.orderIndependentChecksum``),
+    since a row is one root here, not a blob.
     """
     if timeout_ms is not None and not timed:
         raise ValueError(
