@@ -54,7 +54,9 @@ cdef const kernel_t *chosen_kernel(object order) except NULL:
             raise ImportError(f"ACKCORE_CPU must be one of {', '.join(LEVELS)}, got {order!r}")
         level = LEVELS.index(order)
         if kernel_at(level) == NULL:
-            raise ImportError(f"ACKCORE_CPU={order}: this machine does not run it; unset it")
+            raise ImportError(
+                f"ACKCORE_CPU={order}: this machine does not run it; unset ACKCORE_CPU"
+            )
     else:
         level = len(LEVELS) - 1
         while kernel_at(level) == NULL:
@@ -115,7 +117,7 @@ cdef object shortened(cnp.ndarray column, size_t n):
 
 
 cdef int32_t lowest(cnp.ndarray column) noexcept:
-    """Return the lowest number of a column of tasks, at most 0."""
+    """Return the lowest number of a column of tasks; 0 if all are above 0."""
     cdef const int32_t *items = tasks_of(column)
     cdef size_t n = rows(column)
     cdef int32_t least
@@ -150,7 +152,7 @@ cdef void *data_of(cnp.ndarray column):
 
 
 cdef list entry_columns(entries):
-    """Return the columns of `Entries`, or of an object with the same attributes, in order."""
+    """Return the eight columns of `Entries` in the order of `columns_t`; raise for other types."""
     if not isinstance(entries, _records.Entries):
         _columns.check_entries(entries, 0, False)  # raises
     return [

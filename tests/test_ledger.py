@@ -50,7 +50,7 @@ def refuses_nothing(self, root_ids, vals, tasks):
         (
             "rotate",
             lambda self: None,
-            r"\n  rotate\(\).*\n  then its state\n  the last call must give",
+            r"\n  rotate\(\).*\n  then its state\n  the last call",
         ),
         ("__contains__", lambda self, root_id: 1 / 0, "gave 'raised ZeroDivisionError'"),
         ("apply", refuses_nothing, r"\n  apply\(.* must give 'raised"),
