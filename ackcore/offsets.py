@@ -152,7 +152,7 @@ def encode_state(
         content = _padded([fixed, *_fitting(state, room - _CRC_BITS - len(fixed))], per_character)
     else:
         content = _all_done(*whose, per_character)
-    check_sum = _check_sum(_packed(content), _key(topic, partition, state.committable))
+    check_sum = crc32(_packed(content), _key(topic, partition, state.committable))
     bits = _field(check_sum, _CRC_BITS) + content
     return Commit(state.committable, _prefix(wide) + (_to_wide if wide else _to_base64)(bits))
 
@@ -185,10 +185,6 @@ def _key(topic: str, partition: int, offset: int) -> int:
     return crc32(f"{topic}\0{partition}\0{offset}".encode())
 
 
-def _check_sum(content: bytes, key: int) -> int:
-    return crc32(content, key)
-
-
 def _packed(digits: Digits) -> bytes:
     """Return digits as bytes, eight each; zeros fill the last byte."""
     return int(digits + b"0" * (-len(digits) % 8), 2).to_bytes(-(-len(digits) // 8))
@@ -206,7 +202,6 @@ class _RiceNumbers:
             self.size += sizes[self.parameter]
 
     def first(self, n: int) -> _RiceNumbers:
-        """Return a column of the first n numbers."""
         return self if n == len(self.numbers) else _RiceNumbers(self.numbers[:n])
 
     def bits(self) -> list[Digits]:
@@ -277,7 +272,6 @@ class _Pair:
         self.size = len(self.head) + one.size + other.size
 
     def first(self, n: int) -> _Pair:
-        """Return the first n numbers of both columns."""
         return _Pair(self.one.first(n), self.other.first(n))
 
     def fitting(self, room: int) -> _Pair:
@@ -293,7 +287,6 @@ class _Pair:
         return self.first(least)
 
     def bits(self) -> list[Digits]:
-        """Return the digits of the common length and of both columns."""
         return [self.head, *self.one.bits(), *self.other.bits()]
 
 
@@ -397,7 +390,7 @@ def _decoded(
     bits = (_from_wide if metadata[start + 1] == _WIDE else _from_base64)(metadata[start + 2 :])
     reader = _Reader(bits)
     check_sum, content = reader.field(_CRC_BITS), bits[_CRC_BITS:]
-    if check_sum != _check_sum(np.packbits(content).tobytes(), _key(topic, partition, offset)):
+    if check_sum != crc32(np.packbits(content).tobytes(), _key(topic, partition, offset)):
         raise _Damaged(
             "its checksum is wrong: it is damaged, or was written for another partition or offset"
         )
@@ -471,7 +464,6 @@ class _Reader:
         return bits @ (1 << np.arange(width - 1, -1, -1, dtype=np.int64))
 
     def pair(self) -> tuple[Int64s, Int64s]:
-        """Return the next two columns, which have the same length."""
         n = self.number()
         return self._column(n), self._column(n)
 

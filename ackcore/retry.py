@@ -76,18 +76,14 @@ def backoff_ms(message_id: str, attempt: int, *, base_ms: int, cap_ms: int) -> i
     _check_range(base_ms, cap_ms)
     widest = capped_doubling(base_ms, attempt, cap_ms)
     # The high half of a product maps 64 random bits to the range, without a modulo's bias.
-    return 1 + (_bits(message_id, attempt) * widest >> 64)
+    bits = int.from_bytes(_digest(_begun(attempt), message_id), "little")
+    return 1 + (bits * widest >> 64)
 
 
 def _check_range(base_ms: int, cap_ms: int) -> None:
     for name, value in (("base_ms", base_ms), ("cap_ms", cap_ms)):
         if not 1 <= value <= _LONGEST_MS:
             raise ValueError(f"{name} must be between 1 and 2**62 milliseconds, got {value}")
-
-
-def _bits(message_id: str, attempt: int) -> int:
-    """Return 64 pseudorandom bits, always the same for a message and an attempt."""
-    return int.from_bytes(_digest(_begun(attempt), message_id), "little")
 
 
 def _begun(attempt: int) -> blake2b:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -150,11 +150,6 @@ def _heading(status: CheckpointStatus) -> Text:
     if dead.dropped:
         lines.append(f"dead letters dropped: {dead.dropped:,}")
     lines += [f"dead letters NOT COUNTED: {what}" for what in dead.damaged]
-    return cell_lines(lines)
-
-
-def cell_lines(lines: Iterable[str]) -> Text:
-    """Return lines as one text, each without control characters."""
     return Text("\n").join(cell(line) for line in lines)
 
 

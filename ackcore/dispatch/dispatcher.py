@@ -391,7 +391,6 @@ class Dispatcher:
     # Answers.
 
     async def _call(self, lease: Lease) -> None:
-        """Send one tuple to one consumer, and handle the answer."""
         batch: Batch = lease.item
         failed = np.ones(len(batch), np.bool_)
         error: BaseException | None = None

@@ -94,7 +94,6 @@ class FlowController:
         self._make_limit = limit
         pending = None if max_pending is None else as_count(max_pending, "max_pending", 1)
         timeout_ns = nanoseconds(timeout_s, "timeout_s")
-
         self._chooser: Chooser = Idlest() if chooser is None else chooser
         self._windows = Windows(self._chooser, pending, timeout_ns, clock)
         self._guard = threading.Lock()

@@ -193,7 +193,6 @@ def _drawn(chance: random.Random, buckets: int, timed: bool) -> _Op:
 
 
 def _refused(chance: random.Random) -> _Op:
-    """Return a random call with an invalid argument."""
     bad, no_id = chance.choice(_NO_COLUMNS), chance.choice(_NO_IDS)
     two, tasks, unknown = _int64s([1, 2]), _int32s([4, ACK]), _int32s([4, RESET - 1])
     return chance.choice(

@@ -216,7 +216,6 @@ _SHOWN, _CHARS = 10, 200
 
 
 def _counts_text(figures: Any) -> str:
-    """Return the `Counts` of a run, or those of a spout, as text."""
     return (
         f"{figures.records} records: {figures.acked} acked, {figures.dead} dead, "
         f"{figures.waiting} waiting, {figures.retried} executed again"

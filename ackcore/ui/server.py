@@ -148,7 +148,9 @@ def make_app(
                 {"error": "replays are disabled: the server was started without a token"}, 403
             )
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not token_is(given, token):
+        # In constant time, which tells nothing about the token.
+        right = hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
+        if scheme.lower() != "bearer" or not right:
             return JSONResponse({"error": "the token is wrong"}, 401)
         try:
             body = json.loads(await request.body())
@@ -382,9 +384,3 @@ def check_token(token: object) -> None:
             f"token must not be empty, got {token!r}: any visitor could replay dead letters; set a "
             "secret one, or None to disable replays"
         )
-
-
-def token_is(given: Any, token: str) -> bool:
-    """Return whether a given token is the right one. The comparison takes constant time."""
-    text = given if isinstance(given, str) else ""
-    return hmac.compare_digest(text.encode("utf-8", "replace"), token.encode())
