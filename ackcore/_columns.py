@@ -46,16 +46,13 @@ class _Kind(NamedTuple):
     dtype: np.dtype[Any]
     formats: str  # struct's letters; the width is checked too, because ctypes uses other letters
     arrow: tuple[str, ...]
-
-    @property
-    def signs(self) -> str:
-        # 64-bit ids are bit patterns, so both of numpy's kinds are accepted for them.
-        return "iu" if self.dtype == np.int64 else self.dtype.kind
+    signs: str  # numpy's kinds
 
 
-_IDS = _Kind("64-bit integers", np.dtype(np.int64), "qQlLnN", ("int64", "uint64"))
-_TASKS = _Kind("32-bit signed integers", np.dtype(np.int32), "ilq", ("int32",))
-_BYTES = _Kind("8-bit unsigned integers", np.dtype(np.uint8), "B", ("uint8",))
+# 64-bit ids are bit patterns, so they may be signed or not.
+_IDS = _Kind("64-bit integers", np.dtype(np.int64), "qQlLnN", ("int64", "uint64"), "iu")
+_TASKS = _Kind("32-bit signed integers", np.dtype(np.int32), "ilq", ("int32",), "i")
+_BYTES = _Kind("8-bit unsigned integers", np.dtype(np.uint8), "B", ("uint8",), "u")
 
 
 def id_column(column: Any, name: str) -> Int64s:
@@ -193,8 +190,8 @@ def check_entries(entries: Any, buckets: int, timed: bool) -> Entries:
     """Return entries with their columns as arrays; raise if a ledger cannot hold a row.
 
     ``entries``: the entries to check, with columns of any accepted type. ``buckets``: the ledger's
-    number of buckets; all ages must be below. ``timed``: whether the ledger has a clock, so that
-    the entries must have times.
+    number of buckets; all ages must be below. ``timed``: whether the ledger has a clock: the
+    entries must then have times, and otherwise none.
 
     Returns the same rows on the same memory, with all columns as numpy arrays.
     """
@@ -243,7 +240,10 @@ def check_entries(entries: Any, buckets: int, timed: bool) -> Entries:
 
 
 def refuse_rows_where(name: str, column: npt.NDArray[Any], wrong: Any, must_be: str) -> None:
-    """Raise for the first row of a column where the mask ``wrong`` is set."""
+    """Raise ValueError for the first row where the mask ``wrong`` is set; do nothing without one.
+
+    ``must_be``: the text of the error after "``name`` must be".
+    """
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(f"{name} must be {must_be}, got {int(column[row])} in row {row}")
@@ -275,11 +275,6 @@ def as_id(value: Any, name: str) -> int:
 def signed(bits: int) -> int:
     """Return the low 64 bits of an int as a signed int."""
     return ((bits - _INT64_MIN) & (2**64 - 1)) + _INT64_MIN
-
-
-def as_task(value: Any, name: str) -> int:
-    """Return the number of a spout task, in 0..2**31 - 1, as an int."""
-    return as_count(value, name, 0, MAX_TASK)
 
 
 def as_count(value: Any, name: str, least: int, most: int | None = None) -> int:
@@ -355,14 +350,13 @@ def timeout_ms(timeout_s: Any) -> int | None:
     """
     if timeout_s is None:
         return None
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
-        raise TypeError(f"timeout_s must be a number of seconds, got {type(timeout_s).__name__}")
-    if not 0 <= timeout_s <= 2**62 / 1000:
+    seconds = real(timeout_s, "timeout_s", "seconds")
+    if not 0 <= seconds <= 2**62 / 1000:
         raise ValueError(
             f"timeout_s must be at least 0 and at most {2**62 / 1000:g}, got {timeout_s}"
         )
     # Slightly less than the ceiling: 2.007 * 1000 is 2007.0000000000002.
-    return max(0, math.ceil(timeout_s * 1000 - 1e-6))
+    return max(0, math.ceil(seconds * 1000 - 1e-6))
 
 
 def deadline(now_ms: Any, timeout_ms: Any, clock: Callable[[], int] | None) -> int | None:

@@ -379,20 +379,22 @@ def _decoded(
     topic: str, partition: int, offset: int, metadata: str | None
 ) -> tuple[int, int, OffsetState]:
     if not metadata:
-        raise _Damaged("it is empty")
+        raise _Damaged("the metadata is empty")
     start = len(_MAGIC)
     if metadata[:start] != _MAGIC or metadata[start + 1 : start + 2] not in (_WIDE, _BASE64):
-        raise _Damaged(f"it is not ackcore's: {metadata[:40]!r}")
+        raise _Damaged(f"the metadata is not ackcore's: {metadata[:40]!r}")
     if metadata[start] != _VERSION:
         raise _Damaged(
-            f"it has version {metadata[start]!r}, and this ackcore reads version {_VERSION}"
+            f"the metadata has version {metadata[start]!r}, and this ackcore reads version "
+            f"{_VERSION}"
         )
     bits = (_from_wide if metadata[start + 1] == _WIDE else _from_base64)(metadata[start + 2 :])
     reader = _Reader(bits)
     check_sum, content = reader.field(_CRC_BITS), bits[_CRC_BITS:]
     if check_sum != crc32(np.packbits(content).tobytes(), _key(topic, partition, offset)):
         raise _Damaged(
-            "its checksum is wrong: it is damaged, or was written for another partition or offset"
+            "the metadata has a wrong checksum: it is damaged, or was written for another partition"
+            " or offset"
         )
     deployment, generation = signed(reader.field(_ID_BITS)), reader.number()
     holes, done = reader.pair()
@@ -402,7 +404,7 @@ def _decoded(
     n = int(np.max(np.flatnonzero(done), initial=-1)) + 1
     holes, done = holes[:n], done[:n]
     if holes.sum(dtype=np.float64) > _MOST_OPEN:
-        raise _Damaged(f"it has more than {_MOST_OPEN} open offsets")
+        raise _Damaged(f"the metadata has more than {_MOST_OPEN} open offsets")
     lengths = np.column_stack([holes + 1, done]).ravel()
     bounds = offset + np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     starts, ends = bounds[:-1:2], bounds[1::2]
@@ -418,16 +420,16 @@ def _decoded(
     try:
         return deployment, generation, check_state(state)
     except (ValueError, TypeError) as error:
-        raise _Damaged(f"it is inconsistent: {error}") from error
+        raise _Damaged(f"the metadata is inconsistent: {error}") from error
 
 
 def _from_wide(text: str) -> Bits:
     try:
         units = np.frombuffer(text.encode("utf-16-le"), "<u2").astype(np.int64) - _FIRST_WIDE
     except UnicodeEncodeError:
-        raise _Damaged("it has lone surrogates: another program has changed it") from None
+        raise _Damaged("the metadata has lone surrogates, which ackcore does not write") from None
     if ((units < 0) | (units >= 1 << _WIDE_BITS)).any():
-        raise _Damaged("it has characters that ackcore does not write")
+        raise _Damaged("the metadata has characters that ackcore does not write")
     return _fields(units, _WIDE_BITS)
 
 
@@ -435,7 +437,7 @@ def _from_base64(text: str) -> Bits:
     try:
         data = base64.b64decode(text + "A" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise _Damaged("it has characters that ackcore does not write") from None
+        raise _Damaged("the metadata has characters that ackcore does not write") from None
     return np.unpackbits(np.frombuffer(data, np.uint8))[: len(text) * _BASE64_BITS]
 
 
@@ -448,7 +450,7 @@ class _Reader:
 
     def _take(self, n: int) -> Bits:
         if n > len(self._bits) - self._at:
-            raise _Damaged("it ends too early")
+            raise _Damaged("the metadata ends too early")
         self._at += n
         return self._bits[self._at - n : self._at]
 
@@ -471,11 +473,11 @@ class _Reader:
         parameter = self.field(_SIZE_BITS)
         if parameter == _ALL_ZERO:
             if n > _MOST_RUNS:
-                raise _Damaged(f"it has a column of {n} numbers, and {_MOST_RUNS} is the most")
+                raise _Damaged(f"the metadata has {n} holes or failures, over {_MOST_RUNS}")
             return np.zeros(n, np.int64)
         stops = np.flatnonzero(self._bits[self._at :])[:n]
         if len(stops) < n:
-            raise _Damaged("it ends too early")
+            raise _Damaged("the metadata ends too early")
         self._take(int(stops[-1]) + 1 if n else 0)
         quotients = np.diff(stops, prepend=-1).astype(np.int64) - 1
         remainders = self.fields(n, parameter)
@@ -487,4 +489,4 @@ class _Reader:
         """Raise if more is left than the zeros that fill the last character."""
         rest = self._bits[self._at :]
         if len(rest) >= _WIDE_BITS or rest.any():
-            raise _Damaged("it has data after its end")
+            raise _Damaged("the metadata has data after its end")

@@ -78,7 +78,7 @@ include "columns.pxi"
 # that both backends accept the same arguments and raise the same errors.
 
 cdef cnp.ndarray id_column(object column, str name):
-    """Return a 64-bit column, signed or not, as an array that shares its memory."""
+
     if cnp.PyArray_CheckExact(column) and cnp.PyArray_NDIM(column) == 1:
         if cnp.PyArray_ISCARRAY_RO(column):
             if cnp.PyArray_TYPE(column) in (cnp.NPY_INT64, cnp.NPY_UINT64):
@@ -87,7 +87,7 @@ cdef cnp.ndarray id_column(object column, str name):
 
 
 cdef cnp.ndarray task_column(object column, str name):
-    """Return a 32-bit column as an array that shares its memory."""
+
     if cnp.PyArray_CheckExact(column) and cnp.PyArray_NDIM(column) == 1:
         if cnp.PyArray_ISCARRAY_RO(column) and cnp.PyArray_TYPE(column) == cnp.NPY_INT32:
             return column
@@ -129,7 +129,7 @@ cdef int32_t lowest(cnp.ndarray column) noexcept:
 
 
 cdef uint64_t as_id(object value, str name) except? 0:
-    """Convert a Python integer, signed or unsigned, to 64 bits."""
+
     cdef int overflow = 0
     cdef long long bits
     if PyLong_CheckExact(value):
@@ -179,7 +179,7 @@ cdef bint are_plain_arrays(list columns, bint timed):
 
 
 cdef void bind_columns(list columns, columns_t *out):
-    """Store pointers to columns that are in the order of `Entries`."""
+
     out.root_ids = <int64_t *>data_of(columns[0])
     out.vals = <int64_t *>data_of(columns[1])
     out.tasks = <int32_t *>data_of(columns[2])

@@ -69,7 +69,7 @@ cdef int load_offsets(OffsetTracker tracker, object state, int64_t position) exc
         &tracker.t, <const int64_t *>cnp.PyArray_DATA(failed), tasks_of(attempts), rows(failed)
     ) < 0:
         raise MemoryError(
-            "no memory for a tracker with these holes; make one without them, which reads from "
+            "no memory for a tracker with these holes; make one without them, and read from "
             "committable again"
         )
     check_offsets_after(&tracker.t, rows(starts))

@@ -60,7 +60,7 @@ cdef class _BinaryRows:
     cdef Py_ssize_t size, nulls, at_once
 
     cdef int reserve(self, Py_ssize_t used, Py_ssize_t needed, Py_ssize_t more) except -1:
-        """Make room for ``needed`` rows in all, and for ``more`` further bytes."""
+        """Make room for ``needed`` rows in all, of which ``used`` exist, and ``more`` bytes."""
         if not used:
             more = max(more, self.at_once)
         self.valid = with_room(self.valid, used, needed, cnp.NPY_UINT8)

@@ -380,7 +380,9 @@ class Endpoints:
 def _made_chooser(settings: CallSettings) -> Chooser:
     chooser = settings.chooser()
     if not hasattr(chooser, "choose"):
-        raise TypeError(f"chooser must make a Chooser, got {type(chooser).__name__}")
+        raise TypeError(
+            f"chooser must make a Chooser, got {type(chooser).__name__}; pass one, such as Idlest"
+        )
     if chooser.keyed:
         raise TypeError(
             f"chooser must not be {type(chooser).__name__}, which chooses by key: the items of "

@@ -27,10 +27,10 @@ _LONGEST_S = 86_400.0
 
 
 class Response(NamedTuple):
-    """A response: its status, headers and body."""
+    """A response. ``headers``: by lower-case name; the last one of each name."""
 
     status: int
-    headers: Mapping[str, str]  # by lower-case name; the last one of each name
+    headers: Mapping[str, str]
     body: bytes
 
 

@@ -94,7 +94,7 @@ class WordCount(Bolt):
 def build(
     spark: SparkSession, sentences: Sequence[str], fails: Sequence[str], path: str
 ) -> Topology:
-    """Return the topology, for sentences that its spout numbers and a directory for its sink."""
+    """Return the topology, for sentences, words that fail once, and a directory for its sink."""
     frame = spark.createDataFrame(list(enumerate(sentences)), "id bigint, sentence string")
     builder = TopologyBuilder()
     builder.spout("sentences", frame, message_id="id")

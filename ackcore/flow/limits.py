@@ -3,14 +3,6 @@
 A limit belongs to one consumer. It receives a sample for each answered tuple, and provides the
 number that may be outstanding: the window. All times are nanoseconds; each sample takes constant
 time and no memory. The default is `DelayTarget`.
-
-==============  =======================================================  =======================
-limit           adapts to                                                origin
-==============  =======================================================  =======================
-`DelayTarget`   service time: the tuples served within a target delay    BBR, CoDel
-`RttThreshold`  round trip against a threshold, one step up or down      TCP's, without slow start
-`Fixed`         nothing
-==============  =======================================================  =======================
 """
 
 from __future__ import annotations

@@ -112,7 +112,13 @@ def make_app(
     accepted host names of the server, beside localhost and its addresses. ``any_address``: whether
     any IP address is accepted as well, for a server that listens at all addresses.
     """
-    check_token(token)
+    if token is not None and not isinstance(token, str):
+        raise TypeError(f"token must be a str or None, got {type(token).__name__}")
+    if token is not None and not token.strip():
+        raise ValueError(
+            f"token must not be empty, got {token!r}: any visitor could replay dead letters; set a "
+            "secret one, or None to disable replays"
+        )
     if isinstance(hosts, str):
         raise TypeError(f"hosts must be a list of names, got {hosts!r}; put it in brackets")
     watched = [Watched(path) for path in checkpoints]
@@ -371,16 +377,3 @@ def _is_address(name: str) -> bool:
         return (ip_address(name[1:-1] if bracketed else name).version == 6) == bracketed
     except ValueError:
         return False
-
-
-def check_token(token: object) -> None:
-    """Raise TypeError if a token is neither None nor a text, and ValueError if it is empty."""
-    if token is None:
-        return
-    if not isinstance(token, str):
-        raise TypeError(f"token must be a str or None, got {type(token).__name__}")
-    if not token.strip():
-        raise ValueError(
-            f"token must not be empty, got {token!r}: any visitor could replay dead letters; set a "
-            "secret one, or None to disable replays"
-        )

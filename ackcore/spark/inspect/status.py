@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -123,22 +123,13 @@ class CheckpointStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as an object for JSON."""
-        counts = {**self.counts.to_json(), "balanced": self.counts.balanced}
         return {
-            "checkpoint": self.checkpoint,
-            "at_ms": self.at_ms,
-            "kind": self.kind,
-            "created_ms": self.created_ms,
-            "ackcore": self.ackcore,
-            "structure": self.structure,
+            **{each.name: getattr(self, each.name) for each in fields(self)},
             "holder": None if self.holder is None else self.holder._asdict(),
-            "epoch": self.epoch,
-            "counts": counts,
-            "last_done": self.last_done,
+            "counts": {**self.counts.to_json(), "balanced": self.counts.balanced},
             "under_way": None if self.under_way is None else asdict(self.under_way),
             "waiting": asdict(self.waiting),
             "dead": asdict(self.dead),
-            "requests": self.requests,
             "skips": [asdict(each) for each in self.skips],
             "lag": dict(self.lag),
             "tables": {name: dict(size) for name, size in self.tables.items()},
@@ -243,7 +234,7 @@ def _read(checkpoint: CheckpointView, now_ms: int, batches: int) -> dict[str, An
         "epoch": checkpoint.epoch(),
         "counts": Counts() if done is None else Counts.from_json(done.totals),
         "last_done": last_done,
-        "under_way": _under_way(records, cache, max(plans, default=-1), last_done),
+        "under_way": _under_way(records, max(plans, default=-1), last_done),
         "waiting": WaitingCounts() if done is None else count_waiting(done.waiting, now_ms),
         "requests": len(requested),
         "batches": _logged(checkpoint, batches),
@@ -261,7 +252,7 @@ def _read_activity(checkpoint: CheckpointView, now_ms: int) -> Activity | None:
     waiting = None if last_done is None else _decision(records, cache, last_done).waiting
     return Activity(
         now_ms,
-        _under_way(records, cache, max(plans), last_done),
+        _under_way(records, max(plans), last_done),
         0 if waiting is None else waiting.rows(),
         None if waiting is None else waiting.next_due_ms,
     )
@@ -282,9 +273,7 @@ def _taken(records: Records, number: int) -> tuple[str, ...]:
     return () if body is None else Plan.of(body).replays
 
 
-def _under_way(
-    records: Records, cache: TableCache, number: int, last_done: int | None
-) -> UnderWay | None:
+def _under_way(records: Records, number: int, last_done: int | None) -> UnderWay | None:
     if number == (-1 if last_done is None else last_done):
         return None
     body = records.read(f"batches/{number}.plan")
@@ -419,7 +408,7 @@ def _read_waiting(
             rows = find(spout, table)
             if len(rows):
                 found.setdefault(spout, rows)
-    way = _under_way(records, cache, max(plans, default=-1), last_done)
+    way = _under_way(records, max(plans, default=-1), last_done)
     taken: dict[str, int] = {}
     if way is not None and not way.decided:
         for spout, ids in waiting.taken_ids(way.planned_ms, way.max_retries):

@@ -160,7 +160,8 @@ def _pack(
     for dest, end in zip(dests, ends, strict=True):
         rows = order[start : start + counts[dest]]
         start += len(rows)
-        place = int(end) - _padded(_HEADER.size + len(rows) * row_bytes)
+        size = _HEADER.size + len(rows) * row_bytes
+        place = int(end) - size - -size % 8
         data[end - 8 : end] = 0  # the padding; columns overwrite their part of it
         _HEADER.pack_into(data.data, place, VERSION, kind, task_bytes, timed, len(rows))
         place += _HEADER.size
@@ -175,10 +176,6 @@ def _pack(
     kinds = pa.array(np.full(len(dests), kind, np.int8))
     dest_column = pa.array(dests.astype(np.int32))
     return pa.RecordBatch.from_arrays([dest_column, kinds, blobs], schema=BLOB_SCHEMA)
-
-
-def _padded(size: int) -> int:
-    return size + -size % 8
 
 
 def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | pa.Table]:

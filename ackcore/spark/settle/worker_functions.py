@@ -171,22 +171,17 @@ def read_events(
         found = None
         if reasons:
             times: Int64s | int = NO_TIME if events.times_ms is None else events.times_ms
-            found = reasons_of(events.root_ids, times, column_of(batch, "reason"))
+            found = reasons_of(events.root_ids, times, batch.column("reason"))
         yield events, found
         row += len(batch)
 
 
 def _events(batch: pa.RecordBatch, timed: bool) -> Events:
     names = ("root_id", "val", "task", *(["ts_ms"] if timed else ()))
-    events = Events(*(integers(column_of(batch, name), name, EVENT_TYPES[name]) for name in names))
+    events = Events(*(integers(batch.column(name), name, EVENT_TYPES[name]) for name in names))
     if len(events.tasks) and events.tasks.min() < RESET:
         _columns.check_kinds(events.tasks)
     return events
-
-
-def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """Return the column of a batch with this name."""
-    return batch.column(batch.schema.names.index(name))
 
 
 def _partition() -> int:
@@ -346,14 +341,14 @@ def combine_events(*, seed: int, timed: bool = False, reasons: bool = False) -> 
 def _open_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     if "status" not in batch.schema.names:
         return batch
-    return batch.filter(pc.equal(column_of(batch, "status"), OPEN.name))
+    return batch.filter(pc.equal(batch.column("status"), OPEN.name))
 
 
 def _entry_reasons(batch: pa.RecordBatch, root_ids: Int64s) -> pa.Table | None:
-    texts = column_of(batch, "reason")
+    texts = batch.column("reason")
     if "reason_ms" not in batch.schema.names:
         return reasons_of(root_ids, SHOWN_BEFORE, texts)
-    times = pc.fill_null(column_of(batch, "reason_ms"), SHOWN_BEFORE)
+    times = pc.fill_null(batch.column("reason_ms"), SHOWN_BEFORE)
     return reasons_of(root_ids, times.to_numpy(), texts)
 
 
