@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -105,10 +106,9 @@ def as_generation(generation: Any) -> int:
 
 def as_offset(value: Any, name: str) -> int:
     """Return an offset as an int; raise if it is out of range."""
-    try:
-        return as_count(value, name, 0, MAX_OFFSET)
-    except ValueError as error:
-        raise ValueError(f"{error}{_WHY_NEGATIVE if value < 0 else ''}") from None
+    if hasattr(value, "__index__") and operator.index(value) < 0:
+        raise ValueError(f"{name} must be in 0..{MAX_OFFSET}, got {value}{_WHY_NEGATIVE}")
+    return as_count(value, name, 0, MAX_OFFSET)
 
 
 def as_position(value: Any, name: str) -> int:

@@ -261,13 +261,16 @@ def report(usage: Usage | None, tokens: Any, cost: Any) -> None:
 
 
 def _amount(given: Any, name: str, most: float) -> float:
-    title = f"{name} of used()"
     try:
-        amount = real(given, title)
-    except TypeError as error:
-        raise TypeError(f"{error}; convert it, such as with float(...)") from None
+        amount = real(given, name)
+    except TypeError:
+        raise TypeError(
+            f"{name} of used() must be a number, got {type(given).__name__} {given!r}; convert it, "
+            "such as with float(...)"
+        ) from None
     if not 0 <= amount <= most:
         raise ValueError(
-            f"{title} must be in 0..{most:.0f}, got {given}; leave out an amount that is not known"
+            f"{name} of used() must be in 0..{most:.0f}, got {given}; leave out an amount that is "
+            "not known"
         )
     return amount

@@ -141,7 +141,7 @@ def find_named(name: str) -> Any:
         ) from None
     for part in path.split("."):
         if not hasattr(found, part):
-            raise typer.BadParameter(f"{module} has no {path}{_like(path, found)}")
+            raise typer.BadParameter(f"the module {module} has no {path}{_like(path, found)}")
         found = getattr(found, part)
     return found
 

@@ -168,10 +168,15 @@ class Http(Target):
         try:
             return await self._exchange(reader, writer, request)
         except _NoAnswer as error:
-            said = f"{self.url} closed the connection without a response"
             if error.sent_whole:
-                raise HttpError(f"{said}, after the whole request was sent") from error
-            raise Unavailable(said) from error
+                raise HttpError(
+                    f"{self.url} closed the connection without a response, after the whole request "
+                    "was sent"
+                ) from error
+            raise Unavailable(
+                f"{self.url} closed the connection without a response, before the whole request "
+                "was sent"
+            ) from error
 
     async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes

@@ -286,7 +286,8 @@ def _check_types(
                 # A cast would return seconds without an error.
                 cast = 'make it milliseconds first: .withColumn("ts_ms", unix_millis("ts_ms"))'
             raise TypeError(
-                f"{name}: {column} must be {expected}, got {found[column]}; {cast.format(expected)}"
+                f"{name}: column {column} must be of type {expected}, got {found[column]}; "
+                f"{cast.format(expected)}"
             )
     unknown = [column for column in found if column not in known]
     if unknown:

@@ -417,8 +417,8 @@ def _check_schema(path: str, schema: pa.Schema) -> list[str]:
         got = fields[0].type
         if not (is_text(got) if name == "reason" else got == expected):
             raise TypeError(
-                f"{path}: {name} must be {expected}, got {got}; cast it when the file is written, "
-                "or use settle(spark.read.parquet(...).withColumn(...))"
+                f"{path}: column {name} must be {expected}, got {got}; cast it when the file is "
+                "written, or use settle(spark.read.parquet(...).withColumn(...))"
             )
         found.append(name)
     return found

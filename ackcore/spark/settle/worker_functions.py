@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -234,7 +234,7 @@ def entries_packer(
             if have_times is None:
                 have_times = entries.first_ms is not None
             if (entries.first_ms is not None) != have_times:
-                raise ValueError(_UNLIKE_TIMES.format(name if have_times else "events"))
+                _refuse_unlike_times(name if have_times else "events")
             if packer is None:
                 # These rows came through a shuffle, so their order may change.
                 packer = Packer(shards, seed=seed, timed=have_times, fixed_order=False)
@@ -279,7 +279,7 @@ def settle_blobs(
                     # The first batch has most of the rows.
                     ledger = new_ledger(seed, timed, _roots_in(parts))
                 if (times is not None) != timed:
-                    raise ValueError(_UNLIKE_TIMES.format("one of the tables"))
+                    _refuse_unlike_times("one of the tables")
                 if isinstance(rows, Events):
                     fold(ledger, rows)
                 else:
@@ -304,10 +304,11 @@ def _roots_in(parts: Sequence[Events | Entries | pa.Table]) -> int:
     return 64 * len(np.unique(roots))
 
 
-_UNLIKE_TIMES = (
-    "tables that are settled together must all have times, or none: {} has none; add ts_ms to all "
-    "events, or to none"
-)
+def _refuse_unlike_times(untimed: str) -> NoReturn:
+    raise ValueError(
+        "tables that are settled together must all have times, or none: "
+        f"{untimed} has none; add ts_ms to all events, or to none"
+    )
 
 
 def combine_events(*, seed: int, timed: bool = False, reasons: bool = False) -> MapInArrow:
