@@ -47,7 +47,7 @@ class TooManyDead(RuntimeError):
 
 
 class Excess(NamedTuple):
-    """The name of the limit that was exceeded, an argument of `DeadLimit`, and the error's text."""
+    """A limit that was exceeded: the argument of `DeadLimit` that sets it, and an error's text."""
 
     limit: str
     message: str

@@ -132,12 +132,13 @@ def unavailable_ms(
 
 
 class Policy(NamedTuple):
-    """The number of attempts of a record, and the delays between them."""
+    """The number of attempts of a record, and the delays between them.
 
-    #: The number of executions, the first included; after this number of failures the record is
-    #: dead.
+    ``max_attempts``: the number of failures after which the record is dead. ``base_ms``,
+    ``cap_ms``: the arguments of `backoff_ms`.
+    """
+
     max_attempts: int = 5
-    #: The arguments of `backoff_ms`.
     base_ms: int = 1000
     cap_ms: int = 300_000
 

@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Callable, Hashable
 
-from ackcore.calls.call_settings import NO_CONNECTION, CallSettings
+from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.outcomes import Retry, Unavailable
 from ackcore.calls.usage import CallCounts
 from ackcore.flow.choosers import Chooser
@@ -197,7 +197,6 @@ class Endpoints:
         self._windows = Windows(_made_chooser(settings), most, _ON_TRIAL_NS, clock)
         self._most = most
         self._settings = settings
-        self._counts: tuple[type[BaseException], ...] = (*NO_CONNECTION, *settings.retry_on)
         #: By refusing endpoint: the refusals in a row, the time of the first, and the last error.
         self._refusals: dict[Hashable, tuple[int, int, Retry]] = {}
         self._paces: dict[Hashable, Pace] = {}  # of those that refused lately
@@ -259,19 +258,14 @@ class Endpoints:
         self, lease: Lease, on_trial: bool, error: BaseException, timed_out: bool, now_ns: int
     ) -> None:
         """Record that a call raised, or timed out. This may pause its endpoint."""
-        final = self._settings.is_final(error)
-        refused = isinstance(error, Retry) and not final
-        counts = isinstance(error, self._counts) and not refused and not final
-        dropped = counts or refused
-        self._windows.take_back(lease, dropped=dropped, again=False, timed_out=timed_out)
+        counts = self._settings.is_of_call(error)
+        self._windows.take_back(lease, dropped=counts, again=False, timed_out=timed_out)
         consumer = lease.consumer
-        if isinstance(error, Retry) and refused:
+        if not counts or isinstance(error, Retry):
+            # The endpoint answered.
             self._answered(consumer, on_trial)
-            self._refused(consumer, error, now_ns)
-            return
-        if not counts:
-            # The endpoint answered: the error is not its fault.
-            self._answered(consumer, on_trial)
+            if counts and isinstance(error, Retry):
+                self._refused(consumer, error, now_ns)
             return
         open_ns = self._breakers[consumer.name].failed(error, now_ns, on_trial)
         if open_ns is not None:

@@ -50,7 +50,7 @@ class MongoSink(TransactionalSink[Any]):
             collection.insert_many(rows.to_pylist(), session=transaction)
 
     def record(self, transaction: Any, batch: SinkBatch, written: Written) -> None:
-        """Replace the recorded number."""
+        """Record this micro-batch's number and content in place of the last one's."""
         new = {"number": written.number, "content": written.content}
         self._batches(transaction).replace_one(_key(batch), new, upsert=True, session=transaction)
 

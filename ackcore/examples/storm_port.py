@@ -61,7 +61,7 @@ class Exclaim(Bolt):
         self.fails = frozenset(fails)
 
     def execute(self, tuple: Tuple) -> None:
-        """Add an exclamation mark to one word."""
+        """Add an exclamation mark to one word and ack it, or fail it."""
         word = tuple["word"]
         if word in self.fails and tuple.attempt == 0:
             self.collector.fail(tuple, f"the first attempt at {word!r} fails")
@@ -84,7 +84,7 @@ class WordCount(Bolt):
         self.counts = Counter[str]()
 
     def execute(self, tuple: Tuple) -> None:
-        """Count one word."""
+        """Count one word, emit it with the count so far, and ack it."""
         word = tuple["word"]
         self.counts[word] += 1
         self.collector.emit((word, self.counts[word]), anchors=tuple)

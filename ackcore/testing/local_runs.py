@@ -274,13 +274,10 @@ class LocalRuns:
         if schema is None:
             spout = self._topology.source_of(written.component)
             assert spout is not None
-            schema = self._emitted(spout)
+            # A DataFrame emits its own columns.
+            is_frame = spout.kind is None
+            schema = self._rows[spout.name].schema if is_frame else emitted_schema(spout)
         return pa.Table.from_batches(self._sinks[sink].batches, schema)
-
-    def _emitted(self, spout: Spout) -> pa.Schema:
-        if spout.kind is None:
-            return self._rows[spout.name].schema
-        return emitted_schema(spout)
 
     def _take_dead(self, number: int, dead: Mapping[str, pa.Table]) -> None:
         for spout, table in dead.items():
@@ -372,7 +369,8 @@ class LocalRuns:
     ) -> list[pa.RecordBatch]:
         """Run a task, and again after each kill, as Spark does after the death of a worker.
 
-        The in-flight marker of a killed task is kept, as a killed process leaves it.
+        The in-flight marker of a killed task is kept, as a killed process leaves it. Raises
+        RuntimeError after four kills.
         """
         for _ in range(_TRIES):
             self._attempt += 1

@@ -168,7 +168,7 @@ def test_what_is_of_different_kinds_of_sessions_is_refused(table, monkeypatch):
             TypeError,
             "open_before: column inits must be of type tinyint, got int",
         ),
-        (lambda t: t.withColumn("status", sql.lit(0)), TypeError, "status must be string"),
+        (lambda t: t.withColumn("status", sql.lit(0)), TypeError, "status must be of type string"),
         (lambda t: t.withColumn("when", sql.lit(0)), ValueError, "got when; drop"),
         (lambda t: t.select("*", "root_id"), ValueError, "open_before has two columns root_id"),
         (lambda t: t.collect, TypeError, "open_before must be a pyspark DataFrame, got method"),
@@ -190,7 +190,7 @@ def test_tables_that_hold_no_open_rows(table, open_rows, change, error, match):
         ({"timeout_s": -1}, ValueError, "timeout_s must be at least 0 and at most .*, got -1"),
         ({"timeout_s": "1"}, TypeError, "timeout_s must be a number of seconds, got str"),
         ({"now_ms": "now"}, TypeError, "now_ms must be an integer"),
-        ({"now_ms": 2**63}, OverflowError, "now_ms must fit in 64 bits"),
+        ({"now_ms": 2**63}, OverflowError, "now_ms must be milliseconds in -2"),
     ],
 )
 def test_arguments(table, arguments, error, match):
