@@ -383,10 +383,7 @@ class Acker:
                 self._turn(now)
 
     def _turn(self, now: int) -> int:
-        """Make the turns that are due by ``now``; return their number.
-
-        The entries that expire at the last one stay in the ledgers, for `_collect`.
-        """
+        """Make the turns that are due by ``now``; return their number."""
         due = (now - self._next_turn_ms) // self._period_ms + 1
         if due < 1:
             return 0
@@ -481,10 +478,7 @@ _Table = TypeVar("_Table", Entries, Outcomes)
 
 
 def _checked_columns(method: str, given: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns of a call of `Acker.apply` or ``*_many`` as arrays, by name.
-
-    Raises if a type, a length, or a task for ``method`` is wrong.
-    """
+    """Return the columns of a call of ``method`` as arrays; raise if one is wrong for it."""
     columns: dict[str, npt.NDArray[Any]] = {
         name: task_column(column, name) if name == "tasks" else id_column(column, name)
         for name, column in given.items()

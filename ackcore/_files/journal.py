@@ -78,11 +78,7 @@ class JournalAnswers(Protocol):
 
 
 class _Place(NamedTuple):
-    """The position of an answer.
-
-    ``file``: the descriptor of an open file, or the negative number of a segment. ``offset``,
-    ``size``: in bytes.
-    """
+    """The file, offset and size of an answer; the file is a descriptor, or minus a segment."""
 
     file: int
     offset: int
@@ -269,12 +265,8 @@ class Journal:
         self._synced_s = time.monotonic()
 
     def _link(self, path: Path) -> bool:
-        """Link the open file as the next segment; return False if its number is taken.
-
-        Only a link is safe here: a rename would replace a segment that another writer has just
-        linked.
-        """
-        try:
+        """Link the open file as the next segment; return False if its number is taken."""
+        try:  # a rename would replace a segment that another writer has just linked
             os.link(path, self._segment(self._next))
         except FileExistsError:
             return False

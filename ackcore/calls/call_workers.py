@@ -7,12 +7,6 @@ is parked. The number of workers is the largest number of calls at once so far.
 
 One timer serves all waits; it is set to the earliest time. Time-outs are found by a scan of the
 calls in flight. Scans are rare, since calls that began later time out later.
-
-::
-
-    items ──► pulled ──► out ──► done ──► yielded, in order
-                ▲         │
-                └─ waits ◄┘  Retry, or an error of retry_on: its place in the window is free
 """
 
 from __future__ import annotations
@@ -332,10 +326,7 @@ class Workers:
         return len(self._order) - self.in_flight >= self._most_kept
 
     def _read_ahead(self) -> None:
-        """Pull as many items as may be kept, so that calls of all their keys can be chosen.
-
-        Answers are not handled meanwhile, so it stops after 2 ms; a later call pulls the rest.
-        """
+        """Pull items, as many as may be kept, but for 2 ms: answers are not handled meanwhile."""
         since = self._clock()
         while self._pull() and self._clock() - since < _TURN_NS:
             pass

@@ -276,10 +276,8 @@ class Endpoints:
     def _refused(self, consumer: FlowConsumer, error: Retry, now_ns: int) -> None:
         """Pause an endpoint that refuses calls: briefly at first, then longer each time.
 
-        The first pause is a part of the interval of its `Pace`, or its service time while that is
-        unknown. A Retry-After in whole seconds would leave a service with a rate limit idle.
-        Repeated refusals confirm the time that it requests, so the longest pause is that time, and
-        at least a second.
+        The first pause is a part of the interval of its `Pace`, or its service time: a Retry-After
+        in whole seconds would leave a service idle. The longest is that time, at least a second.
         """
         if self._settings.breaker_failures is None:
             return  # without a breaker, endpoints are not paused either

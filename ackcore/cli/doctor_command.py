@@ -24,10 +24,9 @@ from ackcore.spark.base import paths
 
 
 class Finding(NamedTuple):
-    """The result of a check.
+    """The result of a check: its name, success, details, and the fix ("" if none is needed).
 
-    ``what``: its name. ``ok``: None if an optional package is missing. ``found``: what was found,
-    such as a version, or the error. ``mend``: the fix; "" if none is needed.
+    ``ok`` is None if an optional package is missing.
     """
 
     what: str

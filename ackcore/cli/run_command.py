@@ -296,10 +296,7 @@ def _shown(checkpoint: str, spark: SparkSession, as_json: bool) -> Iterator[None
 
 
 def _looked(read: Callable[[], T], otherwise: T) -> T:
-    """Return the result of ``read``, or ``otherwise`` if the checkpoint cannot be read now.
-
-    The run itself reports errors of the checkpoint.
-    """
+    """Return the result of ``read``, or ``otherwise`` if the checkpoint cannot be read now."""
     try:
         return read()
     except (StateError, OSError):
@@ -307,10 +304,7 @@ def _looked(read: Callable[[], T], otherwise: T) -> T:
 
 
 def _tasks(spark: SparkSession) -> dict[str, Any]:
-    """Count the ended and all tasks of Spark's running stages.
-
-    Returns arguments of `Progress.update`: the text and the two numbers.
-    """
+    """Return the ended and all tasks of Spark's running stages, for `Progress.update`."""
     tracker = spark.sparkContext.statusTracker()
     ended = total = 0
     with suppress(Py4JError, OSError):

@@ -443,10 +443,7 @@ class Dispatcher:
             self._failed(lease, np.ones(len(lease.item), np.bool_), error)
 
     def _failed(self, lease: Lease, failed: Any, error: BaseException) -> None:
-        """Handle the failed records of a lease: count and retry them, or store them as dead.
-
-        ``failed``: the mask of these records in the tuple of the lease.
-        """
+        """Count and retry the records of a lease in the mask ``failed``, or store them as dead."""
         timed_out = lease.fate is Fate.REQUEUED
         batch: Batch = lease.item.only(failed)
         n = len(batch)
@@ -471,8 +468,7 @@ class Dispatcher:
     ) -> None:
         """Count an attempt of each record of a batch; retry them, or store them as dead.
 
-        ``failed``: the mask of these records in the tuple of the lease. Before their last attempt
-        the records are separated, so that each is tried alone.
+        Before their last attempt the records are separated, so that each is tried alone.
         """
         n = len(batch)
         self._counts["timed_out" if timed_out else "failed"] += n

@@ -23,6 +23,7 @@ _NOT_NOW = frozenset({429, 502, 503, 504})
 _TRY_AGAIN = frozenset({408, 409, 425})
 _JSON = b"\r\nContent-Type: application/json"
 _MAX_BODY = 64 << 20
+#: A longer ``Retry-After`` counts as this: a server with a wrong clock is not excluded for ever.
 _LONGEST_S = 86_400.0
 
 
@@ -215,10 +216,7 @@ class _NoAnswer(Exception):
 
 
 def _is_sent(writer: asyncio.StreamWriter) -> Callable[[], bool]:
-    """Return a function that returns whether all bytes written so far were sent.
-
-    The function is right also after the connection has ended, when the transport's buffer is empty.
-    """
+    """Return a function that returns, at any later time, whether all bytes so far were sent."""
     if not writer.transport.get_write_buffer_size():
         return lambda: True
     writer.transport.set_write_buffer_limits(0)
@@ -305,10 +303,7 @@ def _check_length(length: int) -> None:
 
 
 def _retry_after_s(value: str | None) -> float | None:
-    """Return the seconds in a ``Retry-After`` header, a number or a date; None if it is neither.
-
-    More than a day counts as a day, so that a server with a wrong clock is not excluded for ever.
-    """
+    """Return the seconds in a ``Retry-After``, a number or a date; None if it is neither."""
     if value is None:
         return None
     with suppress(ValueError):

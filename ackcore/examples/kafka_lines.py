@@ -137,10 +137,7 @@ class Found(NamedTuple):
 
 
 def look(servers: str, topic: str, directory: Path, ids: dict[str, int]) -> Found:
-    """Count the lines in the sink's rows and in the dead letters, and read the group's lag.
-
-    ``ids``: the line numbers by message id, from `send`.
-    """
+    """Count the lines in the rows and the dead letters; ``ids``: line numbers by message id."""
     table = ds.dataset(directory / "rows", format="parquet").to_table(columns=["id"])
     rows = Counter(table["id"].to_pylist())
     dead = Counter(ids[message] for message in json.loads((directory / "dead.json").read_text()))

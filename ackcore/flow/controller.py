@@ -4,8 +4,6 @@ A producer acquires room for a tuple, sends it to the consumer that the lease na
 result. This module sends nothing and runs no thread. Time-outs, and pauses that end, are handled
 during calls, and in `FlowController.expire`.
 
-*Costs.* A sample takes constant time. A choice looks once at each consumer. At most every 2 ms, a
-sweep over the consumers finds the silent ones.
 
 *Threads.* Any thread may call any method. One lock guards all; no callback runs under it.
 """

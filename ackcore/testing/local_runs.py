@@ -337,10 +337,7 @@ class LocalRuns:
         return found
 
     def _count(self, setup: RunSetup, plan: RunPlan, parts: Sequence[tuple[str, pa.Table]]) -> None:
-        """Add the records of the micro-batch, and its retries, to the numbers of executions.
-
-        Call it for the first run without problems: only that is an attempt of its records.
-        """
+        """Count an execution of each record and retry; only a run without problems is one."""
         self._counted.add(plan.number)
         for name, file in plan.retries.items():
             self._executed[name].update(read_whole(file)[MESSAGE_ID].to_pylist())
@@ -367,10 +364,9 @@ class LocalRuns:
         partition: int,
         rows: list[pa.RecordBatch],
     ) -> list[pa.RecordBatch]:
-        """Run a task, and again after each kill, as Spark does after the death of a worker.
+        """Run a task, again after each kill, as on Spark; raise RuntimeError after four kills.
 
-        The in-flight marker of a killed task is kept, as a killed process leaves it. Raises
-        RuntimeError after four kills.
+        The in-flight marker of a killed task is kept, as a killed process leaves it.
         """
         for _ in range(_TRIES):
             self._attempt += 1

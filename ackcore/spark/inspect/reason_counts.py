@@ -138,9 +138,8 @@ class DeadCounter:
 
 
 def _of_file(file: LetterFile, spout: str, notes: Sequence[Note]) -> tuple[int, int, pa.Table]:
-    """Return the numbers of all and of replayed letters of a file, and a table of `_COUNTED`.
-
-    The table has the letters that were not replayed, by reason.
+    """Return the numbers of a file's letters and of those replayed, and a table of the others:
+    for each reason, the columns of `_COUNTED`.
     """
     table = read_letters(file.path, [*_REASON_COLUMNS, "last_ms"])
     rows, gone = gone_rows(file.path, spout, notes)
@@ -161,9 +160,7 @@ _COUNTED = ["component", "error_type", "text", "n", "oldest", "newest"]
 
 
 def _grouped(table: pa.Table) -> pa.Table:
-    """Merge the rows of a table in `_COUNTED` to one for each component and error type: with the
-    first text, the sum of the counts, and the first and last time.
-    """
+    """Merge rows of `_COUNTED` to one for each component and error type: counts are summed."""
     counted = table.group_by(["component", "error_type"], use_threads=False).aggregate(
         [("text", "first"), ("n", "sum"), ("oldest", "min"), ("newest", "max")]
     )

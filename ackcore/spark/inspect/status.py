@@ -388,12 +388,8 @@ def read_pending(
 def _read_waiting(
     checkpoint: CheckpointView, find: Callable[[str, pa.Table], pa.Table]
 ) -> tuple[dict[str, pa.Table], dict[str, int]]:
-    """Find waiting records after the last finished micro-batch.
-
-    Returns, by spout, the rows that ``find`` returned; and by spout, the number of the unfinished
-    micro-batch that retries some of them.
-
-    ``find``: takes a spout's name and some of its rows, and returns the wanted rows.
+    """Return, by spout, the waiting rows that ``find`` selects from a spout's table; and, by spout,
+    the number of the unfinished micro-batch that retries some of them.
     """
     records = checkpoint.records()
     plans, dones, _ = _names(checkpoint)

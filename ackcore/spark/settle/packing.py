@@ -141,10 +141,7 @@ class Packer:
                 self._chunks_to_ship = UNFOLDED_CHUNKS
 
     def _choose_table(self, events: Events) -> Ledger | None:
-        """Open a ledger of the size with the lowest estimated cost, and return it.
-
-        Returns None if it costs less to send the rows unfolded.
-        """
+        """Open the ledger of the lowest estimated cost; None if unfolded rows cost less to send."""
         likely = LIKELY_ROWS if self._rows is None else self._rows
         estimate = CardinalityEstimate.of_sample(events, self._seed, self._timed)
         if not self._fixed_order:

@@ -295,10 +295,7 @@ _ODD, _ONE_IN_64 = np.int64(0x1E3779B97F4A7C15), np.int64(63 << 57)
 
 
 def _roots_in(parts: Sequence[Events | Entries | pa.Table]) -> int:
-    """Estimate the number of distinct roots in messages and folded rows from a sample.
-
-    The sample has one root in 64, chosen by a hash.
-    """
+    """Estimate the number of distinct roots, from one root in 64, chosen by a hash."""
     columns = [rows.root_ids for rows in parts if not isinstance(rows, pa.Table)]
     roots: Int64s = np.concatenate([ids[(ids * _ODD) & _ONE_IN_64 == 0] for ids in columns])
     return 64 * len(np.unique(roots))
