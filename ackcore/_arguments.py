@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -38,13 +39,13 @@ def is_one_for_all(value: object) -> bool:
 
 
 def refuse_part(column: Any, name: str, bits: int) -> NoReturn:
-    """Raise for the first row of ``column`` that is negative or wider than ``bits`` bits."""
+    """Raise for the first part of a root id in ``column`` that is not in ``0..2**bits - 1``."""
     row = int(np.argmax((column < 0) | (column >= 2**bits)))
     raise ValueError(f"{name} must be in 0..{2**bits - 1}, got {int(column[row])} in row {row}")
 
 
 def refuse_parent(row: int, parent: int, n: int) -> NoReturn:
-    """Raise for a parent that is not one of the ``n`` rows."""
+    """Raise for the parent in a row, which is not in ``0..n - 1``."""
     among = f"0..{n - 1}" if n else "no rows at all (n is 0)"
     raise ValueError(f"parents must be row numbers in {among}, got {parent} in row {row}")
 
@@ -76,7 +77,7 @@ _WHY_NEGATIVE = "; negative values are no offsets, but codes of Kafka, such as -
 
 
 class Key(NamedTuple):
-    """The checked constructor arguments of an `OffsetTracker`."""
+    """The checked topic, partition, generation and first offset of an `OffsetTracker`."""
 
     topic: str
     partition: int
@@ -105,10 +106,9 @@ def as_generation(generation: Any) -> int:
 
 def as_offset(value: Any, name: str) -> int:
     """Return an offset as an int; raise if it is out of range."""
-    try:
-        return as_count(value, name, 0, MAX_OFFSET)
-    except ValueError as error:
-        raise ValueError(f"{error}{_WHY_NEGATIVE if value < 0 else ''}") from None
+    if hasattr(value, "__index__") and operator.index(value) < 0:
+        raise ValueError(f"{name} must be in 0..{MAX_OFFSET}, got {value}{_WHY_NEGATIVE}")
+    return as_count(value, name, 0, MAX_OFFSET)
 
 
 def as_position(value: Any, name: str) -> int:
@@ -215,7 +215,10 @@ def in_place(column: Any, name: str) -> Int64s:
 
 
 def valid_column(valid: Any, rows: int) -> UInt8s | None:
-    """Return a column with one byte per row, 0 for rows without a value; None if all have one."""
+    """Return a column of booleans or bytes, 0 for a row without a value, as a uint8 array.
+
+    None, which means that all rows have a value, is returned unchanged.
+    """
     if valid is None:
         return None
     if isinstance(valid, np.ndarray) and valid.dtype == np.bool_:
@@ -229,7 +232,10 @@ def valid_column(valid: Any, rows: int) -> UInt8s | None:
 
 
 def byte_offset_column(offsets: Any, rows: int | None = None) -> npt.NDArray[Any]:
-    """Check the offsets of an Arrow column: row i is ``data[offsets[i]:offsets[i + 1]]``."""
+    """Return the offsets of an Arrow column; raise unless they are an int32 or int64 array.
+
+    Row i is ``data[offsets[i]:offsets[i + 1]]``. ``rows``: the number of rows; any by default.
+    """
     if not isinstance(offsets, np.ndarray) or offsets.dtype not in (np.int32, np.int64):
         got = offsets.dtype if isinstance(offsets, np.ndarray) else type(offsets).__name__
         raise TypeError(f"offsets must be a numpy array of int32 or int64, got {got}")
@@ -260,7 +266,7 @@ def refuse_size(size: int, rows: int, width: int) -> NoReturn:
 
 
 def refuse_byte_offsets(offsets: npt.NDArray[Any], row: int, size: int) -> NoReturn:
-    """Raise for a row with byte offsets that descend or are outside the data."""
+    """Raise for a row with byte offsets that descend or are outside ``0..size``."""
     raise ValueError(
         f"offsets must rise within the {size} bytes of data, "
         f"got {int(offsets[row])}..{int(offsets[row + 1])} in row {row}"
@@ -268,20 +274,24 @@ def refuse_byte_offsets(offsets: npt.NDArray[Any], row: int, size: int) -> NoRet
 
 
 def refuse_taken(place: int, row: int, rows: int) -> NoReturn:
-    """Raise for an item of an order, at index ``place``, that is not a row number."""
+    """Raise for the item ``row`` of an order, at index ``place``, that is not below ``rows``."""
     among = f"0..{rows - 1}" if rows else "no rows at all (offsets has one item)"
     raise ValueError(f"order must be row numbers in {among}, got {row} at index {place}")
 
 
 def refuse_gathered() -> NoReturn:
-    """Raise for a result with more bytes than offsets of the given type can count."""
+    """Raise for a result with more bytes than int32 offsets can count."""
     raise ValueError(
-        "the rows of order have more bytes than offsets can count; cast offsets to int64"
+        "the rows of order have more than 2**31 - 1 bytes, the most that offsets of int32 can "
+        "count; cast offsets to int64"
     )
 
 
 def addresses(functions: Sequence[int], queue: int) -> list[int]:
-    """Check the addresses for `RawMessages`; return those of the functions, then the queue's."""
+    """Return the addresses of librdkafka's functions for `RawMessages`, and then the queue's.
+
+    Raises if there are not `RAW_FUNCTIONS` functions, or an address is 0 or no integer.
+    """
     if len(functions) != RAW_FUNCTIONS:
         raise ValueError(
             f"functions must be the {RAW_FUNCTIONS} addresses that RawMessages lists, in that "

@@ -27,8 +27,14 @@ def _load(name: str) -> ModuleType:
     module = importlib.import_module(_OURS[name])
     for cls in ("Ledger", "OffsetTracker"):
         if not hasattr(module, cls):
-            raise ImportError(f"{_OURS[name]} has no {cls}; rebuild it")
+            raise ImportError(
+                f"{_OURS[name]} has no {cls}, so it was compiled from another version of ackcore; "
+                "reinstall ackcore"
+            )
     return module
+
+
+_HINT = ". Reinstall ackcore, or unset ACKCORE_BACKEND: ackcore then runs on the backend that loads"
 
 
 def _choose() -> tuple[str, ModuleType]:
@@ -41,7 +47,7 @@ def _choose() -> tuple[str, ModuleType]:
         except Exception as error:
             # A numpy of another ABI raises ValueError or RuntimeError, not ImportError.
             raise ImportError(
-                f"ACKCORE_BACKEND={order} cannot be loaded: {type(error).__name__}: {error}"
+                f"ACKCORE_BACKEND={order} cannot be loaded: {type(error).__name__}: {error}{_HINT}"
             ) from error
     try:
         return "native", _load("native")
@@ -65,8 +71,8 @@ def kafka_implementation() -> ModuleType:
 
     Only the native one also has `RawMessages`: in Python, confluent-kafka's objects are read.
 
-    Raises ImportError if ``ACKCORE_BACKEND=native`` is set, and ``ackcore._kafka_native`` cannot be
-    imported.
+    If ``ackcore._kafka_native`` cannot be imported, this warns and returns the Python one, or
+    raises ImportError if ``ACKCORE_BACKEND=native`` is set.
     """
     if backend == "python":
         return implementation
@@ -75,7 +81,7 @@ def kafka_implementation() -> ModuleType:
     except Exception as error:  # a numpy of another ABI raises ValueError or RuntimeError
         if os.environ.get("ACKCORE_BACKEND"):
             raise ImportError(
-                f"ACKCORE_BACKEND=native cannot be loaded: {type(error).__name__}: {error}"
+                f"ACKCORE_BACKEND=native cannot be loaded: {type(error).__name__}: {error}{_HINT}"
             ) from error
         warnings.warn(
             f"ackcore.kafka reads in Python, which is slow: {type(error).__name__}: {error}. "
@@ -150,7 +156,10 @@ class AckerBackend(Protocol):
         """Read-only views of the table's memory; empty if the backend has none."""
 
     def apply(self, root_ids: Any, vals: Any, tasks: Any) -> Outcomes:
-        """Apply a mixed batch of messages, in order; return their outcomes."""
+        """Apply a mixed batch of messages, in order; return their outcomes.
+
+        ``tasks``: the number of the spout task for an INIT; ACK, FAIL or RESET for the others.
+        """
 
     def init_many(self, root_ids: Any, init_vals: Any, tasks: Any) -> Outcomes:
         """Apply a column of INITs; return their outcomes."""
@@ -180,19 +189,26 @@ class AckerBackend(Protocol):
         """Make every entry one bucket older; those of the oldest bucket expire."""
 
     def expired(self, limit: int | None = None) -> Entries:
-        """Remove and return the entries that expired in the last call of `rotate`."""
+        """Remove and return entries that expired in the last `rotate`, at most ``limit``."""
 
     def merge(self, entries: Entries) -> None:
         """Combine the entries of another ledger with the pending ones. Nothing completes."""
 
     def fold(self, root_ids: Any, vals: Any, tasks: Any, times_ms: Any = None) -> None:
-        """Combine messages with the pending entries. Nothing completes: `settle` decides."""
+        """Combine messages, as in `apply`, with the pending entries; `settle` decides them.
+
+        ``times_ms``: the time of each message; by default the clock's.
+        """
 
     def settle(self, now_ms: int | None = None, timeout_ms: int | None = None) -> Settled:
-        """Give each entry a `Status`; remove and return those that are not OPEN."""
+        """Give each entry a `Status`; remove and return those that are not OPEN.
+
+        ``now_ms``: the time; the clock's by default. ``timeout_ms``: an entry whose last message is
+        older is EXPIRED, or ORPHAN without an INIT; by default none is.
+        """
 
     def entries(self) -> Entries:
-        """Return the pending entries."""
+        """Return the pending entries, in any order."""
 
     @classmethod
     def from_entries(cls, entries: Entries, **arguments: Any) -> AckerBackend:

@@ -40,24 +40,19 @@ _NATIVE_ORDER = "@=" + ("<" if sys.byteorder == "little" else ">")
 
 
 class _Kind(NamedTuple):
-    """The type and range of the items of a column."""
+    """The types that the items of a column may have: of numpy, buffers and Arrow."""
 
     words: str
     dtype: np.dtype[Any]
     formats: str  # struct's letters; the width is checked too, because ctypes uses other letters
     arrow: tuple[str, ...]
-
-    @property
-    def signs(self) -> str:
-        """The accepted numpy dtype kinds. 64-bit ids are bit patterns, so both kinds are accepted
-        for them.
-        """
-        return "iu" if self.dtype == np.int64 else self.dtype.kind
+    signs: str  # numpy's kinds
 
 
-_IDS = _Kind("64-bit integers", np.dtype(np.int64), "qQlLnN", ("int64", "uint64"))
-_TASKS = _Kind("32-bit signed integers", np.dtype(np.int32), "ilq", ("int32",))
-_BYTES = _Kind("8-bit unsigned integers", np.dtype(np.uint8), "B", ("uint8",))
+# 64-bit ids are bit patterns, so they may be signed or not.
+_IDS = _Kind("64-bit integers", np.dtype(np.int64), "qQlLnN", ("int64", "uint64"), "iu")
+_TASKS = _Kind("32-bit signed integers", np.dtype(np.int32), "ilq", ("int32",), "i")
+_BYTES = _Kind("8-bit unsigned integers", np.dtype(np.uint8), "B", ("uint8",), "u")
 
 
 def id_column(column: Any, name: str) -> Int64s:
@@ -180,14 +175,14 @@ def same_length(**columns: Any) -> int:
 
 
 def check_kinds(tasks: Int32s) -> None:
-    """Raise for a column ``tasks`` of messages of any kind with a number below `RESET`."""
+    """Raise if the ``tasks`` of a mixed batch have a number below RESET, the lowest one."""
     refuse_rows_where(
         "tasks", tasks, tasks < RESET, "a task >= 0 (INIT), -1 (ACK), -2 (FAIL) or -3 (RESET)"
     )
 
 
 def check_init_tasks(tasks: Int32s) -> None:
-    """Raise for a column ``tasks`` of INITs with a negative number."""
+    """Raise if the ``tasks`` of INITs have a negative number."""
     refuse_rows_where("tasks", tasks, tasks < 0, f"in 0..{MAX_TASK}")
 
 
@@ -195,8 +190,8 @@ def check_entries(entries: Any, buckets: int, timed: bool) -> Entries:
     """Return entries with their columns as arrays; raise if a ledger cannot hold a row.
 
     ``entries``: the entries to check, with columns of any accepted type. ``buckets``: the ledger's
-    number of buckets; all ages must be below. ``timed``: whether the ledger has a clock, so that
-    the entries must have times.
+    number of buckets; all ages must be below. ``timed``: whether the ledger has a clock: the
+    entries must then have times, and otherwise none.
 
     Returns the same rows on the same memory, with all columns as numpy arrays.
     """
@@ -245,7 +240,10 @@ def check_entries(entries: Any, buckets: int, timed: bool) -> Entries:
 
 
 def refuse_rows_where(name: str, column: npt.NDArray[Any], wrong: Any, must_be: str) -> None:
-    """Raise for the first row of a column where the mask ``wrong`` is set."""
+    """Raise ValueError for the first row where the mask ``wrong`` is set; do nothing without one.
+
+    ``must_be``: the text of the error after "``name`` must be".
+    """
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(f"{name} must be {must_be}, got {int(column[row])} in row {row}")
@@ -279,11 +277,6 @@ def signed(bits: int) -> int:
     return ((bits - _INT64_MIN) & (2**64 - 1)) + _INT64_MIN
 
 
-def as_task(value: Any, name: str) -> int:
-    """Return the number of a spout task as an int."""
-    return as_count(value, name, 0, MAX_TASK)
-
-
 def as_count(value: Any, name: str, least: int, most: int | None = None) -> int:
     """Return an integer in ``least..most``, or without ``most`` at least ``least``, as an int."""
     count = _as_int(value, name)
@@ -295,10 +288,10 @@ def as_count(value: Any, name: str, least: int, most: int | None = None) -> int:
 
 
 def as_ms(value: Any, name: str) -> int:
-    """Return a time in milliseconds as an int."""
+    """Return a time in milliseconds as an int; raise OverflowError if it has over 64 bits."""
     ms = _as_int(value, name)
     if not _INT64_MIN <= ms <= _INT64_MAX:
-        raise OverflowError(f"{name} must fit in 64 bits, as milliseconds do, got {ms}")
+        raise OverflowError(f"{name} must be milliseconds in -2**63..2**63-1, got {ms}")
     return ms
 
 
@@ -357,21 +350,21 @@ def timeout_ms(timeout_s: Any) -> int | None:
     """
     if timeout_s is None:
         return None
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
-        raise TypeError(f"timeout_s must be a number of seconds, got {type(timeout_s).__name__}")
-    if not 0 <= timeout_s <= 2**62 / 1000:
+    seconds = real(timeout_s, "timeout_s", "seconds")
+    if not 0 <= seconds <= 2**62 / 1000:
         raise ValueError(
             f"timeout_s must be at least 0 and at most {2**62 / 1000:g}, got {timeout_s}"
         )
     # Slightly less than the ceiling: 2.007 * 1000 is 2007.0000000000002.
-    return max(0, math.ceil(timeout_s * 1000 - 1e-6))
+    return max(0, math.ceil(seconds * 1000 - 1e-6))
 
 
 def deadline(now_ms: Any, timeout_ms: Any, clock: Callable[[], int] | None) -> int | None:
     """Return the time ``timeout_ms`` before now: an entry whose last message is earlier timed out.
 
     ``now_ms``: the time; the clock's by default. Returns None without a time-out. A result below
-    the range of 64-bit integers means that no entry has timed out.
+    the range of 64-bit integers means that no entry has timed out. Raises ValueError for a time-out
+    without a clock.
     """
     now = None if now_ms is None else as_ms(now_ms, "now_ms")
     if timeout_ms is None:

@@ -158,5 +158,6 @@ def listening(what: str, host: str, port: int) -> Iterator[None]:
         yield
     except OSError as error:
         way_out = _WAYS_OUT.get(error.errno or 0, _OF_HOSTS)
-        said = f"{what} cannot be served at {host}:{port}: {error.strerror}. {way_out}"
-        raise OSError(error.errno, said) from error
+        raise OSError(
+            error.errno, f"{what} cannot be served at {host}:{port}: {error.strerror}. {way_out}"
+        ) from error

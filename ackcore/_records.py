@@ -27,7 +27,8 @@ class Status(enum.IntEnum):
     """The kind of an outcome, or the status of a settled root.
 
     `Ledger.apply` and the other message methods report ``ACKED``, ``FAILED`` and ``RESET_TIMEOUT``.
-    Settling reports every status except ``RESET_TIMEOUT``.
+    `Ledger.settle` reports ``ACKED``, ``FAILED``, ``EXPIRED``, ``ORPHAN`` and ``ANOMALY``; an
+    ``OPEN`` root stays in the ledger.
     """
 
     OPEN = 0
@@ -59,7 +60,7 @@ class LedgerFull(RuntimeError):
 
 
 class Outcome(NamedTuple):
-    """The outcome of one root, caused by one message."""
+    """The outcome of one root, caused by one message: a row of `Outcomes`."""
 
     root_id: int
     task: int
@@ -199,48 +200,62 @@ class Settled(_Table):
 
 
 class OffsetStats(NamedTuple):
-    """The number of offsets in messages to an `OffsetTracker` that had no effect, by cause."""
+    """The number of offsets in messages to an `OffsetTracker` that had no effect, by cause.
 
-    stale: int  # of another generation
-    below_base: int  # below the offset at which the generation began
-    not_emitted: int  # acks and fails of offsets that were not emitted, or not yet
-    repeated: int  # already emitted, done or failed
+    ``stale``: of another generation. ``below_base``: below the offset at which the generation
+    began. ``not_emitted``: acked or failed, but not emitted yet. ``repeated``: already emitted,
+    done or failed.
+    """
+
+    stale: int
+    below_base: int
+    not_emitted: int
+    repeated: int
 
 
 class OffsetState(NamedTuple):
     """The state that a partition's next reader needs: offsets done, and failures by offset.
 
     A hole is an offset that is not done and is below one that is done. All offsets below
-    ``committable`` are done, and all below ``end`` that are in no run of holes.
+    ``committable`` are done, and all below ``end`` that are in no run of holes. Run i is the
+    offsets from ``hole_starts[i]`` to ``hole_ends[i] - 1``. ``failed``: the offsets that failed and
+    are not done, ascending. ``attempts``: the number of failures of each.
     """
 
     committable: int
-    end: int  # one above the highest offset known to be done
-    hole_starts: Int64s  # run i of holes: hole_starts[i] up to, not including, hole_ends[i]
+    end: int
+    hole_starts: Int64s
     hole_ends: Int64s
-    failed: Int64s  # offsets that failed and are not done, in order ...
-    attempts: Int32s  # ... and their numbers of failures
+    failed: Int64s
+    attempts: Int32s
 
 
 class BinaryColumn(NamedTuple):
-    """A column of bytes in Arrow's layout, except that ``valid`` has a byte for each row."""
+    """A column of n byte strings, almost in Arrow's layout.
 
-    offsets: Int32s  # shape (n + 1,): value i is data[offsets[i]:offsets[i + 1]]
+    ``offsets``: shape (n + 1,); value i is ``data[offsets[i]:offsets[i + 1]]``. ``valid``: shape
+    (n,), a byte for each row instead of a bit: 0 without a value; None if all have one.
+    """
+
+    offsets: Int32s
     data: UInt8s
-    valid: UInt8s | None  # shape (n,): 0 for a row without a value; None if all have one
+    valid: UInt8s | None
 
 
 class GatheredRecords(NamedTuple):
-    """The n records that a `RecordBuffers` returned."""
+    """The n records that a `RecordBuffers` returned.
+
+    ``headers``: of each record, or None if all are None. ``offsets``, ``times_ms``: shape (n,);
+    times are since 1970. ``timed``: shape (n,), 0 for a record without a time; None if all have
+    one.
+    """
 
     keys: BinaryColumn
     values: BinaryColumn
-    headers: (
-        list[list[tuple[str, bytes | None]] | None] | None
-    )  # of each record; None if all are None
-    offsets: Int64s  # shape (n,)
-    times_ms: Int64s  # shape (n,): since 1970
-    timed: UInt8s | None  # shape (n,): 0 where a record has no time; None if all have one
+    headers: list[list[tuple[str, bytes | None]] | None] | None
+    offsets: Int64s
+    times_ms: Int64s
+    timed: UInt8s | None
 
 
 #: Replaces the headers of a record if the name of one is not UTF-8, which confluent-kafka's message
@@ -249,7 +264,7 @@ UNREADABLE_HEADERS: list[tuple[str, bytes | None]] = [("ackcore.unreadable", Non
 
 
 class RawMessage(NamedTuple):
-    """A copy of one of `RawMessages`, with the methods of confluent-kafka's message.
+    """A copy of one message of `RawMessages`, with the methods of confluent-kafka's `Message`.
 
     A message with an error is not a record. The error is a code of librdkafka and its text.
     """
@@ -266,7 +281,7 @@ class RawMessage(NamedTuple):
         return self.offset_
 
     def error(self) -> tuple[int, str] | None:
-        """Return the error, or None for a record."""
+        """Return the code and text of the error, or None for a record."""
         return self.error_
 
     def key(self) -> bytes | None:
@@ -278,7 +293,7 @@ class RawMessage(NamedTuple):
         return self.value_
 
     def headers(self) -> list[tuple[str, bytes | None]] | None:
-        """Return the headers, or None without headers."""
+        """Return the names and values of the headers; None if there are none."""
         return self.headers_
 
     def timestamp(self) -> tuple[int, int]:

@@ -278,7 +278,7 @@ class Acker:
 
     @property
     def stats(self) -> Stats:
-        """The sums over all shards."""
+        """The counters, each summed over all shards."""
         return Stats(*map(sum, zip(*(ledger.stats for ledger in self._shards), strict=True)))
 
     # Time.
@@ -383,10 +383,7 @@ class Acker:
                 self._turn(now)
 
     def _turn(self, now: int) -> int:
-        """Make the turns that are due by ``now``; return their number.
-
-        The entries that expire at the last one stay in the ledgers, for `_collect`.
-        """
+        """Make the turns that are due by ``now``; return their number."""
         due = (now - self._next_turn_ms) // self._period_ms + 1
         if due < 1:
             return 0
@@ -481,7 +478,7 @@ _Table = TypeVar("_Table", Entries, Outcomes)
 
 
 def _checked_columns(method: str, given: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns of a call of ``method`` as arrays; raise if a row is not valid."""
+    """Return the columns of a call of ``method`` as arrays; raise if one is wrong for it."""
     columns: dict[str, npt.NDArray[Any]] = {
         name: task_column(column, name) if name == "tasks" else id_column(column, name)
         for name, column in given.items()
@@ -505,7 +502,7 @@ def _groups_of(labels: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.i
 
 
 def _joined(tables: Sequence[_Table]) -> _Table:
-    """Concatenate tables of the same columns."""
+    """Concatenate tables with the same columns, at least one."""
     if len(tables) == 1:
         return tables[0]
     names: Iterable[str] = tables[0].columns()

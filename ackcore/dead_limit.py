@@ -47,7 +47,7 @@ class TooManyDead(RuntimeError):
 
 
 class Excess(NamedTuple):
-    """The name of the limit that was exceeded, an argument of `DeadLimit`, and the error's text."""
+    """A limit that was exceeded: the argument of `DeadLimit` that sets it, and an error's text."""
 
     limit: str
     message: str
@@ -87,8 +87,8 @@ class DeadLimit:
         ``acked``, ``dead``: the number of records that were ACKED, and that died. ``new_dead``: the
         number of the dead that count for the ratio; all of them by default.
 
-        Returns how many of the earlier steps have left the window, so that the caller can drop what
-        it keeps of them.
+        Returns the number of steps, the oldest first, that have left the window, so that the caller
+        can drop its data about them. With neither limit, no step stays in a window.
         """
         if self._max_dead is None and self._ratio is None:
             return int(self.window is not None)  # no step is kept
@@ -138,24 +138,32 @@ class DeadLimit:
 def _as_max_dead(value: object) -> int | None:
     if value is None:
         return None
-    must = "max_dead must be a number of records, an int of at least 0, or None for no limit, got "
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         way_out = "; a share of the records is max_dead_ratio" if isinstance(value, Real) else ""
-        raise TypeError(f"{must}{type(value).__name__} {value!r}{way_out}")
-    number = operator.index(value)
-    if number < 0:
-        raise ValueError(f"{must}{value!r}")
-    return int(number)
+        raise TypeError(
+            "max_dead must be a number of records, an int of at least 0, or None for no limit, "
+            f"got {type(value).__name__} {value!r}{way_out}"
+        )
+    if operator.index(value) < 0:
+        raise ValueError(
+            f"max_dead must be a number of records, at least 0, or None for no limit, got {value!r}"
+        )
+    return operator.index(value)
 
 
 def _as_ratio(value: object) -> float | None:
     if value is None:
         return None
-    must = "max_dead_ratio must be a share of the records, from 0 to 1, or None for no limit, got "
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{must}{type(value).__name__} {value!r}")
+        raise TypeError(
+            "max_dead_ratio must be a share of the records, from 0 to 1, or None for no limit, "
+            f"got {type(value).__name__} {value!r}"
+        )
     if not 0 <= float(value) <= 1:
-        raise ValueError(f"{must}{value!r}; a number of records is max_dead")
+        raise ValueError(
+            "max_dead_ratio must be a share of the records, from 0 to 1, or None for no limit, "
+            f"got {value!r}; a number of records is max_dead"
+        )
     return float(value)
 
 

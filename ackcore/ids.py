@@ -5,16 +5,6 @@ partition, offset, attempt), an edge id one of (key, root id, component, parent 
 ids are 64-bit patterns: arguments may be signed or unsigned, results are signed. The functions
 never change, because checkpoints contain their results.
 
-=======================  =========================================================================
-`spout_key`              the key of one spout, derived from the deployment's key
-`root_id`, `root_ids`    a keyed bijection of partition < 2**16, offset < 2**42, attempt < 2**6
-`edge_id`, `edge_ids`    a keyed hash, never 0
-`component_key`          the hash of a component's name
-`xor_by_parent`          the XOR of the edges that each input emitted
-`acker_task`             the acker of a root, as in Storm
-`IdSource`               ids for use within one process: a counter through a keyed bijection
-=======================  =========================================================================
-
 Columns are the same as for `ackcore.Ledger`: one-dimensional, C-contiguous buffers of integers in
 native byte order (numpy arrays, ``memoryview``, ``array.array``), and Arrow arrays without nulls.
 The integers have 64 bits, signed or not; ``partitions`` and ``attempts`` are int32. Columns are

@@ -75,12 +75,16 @@ class Commit(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """The contents of a commit. ``state`` always suits `OffsetTracker.from_state`."""
+    """The contents of a commit. ``state`` always suits `OffsetTracker.from_state`.
+
+    ``deployment``, ``generation``: those that were encoded. ``problem``: the reason why only the
+    offset counts; the two are then None. It is None if the metadata counts.
+    """
 
     state: OffsetState
-    deployment: int | None  # as in `encode_metadata`; None if the metadata is not ackcore's
-    generation: int | None  # None as well
-    problem: str | None  # why only the offset counts; None if the metadata counts
+    deployment: int | None
+    generation: int | None
+    problem: str | None
 
 
 class _Damaged(ValueError):
@@ -148,7 +152,7 @@ def encode_state(
         content = _padded([fixed, *_fitting(state, room - _CRC_BITS - len(fixed))], per_character)
     else:
         content = _all_done(*whose, per_character)
-    check_sum = _check_sum(_packed(content), _key(topic, partition, state.committable))
+    check_sum = crc32(_packed(content), _key(topic, partition, state.committable))
     bits = _field(check_sum, _CRC_BITS) + content
     return Commit(state.committable, _prefix(wide) + (_to_wide if wide else _to_base64)(bits))
 
@@ -158,14 +162,14 @@ def _fixed(deployment: int, generation: int) -> Digits:
 
 
 def _padded(pieces: list[Digits], per_character: int) -> Digits:
-    """Join pieces, and add zeros until they and the checksum fill whole characters."""
+    """Join pieces; add zeros so that they and the checksum, before them, fill characters."""
     content = b"".join(pieces)
     return content + b"0" * (-(len(content) + _CRC_BITS) % per_character)
 
 
 @lru_cache(maxsize=1024)
 def _all_done(deployment: int, generation: int, per_character: int) -> Digits:
-    """Encode the part behind the checksum for a partition without open offsets."""
+    """Encode the bits after the checksum for a partition without open or failed offsets."""
     none = np.empty(0, np.int64)
     nothing = OffsetState(0, 0, none, none, none, np.empty(0, np.int32))
     fixed = _fixed(deployment, generation)
@@ -179,10 +183,6 @@ def _prefix(wide: bool) -> str:
 def _key(topic: str, partition: int, offset: int) -> int:
     """Return the initial value of the checksum, so that it fits only this partition and offset."""
     return crc32(f"{topic}\0{partition}\0{offset}".encode())
-
-
-def _check_sum(content: bytes, key: int) -> int:
-    return crc32(content, key)
 
 
 def _packed(digits: Digits) -> bytes:
@@ -202,11 +202,12 @@ class _RiceNumbers:
             self.size += sizes[self.parameter]
 
     def first(self, n: int) -> _RiceNumbers:
-        """Return a column of the first n numbers."""
         return self if n == len(self.numbers) else _RiceNumbers(self.numbers[:n])
 
     def bits(self) -> list[Digits]:
-        """Return the parameter, the unary quotients, the remainders, and the escaped quotients."""
+        """Return the digits of the parameter, the quotients in unary, the remainders, and the
+        escaped quotients.
+        """
         parameter = self.parameter
         pieces = [_field(parameter, _SIZE_BITS)]
         if parameter == _ALL_ZERO:
@@ -242,7 +243,7 @@ def _rice_bits(numbers: Int64s, parameter: int) -> int:
 
 
 def _fields(numbers: Int64s, width: int) -> Bits:
-    """Return the lowest ``width`` bits of each number, joined; the highest bit first."""
+    """Return the lowest ``width`` bits of all numbers in one array, each highest bit first."""
     shifts = np.arange(width - 1, -1, -1, dtype=np.int64)
     return ((numbers[:, None] >> shifts) & 1).astype(np.uint8).ravel()
 
@@ -263,7 +264,7 @@ def _number(value: int) -> Digits:
 
 
 class _Pair:
-    """Two columns of the same length, as they are encoded together."""
+    """Two columns of the same length, which are encoded with one length."""
 
     def __init__(self, one: _RiceNumbers, other: _RiceNumbers) -> None:
         self.one, self.other = one, other
@@ -271,7 +272,6 @@ class _Pair:
         self.size = len(self.head) + one.size + other.size
 
     def first(self, n: int) -> _Pair:
-        """Return the first n numbers of both columns."""
         return _Pair(self.one.first(n), self.other.first(n))
 
     def fitting(self, room: int) -> _Pair:
@@ -287,12 +287,11 @@ class _Pair:
         return self.first(least)
 
     def bits(self) -> list[Digits]:
-        """Return the bits of the common length and of both columns."""
         return [self.head, *self.one.bits(), *self.other.bits()]
 
 
 def _fitting(state: OffsetState, room: int) -> list[Digits]:
-    """Encode as much of a state as fits into ``room`` bits: the lowest holes and failures."""
+    """Encode the lowest holes, then the lowest failures, as many as fit into ``room`` bits."""
     holes, failed = _holes_of(state), _failed_of(state)
     if holes.size + failed.size > room:
         holes = holes.fitting(room - failed.first(0).size)
@@ -380,20 +379,22 @@ def _decoded(
     topic: str, partition: int, offset: int, metadata: str | None
 ) -> tuple[int, int, OffsetState]:
     if not metadata:
-        raise _Damaged("it is empty")
+        raise _Damaged("the metadata is empty")
     start = len(_MAGIC)
     if metadata[:start] != _MAGIC or metadata[start + 1 : start + 2] not in (_WIDE, _BASE64):
-        raise _Damaged(f"it is not ackcore's: {metadata[:40]!r}")
+        raise _Damaged(f"the metadata is not ackcore's: {metadata[:40]!r}")
     if metadata[start] != _VERSION:
         raise _Damaged(
-            f"it has version {metadata[start]!r}, and this ackcore reads version {_VERSION}"
+            f"the metadata has version {metadata[start]!r}, and this ackcore reads version "
+            f"{_VERSION}"
         )
     bits = (_from_wide if metadata[start + 1] == _WIDE else _from_base64)(metadata[start + 2 :])
     reader = _Reader(bits)
     check_sum, content = reader.field(_CRC_BITS), bits[_CRC_BITS:]
-    if check_sum != _check_sum(np.packbits(content).tobytes(), _key(topic, partition, offset)):
+    if check_sum != crc32(np.packbits(content).tobytes(), _key(topic, partition, offset)):
         raise _Damaged(
-            "its checksum is wrong: it is damaged, or was written for another partition or offset"
+            "the metadata has a wrong checksum: it is damaged, or was written for another partition"
+            " or offset"
         )
     deployment, generation = signed(reader.field(_ID_BITS)), reader.number()
     holes, done = reader.pair()
@@ -403,7 +404,7 @@ def _decoded(
     n = int(np.max(np.flatnonzero(done), initial=-1)) + 1
     holes, done = holes[:n], done[:n]
     if holes.sum(dtype=np.float64) > _MOST_OPEN:
-        raise _Damaged(f"it has more than {_MOST_OPEN} open offsets")
+        raise _Damaged(f"the metadata has more than {_MOST_OPEN} open offsets")
     lengths = np.column_stack([holes + 1, done]).ravel()
     bounds = offset + np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     starts, ends = bounds[:-1:2], bounds[1::2]
@@ -419,16 +420,16 @@ def _decoded(
     try:
         return deployment, generation, check_state(state)
     except (ValueError, TypeError) as error:
-        raise _Damaged(f"it is inconsistent: {error}") from error
+        raise _Damaged(f"the metadata is inconsistent: {error}") from error
 
 
 def _from_wide(text: str) -> Bits:
     try:
         units = np.frombuffer(text.encode("utf-16-le"), "<u2").astype(np.int64) - _FIRST_WIDE
     except UnicodeEncodeError:
-        raise _Damaged("it has lone surrogates: another program has changed it") from None
+        raise _Damaged("the metadata has lone surrogates, which ackcore does not write") from None
     if ((units < 0) | (units >= 1 << _WIDE_BITS)).any():
-        raise _Damaged("it has characters that ackcore does not write")
+        raise _Damaged("the metadata has characters that ackcore does not write")
     return _fields(units, _WIDE_BITS)
 
 
@@ -436,12 +437,12 @@ def _from_base64(text: str) -> Bits:
     try:
         data = base64.b64decode(text + "A" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise _Damaged("it has characters that ackcore does not write") from None
+        raise _Damaged("the metadata has characters that ackcore does not write") from None
     return np.unpackbits(np.frombuffer(data, np.uint8))[: len(text) * _BASE64_BITS]
 
 
 class _Reader:
-    """Reader of the bits that `_Pair` and the other encoders write."""
+    """Reader of the bits that `_fixed` and `_Pair.bits` encode; raises `_Damaged`."""
 
     def __init__(self, bits: Bits) -> None:
         self._bits = bits
@@ -449,7 +450,7 @@ class _Reader:
 
     def _take(self, n: int) -> Bits:
         if n > len(self._bits) - self._at:
-            raise _Damaged("it ends too early")
+            raise _Damaged("the metadata ends too early")
         self._at += n
         return self._bits[self._at - n : self._at]
 
@@ -465,7 +466,6 @@ class _Reader:
         return bits @ (1 << np.arange(width - 1, -1, -1, dtype=np.int64))
 
     def pair(self) -> tuple[Int64s, Int64s]:
-        """Return the next two columns, which have the same length."""
         n = self.number()
         return self._column(n), self._column(n)
 
@@ -473,11 +473,11 @@ class _Reader:
         parameter = self.field(_SIZE_BITS)
         if parameter == _ALL_ZERO:
             if n > _MOST_RUNS:
-                raise _Damaged(f"it has a column of {n} numbers, and {_MOST_RUNS} is the most")
+                raise _Damaged(f"the metadata has {n} holes or failures, over {_MOST_RUNS}")
             return np.zeros(n, np.int64)
         stops = np.flatnonzero(self._bits[self._at :])[:n]
         if len(stops) < n:
-            raise _Damaged("it ends too early")
+            raise _Damaged("the metadata ends too early")
         self._take(int(stops[-1]) + 1 if n else 0)
         quotients = np.diff(stops, prepend=-1).astype(np.int64) - 1
         remainders = self.fields(n, parameter)
@@ -489,4 +489,4 @@ class _Reader:
         """Raise if more is left than the zeros that fill the last character."""
         rest = self._bits[self._at :]
         if len(rest) >= _WIDE_BITS or rest.any():
-            raise _Damaged("it has data after its end")
+            raise _Damaged("the metadata has data after its end")

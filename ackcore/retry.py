@@ -23,20 +23,22 @@ _LONGEST_MS = 2**62
 
 
 class NextAttempt(NamedTuple):
-    """The time and number of the next attempt of a record."""
+    """The time, in milliseconds since 1970, and the number of the next attempt of a record."""
 
     due_ms: int
     attempt: int
 
 
 class Decided(NamedTuple):
-    """The decision for each row of a column of failures."""
+    """The decision for each row of a column of failed records.
+
+    ``due_ms``: the time of the next attempt; 0 for a dead record. ``attempts``: the number of the
+    next attempt; for a dead record, its number of executions.
+    """
 
     dead: npt.NDArray[np.bool_]
-    due_ms: npt.NDArray[np.int64]  # 0 for a dead record
-    attempts: npt.NDArray[
-        np.int32
-    ]  # of the next execution; for a dead record, its number of executions
+    due_ms: npt.NDArray[np.int64]
+    attempts: npt.NDArray[np.int32]
 
 
 def whole_ms(seconds: float) -> int:
@@ -74,7 +76,8 @@ def backoff_ms(message_id: str, attempt: int, *, base_ms: int, cap_ms: int) -> i
     _check_range(base_ms, cap_ms)
     widest = capped_doubling(base_ms, attempt, cap_ms)
     # The high half of a product maps 64 random bits to the range, without a modulo's bias.
-    return 1 + (_bits(message_id, attempt) * widest >> 64)
+    bits = int.from_bytes(_digest(_begun(attempt), message_id), "little")
+    return 1 + (bits * widest >> 64)
 
 
 def _check_range(base_ms: int, cap_ms: int) -> None:
@@ -83,13 +86,8 @@ def _check_range(base_ms: int, cap_ms: int) -> None:
             raise ValueError(f"{name} must be between 1 and 2**62 milliseconds, got {value}")
 
 
-def _bits(message_id: str, attempt: int) -> int:
-    """Return 64 random bits for a message and an attempt."""
-    return int.from_bytes(_digest(_begun(attempt), message_id), "little")
-
-
 def _begun(attempt: int) -> blake2b:
-    """Return the hash state of an attempt. A copy of it for each message halves the time."""
+    """Return the hash state of an attempt, which is copied for each message: half the time."""
     return blake2b(attempt.to_bytes(8, "little"), digest_size=8, person=b"ackcore.retry")
 
 
@@ -134,18 +132,19 @@ def unavailable_ms(
 
 
 class Policy(NamedTuple):
-    """The number of attempts of a record, and the delays between them."""
+    """The number of attempts of a record, and the delays between them.
 
-    #: The number of executions, the first included; after this number of failures the record is
-    #: dead.
+    ``max_attempts``: the number of failures after which the record is dead. ``base_ms``,
+    ``cap_ms``: the arguments of `backoff_ms`.
+    """
+
     max_attempts: int = 5
-    #: The arguments of `backoff_ms`.
     base_ms: int = 1000
     cap_ms: int = 300_000
 
     @classmethod
     def of_seconds(cls, max_attempts: int, backoff_s: float, max_backoff_s: float) -> Policy:
-        """Make a policy from delays in seconds."""
+        """Make a policy from the first and the longest delay, in seconds."""
         return cls(max_attempts, whole_ms(backoff_s), whole_ms(max_backoff_s))
 
     def decide(

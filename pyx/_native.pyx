@@ -54,7 +54,9 @@ cdef const kernel_t *chosen_kernel(object order) except NULL:
             raise ImportError(f"ACKCORE_CPU must be one of {', '.join(LEVELS)}, got {order!r}")
         level = LEVELS.index(order)
         if kernel_at(level) == NULL:
-            raise ImportError(f"ACKCORE_CPU={order}: this machine does not run it; unset it")
+            raise ImportError(
+                f"ACKCORE_CPU={order}: this machine does not run it; unset ACKCORE_CPU"
+            )
     else:
         level = len(LEVELS) - 1
         while kernel_at(level) == NULL:
@@ -76,7 +78,7 @@ include "columns.pxi"
 # that both backends accept the same arguments and raise the same errors.
 
 cdef cnp.ndarray id_column(object column, str name):
-    """Return a 64-bit column, signed or not, as an array that shares its memory."""
+
     if cnp.PyArray_CheckExact(column) and cnp.PyArray_NDIM(column) == 1:
         if cnp.PyArray_ISCARRAY_RO(column):
             if cnp.PyArray_TYPE(column) in (cnp.NPY_INT64, cnp.NPY_UINT64):
@@ -85,7 +87,7 @@ cdef cnp.ndarray id_column(object column, str name):
 
 
 cdef cnp.ndarray task_column(object column, str name):
-    """Return a 32-bit column as an array that shares its memory."""
+
     if cnp.PyArray_CheckExact(column) and cnp.PyArray_NDIM(column) == 1:
         if cnp.PyArray_ISCARRAY_RO(column) and cnp.PyArray_TYPE(column) == cnp.NPY_INT32:
             return column
@@ -115,7 +117,7 @@ cdef object shortened(cnp.ndarray column, size_t n):
 
 
 cdef int32_t lowest(cnp.ndarray column) noexcept:
-    """Return the lowest number of a column of tasks, at most 0."""
+    """Return the lowest number of a column of tasks; 0 if all are above 0."""
     cdef const int32_t *items = tasks_of(column)
     cdef size_t n = rows(column)
     cdef int32_t least
@@ -127,7 +129,7 @@ cdef int32_t lowest(cnp.ndarray column) noexcept:
 
 
 cdef uint64_t as_id(object value, str name) except? 0:
-    """Convert a Python integer, signed or unsigned, to 64 bits."""
+
     cdef int overflow = 0
     cdef long long bits
     if PyLong_CheckExact(value):
@@ -150,7 +152,7 @@ cdef void *data_of(cnp.ndarray column):
 
 
 cdef list entry_columns(entries):
-    """Return the columns of `Entries`, or of an object with the same attributes, in order."""
+    """Return the eight columns of `Entries` in the order of `columns_t`; raise for other types."""
     if not isinstance(entries, _records.Entries):
         _columns.check_entries(entries, 0, False)  # raises
     return [
@@ -177,7 +179,7 @@ cdef bint are_plain_arrays(list columns, bint timed):
 
 
 cdef void bind_columns(list columns, columns_t *out):
-    """Store pointers to columns that are in the order of `Entries`."""
+
     out.root_ids = <int64_t *>data_of(columns[0])
     out.vals = <int64_t *>data_of(columns[1])
     out.tasks = <int32_t *>data_of(columns[2])

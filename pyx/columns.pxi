@@ -10,7 +10,6 @@ cdef cnp.ndarray new_column(Py_ssize_t n, int typenum):
 
 
 cdef int64_t as_count(object value, str name, int64_t least, int64_t most) except? -1:
-    """Return an integer in least..most."""
     cdef int overflow = 0
     cdef long long count
     if PyLong_CheckExact(value):

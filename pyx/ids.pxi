@@ -9,14 +9,12 @@ cdef inline int64_t as_part(object value, str name, int bits) except? -1:
 
 
 cdef uint64_t component_key(object component) except? 0:
-    """Return the component's part of edge ids: the hash of its name, or the given 64 bits."""
     if PyUnicode_CheckExact(component):
         return <uint64_t><int64_t>hash_name(component)
     return <uint64_t><int64_t>_arguments.component_key(component)
 
 
 cdef inline bint is_one_for_all(object value):
-    """Return whether an argument is one integer for all rows; arrays have __index__ too."""
     return PyIndex_Check(value) and not cnp.PyArray_Check(value)
 
 

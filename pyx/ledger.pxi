@@ -230,7 +230,7 @@ cdef class Ledger:
         return apply_columns(self, roots, values, kinds, 0)
 
     def init_many(self, root_ids, init_vals, tasks):
-        """Apply a batch of inits, as `apply` does; all tasks must be >= 0."""
+        """Apply a batch of inits, as `apply` does; return their `Outcomes`. Tasks must be >= 0."""
         cdef cnp.ndarray roots = id_column(root_ids, "root_ids")
         cdef cnp.ndarray values = id_column(init_vals, "init_vals")
         cdef cnp.ndarray spouts = task_column(tasks, "tasks")
@@ -241,7 +241,10 @@ cdef class Ledger:
         return apply_columns(self, roots, values, spouts, 0)
 
     def ack_many(self, root_ids, ack_vals):
-        """Apply a batch of acks: row i folds ``ack_vals[i]`` into ``root_ids[i]``."""
+        """Apply a batch of acks, as `apply` does; return their `Outcomes`.
+
+        Row i folds ``ack_vals[i]`` into the entry of ``root_ids[i]``.
+        """
         cdef cnp.ndarray roots = id_column(root_ids, "root_ids")
         cdef cnp.ndarray values = id_column(ack_vals, "ack_vals")
         if rows(values) != rows(roots):
@@ -249,22 +252,22 @@ cdef class Ledger:
         return apply_columns(self, roots, values, None, TASK_ACK)
 
     def fail_many(self, root_ids):
-        """Fail a batch of roots."""
+        """Fail a batch of roots, as `apply` does; return their `Outcomes`."""
         return apply_columns(self, id_column(root_ids, "root_ids"), None, None, TASK_FAIL)
 
     def reset_timeout_many(self, root_ids):
-        """Restart the time-out of a batch of roots."""
+        """Restart the time-out of a batch of roots, as `apply` does; return their `Outcomes`."""
         return apply_columns(self, id_column(root_ids, "root_ids"), None, None, TASK_RESET)
 
     # Messages one at a time.
 
     def init(self, root_id, init_val, task):
-        """Apply one init by a spout task; return its `Outcome`, or None."""
+        """Apply one init by a spout task; return its `Outcome`, or None if it completes nothing."""
         cdef int32_t spout = as_count(task, "task", 0, INT32_MAX)
         return apply_one(self, as_id(root_id, "root_id"), as_id(init_val, "init_val"), spout)
 
     def ack(self, root_id, ack_val):
-        """Apply one ack; return its `Outcome`, or None."""
+        """Apply one ack; return its `Outcome`, or None if it completes nothing."""
         return apply_one(self, as_id(root_id, "root_id"), as_id(ack_val, "ack_val"), TASK_ACK)
 
     def fail(self, root_id):

@@ -134,7 +134,6 @@ def restored(arguments, entries, expired, stats):
 
 
 cdef tuple views_of(Ledger ledger):
-    """Return the value of `Ledger.tables`."""
     cdef table_t cur, old
     lock_acquire_gil(&ledger.lock)
     cur = ledger.state.cur

@@ -39,7 +39,6 @@ cdef enum:
 
 
 cdef cnp.ndarray copied(const void *items, size_t n, int typenum):
-    """Return a new column of n items."""
     cdef cnp.ndarray column = new_column(n, typenum)
     memcpy(cnp.PyArray_DATA(column), items, n * cnp.PyArray_ITEMSIZE(column))
     return column

@@ -68,13 +68,16 @@ cdef int load_offsets(OffsetTracker tracker, object state, int64_t position) exc
     ) < 0 or load_failures(
         &tracker.t, <const int64_t *>cnp.PyArray_DATA(failed), tasks_of(attempts), rows(failed)
     ) < 0:
-        raise MemoryError("no memory for a tracker with these holes; read from committable again")
+        raise MemoryError(
+            "no memory for a tracker with these holes; make one without them, and read from "
+            "committable again"
+        )
     check_offsets_after(&tracker.t, rows(starts))
     return 0
 
 
 def restored_tracker(key, state, position, waiting, stats):
-    """Unpickle a tracker."""
+    """Rebuild a pickled or copied `OffsetTracker`."""
     cdef OffsetTracker tracker = OffsetTracker(*key)
     cdef failure_t *failure
     cdef int64_t offset

@@ -19,7 +19,6 @@ cdef str NO_OFFSETS = (
 
 
 cdef int64_t as_offset(object value, str name) except? -1:
-    """Return an offset from a Python integer."""
     cdef int overflow = 0
     cdef long long offset
     if PyLong_CheckExact(value):
@@ -30,7 +29,6 @@ cdef int64_t as_offset(object value, str name) except? -1:
 
 
 cdef cnp.ndarray offset_column(object offsets):
-    """Return a column of offsets as an array that shares its memory."""
     cdef cnp.ndarray column = id_column(offsets, "offsets")
     cdef const int64_t *items = <const int64_t *>cnp.PyArray_DATA(column)
     cdef size_t n = rows(column)

@@ -84,7 +84,7 @@ cdef class RawMessages:
         Parameters
         ----------
         most : int
-            The number of messages to wait for.
+            The number of messages after which the wait ends.
         timeout_s : float
             The longest wait, in seconds.
 
@@ -127,7 +127,7 @@ cdef class RawMessages:
         cdef int kind = 0
         cdef int64_t ms
         if i < 0 or i >= self.n:
-            raise IndexError(f"place must be in 0..{self.n - 1}, got {i}")
+            raise IndexError(f"a message's index must be in 0..{self.n - 1}, got {i}")
         cdef kafka_message_t *one = self.messages[i]
         if one.err:
             text = bytes_or_none(one.payload, one.size) or b""

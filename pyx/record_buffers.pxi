@@ -60,7 +60,7 @@ cdef class _BinaryRows:
     cdef Py_ssize_t size, nulls, at_once
 
     cdef int reserve(self, Py_ssize_t used, Py_ssize_t needed, Py_ssize_t more) except -1:
-        """Make room for ``needed`` rows in all, and for ``more`` further bytes."""
+        """Make room for ``needed`` rows in all, of which ``used`` exist, and ``more`` bytes."""
         if not used:
             more = max(more, self.at_once)
         self.valid = with_room(self.valid, used, needed, cnp.NPY_UINT8)
@@ -275,7 +275,7 @@ cdef class RecordBuffers:
         # Where the next record begins, if the one before it has no headers.
         cdef const uint8_t *start = NULL
         if first < 0:
-            raise IndexError(f"place must be in 0..{messages.n - 1}, got {first}")
+            raise IndexError(f"a message's index must be in 0..{messages.n - 1}, got {first}")
         if first >= messages.n:
             return first
         cdef kafka_message_t **some = messages.messages + first

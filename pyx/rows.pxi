@@ -6,7 +6,6 @@ from rows cimport (
 
 
 cdef cnp.ndarray as_bytes(object data, str name):
-    """Return the memory of a buffer as an array of bytes."""
     if cnp.PyArray_CheckExact(data) and cnp.PyArray_NDIM(data) == 1:
         if cnp.PyArray_ISCARRAY_RO(data) and cnp.PyArray_TYPE(data) == cnp.NPY_UINT8:
             return data

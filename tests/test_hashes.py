@@ -341,7 +341,5 @@ def test_what_gathers_refuse(backend):
         with pytest.raises(error, match=words):
             backend.gather_binary(*arguments)
     long = np.array([0, 2**20], np.int32)
-    with pytest.raises(
-        ValueError, match="more bytes than offsets can count; cast offsets to int64"
-    ):
+    with pytest.raises(ValueError, match="offsets of int32 can count; cast offsets to int64"):
         backend.gather_binary(long, bytes(2**20), np.zeros(2**11, np.int64))

@@ -362,12 +362,12 @@ def test_what_was_used_takes_no_memory(opened):
 
 
 def test_what_is_no_key_is_refused(opened):
-    with pytest.raises(ValueError, match="key must be 16 bytes, got 5"):
+    with pytest.raises(ValueError, match="key must have 16 bytes, got 5"):
         opened().append(b"short", b"")
 
 
 def test_a_context_of_another_size_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="it must be 16 bytes, got 3"):
+    with pytest.raises(ValueError, match="kind of calls, must have 16 bytes, got 3"):
         Journal(tmp_path, b"abc")
 
 

@@ -266,7 +266,7 @@ def test_what_is_not_ours_leaves_the_offset_and_a_warning(metadata, caplog):
 def test_nothing_is_no_cause_for_a_warning(metadata, caplog):
     found = decode_metadata("lines", 3, 100, metadata)
     assert same(found.state, tracker_of([]).state())
-    assert found.problem == "it is empty"
+    assert found.problem == "the metadata is empty"
     assert not caplog.records
 
 
@@ -334,5 +334,5 @@ def test_a_hole_that_no_tracker_had_is_not_believed(hole, caplog):
     )
     forged = encode_metadata(Twin.from_state("lines", 3, 1, state), DEPLOYMENT)
     found = decode_metadata("lines", 3, 7, forged.metadata)
-    assert "it has more than 4294967296 open offsets" in found.problem
+    assert "has more than 4294967296 open offsets" in found.problem
     assert found.state.end == 7

@@ -423,8 +423,8 @@ def test_what_is_asked_for_wrongly_is_refused(kafka_native, library):
     library.queue += [Record(1), Record(2)]
     raw.consume(5, 0)
     for place in (-1, 2):
-        with pytest.raises(IndexError, match=rf"place must be in 0\.\.1, got {place}"):
+        with pytest.raises(IndexError, match=rf"index must be in 0\.\.1, got {place}"):
             raw[place]
-    with pytest.raises(IndexError, match=r"place must be in 0\.\.1, got -1"):
+    with pytest.raises(IndexError, match=r"index must be in 0\.\.1, got -1"):
         kafka_native.RecordBuffers().add(raw, -1)
     assert kafka_native.RecordBuffers().add(raw, 3) == 3

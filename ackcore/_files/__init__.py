@@ -21,7 +21,7 @@ def sync_directory(path: Path) -> None:
 
 
 def write_synced(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Fill a new file with ``write`` and sync its content; its name is not yet durable."""
+    """Create or replace a file by ``write(file)``, and sync its content, but not its name."""
     with open(path, "wb") as file:
         write(file)
         file.flush()

@@ -78,9 +78,9 @@ class JournalAnswers(Protocol):
 
 
 class _Place(NamedTuple):
-    """The position of an answer: its file, offset and size."""
+    """The file, offset and size of an answer; the file is a descriptor, or minus a segment."""
 
-    file: int  # the descriptor of an open file, or the number of a segment, negative
+    file: int
     offset: int
     size: int
 
@@ -265,12 +265,8 @@ class Journal:
         self._synced_s = time.monotonic()
 
     def _link(self, path: Path) -> bool:
-        """Link the open file as the next segment; return False if its number is taken.
-
-        Only a link is safe here: a rename would replace a segment that another writer has just
-        linked.
-        """
-        try:
+        """Link the open file as the next segment; return False if its number is taken."""
+        try:  # a rename would replace a segment that another writer has just linked
             os.link(path, self._segment(self._next))
         except FileExistsError:
             return False
@@ -412,24 +408,24 @@ class Journal:
 
 
 def check_context(context: bytes) -> None:
-    """Raise ValueError for a context of another size."""
+    """Raise ValueError unless a journal's context has 16 bytes."""
     if len(context) != KEY_BYTES:
         raise ValueError(
-            "context identifies the kind of calls: it must be "
-            f"{KEY_BYTES} bytes, got {len(context)}"
+            f"context, which identifies the kind of calls, must have {KEY_BYTES} bytes, got "
+            f"{len(context)}"
         )
 
 
 def check_entry(key: bytes, data: bytes) -> None:
-    """Raise ValueError for a key of another size, or an answer that is too large."""
+    """Raise ValueError unless a key has 16 bytes, and its answer less than 1 GiB."""
     if len(key) != KEY_BYTES:
-        raise ValueError(f"key must be {KEY_BYTES} bytes, got {len(key)}")
+        raise ValueError(f"key must have {KEY_BYTES} bytes, got {len(key)}")
     if len(data) >= MOST_BYTES:
         raise ValueError(f"data must have less than {MOST_BYTES} bytes, got {len(data)}")
 
 
 def _make(directory: Path) -> None:
-    """Create a directory and its parents durably."""
+    """Create a directory and its missing parents, durably; do nothing if it exists."""
     if not directory.is_dir():
         _make(directory.parent)
         directory.mkdir(exist_ok=True)

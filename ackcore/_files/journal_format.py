@@ -90,7 +90,7 @@ class FileFormat:
 
 
 def read_header(data: bytes, context: bytes) -> FileFormat | None:
-    """Return the format of a file's entries, or None if its header is incomplete.
+    """Return the format of a file whose first bytes are ``data``; None if the header is cut off.
 
     Raises ValueError if the file begins with other bytes, or has the header of another context.
     """
@@ -98,13 +98,13 @@ def read_header(data: bytes, context: bytes) -> FileFormat | None:
     if len(magic) < len(_MAGIC):
         return None
     if magic != _MAGIC:
-        raise ValueError("not a file of a journal")
+        raise ValueError("the file is not one of a journal")
     at = len(_MAGIC) + KEY_BYTES
     found = FileFormat(data[at : at + _SUM_BYTES])
     if len(data) < found.header_bytes:
         return None
     if data[: found.header_bytes] != found.header(context):
-        raise ValueError("damaged, or written for another context")
+        raise ValueError("the header is damaged, or was written for another context")
     return found
 
 

@@ -32,16 +32,19 @@ class ProcessLock:
         return self._file is not None
 
     def lock(self, how: int) -> None:
-        """Call ``fcntl.flock`` on the file."""
+        """Call ``fcntl.flock(file, how)``; do nothing if the file is closed."""
         if self._file is not None:
             fcntl.flock(self._file, how)
 
     def read(self, size: int) -> bytes:
-        """Return up to ``size`` bytes from the beginning of the file."""
+        """Return up to ``size`` bytes from the beginning of the file; none if it is closed."""
         return b"" if self._file is None else os.pread(self._file, size, 0)
 
     def write(self, data: bytes, *, alone: bool = False) -> None:
-        """Write ``data`` at the beginning of the file; with ``alone``, it then has nothing else."""
+        """Write ``data`` at the beginning of the file; do nothing if it is closed.
+
+        ``alone``: whether the file then has nothing else.
+        """
         if self._file is not None:
             if alone:
                 os.ftruncate(self._file, 0)

@@ -243,7 +243,7 @@ class Ledger:
         """Apply one INIT by the spout task ``task``; ids may be signed or not."""
         root = _columns.as_id(root_id, "root_id")
         val = _columns.as_id(init_val, "init_val")
-        return self._apply_one(root, val, _columns.as_task(task, "task"))
+        return self._apply_one(root, val, _columns.as_count(task, "task", 0, _columns.MAX_TASK))
 
     def ack(self, root_id: int, ack_val: int) -> Outcome | None:
         """Apply one ACK; ids may be signed or not."""

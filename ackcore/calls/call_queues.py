@@ -41,7 +41,7 @@ _BURST_S = 1.0
 
 
 class Call:
-    """An item, and the state of its calls."""
+    """An item: its calls so far, and its outcome once it is done."""
 
     __slots__ = (
         "after_s",
@@ -119,9 +119,7 @@ class KeyQueue:
 
     @property
     def endpoints(self) -> Endpoints:
-        """Its endpoints, made at the first use: a key that only waits takes a tenth of their
-        memory.
-        """
+        """The key's endpoints, made at the first use: they take 10 times a waiting key's memory."""
         endpoints = self._endpoints
         if endpoints is None:
             endpoints = self._endpoints = self._make()
@@ -133,7 +131,7 @@ class KeyQueue:
         return 0 if self._endpoints is None else self._endpoints.in_flight
 
     def reopen(self, now: int) -> float:
-        """Open its endpoints whose pause is over. Return the end of the next pause, or infinity."""
+        """Open endpoints whose pause is over. Return the end of the next pause, or infinity."""
         return math.inf if self._endpoints is None else self._endpoints.reopen(now)
 
     def ready_ns(self) -> int:
@@ -283,7 +281,7 @@ class FairQueues:
             self._put(queue)
 
     def repeat(self, wait: tuple[int, int, Call]) -> None:
-        """Add a call to repeat: its due time, which is over, a number, and the call."""
+        """Add a call to repeat: its due time, which is over, a serial number, and the call."""
         call = wait[2]
         queue = call.queue
         queue.due.setdefault(call.avoid, deque()).append(wait)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ackcore._columns import as_count, positive
+from ackcore._columns import as_count, positive, real
 from ackcore.calls.outcomes import Reject, Retry, is_marked_final
 from ackcore.calls.rate_limits import RateLimit, check_concurrency, checked_limit
 from ackcore.flow import DelayTarget, Limit
@@ -79,7 +79,9 @@ class CallSettings:
         object.__setattr__(self, name, value)
 
     def thread_count(self) -> int:
-        """Return the number of threads for a plain function: `max_concurrency`, or 32."""
+        """Return the number of threads for a plain function: `max_concurrency` or 4096 at most, and
+        32 if it is no number.
+        """
         if isinstance(self.max_concurrency, int):
             return min(self.max_concurrency, MAX_THREADS)
         return DEFAULT_THREADS
@@ -97,13 +99,10 @@ class CallSettings:
 
 
 def _wait(given: Any) -> float:
-    if isinstance(given, bool) or not isinstance(given, (int, float)):
-        raise TypeError(
-            f"wait_in_task_s must be a number of seconds, got {type(given).__name__} {given!r}"
-        )
-    if not given >= 0:
+    seconds = real(given, "wait_in_task_s", "seconds")
+    if not seconds >= 0:
         raise ValueError(f"wait_in_task_s must be at least 0, got {given}; with 0 no item waits")
-    return math.inf if given > _MOST_S else float(given)
+    return math.inf if seconds > _MOST_S else seconds
 
 
 def _endpoints(given: Any) -> tuple[Hashable, ...] | None:

@@ -7,12 +7,6 @@ is parked. The number of workers is the largest number of calls at once so far.
 
 One timer serves all waits; it is set to the earliest time. Time-outs are found by a scan of the
 calls in flight. Scans are rare, since calls that began later time out later.
-
-::
-
-    items ──► pulled ──► out ──► done ──► yielded, in order
-                ▲         │
-                └─ waits ◄┘  Retry, or an error of retry_on: its place in the window is free
 """
 
 from __future__ import annotations
@@ -242,7 +236,10 @@ class Workers:
     # --------------------------------------------------------------------------------- scheduling
 
     def _take(self, worker: _Worker) -> Call | None:
-        """Return the next call for a worker, with a lease; None if there is no work or no room."""
+        """Return the next call for a worker, and lease an endpoint; None if none can begin now.
+
+        Items that no endpoint takes, or that the budget refuses, are finished on the way.
+        """
         queues = self.queues
         while True:
             now = self.now_ns()
@@ -329,10 +326,7 @@ class Workers:
         return len(self._order) - self.in_flight >= self._most_kept
 
     def _read_ahead(self) -> None:
-        """Pull as many items as may be kept, so that calls of all their keys can be chosen.
-
-        Answers are not handled meanwhile, so it stops after 2 ms; a later call pulls the rest.
-        """
+        """Pull items, as many as may be kept, but for 2 ms: answers are not handled meanwhile."""
         since = self._clock()
         while self._pull() and self._clock() - since < _TURN_NS:
             pass
@@ -404,7 +398,7 @@ class Workers:
         self._wake_at(self._waits[0][0])
 
     def _wait_of(self, call: Call, error: BaseException) -> int | None:
-        """Return the wait before a call is repeated in the task; None if it is not repeated."""
+        """Return the nanoseconds until a call is repeated in the task; None if it is not."""
         settings = self._settings
         after_s: float | None = None
         if isinstance(error, Retry):
@@ -434,7 +428,7 @@ class Workers:
         self._finish(call)
 
     def _finish(self, call: Call) -> None:
-        """Store an outcome, and schedule its delivery in order."""
+        """End an item whose outcome is set: it no longer counts for its key, and is delivered."""
         if self._window is not None:
             self.queues.finished(call.queue)
         self._deliver(call)

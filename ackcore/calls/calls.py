@@ -70,7 +70,7 @@ class Calls(Generic[Item, Value]):
             self._threads = CallThreads(function, MAX_THREADS, "ackcore-call")
         make = function if self._threads is None else self._in_thread
         if key_of is None:
-            key_of = _no_key if settings.limit is None else settings.limit.key_of
+            key_of = (lambda item: None) if settings.limit is None else settings.limit.key_of
         self._workers = Workers(make, settings, most, clock, key_of, refusal)
         self._loop = CallLoop(self._workers.now_ns, selector)
         self._running = False
@@ -133,7 +133,7 @@ class Calls(Generic[Item, Value]):
 
     @property
     def counts(self) -> CallCounts:
-        """The counts since these calls began."""
+        """The counts over all runs: opened breakers, and tokens and costs that calls reported."""
         return self._workers.counts
 
     def __enter__(self) -> Self:
@@ -166,7 +166,7 @@ class Calls(Generic[Item, Value]):
             return
         function: Any = self._function
         if hasattr(type(function), "__aenter__"):
-            self._loop.run_until_complete(_awaited(function.__aenter__()))
+            self._loop.run_until_complete(function.__aenter__())
         elif hasattr(type(function), "__enter__"):
             function.__enter__()
         self._entered = True
@@ -177,17 +177,9 @@ class Calls(Generic[Item, Value]):
         self._entered = False
         function: Any = self._function
         if hasattr(type(function), "__aenter__"):
-            self._loop.run_until_complete(_awaited(function.__aexit__(None, None, None)))
+            self._loop.run_until_complete(function.__aexit__(None, None, None))
         elif hasattr(type(function), "__enter__"):
             function.__exit__(None, None, None)
-
-
-def _no_key(item: object) -> None:
-    return None
-
-
-async def _awaited(awaitable: Any) -> Any:
-    return await awaitable
 
 
 class CallLoop(asyncio.SelectorEventLoop):

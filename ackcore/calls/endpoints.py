@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Callable, Hashable
 
-from ackcore.calls.call_settings import NO_CONNECTION, CallSettings
+from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.outcomes import Retry, Unavailable
 from ackcore.calls.usage import CallCounts
 from ackcore.flow.choosers import Chooser
@@ -39,11 +39,15 @@ _EARLY_NS = 1_000
 
 
 class BreakerState(enum.Enum):
-    """The state of a breaker."""
+    """The state of a breaker.
 
-    CLOSED = "closed"  # calls are made
-    OPEN = "open"  # no calls are made until its time is over
-    HALF_OPEN = "half-open"  # a single trial call is made
+    CLOSED: calls are made. OPEN: no calls are made until its time is over. HALF_OPEN: a single
+    trial call is made.
+    """
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
 
 
 class Breaker:
@@ -193,7 +197,6 @@ class Endpoints:
         self._windows = Windows(_made_chooser(settings), most, _ON_TRIAL_NS, clock)
         self._most = most
         self._settings = settings
-        self._counts: tuple[type[BaseException], ...] = (*NO_CONNECTION, *settings.retry_on)
         #: By refusing endpoint: the refusals in a row, the time of the first, and the last error.
         self._refusals: dict[Hashable, tuple[int, int, Retry]] = {}
         self._paces: dict[Hashable, Pace] = {}  # of those that refused lately
@@ -255,19 +258,14 @@ class Endpoints:
         self, lease: Lease, on_trial: bool, error: BaseException, timed_out: bool, now_ns: int
     ) -> None:
         """Record that a call raised, or timed out. This may pause its endpoint."""
-        final = self._settings.is_final(error)
-        refused = isinstance(error, Retry) and not final
-        counts = isinstance(error, self._counts) and not refused and not final
-        dropped = counts or refused
-        self._windows.take_back(lease, dropped=dropped, again=False, timed_out=timed_out)
+        counts = self._settings.is_of_call(error)
+        self._windows.take_back(lease, dropped=counts, again=False, timed_out=timed_out)
         consumer = lease.consumer
-        if isinstance(error, Retry) and refused:
+        if not counts or isinstance(error, Retry):
+            # The endpoint answered.
             self._answered(consumer, on_trial)
-            self._refused(consumer, error, now_ns)
-            return
-        if not counts:
-            # The endpoint answered: the error is not its fault.
-            self._answered(consumer, on_trial)
+            if counts and isinstance(error, Retry):
+                self._refused(consumer, error, now_ns)
             return
         open_ns = self._breakers[consumer.name].failed(error, now_ns, on_trial)
         if open_ns is not None:
@@ -278,10 +276,8 @@ class Endpoints:
     def _refused(self, consumer: FlowConsumer, error: Retry, now_ns: int) -> None:
         """Pause an endpoint that refuses calls: briefly at first, then longer each time.
 
-        The first pause is a part of the interval of its `Pace`, or its service time while that is
-        unknown. A Retry-After in whole seconds would leave a service with a rate limit idle.
-        Repeated refusals confirm the time that it requests, so the longest pause is that time, and
-        at least a second.
+        The first pause is a part of the interval of its `Pace`, or its service time: a Retry-After
+        in whole seconds would leave a service idle. The longest is that time, at least a second.
         """
         if self._settings.breaker_failures is None:
             return  # without a breaker, endpoints are not paused either
@@ -376,7 +372,9 @@ class Endpoints:
 def _made_chooser(settings: CallSettings) -> Chooser:
     chooser = settings.chooser()
     if not hasattr(chooser, "choose"):
-        raise TypeError(f"chooser must make a Chooser, got {type(chooser).__name__}")
+        raise TypeError(
+            f"chooser must make a Chooser, got {type(chooser).__name__}; pass one, such as Idlest"
+        )
     if chooser.keyed:
         raise TypeError(
             f"chooser must not be {type(chooser).__name__}, which chooses by key: the items of "

@@ -88,15 +88,18 @@ class Unavailable(Retry):
 
 
 class CallOutcome(NamedTuple, Generic[Value]):
-    """The outcome of one item."""
+    """The outcome of one item.
 
-    value: Value | None  # the result of the call; None if it failed
-    #: The last error; None if the call succeeded. `TimeoutError` if it took too long; `Retry` if
-    #: the item should be called again later; `Unavailable` also if it was not called, since no
-    #: endpoint answers.
+    ``value``: the result of the call; None if it failed. ``error``: the last error; None if the
+    call succeeded. It is a `TimeoutError` if the call took too long, a `Retry` if the item should
+    be called again later, and an `Unavailable` also if it was not called, since no endpoint
+    answers. ``attempts``: the number of calls made for the item; may be 0. ``after_s``: with
+    `Retry`, the seconds after which the item should be called again, if known.
+    """
+
+    value: Value | None
     error: BaseException | None
-    attempts: int  # the number of calls made for it; 0 if no endpoint answered at that time
-    #: With `Retry`, the seconds after which the item should be called again, if known.
+    attempts: int
     after_s: float | None = None
 
 

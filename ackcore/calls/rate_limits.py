@@ -125,7 +125,7 @@ cost_per_run=None)
         check_concurrency(given, "concurrency", "key")
 
     def share(self, tasks: int) -> RateLimit:
-        """Return the limit for one of ``tasks`` tasks: an equal share of the rates."""
+        """Return the limit for one of ``tasks`` tasks: with an equal share of calls and tokens."""
         calls, tokens = self.calls_per_s, self.tokens_per_min
         return replace(
             self,
@@ -159,7 +159,8 @@ RateLimit.__init__ = naming_arguments(RateLimit.__init__)  # type: ignore[method
 def check_concurrency(given: Any, name: str, owner: str) -> None:
     """Raise TypeError or ValueError if a concurrency that is no callable is no number of calls.
 
-    ``name``: the argument's name. ``owner``: each of these needs a `Limit` object of its own.
+    ``name``: the argument's name. ``owner``: the noun for the error, of which each needs a `Limit`
+    of its own: "endpoint" or "key".
     """
     if isinstance(given, bool) or not isinstance(given, int):
         raise TypeError(
@@ -226,7 +227,7 @@ class TokenBucket:
         return int(self._due_ns - self._slack_ns) + 1
 
     def take(self, now_ns: int, tokens: float = 1) -> None:
-        """Take tokens, after a check of `ready_ns`. With fewer there, the next ones come later."""
+        """Take tokens, when `ready_ns` is over. The bucket may then lack some, as a debt."""
         self._due_ns = max(self._due_ns, float(now_ns)) + tokens * self._interval_ns
 
     def correct(self, tokens: float) -> None:

@@ -24,8 +24,6 @@ def is_async(function: Any) -> bool:
 
 @dataclass(slots=True, eq=False)
 class _ThreadCall:
-    """A call that a thread makes."""
-
     answer: asyncio.Future[Any]
     arguments: tuple[Any, ...]
     began: Callable[[], object] | None

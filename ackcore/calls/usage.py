@@ -61,16 +61,20 @@ class KeySums(dict[str, float]):
 
 @dataclass
 class UsageCounts:
-    """The usage that calls reported."""
+    """The numbers of calls and reports, and the tokens that calls reported.
 
-    answered: int = 0  # calls that returned
-    #: Calls that reported tokens, and a cost.
+    ``answered``: calls that returned. ``with_tokens``, ``with_cost``: calls that reported these.
+    ``late``: reports after the end of their call, which were refused. ``tokens``: the sums by key
+    of the limit; the key is "" without ``per``. ``failed``: calls that raised an error that does
+    not concern the service.
+    """
+
+    answered: int = 0
     with_tokens: int = 0
     with_cost: int = 0
-    late: int = 0  # Reports after the end of their call, which were refused
-    #: The reported tokens by key of the limit; the key is "" without ``per``.
+    late: int = 0
     tokens: KeySums = field(default_factory=KeySums)
-    failed: int = 0  # calls that raised an error that does not concern the service
+    failed: int = 0
 
     def add(self, other: UsageCounts) -> None:
         """Add other counts to these."""
@@ -83,14 +87,14 @@ class UsageCounts:
             self.tokens.add(key, tokens)
 
     def taken(self) -> UsageCounts:
-        """Return the counts, and set these to 0."""
+        """Return a copy of the counts, and set these to 0."""
         found = replace(self)
         self.answered = self.failed = self.with_tokens = self.with_cost = self.late = 0
         self.tokens = KeySums()
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts for JSON, with the keys of the largest sums."""
+        """Return the counts by name for JSON, with the 100 keys that used most tokens."""
         return vars(self) | {"tokens": largest_sums(self.tokens)}
 
     @classmethod
@@ -101,10 +105,13 @@ class UsageCounts:
 
 @dataclass
 class CallCounts:
-    """The counts since the calls of a task began."""
+    """The counts since the calls of a task began.
 
-    trips: int = 0  # Times that a breaker opened
-    #: The reports of `used`, if the limit has ``tokens_per_min`` or ``cost_per_run``.
+    ``trips``: times that a breaker opened. ``used``: the reports of `used`, if the limit has
+    ``tokens_per_min`` or ``cost_per_run``.
+    """
+
+    trips: int = 0
     used: UsageCounts = field(default_factory=UsageCounts)
 
 
@@ -254,13 +261,16 @@ def report(usage: Usage | None, tokens: Any, cost: Any) -> None:
 
 
 def _amount(given: Any, name: str, most: float) -> float:
-    title = f"{name} of used()"
     try:
-        amount = real(given, title)
-    except TypeError as error:
-        raise TypeError(f"{error}; convert it, such as with float(...)") from None
+        amount = real(given, name)
+    except TypeError:
+        raise TypeError(
+            f"{name} of used() must be a number, got {type(given).__name__} {given!r}; convert it, "
+            "such as with float(...)"
+        ) from None
     if not 0 <= amount <= most:
         raise ValueError(
-            f"{title} must be in 0..{most:.0f}, got {given}; leave out an amount that is not known"
+            f"{name} of used() must be in 0..{most:.0f}, got {given}; leave out an amount that is "
+            "not known"
         )
     return amount

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -43,7 +43,7 @@ _REASONS = 8
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add ``ackcore status``, ``table`` and ``skip`` to the app."""
     app.command()(status)
     tables = typer.Typer(no_args_is_help=True, help="The tables of a query.")
     tables.callback()(lambda: None)
@@ -150,11 +150,6 @@ def _heading(status: CheckpointStatus) -> Text:
     if dead.dropped:
         lines.append(f"dead letters dropped: {dead.dropped:,}")
     lines += [f"dead letters NOT COUNTED: {what}" for what in dead.damaged]
-    return cell_lines(lines)
-
-
-def cell_lines(lines: Iterable[str]) -> Text:
-    """Return lines as one text, each without control characters."""
     return Text("\n").join(cell(line) for line in lines)
 
 

@@ -65,7 +65,7 @@ _SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add ``ackcore dead`` with its commands to the app."""
     letters = typer.Typer(no_args_is_help=True, help="The dead letters.")
     letters.command("list")(listed)
     letters.command()(show)

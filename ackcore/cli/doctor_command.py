@@ -24,7 +24,10 @@ from ackcore.spark.base import paths
 
 
 class Finding(NamedTuple):
-    """The result of a check. ``ok``: None if an optional package is missing. ``mend``: the fix."""
+    """The result of a check: its name, success, details, and the fix ("" if none is needed).
+
+    ``ok`` is None if an optional package is missing.
+    """
 
     what: str
     ok: bool | None
@@ -33,7 +36,7 @@ class Finding(NamedTuple):
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add ``ackcore doctor`` to the app."""
     app.command()(doctor)
 
 
@@ -208,7 +211,7 @@ def _file_system(place: Path) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory(prefix=".ackcore-doctor-", dir=directory) as scratch:
             _try_files(Path(scratch))
     except OSError as error:
-        mend = "choose a directory that the driver and the executors can write to"
+        mend = "choose a directory, or file system, that the driver and the executors can write to"
         yield Finding("file operations", False, plain(str(error)), mend)
     else:
         found = "rename, link, lock and sync of files and directories work"
@@ -255,14 +258,17 @@ def _try_files(scratch: Path) -> None:
             except BlockingIOError:
                 pass
             else:
-                raise OSError("two handles locked the same file: two drivers could run at once")
+                raise OSError(
+                    "the file system let two handles lock the same file, so two drivers could run "
+                    "at once"
+                )
     os.link(one, scratch / "linked")
     try:
         os.link(one, scratch / "linked")
     except FileExistsError:
         pass
     else:
-        raise OSError("a new link replaced an existing file, which must be an error")
+        raise OSError("the file system let a new link replace a file, so drivers could lose data")
     other.write_bytes(b"y")
     os.replace(one, other)
     handle = os.open(scratch, os.O_RDONLY)
@@ -271,4 +277,4 @@ def _try_files(scratch: Path) -> None:
     finally:
         os.close(handle)
     if other.read_bytes() != b"x":
-        raise OSError("a renamed file did not replace the file of its new name")
+        raise OSError("on the file system, a renamed file did not replace that of its new name")

@@ -22,16 +22,12 @@ _ARROW_ONLY = ("status", "dead", "table", "skip", "ui")
 
 
 class _NoPandas(MetaPathFinder):
-    """An import hook that hides pandas.
-
-    pyarrow checks whether a value is a pandas object, and would load pandas for that, which takes
-    half a second.
-    """
+    """An import hook that hides pandas, which pyarrow would load to check values: half a second."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         """Refuse pandas, and leave all other modules to other finders."""
         if fullname == "pandas":
-            raise ModuleNotFoundError("pandas is not used here", name=fullname)
+            raise ModuleNotFoundError("pandas is hidden, to start faster", name=fullname)
 
 
 def _loads(module: str) -> bool:

@@ -23,20 +23,17 @@ _NAMED = re.compile(r"([\w.]+):([\w.]+)")
 
 
 def check_name(name: str) -> str:
-    """Return a topology's name, as a callback of typer.
-
-    Raises typer.BadParameter if it has not the form MODULE:NAME.
-    """
+    """Return a topology's name; raise typer.BadParameter if it has not the form MODULE:NAME."""
     if not _NAMED.fullmatch(name):
         raise typer.BadParameter(
-            "must have the form MODULE:NAME, the name of a Topology or of a function that "
-            f"returns one, got {name!r}"
+            "must have the form MODULE:NAME, such as my_module:topology, and name a Topology or a "
+            f"function that returns one, got {name!r}"
         )
     return name
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add ``ackcore explain`` to the app."""
     app.command()(explain)
 
 
@@ -139,10 +136,12 @@ def find_named(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # an import of the module failed
-        raise typer.BadParameter(f"no module {error.name} was found in {os.getcwd()}") from None
+        raise typer.BadParameter(
+            f"no module {error.name} was found in {os.getcwd()} or on PYTHONPATH"
+        ) from None
     for part in path.split("."):
         if not hasattr(found, part):
-            raise typer.BadParameter(f"{module} has no {path}{_like(path, found)}")
+            raise typer.BadParameter(f"the module {module} has no {path}{_like(path, found)}")
         found = getattr(found, part)
     return found
 

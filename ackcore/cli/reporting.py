@@ -28,7 +28,7 @@ EXIT_CODES = (
 
 
 def app_of(modules: Iterable[str]) -> typer.Typer:
-    """Return the command line with the commands of some modules, which are loaded."""
+    """Return the command line with the commands of some modules of `ackcore.cli`; import them."""
     app = typer.Typer(
         cls=Commands,
         add_completion=False,
@@ -153,7 +153,7 @@ def console() -> Console:
 
 
 def time_of(ms: int | None) -> str:
-    """Return a time in ISO 8601, in this machine's zone."""
+    """Return milliseconds since 1970 in ISO 8601, in this machine's zone; "-" for None."""
     if ms is None:
         return "-"
     return datetime.fromtimestamp(ms / 1000, UTC).astimezone().isoformat(" ", "seconds")

@@ -35,7 +35,7 @@ QUIET_S = 10.0
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add ``ackcore run`` to the app."""
     app.command()(run)
 
 
@@ -296,10 +296,7 @@ def _shown(checkpoint: str, spark: SparkSession, as_json: bool) -> Iterator[None
 
 
 def _looked(read: Callable[[], T], otherwise: T) -> T:
-    """Return the result of ``read``, or ``otherwise`` if the checkpoint cannot be read now.
-
-    The run itself reports errors of the checkpoint.
-    """
+    """Return the result of ``read``, or ``otherwise`` if the checkpoint cannot be read now."""
     try:
         return read()
     except (StateError, OSError):
@@ -307,7 +304,7 @@ def _looked(read: Callable[[], T], otherwise: T) -> T:
 
 
 def _tasks(spark: SparkSession) -> dict[str, Any]:
-    """Return the tasks of Spark's running stages, as arguments of `Progress.update`."""
+    """Return the ended and all tasks of Spark's running stages, for `Progress.update`."""
     tracker = spark.sparkContext.statusTracker()
     ended = total = 0
     with suppress(Py4JError, OSError):

@@ -14,7 +14,7 @@ from ackcore.ui.server import PageServer
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add ``ackcore ui`` to the app."""
     app.command()(ui)
 
 

@@ -56,17 +56,22 @@ class RecordDead(Exception):
 
 
 class DispatchCounts(NamedTuple):
-    """The counts of a run's records; at its end, ``read == acked + dead``."""
+    """The counts of a run's records; at its end, ``read == acked + dead``.
 
-    start: int  # the position at which the run began
-    committed: int  # the position before which all records are done
+    ``start``: the position at which the run began. ``committed``: the position before which all
+    records are done. ``attempts``: records sent, retries included. ``failed``, ``timed_out``:
+    attempts that did. ``unavailable``: attempts that a consumer refused, or did not begin in time.
+    """
+
+    start: int
+    committed: int
     read: int
     acked: int
     dead: int
-    attempts: int  # records sent, including retries
-    failed: int  # attempts that failed
-    timed_out: int  # attempts that timed out
-    unavailable: int  # attempts that a consumer refused, or did not begin in time
+    attempts: int
+    failed: int
+    timed_out: int
+    unavailable: int
     consumers: list[ConsumerState]
 
 
@@ -386,7 +391,6 @@ class Dispatcher:
     # Answers.
 
     async def _call(self, lease: Lease) -> None:
-        """Send one tuple to one consumer, and handle the answer."""
         batch: Batch = lease.item
         failed = np.ones(len(batch), np.bool_)
         error: BaseException | None = None
@@ -439,10 +443,7 @@ class Dispatcher:
             self._failed(lease, np.ones(len(lease.item), np.bool_), error)
 
     def _failed(self, lease: Lease, failed: Any, error: BaseException) -> None:
-        """Handle the failed records of a lease: count and retry them, or store them as dead.
-
-        ``failed``: the mask of these records in the tuple of the lease.
-        """
+        """Count and retry the records of a lease in the mask ``failed``, or store them as dead."""
         timed_out = lease.fate is Fate.REQUEUED
         batch: Batch = lease.item.only(failed)
         n = len(batch)
@@ -467,8 +468,7 @@ class Dispatcher:
     ) -> None:
         """Count an attempt of each record of a batch; retry them, or store them as dead.
 
-        ``failed``: the mask of these records in the tuple of the lease. Before their last attempt
-        the records are separated, so that each is tried alone.
+        Before their last attempt the records are separated, so that each is tried alone.
         """
         n = len(batch)
         self._counts["timed_out" if timed_out else "failed"] += n

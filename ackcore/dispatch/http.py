@@ -23,14 +23,15 @@ _NOT_NOW = frozenset({429, 502, 503, 504})
 _TRY_AGAIN = frozenset({408, 409, 425})
 _JSON = b"\r\nContent-Type: application/json"
 _MAX_BODY = 64 << 20
+#: A longer ``Retry-After`` counts as this: a server with a wrong clock is not excluded for ever.
 _LONGEST_S = 86_400.0
 
 
 class Response(NamedTuple):
-    """A response: its status, headers and body."""
+    """A response. ``headers``: by lower-case name; the last one of each name."""
 
     status: int
-    headers: Mapping[str, str]  # by lower-case name; the last one of each name
+    headers: Mapping[str, str]
     body: bytes
 
 
@@ -47,7 +48,7 @@ class Http(Target):
     408, 409, 425, 5xx      failed
     any other               `Reject`: no endpoint can take the record
     no connection           `Unavailable`
-    none, or a broken one   failed: the record may have crashed the server
+    no or a broken answer   failed: the record may have crashed the server
     ======================  =============================================================
 
     Informational responses (1xx) are skipped. Connections are kept open, as many as there were
@@ -168,10 +169,15 @@ class Http(Target):
         try:
             return await self._exchange(reader, writer, request)
         except _NoAnswer as error:
-            said = f"{self.url} closed the connection without a response"
             if error.sent_whole:
-                raise HttpError(f"{said}, after the whole request was sent") from error
-            raise Unavailable(said) from error
+                raise HttpError(
+                    f"{self.url} closed the connection without a response, after the whole request "
+                    "was sent"
+                ) from error
+            raise Unavailable(
+                f"{self.url} closed the connection without a response, before the whole request "
+                "was sent"
+            ) from error
 
     async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes
@@ -210,10 +216,7 @@ class _NoAnswer(Exception):
 
 
 def _is_sent(writer: asyncio.StreamWriter) -> Callable[[], bool]:
-    """Return a function that returns whether all bytes written so far were sent.
-
-    The function is right also after the connection has ended, when the transport's buffer is empty.
-    """
+    """Return a function that returns, at any later time, whether all bytes so far were sent."""
     if not writer.transport.get_write_buffer_size():
         return lambda: True
     writer.transport.set_write_buffer_limits(0)
@@ -233,7 +236,7 @@ async def _read_response(reader: asyncio.StreamReader, first: bytes) -> tuple[Re
     version, status, headers = await _read_head(reader, first)
     while 100 <= status < 200:
         if status == 101:
-            raise ValueError("it switches protocols (101), which was not requested")
+            raise ValueError("status 101 switches protocols, which was not requested")
         version, status, headers = await _read_head(reader, await reader.readline())
     keep = version != b"HTTP/1.0" and headers.get("connection", "").lower() != "close"
     if status in (204, 304):
@@ -251,14 +254,14 @@ async def _read_head(
     reader: asyncio.StreamReader, first: bytes
 ) -> tuple[bytes, int, dict[str, str]]:
     if not first:
-        raise EOFError("it ended after an informational response (1xx)")
+        raise EOFError("the connection ended after an informational response (1xx)")
     version, _, rest = first.strip().partition(b" ")
     if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
-        raise ValueError(f"it begins with {first[:80]!r}")
+        raise ValueError(f"the response begins with {first[:80]!r}, which is no status line")
     headers: dict[str, str] = {}
     while (line := await reader.readline()) not in (b"\r\n", b"\n"):
         if not line:
-            raise EOFError("it ended within the headers")
+            raise EOFError("the connection ended within the headers")
         name, _, value = line.decode("latin-1").partition(":")
         headers[name.strip().lower()] = value.strip()
     return version, int(rest[:3]), headers
@@ -300,10 +303,7 @@ def _check_length(length: int) -> None:
 
 
 def _retry_after_s(value: str | None) -> float | None:
-    """Return the seconds in a ``Retry-After`` header, a number or a date; None if it is neither.
-
-    More than a day counts as a day, so that a server with a wrong clock is not excluded for ever.
-    """
+    """Return the seconds in a ``Retry-After``, a number or a date; None if it is neither."""
     if value is None:
         return None
     with suppress(ValueError):

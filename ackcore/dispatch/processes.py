@@ -131,7 +131,8 @@ class Process(Target):
                 self._process = None
             process.join(_LIVES_S)
             raise ProcessDied(
-                f"process {process.pid} ended with exit code {process.exitcode} during a call"
+                f"process {process.pid} ended with exit code {process.exitcode} during a call; the "
+                "record may be the cause, so this is a failed attempt"
             ) from lost
         if error is not None:
             raise _rebuilt(*error)
@@ -175,10 +176,9 @@ def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]
 
 
 def _described(error: BaseException) -> tuple[bytes | None, str, str, float | None]:
-    """Return the arguments of `_rebuilt` for an error, to be sent through the pipe.
+    """Return an error's pickle, text, kind, and the seconds that an `Unavailable` requests.
 
-    They are its pickle (None if unpickling would not return an equal error), its text, its kind,
-    and the seconds that an `Unavailable` requests to wait.
+    The pickle is None if unpickling would not return an equal error.
     """
     pickled: bytes | None = None
     with suppress(Exception):

@@ -50,7 +50,7 @@ class Visit(BasicBolt):
         if not tuple["user"]:
             raise ValueError("a click without a user")
         if tuple["page"] == "shoes" and tuple.attempt == 0:
-            raise TimeoutError("the first attempt fails")
+            raise TimeoutError("a simulated time-out, at the first attempt only")
         collector.emit((tuple["user"], tuple["at"], tuple["page"]))
 
 

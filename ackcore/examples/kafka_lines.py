@@ -61,7 +61,7 @@ class Check(BasicBolt):
 
 
 def topology(servers: str, topic: str, rows: Path) -> Topology:
-    """Return the topology that reads the lines."""
+    """Return the topology that reads the lines; ``rows``: the directory of its sink."""
     builder = TopologyBuilder()
     spout = KafkaSpout(
         topic,
@@ -122,18 +122,22 @@ def send(servers: str, topic: str, lines: int) -> dict[str, int]:
 
 
 class Found(NamedTuple):
-    """The counts of lines by outcome."""
+    """The counts of lines by outcome, and the group's lag.
+
+    ``missing``: neither a row nor dead. ``twice``: rows and dead letters beyond a line's first.
+    ``wrong``: dead, but should be a row; or the other way round.
+    """
 
     rows: int
     dead: int
     missing: int
     twice: int
-    wrong: int  # dead, but should be a row; or the other way round
+    wrong: int
     lag: int
 
 
 def look(servers: str, topic: str, directory: Path, ids: dict[str, int]) -> Found:
-    """Count the lines that are in the rows, in the dead letters, in both or in none."""
+    """Count the lines in the rows and the dead letters; ``ids``: line numbers by message id."""
     table = ds.dataset(directory / "rows", format="parquet").to_table(columns=["id"])
     rows = Counter(table["id"].to_pylist())
     dead = Counter(ids[message] for message in json.loads((directory / "dead.json").read_text()))

@@ -15,7 +15,10 @@ from ackcore.spark import SinkBatch, TransactionalSink, Written
 
 
 class MongoSink(TransactionalSink[Any]):
-    """A sink that appends rows to a collection, and keeps its numbers in ``ackcore_batches``."""
+    """A sink that appends rows to a collection.
+
+    The number of its last micro-batch is a document in ``ackcore_batches``.
+    """
 
     def __init__(self, uri: str, database: str, collection: str) -> None:
         self._uri, self._database, self._collection = uri, database, collection
@@ -33,7 +36,10 @@ class MongoSink(TransactionalSink[Any]):
             yield session
 
     def read_number(self, transaction: Any, batch: SinkBatch) -> Written | None:
-        """Return the recorded number. `record` fails if it has changed since this read."""
+        """Return the recorded number and its content; None at first.
+
+        `record` fails if another transaction has changed it since.
+        """
         found = self._batches(transaction).find_one(_key(batch), session=transaction)
         return None if found is None else Written(found["number"], found["content"])
 
@@ -44,7 +50,7 @@ class MongoSink(TransactionalSink[Any]):
             collection.insert_many(rows.to_pylist(), session=transaction)
 
     def record(self, transaction: Any, batch: SinkBatch, written: Written) -> None:
-        """Replace the recorded number."""
+        """Record this micro-batch's number and content in place of the last one's."""
         new = {"number": written.number, "content": written.content}
         self._batches(transaction).replace_one(_key(batch), new, upsert=True, session=transaction)
 

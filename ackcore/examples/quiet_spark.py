@@ -70,7 +70,6 @@ def check_java() -> str:
 
 
 def _last_line(log: Path) -> str:
-    """Return the last line of a JVM's log."""
     said = log.read_text(errors="replace").strip().splitlines()
     return said[-1] if said else "its log is empty"
 

@@ -61,7 +61,7 @@ class Exclaim(Bolt):
         self.fails = frozenset(fails)
 
     def execute(self, tuple: Tuple) -> None:
-        """Add an exclamation mark to one word."""
+        """Add an exclamation mark to one word and ack it, or fail it."""
         word = tuple["word"]
         if word in self.fails and tuple.attempt == 0:
             self.collector.fail(tuple, f"the first attempt at {word!r} fails")
@@ -84,7 +84,7 @@ class WordCount(Bolt):
         self.counts = Counter[str]()
 
     def execute(self, tuple: Tuple) -> None:
-        """Count one word."""
+        """Count one word, emit it with the count so far, and ack it."""
         word = tuple["word"]
         self.counts[word] += 1
         self.collector.emit((word, self.counts[word]), anchors=tuple)
@@ -94,7 +94,7 @@ class WordCount(Bolt):
 def build(
     spark: SparkSession, sentences: Sequence[str], fails: Sequence[str], path: str
 ) -> Topology:
-    """Return the topology, for sentences that its spout numbers and a directory for its sink."""
+    """Return the topology, for sentences, words that fail once, and a directory for its sink."""
     frame = spark.createDataFrame(list(enumerate(sentences)), "id bigint, sentence string")
     builder = TopologyBuilder()
     builder.spout("sentences", frame, message_id="id")

@@ -38,11 +38,11 @@ class SplitTimed(BasicBolt):
     outputs = pa.schema([("word", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
 
     def execute(self, tuple: Tuple, collector: BasicCollector) -> None:
-        """Split one sentence."""
+        """Split one sentence; reject an empty one, and fail some at their first attempt."""
         if not tuple["sentence"]:
             raise Reject("an empty sentence")
         if "moon" in tuple["sentence"] and tuple.attempt == 0:
-            raise TimeoutError("the first attempt fails")
+            raise TimeoutError("a simulated time-out, at the first attempt only")
         for word in tuple["sentence"].split():
             collector.emit((word, tuple["at"]))
 

@@ -141,7 +141,11 @@ def topology(spark: SparkSession, directory: Path) -> Topology:
 def differences(
     texts: Sequence[str], acked: int, dead: Sequence[int], words: Counter[str]
 ) -> list[str]:
-    """Compare acked lines, dead lines and the words in the sink with plain Python's count."""
+    """Return a sentence for each difference from plain Python's count; none if all adds up.
+
+    ``acked``: the number of acked lines. ``dead``: the numbers of dead lines. ``words``: the words
+    in the sink.
+    """
     found = []
     if acked + len(dead) != len(texts):
         found.append(f"{acked:,} acked and {len(dead):,} dead are not {len(texts):,} lines")

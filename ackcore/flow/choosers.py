@@ -21,9 +21,10 @@ _UNKNOWN_NS = 1e6  # the service time of a consumer that was never acked
 
 
 class Chooser:
-    """The choice of the consumer with the lowest score. Here all consumers with room have the same.
+    """The choice of the consumer with the lowest score; among equals, of the lowest slot.
 
-    Subclasses compute other scores in `changed`, or override `choose`. Not thread-safe.
+    Here all consumers with room have the same score. Subclasses compute other scores in `changed`,
+    or override `choose`. Not thread-safe.
     """
 
     #: Whether the choice depends on the tuple's key. Each tuple then needs a key, and at most one

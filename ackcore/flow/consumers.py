@@ -12,13 +12,18 @@ from ackcore.flow.limits import DelayTarget, Limit
 
 
 class Fate(enum.Enum):
-    """The state of a `Lease`."""
+    """The state of a `Lease`.
 
-    OUT = "out"  # sent and not answered
+    OUT: not answered yet. ACKED: done. REQUEUED: failed or timed out; its item waits for another
+    consumer. SENT_AGAIN: its item got another lease. DROPPED: its item failed, and is not sent
+    again.
+    """
+
+    OUT = "out"
     ACKED = "acked"
-    REQUEUED = "requeued"  # failed or timed out; waits for another consumer
-    SENT_AGAIN = "sent again"  # with another lease
-    DROPPED = "dropped"  # failed, and not sent again
+    REQUEUED = "requeued"
+    SENT_AGAIN = "sent again"
+    DROPPED = "dropped"
 
 
 class Lease:
@@ -66,7 +71,7 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class FlowConsumer:
-    """A consumer, as its controller and the chooser see it."""
+    """The state of a consumer, which `Windows` keeps up to date and the chooser reads."""
 
     name: Hashable  # the name under which it was added
     slot: int  # its place among the controller's consumers, until it leaves
@@ -94,15 +99,22 @@ class FlowConsumer:
 
 
 class ConsumerState(NamedTuple):
-    """A snapshot of a consumer, returned by `FlowController.state`."""
+    """A snapshot of a consumer, returned by `FlowController.state`.
+
+    ``in_flight``, ``limit``: the tuples that are outstanding, and that may be. ``is_open``: whether
+    it is neither paused nor removed. ``service_s``: the estimated service time in seconds, with the
+    penalty for failures; 0.0 before the first sample. ``rtt_s``: the round trip of the last
+    answered tuple. ``silence_s``: the time without an answer, if longer than expected; else 0.0.
+    ``acked``, ``failed``, ``timed_out``: the numbers of tuples so far.
+    """
 
     name: Hashable
-    in_flight: int  # tuples outstanding
-    limit: int  # tuples that may be outstanding
-    is_open: bool  # neither paused nor removed
-    service_s: float  # estimated service time with its penalty; 0.0 before the first sample
-    rtt_s: float  # round trip of the last answered tuple
-    silence_s: float  # time without an answer, if longer than expected; else 0.0
+    in_flight: int
+    limit: int
+    is_open: bool
+    service_s: float
+    rtt_s: float
+    silence_s: float
     acked: int
     failed: int
     timed_out: int

@@ -4,8 +4,6 @@ A producer acquires room for a tuple, sends it to the consumer that the lease na
 result. This module sends nothing and runs no thread. Time-outs, and pauses that end, are handled
 during calls, and in `FlowController.expire`.
 
-*Costs.* A sample takes constant time. A choice looks once at each consumer. At most every 2 ms, a
-sweep over the consumers finds the silent ones.
 
 *Threads.* Any thread may call any method. One lock guards all; no callback runs under it.
 """
@@ -94,7 +92,6 @@ class FlowController:
         self._make_limit = limit
         pending = None if max_pending is None else as_count(max_pending, "max_pending", 1)
         timeout_ns = nanoseconds(timeout_s, "timeout_s")
-        self._max_pending = pending
         self._chooser: Chooser = Idlest() if chooser is None else chooser
         self._windows = Windows(self._chooser, pending, timeout_ns, clock)
         self._guard = threading.Lock()
@@ -314,7 +311,7 @@ class FlowController:
         return taken
 
     def delay(self, lease: Lease, delay_s: float) -> bool:
-        """Delay a re-queued item by seconds from now.
+        """Delay the re-queued item of a failed or timed-out lease by seconds from now.
 
         Later items of its key wait for it. Returns whether the item was queued. Raises TypeError or
         ValueError for a wrong ``delay_s``.
@@ -324,16 +321,16 @@ class FlowController:
             return self._windows.delay(lease, for_ns)
 
     def split(self, lease: Lease, items: Iterable[Any]) -> list[Lease]:
-        """Replace a re-queued item by its parts, which are sent separately.
+        """Replace the re-queued item of a failed or timed-out lease by ``items``, its parts.
 
-        Returns the leases of the parts; an empty list if the item was not queued. Not for a chooser
-        by key.
+        Returns a re-queued lease for each part; an empty list if the item was not queued. Not for a
+        chooser by key.
         """
         with self._guard:
             return self._windows.split(lease, items)
 
     def drop(self, lease: Lease) -> bool:
-        """Remove a re-queued item. Return whether it was queued."""
+        """Remove the re-queued item of a failed or timed-out lease. Return whether it was there."""
         with self._guard:
             waited = self._windows.drop(lease)
             self._room.notify_all()

@@ -3,14 +3,6 @@
 A limit belongs to one consumer. It receives a sample for each answered tuple, and provides the
 number that may be outstanding: the window. All times are nanoseconds; each sample takes constant
 time and no memory. The default is `DelayTarget`.
-
-==============  =======================================================  =======================
-limit           adapts to                                                origin
-==============  =======================================================  =======================
-`DelayTarget`   service time: the tuples served within a target delay    BBR, CoDel
-`RttThreshold`  round trip against a threshold, one step up or down      TCP's, without slow start
-`Fixed`         nothing
-==============  =======================================================  =======================
 """
 
 from __future__ import annotations
@@ -279,14 +271,13 @@ class DelayTarget:
         self._begin(self._last_ns)
 
     def _begin(self, now: int) -> None:
-        """Begin a block of round trips."""
         self._began_ns = now
         self._acks = self._most_out = 0
         self._sum_ns = self._square_ns = 0.0
         self._least_ns = math.inf
 
     def _add(self, rtt_ns: int, in_flight: int, now: int) -> None:
-        """Add a round trip to the block."""
+        """Add a round trip to the block, and end the block if it has enough."""
         self._acks = acks = self._acks + 1
         self._sum_ns += rtt_ns
         self._square_ns += rtt_ns * rtt_ns

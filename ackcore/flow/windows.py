@@ -51,7 +51,7 @@ class Windows:
         self.requeued = 0
 
     def join(self, name: Hashable, limit: Limit) -> None:
-        """Add a consumer."""
+        """Add a consumer; raise ValueError if there is one of that name."""
         if name in self.consumers:
             raise ValueError(f"consumer {name!r} exists already; remove it first")
         slot = self._free_slots.pop() if self._free_slots else len(self.consumers)
@@ -255,14 +255,17 @@ class Windows:
         return True
 
     def delay(self, lease: Lease, for_ns: int) -> bool:
-        """Delay a re-queued item. Return whether it was queued."""
+        """Delay a lease's re-queued item by ``for_ns``. Return whether it was queued."""
         if lease.fate is not _REQUEUED:
             return False
         lease.due_ns = self._clock() + for_ns
         return True
 
     def split(self, lease: Lease, items: Iterable[Any]) -> list[Lease]:
-        """Replace a re-queued item by its parts, and return their leases."""
+        """Replace a lease's re-queued item by its parts; return their leases, re-queued too.
+
+        Returns an empty list if the item was not queued.
+        """
         if lease.fate is not _REQUEUED:
             return []
         parts = []
@@ -275,7 +278,7 @@ class Windows:
         return parts
 
     def drop(self, lease: Lease) -> bool:
-        """Remove a re-queued item. Return whether it was queued."""
+        """Remove a lease's re-queued item. Return whether it was queued."""
         if lease.fate is not _REQUEUED:
             return False
         self._end_requeued(lease, Fate.DROPPED)
@@ -295,7 +298,7 @@ class Windows:
         return expired
 
     def due_ns(self) -> int | None:
-        """Return the nanoseconds until the next time-out or pause end, or None."""
+        """Return the nanoseconds until the next time-out or end of a pause; None without one."""
         now = self._clock()
         due = []
         for consumer in self.consumers.values():

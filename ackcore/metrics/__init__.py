@@ -1,13 +1,7 @@
-"""Metrics of a query, for Prometheus and OpenTelemetry: listeners for ``listeners=[...]``.
+"""Listeners that expose the metrics of a query to Prometheus or OpenTelemetry.
 
-=======================  =========================================================================
-`PrometheusListener`     fills a registry of prometheus-client (``ackcore[metrics]``)
-`OpenTelemetryListener`  fills a meter, which the meter provider exports (``ackcore[otlp]`` has the
-                         SDK and its OTLP exporter)
-=======================  =========================================================================
-
-Both have the metrics of `ackcore.metrics.readings`, under the same names. OpenTelemetry's
-conventions for messaging define some of the names.
+`PrometheusListener` needs ``ackcore[metrics]``, `OpenTelemetryListener` needs opentelemetry-api;
+``ackcore[otlp]`` has its SDK and exporter. Both have the metrics of `ackcore.metrics.readings`.
 """
 
 from __future__ import annotations

@@ -35,25 +35,28 @@ DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5
 
 @dataclass
 class MetricsSnapshot:
-    """The values that a `SnapshotListener` has received so far: the latest, and sums."""
+    """The values that a `SnapshotListener` has received so far.
+
+    ``progress``, ``counts``: the latest. ``trips`` to ``tokens``: sums over the micro-batches since
+    this start. ``start_s``: the start of the query; ``last_s``: the end of its last micro-batch;
+    ``began_s``: the begin of the running one: in seconds since 1970, 0 for none.
+    """
 
     progress: Any = None
     counts: Any = None
     active: bool = True
-    # Sums over the micro-batches since this start:
     trips: int = 0
     uncounted: int = 0
     duplicates: int = 0
     expected: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     tokens: dict[str, float] = field(default_factory=dict)
-    # Times in seconds since 1970; 0 for none:
     start_s: float = 0.0
-    last_s: float = 0.0  # the end of the last micro-batch
-    began_s: float = 0.0  # the begin of the running micro-batch
+    last_s: float = 0.0
+    began_s: float = 0.0
 
 
 class SnapshotListener:
-    """A listener that keeps the values of a query in `_at`. Subclasses export them."""
+    """A listener that keeps the latest values of a query, which subclasses export."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -93,7 +96,10 @@ class SnapshotListener:
 
 
 class Reading(NamedTuple):
-    """A metric: its name in OpenTelemetry's form, its kind, unit and text, and its values."""
+    """A metric: its name, kind, unit and description for OpenTelemetry.
+
+    ``values``: returns the value for each set of attributes, from a `MetricsSnapshot`.
+    """
 
     name: str
     kind: Literal["counter", "gauge"]

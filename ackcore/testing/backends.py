@@ -193,7 +193,6 @@ def _drawn(chance: random.Random, buckets: int, timed: bool) -> _Op:
 
 
 def _refused(chance: random.Random) -> _Op:
-    """Return a random call with an invalid argument."""
     bad, no_id = chance.choice(_NO_COLUMNS), chance.choice(_NO_IDS)
     two, tasks, unknown = _int64s([1, 2]), _int32s([4, ACK]), _int32s([4, RESET - 1])
     return chance.choice(
@@ -217,10 +216,7 @@ def _refused(chance: random.Random) -> _Op:
 
 
 def _entries(chance: random.Random, roots: list[int], buckets: int, timed: bool) -> Entries:
-    """Return random entries for `merge`; ``timed``: whether the ledgers have clocks.
-
-    Some have times although the ledgers have no clocks, or have none although they do.
-    """
+    """Return random entries for `merge`; a few lack times if ``timed``, or else have them."""
     folded = [chance.choice(_FOLDED) for _ in roots]
     tasks, inits, flags = ([row[column] for row in folded] for column in range(3))
     timed = timed == (chance.random() < 0.95)
@@ -238,10 +234,7 @@ def _entries(chance: random.Random, roots: list[int], buckets: int, timed: bool)
 
 
 def _state(ledger: Any) -> Any:
-    """Return the state of a ledger in a form that can be compared.
-
-    The number of growths and the sizes are left out, because a backend may choose them.
-    """
+    """Return the state of a ledger to compare, without growths and sizes, which may differ."""
     clock = ledger.clock
     pending, stats = ledger.entries(), ledger.stats._replace(growths=0)
     writable = [table for table in ledger.tables if table.flags.writeable]
@@ -262,15 +255,12 @@ def _outcome(call: Callable[[Any], Any], ledger: Any, in_order: bool) -> Any:
 
 
 def _same(history: str, call: Callable[[Any], Any], *ledgers: Any) -> None:
-    """Make a call on the ledgers of backend and reference; raise AssertionError if they differ.
-
-    ``history``: all calls so far, with this one, for the error.
-    """
+    """Raise AssertionError, with all calls so far, if a call has different results."""
     # settle() and expired() return rows in any order; outcomes are in the order of messages.
     in_order = not history.rpartition("\n  ")[2].startswith(("settle", "expired"))
     got, wanted = (_outcome(call, ledger, in_order) for ledger in ledgers)
     if got != wanted:
-        raise AssertionError(f"{history}\n  must give {wanted!r}, gave {got!r}")
+        raise AssertionError(f"{history}\n  the last call must give {wanted!r}, gave {got!r}")
 
 
 def _many_roots(factory: Factory) -> None:

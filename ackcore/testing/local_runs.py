@@ -87,7 +87,7 @@ def run_in_process(
     kills: Mapping[str, Kill],
     listeners: Sequence[Any],
 ) -> TopologyRun:
-    """Run a topology; arguments and result as of `ackcore.testing.run`."""
+    """Run a topology: see `ackcore.testing.run` for the arguments and the result."""
     if not isinstance(topology, Topology):
         raise TypeError(
             f"topology must be a Topology, got {type(topology).__name__}; "
@@ -109,7 +109,6 @@ class _Recorder(Sink):
         self.batches: list[pa.RecordBatch] = []
 
     def write(self, batch: SinkBatch) -> None:
-        """Keep the rows of a micro-batch."""
         for rows in batch.record_batches():
             # Copied, because the file is deleted with the checkpoint.
             self.batches.append(pa.concat_batches([rows]))
@@ -247,14 +246,14 @@ class LocalRuns:
 
     @property
     def _schemas(self) -> dict[str, pa.Schema]:
-        """The schemas of all sources by spout, also of ``<table>.closed``."""
+        """The schemas of all sources by spout; those of closed windows are ``<table>.closed``."""
         closed = {
             name: source_schema(self._topology.spouts[name]) for name in self._topology.closed
         }
         return {name: table.schema for name, table in self._rows.items()} | closed
 
     def on_progress(self, progress: Progress, counts: Counts) -> None:
-        """Append the report of a micro-batch to the result."""
+        """Append the report of a micro-batch to the result, and count those in vain."""
         self._progress.append(progress)
         waits = progress.uncounted == progress.failed > 0 and not progress.acked
         self._in_vain = self._in_vain + 1 if waits else 0
@@ -274,13 +273,10 @@ class LocalRuns:
         if schema is None:
             spout = self._topology.source_of(written.component)
             assert spout is not None
-            schema = self._emitted(spout)
+            # A DataFrame emits its own columns.
+            is_frame = spout.kind is None
+            schema = self._rows[spout.name].schema if is_frame else emitted_schema(spout)
         return pa.Table.from_batches(self._sinks[sink].batches, schema)
-
-    def _emitted(self, spout: Spout) -> pa.Schema:
-        if spout.kind is None:
-            return self._rows[spout.name].schema
-        return emitted_schema(spout)
 
     def _take_dead(self, number: int, dead: Mapping[str, pa.Table]) -> None:
         for spout, table in dead.items():
@@ -340,10 +336,7 @@ class LocalRuns:
         return found
 
     def _count(self, setup: RunSetup, plan: RunPlan, parts: Sequence[tuple[str, pa.Table]]) -> None:
-        """Add the records of the micro-batch, and its retries, to the numbers of executions.
-
-        Call it for the first run without problems: only that is an attempt of its records.
-        """
+        """Count an execution of each record and retry; only a run without problems is one."""
         self._counted.add(plan.number)
         for name, file in plan.retries.items():
             self._executed[name].update(read_whole(file)[MESSAGE_ID].to_pylist())
@@ -356,8 +349,7 @@ class LocalRuns:
             self._executed[name].update(ids)
 
     def _parts(self, number: int) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the spout and the rows of each task that reads a spout in a micro-batch."""
-        # The first micro-batch has all rows.
+        """Yield the spout and the rows of each task that reads a spout. Micro-batch 0 has all."""
         for name, table in self._rows.items() if number == 0 else ():
             cuts = [len(table) * i // self._tasks for i in range(self._tasks + 1)]
             for start, stop in pairwise(cuts):
@@ -371,7 +363,7 @@ class LocalRuns:
         partition: int,
         rows: list[pa.RecordBatch],
     ) -> list[pa.RecordBatch]:
-        """Run a task, and again after each kill, as Spark does after the death of a worker.
+        """Run a task, again after each kill, as on Spark; raise RuntimeError after four kills.
 
         The in-flight marker of a killed task is kept, as a killed process leaves it.
         """

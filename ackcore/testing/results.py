@@ -22,12 +22,12 @@ Kill = int | Collection[int] | Callable[[Row], bool]
 
 
 class Source:
-    """The source of a spout for tests, which has a schema and no rows.
+    """The source of a spout in a test: it has only a schema; the rows are an argument of `run`.
 
     Parameters
     ----------
     schema : pyarrow.Schema
-        The schema of the rows that you pass to `run`.
+        The names and types of the rows' columns.
 
     Raises
     ------
@@ -216,7 +216,6 @@ _SHOWN, _CHARS = 10, 200
 
 
 def _counts_text(figures: Any) -> str:
-    """Return the `Counts` of a run, or those of a spout, as text."""
     return (
         f"{figures.records} records: {figures.acked} acked, {figures.dead} dead, "
         f"{figures.waiting} waiting, {figures.retried} executed again"

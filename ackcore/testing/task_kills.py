@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -21,7 +21,7 @@ from ackcore.topology.tuples import Identity, Results
 
 
 class TaskKilled(BaseException):
-    """The task dies. A `BaseException`, so that no ``except Exception`` of a bolt catches it."""
+    """The death of a task at a tuple. A `BaseException`, which no ``except Exception`` catches."""
 
 
 class Kills:
@@ -66,7 +66,7 @@ class Kills:
         return MortalExecutor(name, executor, self)
 
     def first_in(self, name: str, batch: pa.RecordBatch) -> int | None:
-        """Return the number of the first row of a batch at which the task dies, or None."""
+        """Return the first row of a batch, from 0, at which a bolt's task dies; None if none."""
         taken, positions = self.taken[name], self._at.get(name, ())
         found = [at - taken - 1 for at in positions if 0 < at - taken <= len(batch)]
         if name in self._when:
@@ -76,7 +76,7 @@ class Kills:
         first = min(found, default=len(batch))
         return first if first < len(batch) else None
 
-    def die(self) -> None:
+    def die(self) -> NoReturn:
         """Stop the running calls of the task, and raise `TaskKilled`."""
         self.count += 1
         self.dying()
@@ -112,7 +112,6 @@ class MortalExecutor:
                 source, stream, batch.slice(0, first), identity and identity.part(0, first)
             )
         self._kills.die()
-        raise AssertionError("unreachable")
 
     def flush(self) -> Results:
         """Flush the bolt."""

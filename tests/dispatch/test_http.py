@@ -307,11 +307,11 @@ def test_bodies_come_in_each_form():
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab*close", HttpError, "sent an incomplete"),
         (b"HTTP/1.1 200 OK\r\nX: *close", HttpError, "sent an incomplete response"),
         (b"HTTP/1.1 100 Continue\r\n\r\n*close", HttpError, "sent an incomplete response"),
-        (b"HTTP/1.1 101 Switching\r\n\r\n", HttpError, "it switches protocols (101)"),
+        (b"HTTP/1.1 101 Switching\r\n\r\n", HttpError, "status 101 switches protocols"),
         (
             b"SSH-2.0-OpenSSH\r\n*close",
             HttpError,
-            "no valid HTTP/1 response: it begins with b'SSH-2.0-Open",
+            "no valid HTTP/1 response: the response begins with b'SSH-2.0-Open",
         ),
         (
             b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",

@@ -52,12 +52,13 @@ def open_rows(table):
         (
             lambda t: t.withColumn("task", col("task").cast("bigint")),
             TypeError,
-            r"events: task must be int, got bigint; cast it first: \.withColumn\(\"task\", col\(",
+            r"events: column task must be of type int, got bigint; cast it first: "
+            r"\.withColumn\(\"task\", col\(",
         ),
         (
             lambda t: t.withColumn("root_id", col("root_id").cast("string")),
             TypeError,
-            "root_id must be bigint, got string",
+            "root_id must be of type bigint, got string",
         ),
         (
             lambda t: t.withColumn("val", col("val").cast("decimal(20,0)")),
@@ -67,9 +68,14 @@ def open_rows(table):
         (
             lambda t: t.withColumn("ts_ms", sql.current_timestamp()),
             TypeError,
-            r"ts_ms must be bigint, got timestamp; make it milliseconds first: .*unix_millis\(",
+            r"ts_ms must be of type bigint, got timestamp; make it milliseconds first: .*"
+            r"unix_millis\(",
         ),
-        (lambda t: t.withColumn("reason", sql.lit(1)), TypeError, "reason must be string, got int"),
+        (
+            lambda t: t.withColumn("reason", sql.lit(1)),
+            TypeError,
+            "reason must be of type string, got int",
+        ),
         (
             lambda t: t.withColumn("ts", sql.lit(1)),
             ValueError,
@@ -160,9 +166,9 @@ def test_what_is_of_different_kinds_of_sessions_is_refused(table, monkeypatch):
         (
             lambda t: t.withColumn("inits", col("inits").cast("int")),
             TypeError,
-            "open_before: inits must be tinyint, got int",
+            "open_before: column inits must be of type tinyint, got int",
         ),
-        (lambda t: t.withColumn("status", sql.lit(0)), TypeError, "status must be string"),
+        (lambda t: t.withColumn("status", sql.lit(0)), TypeError, "status must be of type string"),
         (lambda t: t.withColumn("when", sql.lit(0)), ValueError, "got when; drop"),
         (lambda t: t.select("*", "root_id"), ValueError, "open_before has two columns root_id"),
         (lambda t: t.collect, TypeError, "open_before must be a pyspark DataFrame, got method"),
@@ -184,7 +190,7 @@ def test_tables_that_hold_no_open_rows(table, open_rows, change, error, match):
         ({"timeout_s": -1}, ValueError, "timeout_s must be at least 0 and at most .*, got -1"),
         ({"timeout_s": "1"}, TypeError, "timeout_s must be a number of seconds, got str"),
         ({"now_ms": "now"}, TypeError, "now_ms must be an integer"),
-        ({"now_ms": 2**63}, OverflowError, "now_ms must fit in 64 bits"),
+        ({"now_ms": 2**63}, OverflowError, "now_ms must be milliseconds in -2"),
     ],
 )
 def test_arguments(table, arguments, error, match):

@@ -22,47 +22,52 @@ AGES_MS = (10_000, 60_000, 600_000, 3_600_000, 86_400_000, 604_800_000)
 
 @dataclass(frozen=True, slots=True)
 class ReasonCount:
-    """The records of a spout that failed for one reason."""
+    """The number of a spout's records that failed for one reason: ``component`` and ``error_type``.
 
-    #: The spout, the component that failed the records, and the error.
+    ``message``: the error message of one of them. ``oldest_ms``, ``newest_ms``: the first and the
+    last time, since 1970, at which one was first seen (waiting) or died (dead).
+    """
+
     spout: str
     component: str
     error_type: str
-    message: str  # the error message of one of them
-    records: int  # the number of records
-    #: The first and the last time at which they were first seen (waiting) or died (dead).
+    message: str
+    records: int
     oldest_ms: int
     newest_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingCounts:
-    """The numbers of the waiting records."""
+    """The numbers of the records that wait for a retry.
 
-    #: The number of records, and of replayed dead letters among them that have not run yet.
+    ``untried``: the replayed dead letters among them that have not run yet. ``next_due_ms``: the
+    time at which the first is due. ``oldest_ms``: the time at which the oldest was first seen.
+    ``ages``: the records by the time since they were first seen: one number for each upper limit in
+    `AGES_MS`, and one for older records. ``reasons``: the most frequent first.
+    """
+
     records: int = 0
     untried: int = 0
-    #: The time at which the first is due, and the time at which the oldest was first seen.
     next_due_ms: int | None = None
     oldest_ms: int | None = None
-    #: The numbers of records by age, the time since they were first seen: one number for each limit
-    #: in `AGES_MS`, and one for older records.
     ages: tuple[int, ...] = (0,) * (len(AGES_MS) + 1)
-    reasons: tuple[ReasonCount, ...] = ()  # most frequent first
+    reasons: tuple[ReasonCount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DeadCounts:
-    """The numbers of the dead letters."""
+    """The numbers of the dead letters.
 
-    #: The number of letters, and of those among them that were sent again. The number of dropped
-    #: letters, which no longer exist.
+    ``sent``: those of ``letters`` that were replayed. ``dropped``: those that were dropped, which
+    no longer exist. ``reasons``: of the letters that were not replayed, the most frequent first.
+    ``damaged``: the name and damage of each unreadable file, whose letters are not counted.
+    """
+
     letters: int = 0
     sent: int = 0
     dropped: int = 0
-    #: The reasons of letters that were not sent again, most frequent first.
     reasons: tuple[ReasonCount, ...] = ()
-    #: The name and damage of each unreadable file. Its letters are not counted.
     damaged: tuple[str, ...] = ()
 
 
@@ -102,7 +107,10 @@ class DeadCounter:
         self._counted: dict[tuple[object, ...], tuple[int, int, pa.Table]] = {}
 
     def count(self, store: Letters) -> DeadCounts:
-        """Count letters in all readable files. Raises CheckpointCorrupt if a note is damaged."""
+        """Count the letters in all readable files.
+
+        Raises CheckpointCorrupt if a file about replayed or dropped letters is damaged.
+        """
         notes = notes_of(store)
         about = tuple((note.request, note.at_ms, tuple(note.rows)) for note in notes)
         counted: dict[tuple[object, ...], tuple[int, int, pa.Table]] = {}
@@ -129,7 +137,9 @@ class DeadCounter:
 
 
 def _of_file(file: LetterFile, spout: str, notes: Sequence[Note]) -> tuple[int, int, pa.Table]:
-    """Return the number of letters in a file, the number sent again, and the others by reason."""
+    """Return the numbers of a file's letters and of those replayed, and a table of the others:
+    for each reason, the columns of `_COUNTED`.
+    """
     table = read_letters(file.path, [*_REASON_COLUMNS, "last_ms"])
     rows, gone = gone_rows(file.path, spout, notes)
     times, _ = sent_rows(rows, spout, notes)
@@ -149,7 +159,7 @@ _COUNTED = ["component", "error_type", "text", "n", "oldest", "newest"]
 
 
 def _grouped(table: pa.Table) -> pa.Table:
-    """Merge the rows of a table in `_COUNTED` to one for each component and error type."""
+    """Merge rows of `_COUNTED` to one for each component and error type: counts are summed."""
     counted = table.group_by(["component", "error_type"], use_threads=False).aggregate(
         [("text", "first"), ("n", "sum"), ("oldest", "min"), ("newest", "max")]
     )

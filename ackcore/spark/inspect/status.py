@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -51,36 +51,47 @@ class Logged:
     progress: Progress
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as an object for JSON."""
+        """Return the time and the fields of the progress as an object for JSON."""
         return {"at_ms": self.at_ms, **self.progress.to_json()}
 
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """The micro-batch that is planned and not done."""
+    """The micro-batch that is planned and not done.
 
-    #: Its number, its time, and the number of retries in it.
+    ``planned_ms``: the time of its plan. ``due``: the number of retries in it. ``decided``: whether
+    its decision is recorded, so that sinks are being called. ``crashes``: the number of its runs in
+    which a process died. ``max_retries``: the maximum number of retries in it.
+    """
+
     number: int
     planned_ms: int
     due: int
-    decided: bool  # whether its decision is recorded, so that sinks are being called
-    crashes: int  # the number of its runs in which a process died
-    max_retries: int | None = None  # the maximum number of retries in it
+    decided: bool
+    crashes: int
+    max_retries: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The current activity of a query."""
+    """The current activity of a query.
 
-    at_ms: int  # the time of this reading
-    under_way: UnderWay | None  # the micro-batch that is not done
-    waiting: int  # the number of records that wait for a retry
-    next_due_ms: int | None  # the time at which the first of them is due
+    ``at_ms``: the time of this reading. ``under_way``: the micro-batch that is not done.
+    ``waiting``: the number of records that wait for a retry; ``next_due_ms``: the time at which the
+    first of them is due.
+    """
+
+    at_ms: int
+    under_way: UnderWay | None
+    waiting: int
+    next_due_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatus:
-    """The result of `read_status`."""
+    """The status of a query, read from its checkpoint: its driver, its counts, its micro-batches,
+    and its waiting and dead records.
+    """
 
     checkpoint: str  # the path of the checkpoint
     at_ms: int  # the time of this reading
@@ -112,22 +123,13 @@ class CheckpointStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as an object for JSON."""
-        counts = {**self.counts.to_json(), "balanced": self.counts.balanced}
         return {
-            "checkpoint": self.checkpoint,
-            "at_ms": self.at_ms,
-            "kind": self.kind,
-            "created_ms": self.created_ms,
-            "ackcore": self.ackcore,
-            "structure": self.structure,
+            **{each.name: getattr(self, each.name) for each in fields(self)},
             "holder": None if self.holder is None else self.holder._asdict(),
-            "epoch": self.epoch,
-            "counts": counts,
-            "last_done": self.last_done,
+            "counts": {**self.counts.to_json(), "balanced": self.counts.balanced},
             "under_way": None if self.under_way is None else asdict(self.under_way),
             "waiting": asdict(self.waiting),
             "dead": asdict(self.dead),
-            "requests": self.requests,
             "skips": [asdict(each) for each in self.skips],
             "lag": dict(self.lag),
             "tables": {name: dict(size) for name, size in self.tables.items()},
@@ -232,7 +234,7 @@ def _read(checkpoint: CheckpointView, now_ms: int, batches: int) -> dict[str, An
         "epoch": checkpoint.epoch(),
         "counts": Counts() if done is None else Counts.from_json(done.totals),
         "last_done": last_done,
-        "under_way": _under_way(records, cache, max(plans, default=-1), last_done),
+        "under_way": _under_way(records, max(plans, default=-1), last_done),
         "waiting": WaitingCounts() if done is None else count_waiting(done.waiting, now_ms),
         "requests": len(requested),
         "batches": _logged(checkpoint, batches),
@@ -250,7 +252,7 @@ def _read_activity(checkpoint: CheckpointView, now_ms: int) -> Activity | None:
     waiting = None if last_done is None else _decision(records, cache, last_done).waiting
     return Activity(
         now_ms,
-        _under_way(records, cache, max(plans), last_done),
+        _under_way(records, max(plans), last_done),
         0 if waiting is None else waiting.rows(),
         None if waiting is None else waiting.next_due_ms,
     )
@@ -271,9 +273,7 @@ def _taken(records: Records, number: int) -> tuple[str, ...]:
     return () if body is None else Plan.of(body).replays
 
 
-def _under_way(
-    records: Records, cache: TableCache, number: int, last_done: int | None
-) -> UnderWay | None:
+def _under_way(records: Records, number: int, last_done: int | None) -> UnderWay | None:
     if number == (-1 if last_done is None else last_done):
         return None
     body = records.read(f"batches/{number}.plan")
@@ -388,12 +388,8 @@ def read_pending(
 def _read_waiting(
     checkpoint: CheckpointView, find: Callable[[str, pa.Table], pa.Table]
 ) -> tuple[dict[str, pa.Table], dict[str, int]]:
-    """Find waiting records after the last finished micro-batch.
-
-    Returns, by spout, the rows that ``find`` returned; and by spout, the number of the unfinished
-    micro-batch that retries some of them.
-
-    ``find``: takes a spout's name and some of its rows, and returns the wanted rows.
+    """Return, by spout, the waiting rows that ``find`` selects from a spout's table; and, by spout,
+    the number of the unfinished micro-batch that retries some of them.
     """
     records = checkpoint.records()
     plans, dones, _ = _names(checkpoint)
@@ -408,7 +404,7 @@ def _read_waiting(
             rows = find(spout, table)
             if len(rows):
                 found.setdefault(spout, rows)
-    way = _under_way(records, cache, max(plans, default=-1), last_done)
+    way = _under_way(records, max(plans, default=-1), last_done)
     taken: dict[str, int] = {}
     if way is not None and not way.decided:
         for spout, ids in waiting.taken_ids(way.planned_ms, way.max_retries):

@@ -71,10 +71,7 @@ def rows_of_key(table: TableSnapshot, key: Sequence[str]) -> pa.Table:
 
 
 def _key_column(field: pa.Field, text: str) -> pa.Array:
-    """Return the value that a text has in a key column, as an array of one.
-
-    Raises ValueError if the text is no value of the column's type.
-    """
+    """Return a text as an array of one value of a key column; raise ValueError if it is none."""
     if text == NULL:
         return pa.nulls(1, field.type)
     try:

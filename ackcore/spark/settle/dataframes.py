@@ -217,12 +217,16 @@ class Settling:
 
 
 class _Columns(NamedTuple):
-    """The columns of a table of events."""
+    """The columns of a table of events.
 
-    timed: bool | None  # whether they have times; None if that depends on the rows
+    ``timed``: whether they have times; None if that depends on the rows. ``folded``: whether
+    `combine` has folded the rows. ``names``: the columns to read.
+    """
+
+    timed: bool | None
     reasons: bool
-    folded: bool  # whether `combine` has folded the rows
-    names: list[str]  # those to read
+    folded: bool
+    names: list[str]
 
 
 def _refuse_stream(frame: DataFrame, name: str) -> None:
@@ -246,7 +250,9 @@ def _check_events(events: Any) -> _Columns:
 
 
 def _check_open_before(open_before: Any, spark: SparkSession) -> list[str]:
-    """Return the columns of a table of open rows; refuse any other, and one of another session."""
+    """Return the columns to read of a table of open rows; refuse other tables, and a table of Spark
+    Connect if ``spark`` is classic, or the reverse.
+    """
     refuse_frame(open_before, "open_before")
     refuse_mixed(open_before, "open_before", spark, "events")
     _refuse_stream(open_before, "open_before")
@@ -280,7 +286,8 @@ def _check_types(
                 # A cast would return seconds without an error.
                 cast = 'make it milliseconds first: .withColumn("ts_ms", unix_millis("ts_ms"))'
             raise TypeError(
-                f"{name}: {column} must be {expected}, got {found[column]}; {cast.format(expected)}"
+                f"{name}: column {column} must be of type {expected}, got {found[column]}; "
+                f"{cast.format(expected)}"
             )
     unknown = [column for column in found if column not in known]
     if unknown:

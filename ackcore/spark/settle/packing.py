@@ -69,7 +69,7 @@ class Packer:
         self._reason_rows = 0
 
     def add(self, events: Events) -> Batches:
-        """Add messages; yield the batches that are full."""
+        """Add messages; yield batches of blobs when enough rows are held."""
         if self._buffer is None:
             self._buffer = _EventBuffer(self._timed)
         while len(events.root_ids):
@@ -78,7 +78,7 @@ class Packer:
                 yield from self._take_in(self._buffer.take())
 
     def add_entries(self, entries: Entries) -> Batches:
-        """Add folded rows; yield the batches that are full."""
+        """Add folded rows; yield batches of blobs when the ledger has `HELD_ROOTS` roots."""
         ledger = self._ledger
         if ledger is None:
             ledger = self._open_ledger(HELD_ROOTS, len(entries))
@@ -87,7 +87,7 @@ class Packer:
             yield from self._ship_ledger()
 
     def add_reasons(self, reasons: pa.Table | None) -> Batches:
-        """Add reasons of failures; yield the batches that are full."""
+        """Add reasons of failures, a table of `REASON_SCHEMA`; yield batches of blobs when full."""
         if reasons is None:
             return
         self._reasons.append(reasons)
@@ -99,14 +99,14 @@ class Packer:
                 yield from self._ship_reasons()
 
     def pack(self, events: Iterable[tuple[Events, pa.Table | None]]) -> Batches:
-        """Add all messages and the reasons among them; yield all batches."""
+        """Add all messages and their reasons; yield all batches of blobs, and finish."""
         for some, reasons in events:
             yield from self.add(some)
             yield from self.add_reasons(reasons)
         yield from self.finish()
 
     def finish(self) -> Batches:
-        """Yield the remaining batches."""
+        """Yield batches of blobs of all that is left."""
         if self._buffer is not None:
             last = self._buffer.take()
             self._rows = len(last.root_ids)
@@ -141,10 +141,7 @@ class Packer:
                 self._chunks_to_ship = UNFOLDED_CHUNKS
 
     def _choose_table(self, events: Events) -> Ledger | None:
-        """Open a ledger of the size with the lowest estimated cost, and return it.
-
-        Returns None if it costs less to send the rows unfolded.
-        """
+        """Open the ledger of the lowest estimated cost; None if unfolded rows cost less to send."""
         likely = LIKELY_ROWS if self._rows is None else self._rows
         estimate = CardinalityEstimate.of_sample(events, self._seed, self._timed)
         if not self._fixed_order:
@@ -219,13 +216,14 @@ class CardinalityEstimate(NamedTuple):
 
     It is by capture and recapture (Lincoln-Petersen): both halves of the sample, of ``half`` rows
     each, draw from ``pool`` roots, or from infinitely many.  The first half has ``first`` distinct
-    roots.  n times as many rows as a half have about ``pool * (1 - again ** n)`` distinct roots.
+    roots.  A half misses a share ``missed`` of the pool, so n times as many rows as a half have
+    about ``pool * (1 - missed ** n)`` distinct roots.
     """
 
     half: int
     first: int
     pool: float
-    again: float
+    missed: float
 
     @classmethod
     def of_sample(cls, events: Events, seed: int, timed: bool) -> CardinalityEstimate:
@@ -251,7 +249,7 @@ class CardinalityEstimate(NamedTuple):
         """Return the estimated number of distinct roots in a number of rows."""
         if math.isinf(self.pool):
             return rows * self.first / max(1, self.half)
-        return float(min(rows, self.pool * (1 - self.again ** (rows / self.half))))
+        return float(min(rows, self.pool * (1 - self.missed ** (rows / self.half))))
 
     def rows_with(self, roots: float) -> float:
         """Return how many rows have that many distinct roots by estimate; infinity if the pool is
@@ -259,9 +257,9 @@ class CardinalityEstimate(NamedTuple):
         """
         if math.isinf(self.pool):
             return roots * self.half / max(1, self.first)
-        if roots >= self.pool or self.again <= 0:
+        if roots >= self.pool or self.missed <= 0:
             return math.inf
-        return self.half * math.log(1 - roots / self.pool) / math.log(self.again)
+        return self.half * math.log(1 - roots / self.pool) / math.log(self.missed)
 
 
 def new_ledger(seed: int | None, timed: bool, roots: int = 0) -> Ledger:

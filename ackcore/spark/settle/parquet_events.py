@@ -68,7 +68,11 @@ class ListedFile(NamedTuple):
 
 
 class EventFile(NamedTuple):
-    """The columns and row groups of a file, from its footer."""
+    """A file with data from its footer.
+
+    ``columns``: its columns of events. ``group_rows``, ``group_bytes``: the rows of each row group,
+    and the compressed bytes of these columns.
+    """
 
     source: ListedFile
     columns: list[str]
@@ -413,8 +417,8 @@ def _check_schema(path: str, schema: pa.Schema) -> list[str]:
         got = fields[0].type
         if not (is_text(got) if name == "reason" else got == expected):
             raise TypeError(
-                f"{path}: {name} must be {expected}, got {got}; cast it when the file is written, "
-                "or use settle(spark.read.parquet(...).withColumn(...))"
+                f"{path}: column {name} must be {expected}, got {got}; cast it when the file is "
+                "written, or use settle(spark.read.parquet(...).withColumn(...))"
             )
         found.append(name)
     return found

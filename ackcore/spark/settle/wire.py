@@ -44,10 +44,11 @@ _HEADER = struct.Struct("<BBBBxxxxQ")
 _TASK_TYPES = (np.dtype(np.int8), np.dtype(np.int16), np.dtype(np.int32))
 
 _Column = npt.NDArray[Any]
+_WAY_OUT = "run the job again, and report this as a fault of ackcore if it comes again"
 
 
 class Events(NamedTuple):
-    """Messages as columns; ``times_ms`` is None for messages without times."""
+    """Messages as columns, as for `Ledger.fold`; ``times_ms`` is None without times."""
 
     root_ids: Int64s
     vals: Int64s
@@ -159,7 +160,8 @@ def _pack(
     for dest, end in zip(dests, ends, strict=True):
         rows = order[start : start + counts[dest]]
         start += len(rows)
-        place = int(end) - _padded(_HEADER.size + len(rows) * row_bytes)
+        size = _HEADER.size + len(rows) * row_bytes
+        place = int(end) - size - -size % 8
         data[end - 8 : end] = 0  # the padding; columns overwrite their part of it
         _HEADER.pack_into(data.data, place, VERSION, kind, task_bytes, timed, len(rows))
         place += _HEADER.size
@@ -174,10 +176,6 @@ def _pack(
     kinds = pa.array(np.full(len(dests), kind, np.int8))
     dest_column = pa.array(dests.astype(np.int32))
     return pa.RecordBatch.from_arrays([dest_column, kinds, blobs], schema=BLOB_SCHEMA)
-
-
-def _padded(size: int) -> int:
-    return size + -size % 8
 
 
 def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | pa.Table]:
@@ -203,13 +201,14 @@ def unpack_blob(blob: npt.NDArray[np.uint8]) -> Events | Entries | CohortEvents 
     """Return the content of one blob. Raises ValueError as `unpack` does."""
     if len(blob) < _HEADER.size:
         raise ValueError(
-            f"a blob must have a header of {_HEADER.size} bytes, got {len(blob)} bytes"
+            f"a blob of ack events must have a header of {_HEADER.size} bytes, got {len(blob)} "
+            f"bytes; {_WAY_OUT}"
         )
     version, kind, task_bytes, timed, rows = _HEADER.unpack_from(blob.data)
     if version != VERSION or kind not in (EVENTS, ENTRIES, REASONS, COHORTS):
         raise ValueError(
-            f"a blob has version {version}, kind {kind}, and this ackcore reads version {VERSION}; "
-            "install the same ackcore on driver and workers"
+            f"a blob of ack events has version {version}, kind {kind}, and this ackcore reads "
+            f"version {VERSION}; install the same ackcore on driver and workers"
         )
     place = _HEADER.size
 
@@ -218,7 +217,10 @@ def unpack_blob(blob: npt.NDArray[np.uint8]) -> Events | Entries | CohortEvents 
         size = rows * np.dtype(dtype).itemsize
         items = blob[place : place + size]
         if len(items) < size:
-            raise ValueError(f"a blob of {rows} rows is cut short: it has {len(blob)} bytes")
+            raise ValueError(
+                f"a blob of ack events with {rows} rows is cut short: it has {len(blob)} bytes; "
+                f"{_WAY_OUT}"
+            )
         place += size
         if items.ctypes.data % np.dtype(dtype).alignment:
             items = items.copy()

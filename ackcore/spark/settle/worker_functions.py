@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -171,22 +171,17 @@ def read_events(
         found = None
         if reasons:
             times: Int64s | int = NO_TIME if events.times_ms is None else events.times_ms
-            found = reasons_of(events.root_ids, times, column_of(batch, "reason"))
+            found = reasons_of(events.root_ids, times, batch.column("reason"))
         yield events, found
         row += len(batch)
 
 
 def _events(batch: pa.RecordBatch, timed: bool) -> Events:
     names = ("root_id", "val", "task", *(["ts_ms"] if timed else ()))
-    events = Events(*(integers(column_of(batch, name), name, EVENT_TYPES[name]) for name in names))
+    events = Events(*(integers(batch.column(name), name, EVENT_TYPES[name]) for name in names))
     if len(events.tasks) and events.tasks.min() < RESET:
         _columns.check_kinds(events.tasks)
     return events
-
-
-def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """Return the column of a batch with this name."""
-    return batch.column(batch.schema.names.index(name))
 
 
 def _partition() -> int:
@@ -239,7 +234,7 @@ def entries_packer(
             if have_times is None:
                 have_times = entries.first_ms is not None
             if (entries.first_ms is not None) != have_times:
-                raise ValueError(_UNLIKE_TIMES.format(name if have_times else "events"))
+                _refuse_unlike_times(name if have_times else "events")
             if packer is None:
                 # These rows came through a shuffle, so their order may change.
                 packer = Packer(shards, seed=seed, timed=have_times, fixed_order=False)
@@ -284,7 +279,7 @@ def settle_blobs(
                     # The first batch has most of the rows.
                     ledger = new_ledger(seed, timed, _roots_in(parts))
                 if (times is not None) != timed:
-                    raise ValueError(_UNLIKE_TIMES.format("one of the tables"))
+                    _refuse_unlike_times("one of the tables")
                 if isinstance(rows, Events):
                     fold(ledger, rows)
                 else:
@@ -300,19 +295,17 @@ _ODD, _ONE_IN_64 = np.int64(0x1E3779B97F4A7C15), np.int64(63 << 57)
 
 
 def _roots_in(parts: Sequence[Events | Entries | pa.Table]) -> int:
-    """Estimate the number of distinct roots in messages and folded rows from a sample.
-
-    The sample has one root in 64, chosen by a hash.
-    """
+    """Estimate the number of distinct roots, from one root in 64, chosen by a hash."""
     columns = [rows.root_ids for rows in parts if not isinstance(rows, pa.Table)]
     roots: Int64s = np.concatenate([ids[(ids * _ODD) & _ONE_IN_64 == 0] for ids in columns])
     return 64 * len(np.unique(roots))
 
 
-_UNLIKE_TIMES = (
-    "tables that are settled together must all have times, or none: {} has none; add ts_ms to all "
-    "events, or to none"
-)
+def _refuse_unlike_times(untimed: str) -> NoReturn:
+    raise ValueError(
+        "tables that are settled together must all have times, or none: "
+        f"{untimed} has none; add ts_ms to all events, or to none"
+    )
 
 
 def combine_events(*, seed: int, timed: bool = False, reasons: bool = False) -> MapInArrow:
@@ -346,14 +339,14 @@ def combine_events(*, seed: int, timed: bool = False, reasons: bool = False) -> 
 def _open_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     if "status" not in batch.schema.names:
         return batch
-    return batch.filter(pc.equal(column_of(batch, "status"), OPEN.name))
+    return batch.filter(pc.equal(batch.column("status"), OPEN.name))
 
 
 def _entry_reasons(batch: pa.RecordBatch, root_ids: Int64s) -> pa.Table | None:
-    texts = column_of(batch, "reason")
+    texts = batch.column("reason")
     if "reason_ms" not in batch.schema.names:
         return reasons_of(root_ids, SHOWN_BEFORE, texts)
-    times = pc.fill_null(column_of(batch, "reason_ms"), SHOWN_BEFORE)
+    times = pc.fill_null(batch.column("reason_ms"), SHOWN_BEFORE)
     return reasons_of(root_ids, times.to_numpy(), texts)
 
 
@@ -365,11 +358,14 @@ def results(
     timeout_ms: int | None,
     form: ResultForm | None = None,
 ) -> Batches:
-    """Settle the roots of a ledger. Yield decided and open roots in batches, as `settle_blobs`.
+    """Settle the roots of a ledger. Yield batches with a row for each root, also open ones.
 
-    They come in the order of the ledger's table, which depends on the processor.  Spark's checksum
-    of a later shuffle ignores the order (``spark.sql.shuffle.orderIndependentChecksum``), since a
-    row is one root here, not a blob.
+    ``timed``: whether the ledger has times. ``reasons``: a table of `REASON_SCHEMA`. The others are
+    the parameters of `settle_blobs`.
+
+    The rows come in the order of the ledger's table, which depends on the processor.  Spark's
+    checksum of a later shuffle ignores the order (``spark.sql.shuffle.orderIndependentChecksum``),
+    since a row is one root here, not a blob.
     """
     if timeout_ms is not None and not timed:
         raise ValueError(
