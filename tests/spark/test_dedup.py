@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import signal
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pytest
-from dedup_job import CONF, does, drive, take_files, write_files
+from dedup_job import CONF, does, take_files, write_files
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from killed_sinks import in_processes
 from worlds import dying_at
 
 from ackcore.spark import Reject, SinkRejects
@@ -354,13 +352,15 @@ def test_a_copy_is_late_only_if_its_waiting_record_would_be(tmp_path):
     assert [letter.error_type for letter in model.runs._dead] == ["Late"]
 
 
-def test_on_spark_a_killed_driver_leaves_each_key_once(spark, conf, tmp_path):
-    """Kill it after it recorded the table of keys of its second micro-batch of files."""
+def test_on_spark_a_driver_that_fails_leaves_each_key_once(spark, conf, failing_at, tmp_path):
+    """It fails after it recorded the table of keys of its second micro-batch of files."""
     write_files(tmp_path)
-    driver = in_processes(drive, 240)
-    assert driver(tmp_path, "tables-recorded:1") == -signal.SIGKILL
     for name, value in CONF.items():
         conf(name, value)
+    failing_at("tables-recorded:1")
+    with pytest.raises(Exception, match="failpoint tables-recorded reached in micro-batch 1"):
+        take_files(tmp_path, spark)
+    failing_at()
     of = take_files(tmp_path, spark)
     source = pads.dataset(tmp_path / "in").to_table().to_pylist()
     ids = {row["id"] for row in source}
