@@ -600,6 +600,18 @@ def conf(spark, live_spark):
             spark.conf.set(key, value)
 
 
+@pytest.fixture
+def failing_at(monkeypatch):
+    """``failing_at(name)`` has the driver fail where a failpoint would kill it."""
+    from ackcore.spark.base import failpoints  # noqa: PLC0415
+
+    def failing_at(name=None):
+        points = {} if name is None else failpoints.parse(f"{name}=raise")
+        monkeypatch.setattr(failpoints, "_POINTS", points)
+
+    return failing_at
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
     """Where a test fails and Spark's JVM is dead, the report says how it ended."""

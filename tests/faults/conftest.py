@@ -201,18 +201,6 @@ class Job:
 
 
 @pytest.fixture
-def failing_at(monkeypatch):
-    """``failing_at(name)`` has the driver fail where a failpoint would kill it."""
-    from ackcore.spark.base import failpoints  # noqa: PLC0415
-
-    def failing_at(name=None):
-        points = {} if name is None else failpoints.parse(f"{name}=raise")
-        monkeypatch.setattr(failpoints, "_POINTS", points)
-
-    return failing_at
-
-
-@pytest.fixture
 def two_hosts(request, tmp_path):
     """A master of Spark and two workers, which take themselves for two machines.
 

@@ -20,7 +20,7 @@ from ackcore.kafka.consumer.client_thread import ClientThread
 from ackcore.kafka.consumer.consumer_letters import PendingLetters
 from ackcore.kafka.consumer.consumer_records import Failure
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
-from ackcore.kafka.consumer.held_partition import OUT
+from ackcore.kafka.consumer.held_partition import DYING, FRESH, OUT
 from ackcore.kafka.consumer.held_records import HeldRecords
 from ackcore.kafka.kafka_errors import OffsetsOutOfRange
 from ackcore.offsets import decode_metadata
@@ -108,12 +108,25 @@ class Member:
         self.history = []
         world.making = self
         limits = settings.limits._replace(ahead=5)
-        self.held = HeldRecords(settings.policy, limits=limits, timeout_ms=5000)
+        self.held = HeldRecords(
+            settings.policy, limits=limits, timeout_ms=5000, ordered_by=world.ordered_by
+        )
         self.thread = ClientThread(settings, self.held, Changed())
         self.client = self.thread._client
         self.reading = self.thread._reading
         self.reading._other_logs = Noticed(lambda *noticed: world.noticed(self, *noticed))
         self.letters = []
+
+    def behind(self, record, ordered_by):
+        """Return the records of a record's order that are held, with smaller offsets."""
+        found = self.held._partitions[record.topic, record.partition]
+        return [
+            each.record
+            for offset, each in found.held.items()
+            if offset < record.offset and offset not in found.lost
+            if ordered_by == "partition"
+            or (ordered_by == "key" and each.record.key == record.key is not None)
+        ]
 
     def is_out(self, record):
         found = self.held._partitions.get((record.topic, record.partition))
@@ -145,10 +158,11 @@ class Keeper:
 class World:
     """A cluster, a group and its members, and what has become of each record."""
 
-    def __init__(self, protocol, has_ids, policy, start, metadata_limit):
+    def __init__(self, protocol, has_ids, policy, start, metadata_limit, ordered_by=None):
         self.cluster = FakeCluster(has_ids=has_ids, metadata_limit=metadata_limit)
         self.cluster.create(TOPIC, 2)
         self.how = protocol, policy, start
+        self.ordered_by = ordered_by
         self.now = 1000
         self.ended = set()  # numbers of records that were acked, or have a dead letter
         self.excused = {}  # offsets by a log's version, of records that nobody has to read
@@ -391,16 +405,32 @@ class World:
             self.ack(member, record)
 
     def do_take(self, a, b):
-        member = self.member(a)
-        for record in member.held.take(1 + b % 5, self.now):
+        member, most = self.member(a), 1 + b % 5
+        taken = member.held.take(most, self.now)
+        for record in taken:
             same = [one for one in member.history if one.value == record.value]
             assert not any(map(member.is_out, same)), f"{record} is out already"
+            assert not member.behind(record, self.ordered_by), f"{record} is not the next one"
             member.history.append(record)
         assert all(each.out <= MOST_OUT for each in member.held.partition_stats(self.now))
+        if len(taken) < most:
+            self.hold_to_rest(member)
+
+    def hold_to_rest(self, member):
+        """Check that `take` left no record for which there is room."""
+        assert member.held.due_in_ms(self.now) != 0
+        for found in member.held._partitions.values():
+            if found.numbers[OUT] + found.numbers[DYING] < MOST_OUT and not found.closing:
+                for each in found.held.values():
+                    ready = each.status == FRESH and not member.behind(each.record, self.ordered_by)
+                    assert not ready, f"{each.record} is not delivered"
 
     def ack(self, member, record):
+        was_out = member.is_out(record)
         if member.held.ack(record):
             self.ended.add(int(record.value))
+        else:
+            assert not was_out, f"the first answer to {record} does not count"
 
     def picked(self, a, b):
         member = self.member(a)

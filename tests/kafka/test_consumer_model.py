@@ -12,7 +12,8 @@ from fake_cluster import At
 from ackcore import OffsetTracker
 from ackcore.offsets import encode_metadata
 
-#: How members read, whether topics have ids, `out_of_range`, `start`, and the longest metadata.
+#: How members read, whether topics have ids, `out_of_range`, `start`, the longest metadata, and, in
+#: `HOW`, `ordered_by`.
 LIVES = {
     "it ends over a log that was filled up again": (
         ("tasks", True, "fail", "earliest", 4096),
@@ -90,6 +91,7 @@ HOW = st.tuples(
     st.sampled_from(["earliest", "fail"]),  # "latest" says of some logs that they are not read
     st.sampled_from(["earliest", "latest"]),
     st.sampled_from([4096, 60, 20]),
+    st.sampled_from([None, None, "key", "partition"]),
 )
 ANY = st.tuples(st.sampled_from(STEPS), st.integers(0, 5), st.integers(0, 11))
 

@@ -1,12 +1,16 @@
-"""Holding, handing out and committing, case by case; `test_held_model.py` has a model."""
+"""Holding, handing out and committing, case by case; `test_consumer_model.py` has a model."""
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
+from ackcore import OffsetTracker
 from ackcore.dead_limit import DeadLimit
 from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord
-from ackcore.kafka.consumer.held_partition import Limits
+from ackcore.kafka.consumer.held_partition import Limits, _with_holes
 from ackcore.kafka.consumer.held_records import HeldRecords
 from ackcore.offsets import decode_metadata
 from ackcore.retry import Policy
@@ -299,6 +303,17 @@ def test_a_partition_that_is_taken_away_gives_nothing_more():
     assert read(held, 3) == 0
 
 
+def test_answers_count_until_the_last_commit_of_a_partition_is_made():
+    held = holder()
+    read(held, 0, 1)
+    first, second = held.take(2, 0)
+    held.close([KEY])
+    assert held.ack(first)
+    held.seal([KEY])
+    assert not held.ack(second)
+    assert committed(held) == [1]
+
+
 def test_what_stops_intake_is_said_if_it_is_what_waits():
     held = holder(limits=Limits(in_flight=3, waiting=2, ahead=3))
     read(held, 0, 1, 2)
@@ -491,6 +506,17 @@ def test_of_an_older_delivery_nothing_is_taken_back():
     assert held.ack(new)
 
 
+def test_an_ack_after_the_time_out_counts_until_the_next_delivery():
+    held = holder(timeout_ms=100)
+    read(held, 0, 1)
+    first, second = held.take(2, 0)
+    assert held.expire(100) == 2
+    assert held.ack(first)
+    (again,) = held.take(2, 5000)
+    assert not held.ack(second)
+    assert held.ack(again)
+
+
 def test_what_was_taken_and_answered_is_not_kept_until_it_would_have_timed_out():
     held = holder(timeout_ms=300_000)
     read(held, 0)
@@ -576,3 +602,26 @@ def test_a_partition_that_was_sought_in_is_not_idle():
     assert held.is_idle(KEY)
     held.seek(KEY, 3)
     assert not held.is_idle(KEY)
+
+
+RUNS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=4)
+
+
+@given(begin=st.integers(0, 5), done=st.sets(st.integers(0, 24)), lost=RUNS)
+def test_what_is_lost_is_not_done_and_nothing_else_changes(begin, done, lost):
+    """Whatever is lost: amid what is done, over its end, or above records that are in flight."""
+    runs = [(max(begin, start), max(begin, start) + length) for start, length in lost]
+    tracker = OffsetTracker("t", 0, 1, begin)
+    tracker.emitted(np.arange(begin, 25))
+    # The first of each is in flight: it is the letter's.
+    done -= {start for start, _ in runs} | set(range(begin))
+    tracker.acked(np.array(sorted(done), np.int64))
+    state = tracker.state()
+    before, after = _done(state, 40), _done(_with_holes(state, [runs]), 40)
+    assert after == before - {offset for run in runs for offset in range(*run)}
+
+
+def _done(state, stop):
+    holes = zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True)
+    not_done = {offset for run in [*holes, (state.end, stop)] for offset in range(*run)}
+    return set(range(stop)) - not_done

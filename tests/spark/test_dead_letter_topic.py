@@ -27,7 +27,6 @@ from ackcore.spark import (
     run_batch,
     start,
 )
-from ackcore.spark.base import failpoints
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.base.schemas import REPLAYED, TRACKING
@@ -263,7 +262,7 @@ def test_the_producer_is_closed_when_a_run_or_a_stream_has_ended(
 
 
 def test_letters_are_in_topic_and_store_and_are_sent_again_from_there(
-    spark, mock_kafka, topic, letters, checkpoint, monkeypatch
+    spark, mock_kafka, topic, letters, checkpoint, failing_at
 ):
     # A delivery that fails fails the store, and so does a crash: both are repeated.
     mock_kafka.fail_requests(mock_broker.PRODUCE, 29, 29)
@@ -271,10 +270,10 @@ def test_letters_are_in_topic_and_store_and_are_sent_again_from_there(
         SinkError, match=rf"dead-letter store failed 2 times.*'{topic}' did not take"
     ):
         run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead_ratio=None)
-    monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse("acted=raise"))
+    failing_at("acted")
     with pytest.raises(FailpointReached):
         run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead_ratio=None)
-    monkeypatch.setattr(failpoints, "_POINTS", {})
+    failing_at()
     assert (
         run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead_ratio=None).dead
         == 2

@@ -354,13 +354,21 @@ def test_a_copy_is_late_only_if_its_waiting_record_would_be(tmp_path):
     assert [letter.error_type for letter in model.runs._dead] == ["Late"]
 
 
-def test_on_spark_a_killed_driver_leaves_each_key_once(spark, conf, tmp_path):
-    """Kill it after it recorded the table of keys of its second micro-batch of files."""
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.faults)])
+def test_on_spark_a_driver_that_fails_leaves_each_key_once(
+    killed, spark, conf, failing_at, tmp_path
+):
+    """It fails after it recorded the table of keys of its second micro-batch of files."""
     write_files(tmp_path)
-    driver = in_processes(drive, 240)
-    assert driver(tmp_path, "tables-recorded:1") == -signal.SIGKILL
+    if killed:
+        assert in_processes(drive, 240)(tmp_path, "tables-recorded:1") == -signal.SIGKILL
     for name, value in CONF.items():
         conf(name, value)
+    if not killed:
+        failing_at("tables-recorded:1")
+        with pytest.raises(Exception, match="failpoint tables-recorded reached in micro-batch 1"):
+            take_files(tmp_path, spark)
+        failing_at()
     of = take_files(tmp_path, spark)
     source = pads.dataset(tmp_path / "in").to_table().to_pylist()
     ids = {row["id"] for row in source}

@@ -24,9 +24,7 @@ from test_kafka_spout import Kept, Take
 from ackcore.kafka import KafkaGroup
 from ackcore.offsets import decode_metadata
 from ackcore.spark import dead_letters, run_batch, start
-from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.base.versions import SPARK
-from ackcore.spark.engine import batch, runs
 from ackcore.spark.kafka import group_commits
 from ackcore.spark.kafka.frame_groups import FrameGroups, read_offsets
 from ackcore.spark.spark_stream import SparkStream
@@ -272,22 +270,17 @@ def test_a_commit_that_did_not_arrive_is_repeated_though_nothing_new_comes(
 
 @pytest.mark.parametrize("step", ["planned", "decided", "marked"])
 def test_what_a_driver_marked_before_it_died_is_committed_by_the_next(
-    connected, kafka_broker, checkpoint, kept, running, monkeypatch, step
+    connected, kafka_broker, checkpoint, kept, running, failing_at, step
 ):
     topic, group = kafka_broker.new_topic(), kafka_broker.new_group()
     kafka_broker.produce(topic, [b"a", b"bad", b"b"])
     told = KafkaGroup(group, kafka_broker.bootstrap_servers)
     it = topology(kept, lines=(lines(connected, kafka_broker, topic), told))
 
-    def failpoint(name, n=None):
-        if name == step:
-            raise FailpointReached(name)
-
-    with monkeypatch.context() as patch:
-        for module in (batch, runs):
-            patch.setattr(module, "failpoint", failpoint)
-        with pytest.raises(Exception, match=step):
-            running(it, connected, checkpoint).await_termination(300)
+    failing_at(step)
+    with pytest.raises(Exception, match=step):
+        running(it, connected, checkpoint).await_termination(300)
+    failing_at()
     assert kafka_broker.committed(group, topic)[0] == -1001
     on = running(it, connected, checkpoint)
     if step == "marked":

@@ -30,7 +30,6 @@ from servers import raise_errors
 from ackcore.kafka import producing
 from ackcore.kafka.producing import Deliveries, DeliveryError, Transactions
 from ackcore.spark import SinkError, SinkUnavailable, run_batch, start, to_kafka
-from ackcore.spark.base import failpoints
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
@@ -201,17 +200,17 @@ STEPS = ["in-transaction", "in-sink", "acted"]
 
 
 def test_each_row_is_there_once_wherever_the_driver_fails(
-    spark, kafka_broker, sink, checkpoint, monkeypatch
+    spark, kafka_broker, sink, checkpoint, failing_at
 ):
     """Act as if killed: the next one connects anew and knows only the records on disk."""
     topic = kafka_broker.new_topic(partitions=2)
     for step in STEPS:
-        monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse(f"{step}=raise"))
+        failing_at(step)
         out = sink(kafka_broker, topic, key="word", transactional=True)
         with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
             run_batch(word_count(spark, out), spark, checkpoint)
         assert not out._live._open  # what it had is closed
-    monkeypatch.setattr(failpoints, "_POINTS", {})
+    failing_at()
     out = sink(kafka_broker, topic, key="word", transactional=True)
     run_batch(word_count(spark, out), spark, checkpoint, max_dead_ratio=None)
     found = [message.value() for message in messages(kafka_broker, topic, 2)]

@@ -112,21 +112,6 @@ def plans(checkpoint):
     }
 
 
-@pytest.fixture
-def failing_at(monkeypatch):
-    """``failing_at("acted")`` has the driver fail there, ``failing_at()`` nowhere."""
-
-    def failing_at(step=None):
-        def failpoint(name, n=None):
-            if name == step:
-                raise FailpointReached(name)
-
-        for module in (batch, runs):
-            monkeypatch.setattr(module, "failpoint", failpoint)
-
-    return failing_at
-
-
 # -------------------------------------------------------------------------------------- run_batch
 
 

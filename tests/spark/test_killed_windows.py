@@ -1,4 +1,4 @@
-"""Drivers of windows on real Spark, killed by SIGKILL at one step after the other."""
+"""Drivers of windows on real Spark that fail, or are killed at one step after the other."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from killed_windows import BATCHES, WINDOWS, drive, take_files
 
 from ackcore.spark.inspect import table_reading
 
-STEPS = ["in-sink:2"]
-MORE = ["decided:0", "folded:1", "tables-recorded:1", "changes-recorded:1", "planned:2", "ran:2"]
-MORE += ["acted:2", "marked:2", "folded:3", "decided:4"]
+STEPS = ["decided:0", "folded:1", "tables-recorded:1", "changes-recorded:1", "planned:2", "ran:2"]
+STEPS += ["in-sink:2", "acted:2", "marked:2", "folded:3", "decided:4"]
 
 
-@pytest.mark.parametrize("steps", [STEPS, pytest.param(MORE, marks=pytest.mark.faults)])
-def test_windows_of_killed_drivers_close_once_with_the_acked_orders(spark, tmp_path, steps):
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.faults)])
+def test_windows_of_drivers_that_die_close_once_with_the_acked_orders(
+    spark, tmp_path, failing_at, killed
+):
     (tmp_path / "orders").mkdir()
     for number, orders in enumerate(BATCHES):
         rows = [
@@ -30,9 +31,15 @@ def test_windows_of_killed_drivers_close_once_with_the_acked_orders(spark, tmp_p
         file = tmp_path / "orders" / f"{number}.parquet"
         pq.write_table(pa.Table.from_pylist(rows), file)
         os.utime(file, (number, number))
-    driver = in_processes(drive, 240)
-    for step in steps:
-        assert driver(tmp_path, step) == -signal.SIGKILL, step
+    if killed:
+        driver = in_processes(drive, 240)
+        for step in STEPS:
+            assert driver(tmp_path, step) == -signal.SIGKILL, step
+    else:
+        failing_at("acted:2")
+        with pytest.raises(Exception, match="failpoint acted reached in micro-batch 2"):
+            take_files(tmp_path, spark)
+        failing_at()
     assert take_files(tmp_path, spark) in ([[9, "Late", name]] for name in WINDOWS)
     orders = [one for some in BATCHES for one in some if one[2] != 9]
     assert sorted(row["n"] for row in _rows(tmp_path / "rows")) == sorted(n for *_, n in orders)

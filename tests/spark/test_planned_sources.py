@@ -37,7 +37,6 @@ from ackcore.spark import (
     start,
 )
 from ackcore.spark.base.errors import CheckpointForeign
-from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.checkpoint.decisions import Plan
 from ackcore.spark.checkpoint.skips import skip_command
 from ackcore.spark.engine import batch, runs
@@ -181,19 +180,14 @@ def test_a_batch_of_a_source_without_end_is_an_error(spark, checkpoint, store):
     "step", ["planned", pytest.param("decided", marks=pytest.mark.faults), "marked"]
 )
 def test_a_driver_that_died_is_continued_from_its_plan(
-    spark, checkpoint, store, running, monkeypatch, step
+    spark, checkpoint, store, running, failing_at, step
 ):
-    def failpoint(name, n=None):
-        if name == step:
-            raise FailpointReached(name)
-
     source = Table("a", "flaky", "b", most=3)
     it = topology(store, {"max_runs": 1}, lines=source)
-    with monkeypatch.context() as patch:
-        for module in (batch, runs):
-            patch.setattr(module, "failpoint", failpoint)
-        with pytest.raises(Exception, match=step):
-            running(it, spark, checkpoint).await_termination(300)
+    failing_at(step)
+    with pytest.raises(Exception, match=step):
+        running(it, spark, checkpoint).await_termination(300)
+    failing_at()
     assert plans(checkpoint)[0] == [{"from": 0, "to": 3}]
     source.texts.append("late")
     source.asked.clear()

@@ -16,7 +16,6 @@ from pyspark import cloudpickle
 from sink_targets import ALL, TRANSACTIONAL
 
 from ackcore.spark import SinkError, TransactionalSink, dead_letters, run_batch
-from ackcore.spark.base import failpoints
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
@@ -204,15 +203,15 @@ STEPS = ["in-transaction", "in-sink", "acted"]
 
 
 @each(of=ALL, but=["mongo"])
-def test_wherever_the_driver_fails_each_row_is_written_once(spark, target, checkpoint, monkeypatch):
+def test_wherever_the_driver_fails_each_row_is_written_once(spark, target, checkpoint, failing_at):
     """In a topology, one record of which fails. Refused rows: test_refusing_sinks.py."""
     target.make(None)
     transactional = isinstance(target.writer(), TransactionalSink)
     for step in STEPS if transactional else STEPS[1:]:
-        monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse(f"{step}=raise"))
+        failing_at(step)
         with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
             run_batch(word_count(spark, target.writer()), spark, checkpoint)
-    monkeypatch.setattr(failpoints, "_POINTS", {})
+    failing_at()
     run_batch(word_count(spark, target.writer()), spark, checkpoint, max_dead_ratio=None)
     assert sorted(row[0] for row in target.rows()) == ["a", "a", "b"]
     assert dead_letters(checkpoint, spark).count() == 1
