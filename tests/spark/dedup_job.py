@@ -5,13 +5,16 @@ Each execution of a record leaves a line ``micro-batch id`` in ``<path>/ran``.
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import cloudpickle
 
+from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import start, to_parquet
+from ackcore.spark.base import failpoints
 from ackcore.topology import BasicBolt, Reject, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -54,6 +57,14 @@ def write_files(path):
 
 #: Three partitions, and several for each file.
 CONF = {"spark.sql.shuffle.partitions": "3", "spark.sql.files.maxPartitionBytes": "600"}
+
+
+def drive(path, points):
+    """Be a driver to kill; points are as `failpoints` has them."""
+    os.setsid()  # the JVM is killed along
+    failpoints._POINTS = failpoints.parse(points)
+    with spark_session("local[2]", CONF) as (spark, _):
+        take_files(path, spark)
 
 
 def take_files(path, spark):
