@@ -129,7 +129,7 @@ class LoopStream(Stream):
         if self._available_now:
             self.ended.wait()
 
-    def _abandon(self) -> None:
+    def _cancel_jobs(self) -> None:
         """Cancel all jobs of this stream, also those that it starts, until its thread ends."""
         cancel_until(self._tag, self.ended)
 
