@@ -36,6 +36,8 @@ _log = logging.getLogger("ackcore")
 _RECENT = 100
 #: The pause before the first restart; it doubles with each further one.
 _RESTART_MS = 1_000
+#: The seconds that the end of Python waits for the end of a stream.
+_EXIT_S = 10.0
 #: Python errors that may be temporary: a source or a worker that could not be reached, a lost
 #: connection.  ackcore's own errors come after their retries.
 _FROM_OUTSIDE = (Py4JError, PySparkException, OSError, EOFError)
@@ -108,9 +110,7 @@ class Stream(ABC):
         with contextlib.suppress(StateError):  # the first micro-batch repeats it
             self._state.record_topology()
         self._thread = thread
-        # Otherwise a thread that returns from native code after the end of Python, for example
-        # after Ctrl-C, aborts the process, and the next start counts a crash.
-        atexit.register(self.stop, False)
+        atexit.register(self._stop_at_exit)
         thread.start()
 
     @abstractmethod
@@ -121,8 +121,12 @@ class Stream(ABC):
         """
 
     @abstractmethod
+    def _cancel_jobs(self) -> None:
+        """Cancel the jobs of the running micro-batch. Waits a few seconds at most."""
+
     def _abandon(self) -> None:
-        """Cancel the jobs of the running micro-batch."""
+        """Stop the running micro-batch, after `_leave`."""
+        self._cancel_jobs()
 
     @abstractmethod
     def _release(self) -> None:
@@ -189,7 +193,7 @@ class Stream(ABC):
             # `TooManyDead` is not logged if a waiting call raises it.
             if self.error and not (self._awaited and isinstance(self.error, TooManyDead)):
                 _log.error("the query ended: %s", self.error)
-            atexit.unregister(self.stop)
+            atexit.unregister(self._stop_at_exit)
             with self._changed:
                 self.ended.set()
                 self._changed.notify_all()
@@ -292,6 +296,17 @@ class Stream(ABC):
         if not self.ended.is_set():
             self._abandon()
         self._thread.join()
+
+    def _stop_at_exit(self) -> None:
+        """Stop the stream at the end of Python, for example after Ctrl-C.
+
+        Otherwise a thread that returns from native code later aborts the process, and the next
+        start counts a crash. A call of a sink may delay the exit by `_EXIT_S` at most.
+        """
+        self._leave(finish=False)
+        with contextlib.suppress(RuntimeError):  # Python 3.12 starts no thread here
+            self._cancel_jobs()
+        self._thread.join(_EXIT_S)
 
     def _leave(self, finish: bool) -> None:
         """Begin no new micro-batch; unless ``finish``, also make the running one stop."""
