@@ -229,12 +229,6 @@ class SparkStream(Stream):
                         return
             self.ended.wait(self._poll_s)  # the query ends or restarts
 
-    def _cancel_jobs(self) -> None:
-        spark_query = self.spark_query
-        if spark_query is not None:
-            with contextlib.suppress(Py4JError, OSError):  # the JVM is gone
-                self._spark.sparkContext.cancelJobGroup(str(spark_query.runId))
-
     def _abandon(self) -> None:
         spark_query = self.spark_query
         if spark_query is not None:

@@ -121,12 +121,8 @@ class Stream(ABC):
         """
 
     @abstractmethod
-    def _cancel_jobs(self) -> None:
-        """Cancel the jobs of the running micro-batch. Waits a few seconds at most."""
-
     def _abandon(self) -> None:
-        """Stop the running micro-batch, after `_leave`."""
-        self._cancel_jobs()
+        """Cancel the jobs of the running micro-batch."""
 
     @abstractmethod
     def _release(self) -> None:
@@ -304,8 +300,10 @@ class Stream(ABC):
         start counts a crash. A call of a sink may delay the exit by `_EXIT_S` at most.
         """
         self._leave(finish=False)
-        with contextlib.suppress(RuntimeError):  # Python 3.12 starts no thread here
-            self._cancel_jobs()
+        try:
+            threading.Thread(target=self._abandon, daemon=True).start()
+        except RuntimeError:  # Python 3.12 starts no thread here
+            self._abandon()
         self._thread.join(_EXIT_S)
 
     def _leave(self, finish: bool) -> None:

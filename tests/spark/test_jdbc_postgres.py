@@ -93,9 +93,9 @@ def test_one_that_was_taken_over_writes_nothing(on_postgres, files, monkeypatch,
     taken_over_while(on_postgres, files, monkeypatch, step)
 
 
-def test_wherever_the_driver_fails_each_row_is_there_once(target, checkpoint, monkeypatch):
+def test_wherever_the_driver_fails_each_row_is_there_once(target, checkpoint, failing_at):
     contract = test_sink_contract.test_wherever_the_driver_fails_each_row_is_written_once
-    contract(target.spark, target, checkpoint, monkeypatch)
+    contract(target.spark, target, checkpoint, failing_at)
     for file in checkpoint.rglob("*"):
         assert not file.is_file() or b"hunter2" not in file.read_bytes()
 

@@ -441,7 +441,7 @@ def test_stop_gives_up_what_runs(spark, tmp_path, folder, running, monkeypatch):
     assert on.await_termination(300)
     assert on.exception is None
     assert on.counts.batches == 0
-    assert exits.unregister.mock_calls == [mock.call(on._stream.stop)]
+    assert exits.unregister.mock_calls == [mock.call(on._stream._stop_at_exit)]
     on = running(topology, spark, tmp_path / "cp")
     down = store.down
     until(lambda: store.down < down, on)

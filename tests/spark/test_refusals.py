@@ -88,7 +88,7 @@ def open_rows(table):
             TypeError,
             r"events must be a pyspark DataFrame, got str; spark.createDataFrame\(\) makes one",
         ),
-        (lambda t: pd.DataFrame({"root_id": [1]}), TypeError, "got DataFrame; spark"),
+        (lambda t: pd.DataFrame({"root_id": [1]}), TypeError, "got pandas.DataFrame; spark"),
         (lambda t: t.rdd, TypeError, "got .*RDD"),
         (lambda t: None, TypeError, "got NoneType"),
     ],
