@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.clocks import Clock, wall_clock_ms
+from ackcore.spark.base.interrupts import raise_if_interrupted
 from ackcore.spark.base.session import ALIVE_S, is_connect, keep_alive
 from ackcore.spark.checks import check_callable
 from ackcore.spark.dead_letters.topic import Place
@@ -208,6 +211,7 @@ def run_batch(
         continues.
     """
     check_callable("wait", wait)
+    handled = sys.exception()
     deployment = Deployment(
         topology,
         spark,
@@ -230,9 +234,15 @@ def run_batch(
         ]
         patient = partial(_wait, spark, wait)
         with deployment.listeners.of_run(engine):
-            if not run_to_end(
-                engine, new, lambda: _nothing(topology, spark), patient, deployment.listeners
-            ):
+            try:
+                ran = run_to_end(
+                    engine, new, lambda: _nothing(topology, spark), patient, deployment.listeners
+                )
+            except Py4JError as error:  # the call of Spark that Ctrl-C interrupted may fail so
+                way_out = "Call run_batch with the same checkpoint to continue"
+                raise_if_interrupted(error, handled, spark, "the run", way_out)
+                raise
+            if not ran:
                 _log.warning(
                     "the run with checkpoint %s has ended, so nothing was run; new data of the "
                     "source needs a new checkpoint",

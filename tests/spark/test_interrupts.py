@@ -8,18 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from checkpoints import Killer
 from py4j.protocol import Py4JError
 from worlds import World, fails
 
-from ackcore.spark import RunCancelled
+from ackcore.spark import RunCancelled, query, run_batch, to_parquet
 from ackcore.spark.base.atomic import check_fence, fenced
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.engine import insist
 from ackcore.spark.stores.local import LocalStore
+from ackcore.topology import BasicBolt, TopologyBuilder
 
 CANCELLED = (
     "An error occurred while calling o5.get.\n: org.apache.spark.SparkException: "
@@ -33,7 +35,7 @@ def plan_of(world):
         return state.plan(0)
 
 
-def masked(line, attempt):
+def masked(*_):
     """Fail as PySpark does after Ctrl-C: the interrupt is what was being handled."""
     try:
         raise KeyboardInterrupt
@@ -56,6 +58,28 @@ def test_an_interrupt_that_an_error_hides_ends_the_run(world):
     progress, counts = world.process(0, ["a", "b"])
     assert not world.runs[-1].careful
     assert (world.rows, counts.acked, counts.dead, progress.runs) == (["A", "B"], 2, 0, 1)
+
+
+class Late(BasicBolt):
+    outputs = pa.schema([("line", pa.string())])
+
+    def execute(self, tuple, collector):
+        if tuple.attempt == 0:
+            raise TimeoutError("later")
+        collector.emit(tuple.values)
+
+
+def test_between_micro_batches_a_hidden_interrupt_is_raised(spark, tmp_path, monkeypatch):
+    builder = TopologyBuilder()
+    builder.spout("lines", spark.createDataFrame([("a",)], "line string"))
+    builder.bolt("late", Late()).shuffle("lines")
+    builder.sink("late", to_parquet(tmp_path / "out"))
+    topology = builder.build(backoff_s=0.001)
+    monkeypatch.setattr(query, "_nothing", masked)
+    with pytest.raises(KeyboardInterrupt):
+        run_batch(topology, spark, tmp_path / "checkpoint")
+    monkeypatch.undo()
+    assert run_batch(topology, spark, tmp_path / "checkpoint").acked == 1
 
 
 def test_a_cancelled_job_ends_the_run_with_a_named_error(world):
