@@ -511,6 +511,7 @@ def test_an_ack_after_the_time_out_counts_until_the_next_delivery():
     read(held, 0, 1)
     first, second = held.take(2, 0)
     held.expire(100)
+    assert held.counts.timed_out == 2
     assert held.ack(first)
     (again,) = held.take(2, 5000)
     assert not held.ack(second)
