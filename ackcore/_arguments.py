@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from ackcore._columns import (
     as_count,
     as_id,
+    as_int,
     id_column,
     refuse_rows_where,
     same_length,
@@ -106,9 +106,11 @@ def as_generation(generation: Any) -> int:
 
 def as_offset(value: Any, name: str) -> int:
     """Return an offset as an int; raise if it is out of range."""
-    if hasattr(value, "__index__") and operator.index(value) < 0:
-        raise ValueError(f"{name} must be in 0..{MAX_OFFSET}, got {value}{_WHY_NEGATIVE}")
-    return as_count(value, name, 0, MAX_OFFSET)
+    offset = as_int(value, name)
+    if not 0 <= offset <= MAX_OFFSET:
+        why = _WHY_NEGATIVE if offset < 0 else ""
+        raise ValueError(f"{name} must be in 0..{MAX_OFFSET}, got {offset}{why}")
+    return offset
 
 
 def as_position(value: Any, name: str) -> int:

@@ -266,7 +266,7 @@ def times_column(times_ms: Any, timed: bool) -> Int64s | None:
 
 def as_id(value: Any, name: str) -> int:
     """Convert a 64-bit integer, signed or unsigned, to a signed int."""
-    number = _as_int(value, name)
+    number = as_int(value, name)
     if not _INT64_MIN <= number < 2**64:
         raise OverflowError(f"{name} must fit in 64 bits (-2**63..2**64-1), got {number}")
     return signed(number)
@@ -279,7 +279,7 @@ def signed(bits: int) -> int:
 
 def as_count(value: Any, name: str, least: int, most: int | None = None) -> int:
     """Return an integer in ``least..most``, or without ``most`` at least ``least``, as an int."""
-    count = _as_int(value, name)
+    count = as_int(value, name)
     if most is not None and not least <= count <= most:
         raise ValueError(f"{name} must be in {least}..{most}, got {count}")
     if count < least:
@@ -289,13 +289,14 @@ def as_count(value: Any, name: str, least: int, most: int | None = None) -> int:
 
 def as_ms(value: Any, name: str) -> int:
     """Return a time in milliseconds as an int; raise OverflowError if it has over 64 bits."""
-    ms = _as_int(value, name)
+    ms = as_int(value, name)
     if not _INT64_MIN <= ms <= _INT64_MAX:
         raise OverflowError(f"{name} must be milliseconds in -2**63..2**63-1, got {ms}")
     return ms
 
 
-def _as_int(value: Any, name: str) -> int:
+def as_int(value: Any, name: str) -> int:
+    """Return an integer of any type as an int; raise TypeError for other values."""
     try:
         return operator.index(value)
     except TypeError:

@@ -78,7 +78,6 @@ include "columns.pxi"
 # that both backends accept the same arguments and raise the same errors.
 
 cdef cnp.ndarray id_column(object column, str name):
-
     if cnp.PyArray_CheckExact(column) and cnp.PyArray_NDIM(column) == 1:
         if cnp.PyArray_ISCARRAY_RO(column):
             if cnp.PyArray_TYPE(column) in (cnp.NPY_INT64, cnp.NPY_UINT64):
@@ -87,7 +86,6 @@ cdef cnp.ndarray id_column(object column, str name):
 
 
 cdef cnp.ndarray task_column(object column, str name):
-
     if cnp.PyArray_CheckExact(column) and cnp.PyArray_NDIM(column) == 1:
         if cnp.PyArray_ISCARRAY_RO(column) and cnp.PyArray_TYPE(column) == cnp.NPY_INT32:
             return column
@@ -129,7 +127,6 @@ cdef int32_t lowest(cnp.ndarray column) noexcept:
 
 
 cdef uint64_t as_id(object value, str name) except? 0:
-
     cdef int overflow = 0
     cdef long long bits
     if PyLong_CheckExact(value):
@@ -179,7 +176,6 @@ cdef bint are_plain_arrays(list columns, bint timed):
 
 
 cdef void bind_columns(list columns, columns_t *out):
-
     out.root_ids = <int64_t *>data_of(columns[0])
     out.vals = <int64_t *>data_of(columns[1])
     out.tasks = <int32_t *>data_of(columns[2])

@@ -39,7 +39,7 @@ class MetricsSnapshot:
 
     ``progress``, ``counts``: the latest. ``trips`` to ``tokens``: sums over the micro-batches since
     this start. ``start_s``: the start of the query; ``last_s``: the end of its last micro-batch;
-    ``began_s``: the begin of the running one: in seconds since 1970, 0 for none.
+    ``began_s``: the start of the running one. In seconds since 1970; 0 for none.
     """
 
     progress: Any = None

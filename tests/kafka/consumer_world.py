@@ -31,6 +31,7 @@ TOPIC = "t"
 LONG_MS = 20_000
 #: Records of a partition.
 MOST_OUT = 3
+MAX_ATTEMPTS = 2
 _NAMED = re.compile(r"(\d+)(?: to (\d+))?[, ]")
 
 
@@ -98,7 +99,7 @@ class Member:
             tasks=1 if by_hand else None,
             task=0 if by_hand else None,
             **{"start": start, "out_of_range": policy, "dead_letters": print},
-            **{"max_attempts": 2, "backoff_s": 0.01, "timeout_s": 5.0},
+            **{"max_attempts": MAX_ATTEMPTS, "backoff_s": 0.01, "timeout_s": 5.0},
             **{"commit_interval_s": 0.02, "drain_s": 0, "refresh_s": 1.0},
             **{"max_in_flight": MOST_OUT, "max_waiting": 4},
         )
@@ -411,8 +412,12 @@ class World:
             same = [one for one in member.history if one.value == record.value]
             assert not any(map(member.is_out, same)), f"{record} is out already"
             assert not member.behind(record, self.ordered_by), f"{record} is not the next one"
+            assert record.attempt < MAX_ATTEMPTS
             member.history.append(record)
-        assert all(each.out <= MOST_OUT for each in member.held.partition_stats(self.now))
+        for one in member.held.partition_stats(self.now):
+            held = member.held._partitions[one.topic, one.partition].held
+            assert one.out <= MOST_OUT
+            assert one.fresh + one.out + one.waiting + one.dying == len(held)
         if len(taken) < most:
             self.hold_to_rest(member)
 
@@ -444,7 +449,9 @@ class World:
     def do_fail(self, a, b):
         member, records = self.picked(a, b)
         for record in records:
-            member.held.fail(record, NO, self.now, final=a % 3 == 0, counts=a % 4 != 1)
+            was_out = member.is_out(record)
+            how = {"final": a % 3 == 0, "counts": a % 4 != 1}
+            assert member.held.fail(record, NO, self.now, **how) == was_out, f"{record} fails"
 
     def do_pass_time(self, a, b):
         self.now += (10, 100, 1000, 6000)[a % 4]

@@ -506,11 +506,13 @@ def test_of_an_older_delivery_nothing_is_taken_back():
     assert held.ack(new)
 
 
-def test_an_ack_after_the_time_out_counts_until_the_next_delivery():
+def test_an_ack_after_the_time_out_counts_until_the_next_delivery_and_a_fail_does_not():
     held = holder(timeout_ms=100)
     read(held, 0, 1)
     first, second = held.take(2, 0)
     held.expire(100)
+    assert held.counts.timed_out == 2
+    assert not held.fail(second, NO, 100, final=True)  # the time-out was a failure already
     assert held.ack(first)
     (again,) = held.take(2, 5000)
     assert not held.ack(second)
