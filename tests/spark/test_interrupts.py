@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from checkpoints import Killer
 from py4j.protocol import Py4JError
+from streams import Split
 from worlds import World, fails
 
 from ackcore.spark import RunCancelled, query, run_batch, to_parquet
@@ -21,7 +21,7 @@ from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.engine import insist
 from ackcore.spark.stores.local import LocalStore
-from ackcore.topology import BasicBolt, TopologyBuilder
+from ackcore.topology import TopologyBuilder
 
 CANCELLED = (
     "An error occurred while calling o5.get.\n: org.apache.spark.SparkException: "
@@ -60,20 +60,11 @@ def test_an_interrupt_that_an_error_hides_ends_the_run(world):
     assert (world.rows, counts.acked, counts.dead, progress.runs) == (["A", "B"], 2, 0, 1)
 
 
-class Late(BasicBolt):
-    outputs = pa.schema([("line", pa.string())])
-
-    def execute(self, tuple, collector):
-        if tuple.attempt == 0:
-            raise TimeoutError("later")
-        collector.emit(tuple.values)
-
-
 def test_between_micro_batches_a_hidden_interrupt_is_raised(spark, tmp_path, monkeypatch):
     builder = TopologyBuilder()
-    builder.spout("lines", spark.createDataFrame([("a",)], "line string"))
-    builder.bolt("late", Late()).shuffle("lines")
-    builder.sink("late", to_parquet(tmp_path / "out"))
+    builder.spout("lines", spark.createDataFrame([("flaky",)], "line string"))
+    builder.bolt("split", Split()).shuffle("lines")
+    builder.sink("split", to_parquet(tmp_path / "out"))
     topology = builder.build(backoff_s=0.001)
     monkeypatch.setattr(query, "_nothing", masked)
     with pytest.raises(KeyboardInterrupt):
