@@ -21,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.session import LOST
 from ackcore.spark.base.versions import INTERRUPTED, Py4JError
 from ackcore.spark.deployment import Deployment
 from ackcore.spark.engine.insist import Stopped
@@ -232,7 +233,7 @@ class SparkStream(Stream):
     def _cancel_jobs(self) -> None:
         spark_query = self.spark_query
         if spark_query is not None:
-            with contextlib.suppress(Py4JError, OSError):  # the JVM is gone
+            with contextlib.suppress(*LOST):  # Spark is gone
                 self._spark.sparkContext.cancelJobGroup(str(spark_query.runId))
 
     def _abandon(self) -> None:

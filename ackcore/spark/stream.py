@@ -303,9 +303,16 @@ class Stream(ABC):
         Otherwise a thread that returns from native code later aborts the process, and the next
         start counts a crash. A call of a sink may delay the exit by `_EXIT_S` at most.
         """
+        if not self._thread.is_alive():
+            return  # in a forked child: the query is the parent's
         self._leave(finish=False)
         with contextlib.suppress(RuntimeError):  # Python 3.12 starts no thread here
             self._cancel_jobs()
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._at_work is None, _EXIT_S):
+                    return
+            # Not before: Spark's stop waits without a limit for the call of a sink.
+            self._abandon()
         self._thread.join(_EXIT_S)
 
     def _leave(self, finish: bool) -> None:
