@@ -129,7 +129,7 @@ class LoopStream(Stream):
         if self._available_now:
             self.ended.wait()
 
-    def _abandon(self) -> None:
+    def _cancel_jobs(self) -> None:
         """Cancel the jobs of this stream again and again, until the stream has ended."""
         cancel_until(self._tag, self.ended)
 

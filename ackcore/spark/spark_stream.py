@@ -21,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.session import LOST
 from ackcore.spark.base.versions import INTERRUPTED, Py4JError
 from ackcore.spark.deployment import Deployment
 from ackcore.spark.engine.insist import Stopped
@@ -228,6 +229,12 @@ class SparkStream(Stream):
                     if is_active(spark_query):
                         return
             self.ended.wait(self._poll_s)  # the query ends or restarts
+
+    def _cancel_jobs(self) -> None:
+        spark_query = self.spark_query
+        if spark_query is not None:
+            with contextlib.suppress(*LOST):  # Spark is gone
+                self._spark.sparkContext.cancelJobGroup(str(spark_query.runId))
 
     def _abandon(self) -> None:
         spark_query = self.spark_query

@@ -121,8 +121,12 @@ class Stream(ABC):
         """
 
     @abstractmethod
+    def _cancel_jobs(self) -> None:
+        """Cancel the jobs of the running micro-batch. Waits a few seconds at most."""
+
     def _abandon(self) -> None:
-        """Cancel the jobs of the running micro-batch."""
+        """Stop the running micro-batch, after `_leave`."""
+        self._cancel_jobs()
 
     @abstractmethod
     def _release(self) -> None:
@@ -299,10 +303,15 @@ class Stream(ABC):
         Otherwise a thread that returns from native code later aborts the process, and the next
         start counts a crash. A call of a sink may delay the exit by `_EXIT_S` at most.
         """
+        if not self._thread.is_alive():
+            return  # in a forked child: the query is the parent's
         self._leave(finish=False)
-        try:
-            threading.Thread(target=self._abandon, daemon=True).start()
-        except RuntimeError:  # Python 3.12 starts no thread here
+        with contextlib.suppress(RuntimeError):  # Python 3.12 starts no thread here
+            self._cancel_jobs()
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._at_work is None, _EXIT_S):
+                    return
+            # Not before: Spark's stop waits without a limit for the call of a sink.
             self._abandon()
         self._thread.join(_EXIT_S)
 

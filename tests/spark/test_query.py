@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
+import warnings
 from unittest import mock
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ from streams import DOWN, LINE, Count, Folder, Split, down_for_ever, until, word
 from ackcore.spark import query, spark_stream, stream
 from ackcore.spark.base import session
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
+from ackcore.spark.base.interrupts import cancel_until
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.engine import action
@@ -445,15 +448,25 @@ def test_stop_gives_up_what_runs(spark, tmp_path, folder, running, monkeypatch):
     on = running(topology, spark, tmp_path / "cp")
     down = store.down
     until(lambda: store.down < down, on)
-    (at_exit, *arguments), _ = exits.register.call_args
-    at_exit(*arguments)
-    assert (on.exception, on.counts.batches) == (None, 0)
+    exits.register.call_args[0][0]()
+    assert (on._stream.ended.is_set(), on.exception, on.counts.batches) == (True, None, 0)
     # Spark takes it for the end that it asked for, and has no error to log.
     assert on.spark_query.exception() is None
     store.down = 0
     on = running(topology, spark, tmp_path / "cp")
     until(lambda: on.counts.acked == 1, on)
     assert query.Query is type(on)
+    at_exit = exits.register.call_args[0][0]
+    with warnings.catch_warnings(action="ignore"):  # of Python 3.12: this process has threads
+        child = os.fork()
+    if not child:
+        at_exit()
+        os._exit(on._stream._leaving.is_set())  # the query is not this process's
+    assert os.waitpid(child, 0)[1] == 0
+    monkeypatch.setattr(spark.sparkContext, "_jsc", None)  # as after spark.stop()
+    cancel_until(session.JobTag(spark, "no job"), threading.Event())
+    at_exit()
+    assert (on._stream.ended.is_set(), on.exception) == (True, None)  # though no sink was called
 
 
 def test_a_stop_that_the_sink_hears_of_before_spark_is_no_error_to_spark(

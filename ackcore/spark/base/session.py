@@ -48,8 +48,8 @@ _NO_ANSWER = re.compile(
     r"|Cannot invoke RPC\b.*\bclosed channel"
 )
 #: Errors of calls to Spark, classic or Connect, if the session is gone: gRPC raises ValueError on
-#: a closed channel.
-LOST = (Py4JError, PySparkException, OSError, ValueError)
+#: a closed channel, and a stopped SparkContext AttributeError, because it has no Java object.
+LOST = (Py4JError, PySparkException, OSError, ValueError, AttributeError)
 #: The number of rows of a range that is used to count partitions.
 _RANGE_ROWS = 1 << 16
 #: The interval in seconds of requests to a Spark Connect server, which ends a session after an hour

@@ -61,7 +61,7 @@ class KeptJob(NamedTuple):
             yield
         finally:
             # A context that was stopped meanwhile has no properties: the job's own error counts.
-            with contextlib.suppress(*LOST, AttributeError):
+            with contextlib.suppress(*LOST):
                 context.setLocalProperty(_PROPERTY, None)  # type: ignore[arg-type]
 
 
