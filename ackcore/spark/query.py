@@ -17,7 +17,6 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -25,6 +24,7 @@ from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.clocks import Clock, wall_clock_ms
 from ackcore.spark.base.interrupts import raise_if_interrupted
 from ackcore.spark.base.session import ALIVE_S, is_connect, keep_alive
+from ackcore.spark.base.versions import Py4JError
 from ackcore.spark.checks import check_callable
 from ackcore.spark.dead_letters.topic import Place
 from ackcore.spark.deployment import Deployment
