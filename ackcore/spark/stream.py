@@ -301,7 +301,8 @@ class Stream(ABC):
         """Stop the stream at the end of Python, for example after Ctrl-C.
 
         Otherwise a thread that returns from native code later aborts the process, and the next
-        start counts a crash. A call of a sink may delay the exit by `_EXIT_S` at most.
+        start counts a crash. A call of a sink may delay the exit by `_EXIT_S` at most, after the
+        cancellation of its jobs.
         """
         if not self._thread.is_alive():
             return  # in a forked child: the query is the parent's
