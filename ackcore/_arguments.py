@@ -201,7 +201,7 @@ def bytes_of(data: Any, name: str) -> UInt8s:
     if not view.c_contiguous:
         raise ValueError(
             f"{name} must be C-contiguous, got a strided buffer; "
-            "numpy.ascontiguousarray() makes such a copy"
+            "copy it with numpy.ascontiguousarray()"
         )
     if view.nbytes == 0:
         return np.empty(0, np.uint8)
@@ -240,7 +240,9 @@ def byte_offset_column(offsets: Any, rows: int | None = None) -> npt.NDArray[Any
     """
     if not isinstance(offsets, np.ndarray) or offsets.dtype not in (np.int32, np.int64):
         got = offsets.dtype if isinstance(offsets, np.ndarray) else type(offsets).__name__
-        raise TypeError(f"offsets must be a numpy array of int32 or int64, got {got}")
+        raise TypeError(
+            f"offsets of an Arrow column must be a numpy array of int32 or int64, got {got}"
+        )
     if offsets.ndim != 1 or not (offsets.flags.c_contiguous and offsets.flags.aligned):
         raise ValueError(
             "offsets must be one-dimensional, C-contiguous and aligned; pass such a copy"

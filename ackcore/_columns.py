@@ -150,7 +150,7 @@ def _check_layout(name: str, ndim: int, c_contiguous: bool) -> None:
     if not c_contiguous:
         raise ValueError(
             f"{name} must be C-contiguous, got a strided column; "
-            "numpy.ascontiguousarray() makes such a copy"
+            "copy it with numpy.ascontiguousarray()"
         )
 
 
@@ -345,9 +345,10 @@ def read_clock(clock: Callable[[], int]) -> int:
 
 
 def timeout_ms(timeout_s: Any) -> int | None:
-    """Return a time-out in seconds as whole milliseconds, rounded up; None without a time-out.
+    """Convert seconds to whole milliseconds, rounded up; None stays None.
 
-    Raises TypeError or ValueError if it is not a number, or not in ``0..2**62`` milliseconds.
+    Raises TypeError if it is not a number, and ValueError if it is not in ``0..2**62``
+    milliseconds.
     """
     if timeout_s is None:
         return None

@@ -235,7 +235,7 @@ def test_refused_arrow_and_pandas(Ledger, column, error, words):
         (
             np.zeros(4, np.int64)[::2],
             "root_ids must be C-contiguous, got a strided column; "
-            "numpy.ascontiguousarray() makes such a copy",
+            "copy it with numpy.ascontiguousarray()",
         ),
     ],
 )

@@ -174,9 +174,15 @@ def test_what_hashes_refuse(backend):
         backend.hash_fixed(hashes, fixed, 8, np.ones(2, np.bool_))
     with pytest.raises(TypeError, match="valid must hold 8-bit"):
         backend.hash_binary(hashes, np.zeros(4, np.int32), b"", np.ones(3))
-    with pytest.raises(TypeError, match="offsets must be a numpy array of int32 or int64, got ui"):
+    with pytest.raises(
+        TypeError,
+        match="offsets of an Arrow column must be a numpy array of int32 or int64, got ui",
+    ):
         backend.hash_binary(hashes, np.zeros(4, np.uint32), b"")
-    with pytest.raises(TypeError, match="offsets must be a numpy array of int32 or int64, got lis"):
+    with pytest.raises(
+        TypeError,
+        match="offsets of an Arrow column must be a numpy array of int32 or int64, got lis",
+    ):
         backend.hash_binary(hashes, [0, 0, 0, 0], b"")
     with pytest.raises(ValueError, match="offsets must be one-dimensional"):
         backend.hash_binary(hashes, np.zeros(8, np.int32)[::2], b"")

@@ -1,4 +1,4 @@
-"""The settings of calls: concurrency, rate, time-outs and retries."""
+"""The checked settings of a task's calls: concurrency, rate, time-outs and retries."""
 
 from __future__ import annotations
 

@@ -104,9 +104,10 @@ class MetadataForm:
             self._wide, self._try_wide_again = True, False
 
     def too_large(self, metadata: str) -> bool:
-        """Record that the broker refused metadata as too large. Return whether to encode again.
+        """Make later metadata shorter, or ASCII only, after the broker refused some as too large.
 
-        ``metadata``: "" if none were refused. Then nothing changes, and the result is False.
+        Returns whether to encode again: False if ``metadata`` is "", which means that none was
+        refused.
         """
         size = len(metadata)
         if not metadata.isascii():

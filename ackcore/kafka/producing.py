@@ -427,7 +427,7 @@ class Transactions:
             self.close()
             reason = self._deliveries._error_text(error.args[0])
             raise DeliveryError(
-                f"{self._of}: the mark of the last one could not be read: {reason}"
+                f"{self._of}: the mark of the last transaction could not be read: {reason}"
             ) from None
         except BaseException:
             self.close()

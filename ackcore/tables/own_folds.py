@@ -158,8 +158,12 @@ class Fold(Aggregate):
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
         """Return ``type`` as the type of the only stored column: the state is the value."""
-        if not isinstance(getattr(self, "type", None), pa.DataType):
-            raise TypeError("must be an aggregate whose attribute type is a pyarrow.DataType")
+        declared = getattr(self, "type", None)
+        if not isinstance(declared, pa.DataType):
+            raise TypeError(
+                "must be an aggregate whose attribute type is a pyarrow.DataType, "
+                f"got {short_repr(declared)}"
+            )
         return {"value": self.type}
 
     def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:

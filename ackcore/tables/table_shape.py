@@ -134,10 +134,10 @@ class TableShape:
                 aggregate.value_type(types)
             except TypeError as error:
                 got = ", ".join(f"{column!r} of {inputs[column]}" for column in aggregate.columns)
-                way_out = "; name another column, or emit it in another type"
+                advice = f", got {got}; name another column, or emit it in another type"
                 raise TypeError(
-                    f"{where} value[{one!r}] {error}, got {got}"
-                    + (way_out if str(error).startswith("must read") else "")
+                    f"{where} value[{one!r}] {error}"
+                    + (advice if str(error).startswith("must read") else "")
                 ) from None
         fields = tuple(pa.field(one, inputs[one]) for one in keys)
         if expires_by is not None:

@@ -50,7 +50,10 @@ class Window:
         return f"{kind}({sizes}, {self.time!r}{late}{idle})"
 
     def structure(self) -> dict[str, Any]:
-        """Return the attributes that decide which stored rows there are, as JSON values."""
+        """Return the attributes on which the stored rows depend, as JSON values.
+
+        Lateness and idle time are not among them.
+        """
         return {"time": self.time, "size_ms": self.size_ms, "step_ms": self.step_ms}
 
     @classmethod

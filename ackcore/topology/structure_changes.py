@@ -69,15 +69,14 @@ def _columns(was: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> str:
 
     If there are none, because only the order differs, describe all.
     """
-    return _values(
-        *(
-            ", ".join(
-                f"{name} {kind}{'' if all(nullable) else ' not null'}"
-                for name, kind, *nullable in [one for one in some if one not in others] or some
-            )
-            for some, others in ((was, now), (now, was))
+    only = [[one for one in some if one not in others] for some, others in ((was, now), (now, was))]
+    texts = [
+        ", ".join(
+            f"{name} {kind}{'' if all(nullable) else ' not null'}" for name, kind, *nullable in some
         )
-    )
+        for some in (only if any(only) else (was, now))
+    ]
+    return _values(*(text or "no other" for text in texts))
 
 
 def _inputs(was: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> str:

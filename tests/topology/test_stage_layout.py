@@ -360,6 +360,10 @@ def other_schema(*fields, **streams):
             "bolt 'b' differs in its streams",
         ),
         (
+            {"outputs": other_schema(*NUMBERS, ("z", pa.int64()))},
+            "'default' no other before, z int64 now",
+        ),
+        (
             {"outputs": other_schema(pa.field("x", pa.int64(), False), ("y", pa.int64()))},
             "bolt 'b' differs in its streams",
         ),

@@ -285,7 +285,10 @@ class PartitionReading:
             self._held.read(key, records, sizes, now_ms(), unreadable)
 
     def _read_from(self, offsets: Mapping[Key, int]) -> None:
-        """Assign partitions anew, at other offsets. A seek would fail after an error."""
+        """Move the partitions of ``offsets`` to these offsets, by a new assignment.
+
+        After an error, a seek would fail.
+        """
         self._unpositioned.update(offsets)
         begun = [self._at(key, offset) for key, offset in offsets.items()]
         if self._incremental:

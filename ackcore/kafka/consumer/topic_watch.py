@@ -61,7 +61,10 @@ class TopicWatch:
         return ids_of(self._answer(lambda: self._of(topics)))
 
     def is_new(self, key: tuple[str, int]) -> bool:
-        """Return whether a partition, or its whole topic, was created after the first look-up."""
+        """Return whether a partition is new since the first look-up of its topic.
+
+        It was added, or its topic was created again.
+        """
         topic, partition = key
         now = self._now.get(topic)
         partitions, first = self._first.get(topic, (partition + 1, now))

@@ -1,4 +1,4 @@
-"""The tables of a checkpoint: their names, and the checks of their content.
+"""The Arrow files of a checkpoint's state: their names, and the checks of their content.
 
 The driver of epoch 3 put ``state/7.e3.waiting-lines.<checksum>.arrow`` before it recorded the
 decision of micro-batch 7, which names the table.  Only that driver can name it for the first time,
@@ -56,7 +56,8 @@ class UnnamedFiles:
     def take(self, number: int, named: Collection[str]) -> set[str]:
         """Return the keys of files before micro-batch ``number - 1`` that no record names.
 
-        Each key is returned once: the caller deletes the file.
+        These are files that were listed at first, or were passed to `add`. Each key is returned
+        once: the caller deletes the file.
 
         ``number``: the last micro-batch that is done. ``named``: the files that records name.
         """
@@ -81,7 +82,7 @@ def number_in(key: str) -> int:
 
 
 class TableCache:
-    """The tables below ``state``, each mapped and checked once.
+    """The Arrow files below ``state``, called tables, each mapped and checked once.
 
     In a bucket a table is checked each time its bytes are fetched.  A table that stays in memory,
     or in a mapped file on this machine, is not fetched again.

@@ -162,7 +162,7 @@ def note_time(notes: Iterable[Note]) -> int:
 
 
 def counted(rows: Spans) -> dict[str, int]:
-    """Return the number of letters in spans, by spout."""
+    """Return, by spout, the number of letters that the spans cover."""
     return {
         spout: sum(end - start for spans in batches.values() for start, end in spans)
         for spout, batches in rows.items()

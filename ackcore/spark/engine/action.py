@@ -338,14 +338,17 @@ class _NotAcked:
         self._failed.append(pa.table(columns, schema=FAILED))
 
     def failed(self) -> pa.Table:
-        """Return the records that are not ACKED, in `FAILED`."""
+        """Return the records that were added, in `FAILED`.
+
+        Records that their tasks have judged may be missing.
+        """
         if not self._failed:
             return FAILED.empty_table()
         # Tables with the same texts are not copied, for example when a service is down.
         return pa.concat_tables(self._failed).unify_dictionaries()
 
     def claims(self) -> dict[str, Int64s]:
-        """Return, by spout, the sorted hashes of message ids that occurred more than once."""
+        """Return, by spout, the sorted hashes of repeated message ids of the micro-batch."""
         return {spout: in_order(*claims) for spout, claims in self._claims.items()}
 
 

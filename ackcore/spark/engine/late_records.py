@@ -280,13 +280,16 @@ _EMPTY: Int64s = np.empty(0, np.int64)
 
 
 def _bounds(watermarks: WindowWatermarks, first_ms: Int64s) -> Int64s:
-    """Return `ReadRecords.bounds` for records that were first read at some times."""
+    """Return the time, in milliseconds, up to which windows had closed when each record was read.
+
+    ``first_ms``: when the records were first read.
+    """
     times, of = np.unique(first_ms, return_inverse=True)
     return np.array([watermarks.bound(ms) for ms in times.tolist()], np.int64)[of]
 
 
 def _roots_at(roots: pa.Array, places: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the roots of the rows at ``places``, and for each the index of its row's place."""
+    """Return the roots of the rows at ``places``, and for each its row's index in ``places``."""
     if len(places) < len(roots):
         roots = roots.take(pa.array(places))
     if pa.types.is_list(roots.type):

@@ -137,7 +137,10 @@ class SpoutOffsets:
         return {each: answers.found[each] for each in self.partitions if each in answers.found}
 
     def ends(self, *, all_of_them: bool = False) -> dict[Key, int]:
-        """Return the end of each partition whose leader answers; see `_bounds`."""
+        """Return the end of each partition whose leader answers.
+
+        Raises ConnectionError if none answers, or with ``all_of_them`` if one does not.
+        """
         marks = self._bounds(all_of_them=all_of_them)
         return {each: high for each, (_, high) in marks.items()}
 
@@ -366,7 +369,7 @@ class SpoutOffsets:
         if first and ms is not None:
             times = self._cluster.offsets_for_time(marks, ms)
             if times.failed:
-                raise _unanswered("the first offset of the start time", times.failed)
+                raise _unanswered("the first offset at the start time", times.failed)
             of_time = times.found
         ids = {} if before is None else before.topic_ids
         found = {}
@@ -478,7 +481,8 @@ class SpoutOffsets:
 def _unanswered(what: str, failed: Mapping[Any, PartitionFailure]) -> ConnectionError:
     (topic, partition), why = next(iter(failed.items()))
     return ConnectionError(
-        f"Kafka did not answer the request for {what} of {topic}-{partition}: {why.text}"
+        f"Kafka did not answer the request for {what} of {topic}-{partition}: "
+        f"{why.text}; check the brokers"
     )
 
 

@@ -370,7 +370,7 @@ def _fingerprint(number: int, content: str) -> int:
 
 
 def _quoted(column: str, of: str = "") -> str:
-    """Return a column's name, quoted for a Delta expression, after the table's alias ``of``."""
+    """Return a column's name, quoted for a Delta expression, after a prefix such as ``"t."``."""
     return f"{of}`{column.replace('`', '``')}`"
 
 

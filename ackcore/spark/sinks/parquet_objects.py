@@ -46,7 +46,7 @@ _AT_ONCE = 16
 
 
 class ParquetParts(NamedTuple):
-    """The names of the files that hold a micro-batch's rows."""
+    """The parts from which the keys of a micro-batch's Parquet files are made."""
 
     #: The unique part of the names: `SinkBatch.fingerprint`, and after it a number if the rows
     #: replaced others.

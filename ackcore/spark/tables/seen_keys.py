@@ -53,7 +53,7 @@ class SeenSource(NamedTuple):
         return cls(snapshot._replace(horizon_ms=horizon_ms), waiting, now_ms)
 
     def reader(self) -> SeenKeys:
-        """Open the table of the keys."""
+        """Open the table of the keys, together with the hashes of the waiting keys."""
         shape, segments, horizon_ms, files, _ = self.snapshot
         opened = opened_segments(files, shape, segments)
         return SeenKeys(shape, opened, horizon_ms, self.waiting, self.now_ms)

@@ -21,7 +21,7 @@ _ROWS = 1 << 17
 
 
 class TableSnapshot(NamedTuple):
-    """A table after a micro-batch. It can be pickled, and holds no rows."""
+    """A table after a micro-batch. It can be pickled: it names the files with the rows."""
 
     shape: TableShape  # the table
     segments: tuple[SegmentInfo, ...]  # the segments with the rows, the newest first

@@ -185,7 +185,7 @@ class FailedRows:
         return among(root_ids, ordered[found_in(ordered, self.roots())])
 
     def without(self, failed: pa.Table) -> pa.Table:
-        """Return the rows of a table with ``root_id`` whose records are not among these."""
+        """Return the rows of ``failed`` whose ``root_id`` is none of these failed records."""
         if not len(failed) or not self.found:
             return failed
         return failed.filter(pa.array(~self.have(failed["root_id"].to_numpy())))

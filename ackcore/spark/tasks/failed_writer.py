@@ -63,7 +63,7 @@ class _Kept:
 
 
 class _Letters:
-    """A file of dead letters, created when the first row group is full."""
+    """A file of dead letters, created with its first full row group, or in `finish`."""
 
     def __init__(self, spout: str, place: StagingDirectory, name: str, number: int) -> None:
         self._spout = spout
@@ -106,7 +106,7 @@ class _Letters:
                 self._writer.write_table(letters)
 
     def finish(self) -> FailedFile:
-        """Write the remaining rows, and give the file its name."""
+        """Write the remaining rows, publish the file under its name, and return its description."""
         self._write()
         assert self._file is not None
         assert self._writer is not None

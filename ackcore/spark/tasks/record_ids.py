@@ -189,7 +189,10 @@ class SourceRecords(NamedTuple):
         return self.source.message_ids(self.batch, number, self.partition, self.first)
 
     def identity(self, number: int) -> Identity:
-        """Return the identity of the records in micro-batch ``number``."""
+        """Return the message id, attempt and edge id of each record.
+
+        ``number``: the number of the micro-batch.
+        """
         message_ids = self.message_ids(number)
         attempts = np.full(len(self.batch), self.attempts, np.int32)
         # Numbers made of the spout and the message ids are the same in every attempt.
