@@ -335,7 +335,7 @@ def test_what_gathers_refuse(backend):
     offsets, order = np.array([0, 1, 3], np.int32), int64s([1, 0])
     assert backend.gather_binary(offsets[:1], b"", order[:0])[0].tolist() == [0]
     for arguments, error, words in (
-        (([0, 1, 3], b"abc", order), TypeError, "offsets must be a numpy array"),
+        (([0, 1, 3], b"abc", order), TypeError, "offsets of an Arrow column must be a numpy array"),
         ((offsets[:0], b"abc", order), ValueError, "offsets must have one item more"),
         ((offsets, b"ab", order), ValueError, "within the 2 bytes of data, got 1..3 in row 1"),
         ((offsets.astype(np.int64), b"ab", order), ValueError, "got 1..3 in row 1"),
