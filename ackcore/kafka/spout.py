@@ -73,9 +73,9 @@ class KafkaSpout:
         A plain function that converts the bytes of a value, for instance ``json.loads``. Its
         result is copied, so it may reuse one object. A deserializer of confluent-kafka also
         receives its ``SerializationContext``. If it raises, the record fails as in a bolt: it is
-        retried, unless it raises `Reject`. Its dead letter has the original bytes. Null values stay
-        null. If it has a method ``prepare``, each task
-        calls that first: create the client of a schema registry there, which cannot be pickled.
+        retried, unless the deserializer raised `Reject`. Its dead letter has the original bytes.
+        Null values stay null. If the deserializer has a method ``prepare``, each task calls that
+        first: create the client of a schema registry there, which cannot be pickled.
     value_type : pyarrow.DataType, optional
         The type of the deserialized values, required with `deserializer`. A value must keep its
         meaning in this type, or its record fails. Fields of a struct are matched by name:

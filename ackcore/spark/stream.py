@@ -187,8 +187,11 @@ class Stream(ABC):
                 self._changed.wait_for(lambda: self._at_work is None)
             if isinstance(self.error, Stopped):
                 self.error = None
-            self._release()
-            self._deployment.close()
+            try:
+                with contextlib.closing(self._deployment):
+                    self._release()
+            except Exception as error:  # otherwise all that wait for the end would wait for ever
+                self.error = self.error or error
             self.listeners.ended(self.error, self.counts)
             # `TooManyDead` is not logged if a waiting call raises it.
             if self.error and not (self._awaited and isinstance(self.error, TooManyDead)):

@@ -469,6 +469,21 @@ def test_stop_gives_up_what_runs(spark, tmp_path, folder, running, monkeypatch):
     assert (on._stream.ended.is_set(), on.exception) == (True, None)  # though no sink was called
 
 
+def test_a_query_whose_end_fails_has_ended(spark, tmp_path, store, folder, running, monkeypatch):
+    on = running(word_count(folder.stream, store), spark, tmp_path / "cp")
+    deployment = on._stream._deployment
+    close = deployment.close
+
+    def closed_with_an_error():
+        close()
+        raise OSError("the lock cannot be removed")
+
+    monkeypatch.setattr(deployment, "close", closed_with_an_error)
+    on.stop()
+    with pytest.raises(OSError, match="the lock cannot be removed"):
+        on.await_termination(60)
+
+
 def test_a_stop_that_the_sink_hears_of_before_spark_is_no_error_to_spark(
     spark, tmp_path, folder, running, monkeypatch
 ):
