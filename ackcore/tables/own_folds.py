@@ -72,7 +72,7 @@ class BatchFold(Aggregate):
         if not isinstance(state, pa.Schema) or not 0 < len(state) == len(set(state.names)):
             raise TypeError(
                 "must be an aggregate whose attribute state is a pyarrow.Schema with columns of "
-                "different names"
+                f"different names, got {short_repr(state)}"
             )
         return {field.name: field.type for field in self.state}
 
@@ -82,7 +82,7 @@ class BatchFold(Aggregate):
         if not isinstance(value, pa.Array) or pa.types.is_null(value.type):
             raise TypeError(
                 "must be an aggregate whose method finish returns a pyarrow.Array with the type of "
-                f"the values, even if there are no states (then it returned {short_repr(value)})"
+                f"the values even for no states, got {short_repr(value)}"
             )
         return plain_type(value.type)
 

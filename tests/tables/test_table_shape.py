@@ -116,8 +116,12 @@ class Greedy(Short):
         ("k", {"n": first("m", "v")}, "must read a column of numbers, times, booleans, text"),
         ("k", {"n": first("v", "o")}, "must have a type that can be stored, got 'o' of"),
         ("k", {"n": OneName()}, "attribute columns is a tuple of names, got 'v'"),
-        ("k", {"n": Twice()}, "a pyarrow.Schema with columns of different names"),
-        ("k", {"n": Untyped()}, "method finish returns a pyarrow.Array with the type"),
+        ("k", {"n": Twice()}, "a pyarrow.Schema .* of different names, got v: int64 v: int64"),
+        (
+            "k",
+            {"n": Untyped()},
+            "method finish returns a pyarrow.Array .* for no states, got <pyarr",
+        ),
         ("k", {"n.v": Short(), "n": Dotted()}, "of the same name, got 'n.v.v' .* twice; rename"),
     ],
 )
