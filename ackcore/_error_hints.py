@@ -100,7 +100,7 @@ def naming_arguments(public: _Public) -> _Public:
     """Decorate a public function, or all public methods of a class and its constructor.
 
     A call with an unknown keyword, or with too many arguments without one, then raises a TypeError
-    that names the right arguments.
+    that names the right arguments, and the class of the object if it inherits its constructor.
     """
     if isinstance(public, type):
         for name, method in list(vars(public).items()):
@@ -116,19 +116,23 @@ def naming_arguments(public: _Public) -> _Public:
     most = len(ordered) + len(parameters) - len(own)
     if len(names) < len(own):
         most = sys.maxsize
-    title = public.__qualname__.removesuffix(".__init__")
+
+    def title(args: tuple[Any, ...]) -> str:
+        made = type(args[0]) if args else object
+        name = made.__qualname__ if made.__init__ is checked else public.__qualname__
+        return name.removesuffix(".__init__")
 
     @functools.wraps(public)
     def checked(*args: Any, **keywords: Any) -> Any:
         for name in keywords:
             if name not in names:
                 hint = near_miss(name, names, "arguments")
-                raise TypeError(f"{title}() has no argument {name!r}; {hint}")
+                raise TypeError(f"{title(args)}() has no argument {name!r}; {hint}")
         if len(args) > most:
             others = names[len(ordered) :]
             way_out = f"pass it as a keyword: {', '.join(others)}" if others else "remove it"
             raise TypeError(
-                f"{title}() takes {listed(ordered) or 'no argument'} without a keyword, got "
+                f"{title(args)}() takes {listed(ordered) or 'no argument'} without a keyword, got "
                 f"{args[most]!r:.200} as well; {way_out}"
             )
         return public(*args, **keywords)

@@ -10,7 +10,7 @@ import pytest
 
 from ackcore.spark import run_batch, start
 from ackcore.tables import collect, count, latest, session, sum_of, tumbling
-from ackcore.topology import BatchBolt, Settings, TopologyBuilder
+from ackcore.topology import BatchBolt, Settings, TopologyBuilder, Unavailable
 from ackcore.topology.settings import OF_RUNS
 
 SALE = pa.schema([("shop", pa.string()), ("euros", pa.int64()), ("at", pa.timestamp("us"))])
@@ -177,6 +177,7 @@ def test_a_mistake_in_a_declaration(changes, text):
             lambda: TopologyBuilder("lines"),
             "TopologyBuilder() takes no argument without a keyword, got 'lines'",
         ),
+        (lambda: Unavailable(after=5), "Unavailable() has no argument 'after'; did you mean 'af"),
         (
             lambda: TopologyBuilder().spout("a", Source(), "shop"),
             "TopologyBuilder.spout() takes 'name', 'source' without a keyword, got 'shop' as "
