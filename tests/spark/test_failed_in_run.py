@@ -626,7 +626,7 @@ def test_a_record_that_is_lost_on_the_way_to_the_driver_is_noticed(simulate):
     (found,) = done.judged.found.values()
     assert sorted(found[ROOT_ID].to_pylist()) == sorted(roots(simulation, range(30), 30))
     kept = [[row for row in task if row["kind"] != RESULT] for task in sent]
-    with pytest.raises(RuntimeError, match="data was lost on the way"):
+    with pytest.raises(RuntimeError, match="rows were lost in Spark's shuffle"):
         simulation.rest(kept, np.random.default_rng(0))
 
 

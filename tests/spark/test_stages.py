@@ -314,7 +314,7 @@ def test_a_row_that_is_lost_is_noticed(simulate, seed):
             lost.append(rows.pop(int(rng.integers(len(rows)))))
         return rows
 
-    with contextlib.suppress(RuntimeError):  # "data was lost on the way"
+    with contextlib.suppress(RuntimeError):  # "rows were lost in Spark's shuffle"
         done = simulation.rest(sent, rng, lose)
         assert bool(done.problems) == bool(lost)
 

@@ -235,11 +235,14 @@ class Inbox:
             rows = self._got[origin]
             if trailers is None or rows not in {count for _, count in trailers}:
                 counts = sorted({count for _, count in trailers or ()})
-                sent = " or ".join(map(str, counts)) or "an unknown number of"
+                sent = " or ".join(map(str, counts)) or "an unknown number"
+                what = "arrived twice" if counts and rows > counts[-1] else "were lost"
                 raise RuntimeError(
-                    f"a task of stage {self._level} got {rows} of {sent} rows from partition "
-                    f"{partition_of(origin)} of stage {level_of(origin)}: data was lost on the "
-                    "way, so this attempt does not count, and Spark or ackcore tries again"
+                    f"a task of stage {self._level} got {rows} rows from partition "
+                    f"{partition_of(origin)} of stage {level_of(origin)}, which sent {sent}: rows "
+                    f"{what} in Spark's shuffle. This attempt does not count, and Spark or ackcore "
+                    "tries again. If that does not help, look for errors of the shuffle in the "
+                    "logs of the executors"
                 )
 
     def chunks(
