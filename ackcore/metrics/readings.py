@@ -37,9 +37,10 @@ DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5
 class MetricsSnapshot:
     """The values that a `SnapshotListener` has received so far.
 
-    ``progress``, ``counts``: the latest. ``trips`` to ``tokens``: sums over the micro-batches since
-    this start. ``start_s``: the start of the query; ``last_s``: the end of its last micro-batch;
-    ``began_s``: the start of the running one. In seconds since 1970; 0 for none.
+    ``progress``, ``counts``: the latest. ``trips`` to ``tokens``: sums over all its micro-batches,
+    also over several starts, so that counters never fall. ``start_s``: the start of the query;
+    ``last_s``: the end of its last micro-batch; ``began_s``: the start of the running one. In
+    seconds since 1970; 0 for none.
     """
 
     progress: Any = None
@@ -211,7 +212,7 @@ READINGS: tuple[Reading, ...] = (
         "ackcore.tokens",
         "counter",
         "1",
-        "Tokens that a bolt's calls used, as reported, since this start.",
+        "Tokens that a bolt's calls used, as reported, since the listener was made.",
         _tokens,
     ),
     Reading("ackcore.table.rows", "gauge", "{row}", "Rows of a table.", _of_tables("rows")),
@@ -234,28 +235,28 @@ READINGS: tuple[Reading, ...] = (
         "ackcore.breaker.trips",
         "counter",
         "{trip}",
-        "Openings of circuit breakers since this start.",
+        "Openings of circuit breakers, since the listener was made.",
         lambda at: [({}, at.trips)],
     ),
     Reading(
         "ackcore.uncounted",
         "counter",
         "{execution}",
-        "Failures that did not count as attempts, since this start.",
+        "Failures that did not count as attempts, since the listener was made.",
         lambda at: [({}, at.uncounted)],
     ),
     Reading(
         "ackcore.duplicates",
         "counter",
         "{record}",
-        "Records that were acked without being run, as copies of ACKED ones, since this start.",
+        "Copies of ACKED records, acked without being run, since the listener was made.",
         lambda at: [({}, at.duplicates)],
     ),
     Reading(
         "ackcore.expectation.checks",
         "counter",
         "{tuple}",
-        "Tuples that met an expectation (passed) or not (failed), since this start.",
+        "Tuples that met an expectation (passed) or not (failed), since the listener was made.",
         _expected,
     ),
     Reading(
