@@ -17,7 +17,16 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.base.schemas import (
+    ATTEMPT,
+    DUE_MS,
+    FIRST_MS,
+    LAST_MS,
+    MESSAGE_ID,
+    REASON,
+    REPLAYED,
+    TRACKING,
+)
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.waiting import Waiting
@@ -96,8 +105,16 @@ def write_dead_letters(path: Path, letters: int, batches: int = 20) -> None:
                 Reason("split", "ValueError", f"no such line: {row}")._asdict() for row in range(n)
             ]
             texts = text[rng.integers(0, len(text), (n, 100))].view("U1000")[:, 0]
-            columns = [[f"{number}-{row}" for row in range(n)], *([k] * n for k in (5, 0, 7, 9))]
-            columns += [reasons, [0] * n, texts]
+            columns = {
+                MESSAGE_ID: [f"{number}-{row}" for row in range(n)],
+                ATTEMPT: [5] * n,
+                DUE_MS: [0] * n,
+                FIRST_MS: [7] * n,
+                LAST_MS: [9] * n,
+                REASON: reasons,
+                REPLAYED: [0] * n,
+                "line": texts,
+            }
             dead = pa.table(columns, schema=pa.schema([*TRACKING, *source]))
             store.write(number, {"lines": dead})
             state.write_plan(state.make_plan(number, number))
