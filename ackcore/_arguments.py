@@ -23,6 +23,7 @@ from ackcore._columns import (
     task_column,
     uint8_column,
 )
+from ackcore._error_hints import counted
 from ackcore._records import Int64s, OffsetState, UInt8s
 
 PARTITION_BITS = 16
@@ -228,7 +229,8 @@ def valid_column(valid: Any, rows: int) -> UInt8s | None:
     checked = uint8_column(valid, "valid")
     if len(checked) != rows:
         raise ValueError(
-            f"hashes has {rows} rows and valid has {len(checked)}; they must pair up row by row"
+            f"hashes has {counted(rows, 'row')} and valid has {len(checked)}; they must pair up "
+            "row by row"
         )
     return checked
 

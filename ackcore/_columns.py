@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from ackcore._error_hints import counted
 from ackcore._records import (
     FLAG_FAILED,
     FLAG_TASKS_DIFFER,
@@ -169,7 +170,8 @@ def same_length(**columns: Any) -> int:
     for name, length in others:
         if length != rows:
             raise ValueError(
-                f"{first} has {rows} rows and {name} has {length}; they must pair up row by row"
+                f"{first} has {counted(rows, 'row')} and {name} has {length}; they must pair up "
+                "row by row"
             )
     return rows
 

@@ -1,4 +1,4 @@
-"""Suggestions in errors: probable spellings, numbers of seconds, arguments, free ports."""
+"""Parts of errors: numbers with nouns, and suggestions of names, seconds, arguments and ports."""
 
 from __future__ import annotations
 
@@ -63,6 +63,11 @@ def listed(names: Sequence[str]) -> str:
     """Join names, in quotes, into one text; only the first ones if there are very many."""
     shown = ", ".join(repr(name) for name in names[:_MOST_NAMES])
     return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
+
+
+def counted(n: int, one: str, many: str | None = None) -> str:
+    """Return a number with its noun, such as "1 row". ``many``: the plural, if it is irregular."""
+    return f"{n:,} {one if n == 1 else many or f'{one}s'}"
 
 
 def as_seconds(value: Any, name: str, least: float, most: float, way_out: str = "") -> float:

@@ -10,6 +10,8 @@ from collections import deque
 from numbers import Real
 from typing import Any, NamedTuple
 
+from ackcore._error_hints import counted
+
 #: The dead records from which on a ratio is checked: a source may begin with a few bad ones.
 _FEW = 10
 
@@ -119,17 +121,17 @@ class DeadLimit:
             few, since = min(few, self.window), " that ended last"
         acked, dead, limit = self._acked, self._dead, self._max_dead
         if limit is not None and dead > limit:
-            among = _records(acked + dead)
+            among = counted(acked + dead, "record")
             return Excess("max_dead", f"{dead} of {among}{since} died, and max_dead is {limit}")
         dead, ratio = self._new_dead, self._ratio
         if ratio is None or dead < max(few, 1):
             return None
         if not acked:
-            return Excess("max_dead_ratio", f"all of {_records(dead)}{since} died")
+            return Excess("max_dead_ratio", f"all of {counted(dead, 'record')}{since} died")
         # Divide; a product may be rounded wrong: 0.29 * 100 is less than 29.
         if dead / (acked + dead) <= ratio:
             return None
-        among = _records(acked + dead)
+        among = counted(acked + dead, "record")
         return Excess(
             "max_dead_ratio", f"{dead} of {among}{since} died, and max_dead_ratio is {ratio:g}"
         )
@@ -165,7 +167,3 @@ def _as_ratio(value: object) -> float | None:
             f"got {value!r}; a number of records is max_dead"
         )
     return float(value)
-
-
-def _records(n: int) -> str:
-    return f"{n} record{'s' * (n != 1)}"

@@ -286,7 +286,7 @@ def test_hashes_of_columns_never_change():
             TypeError,
             "got ChunkedArray at position 0; pass the ch",
         ),
-        ([pa.array([1]), pa.array([1, 2])], 1, ValueError, "must have 1 rows, got 2 at position 1"),
+        ([pa.array([1]), pa.array([1, 2])], 1, ValueError, "must have 1 row, got 2 at position 1"),
         (
             [pa.array([1]), pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))],
             1,

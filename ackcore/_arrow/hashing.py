@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from ackcore._arrow.record_batches import bits, bytes_in, has_offsets, strings, valid_rows
 from ackcore._backend import hash_binary, hash_fixed
+from ackcore._error_hints import counted
 from ackcore._records import Int64s
 from ackcore._reference.rows import fold_values
 
@@ -43,7 +44,9 @@ def hash_columns(columns: Sequence[pa.Array], n: int) -> Int64s:
                 ".combine_chunks() first"
             )
         if len(column) != n:
-            raise ValueError(f"columns must have {n} rows, got {len(column)} at position {number}")
+            raise ValueError(
+                f"columns must have {counted(n, 'row')}, got {len(column)} at position {number}"
+            )
         try:
             _hash_into(hashes, column)
         except _NotHashed as error:

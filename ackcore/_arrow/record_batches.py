@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ackcore._backend import gather_binary
+from ackcore._error_hints import counted
 from ackcore._records import Int64s, UInt8s
 
 
@@ -202,7 +203,7 @@ def take_rows(batch: pa.RecordBatch, order: Int64s) -> pa.RecordBatch:
         columns = [_take(column, order, indices) for column in batch.columns]
     except pa.ArrowIndexError as error:
         raise ValueError(
-            f"order must be row numbers of the {len(batch)} rows of batch: {error}"
+            f"order must be row numbers of the {counted(len(batch), 'row')} of batch: {error}"
         ) from None
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 

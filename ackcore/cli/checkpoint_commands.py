@@ -16,12 +16,12 @@ from rich.live import Live
 from rich.text import Text
 
 from ackcore._arrow.shown import shown_rows, shown_values
+from ackcore._error_hints import counted
 from ackcore.cli.reporting import (
     CHECKPOINT,
     NO,
     cell,
     console,
-    counted,
     plain,
     print_json,
     span_of,
@@ -136,7 +136,7 @@ def _heading(status: CheckpointStatus) -> Text:
         )
     if status.lag:
         lag = ", ".join(f"{spout} {offsets:,}" for spout, offsets in status.lag.items())
-        lines.append(f"lag: {lag} offsets")
+        lines.append(f"lag in offsets: {lag}")
     declared = status.structure.get("tables", {})
     for name, size in status.tables.items():
         # Rows that have expired may still count.

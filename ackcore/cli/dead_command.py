@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from ackcore._arrow.shown import base64_of, readable
+from ackcore._error_hints import counted
 from ackcore.cli.reporting import CHECKPOINT, NO, cell, console, plain, print_json, table, time_of
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.dead_letters.checkpoints import check_spout, store_of
@@ -145,7 +146,7 @@ def _print(
 
 
 def _many(n: int, one: str, several: str) -> str:
-    return f"{n:,} dead letter{'' if n == 1 else 's'} {one if n == 1 else several}"
+    return counted(n, f"dead letter {one}", f"dead letters {several}")
 
 
 def show(
@@ -256,7 +257,7 @@ def _tell(
     of = ", ".join(f"{n:,} of {plain(name)}" for name, n in done.records.items())
     if often:
         skipped = _many(often, "is", "are")
-        typer.echo(f"{skipped} skipped: replayed {max_replays} times or more")
+        typer.echo(f"{skipped} skipped: replayed {counted(max_replays, 'time')} or more")
     if not many:
         if not often:
             typer.echo(_none_sent(store_of(checkpoint), wanted))

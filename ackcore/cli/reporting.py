@@ -123,11 +123,6 @@ def plain(text: str) -> str:
     )
 
 
-def counted(n: int, one: str, many: str | None = None) -> str:
-    """Return a number with its noun, such as "1 row". ``many``: the plural, if it is irregular."""
-    return f"{n:,} {one if n == 1 else many or f'{one}s'}"
-
-
 def cell(text: object) -> Text:
     """Return a value's `plain` text for a table, in which rich finds no markup."""
     return Text(plain(str(text)))

@@ -15,9 +15,10 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from ackcore._error_hints import counted
 from ackcore.cli.checkpoint_commands import rendered
 from ackcore.cli.explain_command import add_path, check_name, find_named, load_topology
-from ackcore.cli.reporting import INTERRUPTED, cell, console, counted, print_json, span_of
+from ackcore.cli.reporting import INTERRUPTED, cell, console, print_json, span_of
 from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.engine.progress import Counts

@@ -22,7 +22,7 @@ import numpy as np
 
 from ackcore._backend import OffsetTracker
 from ackcore._columns import as_count, nanoseconds, positive
-from ackcore._error_hints import naming_arguments
+from ackcore._error_hints import counted, naming_arguments
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.calls.endpoints import Breaker, BreakerState
 from ackcore.dispatch.checkpoint import Checkpoint
@@ -557,7 +557,8 @@ class Dispatcher:
     def _store_dead(self, record: Record, error: BaseException) -> None:
         if self._dead_letters is None:
             raise RecordDead(
-                f"record {record.position} failed {self._failures[record.position]} times, the "
+                f"record {record.position} failed "
+                f"{counted(self._failures[record.position], 'time')}, the "
                 f"last time with {type(error).__name__}: {error}; pass dead_letters=, a function "
                 "that stores such records"
             ) from error

@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ackcore._error_hints import counted
+
 #: The beginning of the lines of a child that show that its stream runs.
 RUNNING, PROGRESS = "running", "micro-batch"
 
@@ -40,7 +42,7 @@ def run_killed(command: Sequence[str], directory: Path, kills: int) -> int:
         if not is_killed or child.returncode != -signal.SIGKILL:
             break
         print(f"kill -9, number {done + 1}", flush=True)
-    print(f"killed {done} times" + (f" of {kills}: it ended before" * (done < kills)))
+    print(f"killed {counted(done, 'time')}" + (f" of {kills}: it ended before" * (done < kills)))
     if not done and not child.returncode:
         print("a run that was not killed proves nothing: give it more --lines")
         return 1

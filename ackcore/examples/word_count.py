@@ -35,6 +35,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from ackcore._error_hints import counted
 from ackcore.examples.killed_runs import RUNNING, run_killed
 from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.spark import dead_letters, start, to_parquet
@@ -156,7 +157,9 @@ def differences(
     expected = Counter(word for text in alive for word in re.findall(r"[0-9A-Za-z_]+", text))
     for word in sorted(words.keys() | expected.keys()):
         if words[word] != expected[word]:
-            found.append(f"{word!r} is in the sink {words[word]:,} times, not {expected[word]:,}")
+            found.append(
+                f"{word!r} is in the sink {counted(words[word], 'time')}, not {expected[word]:,}"
+            )
     return found
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ackcore._error_hints import counted
+
 
 class Batch(Sequence[Any]):
     """The records of one tuple, and their positions in the tuple that was sent first.
@@ -52,7 +54,7 @@ class Batch(Sequence[Any]):
         return iter(self.records)
 
     def __repr__(self) -> str:
-        return f"Batch({len(self.records)} records)"
+        return f"Batch({counted(len(self.records), 'record')})"
 
     def failed(self, bitmap: bytes | npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Return the failed records, from either form of a bitmap.

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._arrow import short_repr
+from ackcore._error_hints import counted
 from ackcore.tables.key_groups import KeyGroups, UInt64s, group_rows, plain, plain_type
 from ackcore.tables.table_shape import EXPIRES, HASH, TableShape, one_chunk
 from ackcore.tables.time_windows import END, session_groups
@@ -58,8 +59,8 @@ def finished(shape: TableShape, stored: pa.Table) -> pa.Table:
             or plain_type(value.type) != plain_type(kind)
         ):
             raise ValueError(
-                f"table {shape.name!r}: {type(aggregate).__name__}.finish must return {n} values "
-                f"of {kind}, one per state, got {got}"
+                f"table {shape.name!r}: {type(aggregate).__name__}.finish must return "
+                f"{counted(n, 'value')} of {kind}, one per state, got {got}"
             )
         columns.append(value if value.type == kind else plain(value))
     return pa.Table.from_arrays(columns, schema=shape.row_schema)

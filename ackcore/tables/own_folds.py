@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._arrow import array_of, short_repr
+from ackcore._error_hints import counted
 from ackcore._records import Int64s
 from ackcore.tables.aggregates import Aggregate
 from ackcore.tables.group_values import with_nulls
@@ -117,7 +118,9 @@ class BatchFold(Aggregate):
         if not isinstance(states, pa.RecordBatch):
             raise TypeError(f"{called} must return a RecordBatch, got {type(states).__name__}")
         if states.num_rows != n:
-            raise ValueError(f"{called} must return {n} rows, one per key, got {states.num_rows}")
+            raise ValueError(
+                f"{called} must return {counted(n, 'row')}, one per key, got {states.num_rows}"
+            )
         if states.schema.names != self.state.names or states.schema.types != self.state.types:
             raise TypeError(
                 f"{called} must return the columns {_described(self.state)}, got "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from ackcore._error_hints import Unquoted
+from ackcore._error_hints import Unquoted, counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,10 +80,10 @@ class DeadLetter:
     batch_id: int
 
     def __str__(self) -> str:
-        times = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
         return (
-            f"{self.message_id} of {self.spout} after {times}, {self.error_type} in "
-            f"{self.component}: {_short(self.error_message)}; {_short(self.payload)}"
+            f"{self.message_id} of {self.spout} after {counted(self.attempts, 'attempt')}, "
+            f"{self.error_type} in {self.component}: {_short(self.error_message)}; "
+            f"{_short(self.payload)}"
         )
 
 
@@ -156,11 +156,14 @@ class TopologyRun:
         if not counts.balanced:
             wrong.append("the counts do not balance")
         if counts.waiting:
-            wrong.append(f"{counts.waiting} records wait for a retry")
+            wrong.append(f"{counted(counts.waiting, 'record waits', 'records wait')} for a retry")
         if counts.dead != dead:
-            wrong.append(f"{counts.dead} records are dead, and dead={dead} was expected")
+            wrong.append(
+                f"{counted(counts.dead, 'record is', 'records are')} dead, and dead={dead} was "
+                "expected"
+            )
         if self.untracked_failures:
-            wrong.append(f"{self.untracked_failures} tuples failed that belong to no record")
+            wrong.append(f"{counted(self.untracked_failures, 'untracked tuple')} failed")
         if wrong:
             raise AssertionError(f"{'; '.join(wrong)}\n{self}")
         return self
@@ -169,25 +172,26 @@ class TopologyRun:
         return f"<TopologyRun of {_counts_text(self.counts)}>"
 
     def __str__(self) -> str:
-        batches = len(self.progress)
-        plural = "" if batches == 1 else "es"
-        lines = [f"{_counts_text(self.counts)}, in {batches} micro-batch{plural}"]
+        batches = counted(len(self.progress), "micro-batch", "micro-batches")
+        lines = [f"{_counts_text(self.counts)}, in {batches}"]
         if self.elapsed_s:
             lines[0] += f" and {self.elapsed_s:g} s of simulated time"
         if self.kills:
-            lines[0] += f"; {self.kills} tasks died"
+            lines[0] += f"; {counted(self.kills, 'task')} died"
         lines += [
             f"  spout {name}: {_counts_text(one)}" for name, one in self.counts.spouts.items()
         ]
         duplicates = sum(progress.duplicates for progress in self.progress)
         if duplicates:
-            lines.append(f"  duplicates: {duplicates} records were not run")
+            lines.append(
+                f"  duplicates: {counted(duplicates, 'record was', 'records were')} not run"
+            )
         unmet = Counter[tuple[str, str]]()
         for progress in self.progress:
             for component, condition, tuples in progress.unmet():
                 unmet[component, condition] += tuples
         lines += [
-            f"  expectation {condition!r} of {component}: not met by {tuples} tuples"
+            f"  expectation {condition!r} of {component}: not met by {counted(tuples, 'tuple')}"
             for (component, condition), tuples in unmet.items()
         ]
         # Those of dedup were not declared.
@@ -197,14 +201,16 @@ class TopologyRun:
             for name, tuples in self.executions.items()
             if name not in made
         ]
-        lines += [f"  sink {name}: {len(rows)} rows" for name, rows in self.outputs.items()]
         lines += [
-            f"  table {name}: {len(table)} rows"
+            f"  sink {name}: {counted(len(rows), 'row')}" for name, rows in self.outputs.items()
+        ]
+        lines += [
+            f"  table {name}: {counted(len(table), 'row')}"
             for name, table in self.tables.items()
             if name not in self.outputs and name not in made
         ]
         if self.untracked_failures:
-            lines.append(f"  untracked: {self.untracked_failures} tuples failed")
+            lines.append(f"  untracked: {counted(self.untracked_failures, 'tuple')} failed")
         lines += [f"  dead: {letter}" for letter in self.dead[:_SHOWN]]
         if len(self.dead) > _SHOWN:
             lines.append(f"  dead: {len(self.dead) - _SHOWN} more")
@@ -217,7 +223,7 @@ _SHOWN, _CHARS = 10, 200
 
 def _counts_text(figures: Any) -> str:
     return (
-        f"{figures.records} records: {figures.acked} acked, {figures.dead} dead, "
+        f"{counted(figures.records, 'record')}: {figures.acked} acked, {figures.dead} dead, "
         f"{figures.waiting} waiting, {figures.retried} executed again"
     )
 

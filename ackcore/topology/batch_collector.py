@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ackcore._arrow import array_of, as_mapping, cast, offsets_of
 from ackcore._arrow.shown import shown_values
-from ackcore._error_hints import listed, near_miss
+from ackcore._error_hints import counted, listed, near_miss
 from ackcore._records import Int64s
 from ackcore.topology.bolt_calls import no_stream, refuse_attribute
 from ackcore.topology.components import DEFAULT_STREAM
@@ -104,7 +104,7 @@ class BatchCollector:
             if len(why) != len(handles):
                 raise ValueError(
                     "reasons must be one reason for all rows, or a list with one for each, got "
-                    f"{len(why)} reasons for {len(handles)} rows"
+                    f"{counted(len(why), 'reason')} for {counted(len(handles), 'row')}"
                 )
         with self._lock:
             self._refuse_closed()
@@ -159,9 +159,9 @@ class BatchCollector:
             given = len(flat)
         if given != rows:
             raise ValueError(
-                f"parents must have one item for each emitted row, got {given} items for {rows} "
-                "rows; an item is a row number, or a list of them for several parents; pass "
-                "parents=None to emit untracked rows"
+                f"parents must have one item for each emitted row, got "
+                f"{counted(given, 'item')} for {counted(rows, 'row')}; an item is a row number, or "
+                "a list of them for several parents; pass parents=None to emit untracked rows"
             )
         return Anchors(flat + self.first_row, offsets)
 
@@ -178,8 +178,9 @@ def _is_lists(parents: Any) -> bool:
     lists = sum(isinstance(one, list | tuple | np.ndarray) for one in parents)
     if 0 < lists < len(parents):
         raise TypeError(
-            f"parents must be all row numbers or all lists of row numbers, got {lists} lists among "
-            f"{len(parents)} items; write a single row number n as [n]"
+            "parents must be all row numbers or all lists of row numbers, got "
+            f"{counted(lists, 'list')} among {len(parents)} items; write a single row number n as "
+            "[n]"
         )
     return lists > 0
 
@@ -208,8 +209,8 @@ def _row_numbers(column: Any, name: str, rows: int) -> Int64s:
     low, high = int(numbers.min()), int(numbers.max())
     if low < 0 or high >= rows:
         raise ValueError(
-            f"{name} must be numbers of the {rows} rows that the bolt received, from 0 to "
-            f"{rows - 1}, got {low if low < 0 else high}"
+            f"{name} must be numbers of the {counted(rows, 'row')} that the bolt received, from 0 "
+            f"to {rows - 1}, got {low if low < 0 else high}"
         )
     return numbers.astype(np.int64, copy=False)
 

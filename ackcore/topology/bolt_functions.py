@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._arrow import as_mapping, short_repr
+from ackcore._error_hints import counted
 from ackcore.calls.threads import is_async
 from ackcore.topology.batch_collector import columns_in, conform
 from ackcore.topology.bolt_calls import NOT_RUN
@@ -177,8 +178,8 @@ def columns_of(answer: Any, schema: pa.Schema, rows: int) -> pa.RecordBatch:
     batch = conform(_as_columns(answer, schema), schema, TITLE)
     if batch.num_rows != rows:
         raise ValueError(
-            f"fn must return {rows} rows, one for each row of its batch, got {batch.num_rows}; "
-            "write a BatchBolt to emit another number of them"
+            f"fn must return {counted(rows, 'row')}, one for each row of its batch, got "
+            f"{batch.num_rows}; write a BatchBolt to emit another number of them"
         )
     return batch
 

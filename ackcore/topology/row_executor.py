@@ -9,6 +9,7 @@ from itertools import repeat
 import numpy as np
 import pyarrow as pa
 
+from ackcore._error_hints import counted
 from ackcore.calls.outcomes import as_final
 from ackcore.topology.bolt_calls import cleaned_up, failures_of, overrides_flush, refuse_returned
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Context, output_streams
@@ -100,10 +101,10 @@ class RowExecutor:
         self._until_flush = False
         if collector.ignored:
             log.warning(
-                "%s: %d calls of ack, fail or emit for tuples that were acked or failed before "
+                "%s: %s of ack, fail or emit for tuples that were acked or failed before "
                 "had no effect; ack or fail each tuple once, after its last emit",
                 self.reasons.component,
-                collector.ignored,
+                counted(collector.ignored, "call"),
             )
         return self._results(emissions, failures, 0)
 

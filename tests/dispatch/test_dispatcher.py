@@ -347,7 +347,7 @@ def test_a_record_without_a_key_is_dead_alone(key, kind):
     assert sorted(called) == [1, 2, 4, 5]
     assert (counts.acked, counts.dead, counts.attempts, counts.committed) == (4, 2, 4, 6)
     with pytest.raises(
-        RecordDead, match=f"record 0 failed 1 times, the last time with {kind.__name__}"
+        RecordDead, match=f"record 0 failed 1 time, the last time with {kind.__name__}"
     ):
         Dispatcher(range(6), chooser=ByKey(), **arguments).run()
 

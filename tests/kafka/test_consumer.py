@@ -629,7 +629,7 @@ def test_without_dead_letters_it_ends_and_says_so(counts):
     (poison,) = [record for record in taken if record.value == b"7"]
     consumer.fail(poison, ValueError("no"))
     with pytest.raises(
-        RecordDead, match="failed 1 times, the last time with ValueError: no; set dead"
+        RecordDead, match="failed 1 time, the last time with ValueError: no; set dead"
     ):
         consumer.poll(1, 20.0)
     with pytest.raises(RecordDead):

@@ -323,7 +323,7 @@ def test_what_stops_intake_is_said_if_it_is_what_waits():
         held.fail(record, Failure("ValueError", "no" * 1000), 0)
     assert held.pauses() == ([], [])
     assert held.stopped_by_waiting() == (
-        "1 of 1 partitions are not read, because 2 records of 2 bytes wait for a retry; reading "
+        "1 of 1 partitions are not read, because 2 records wait for a retry, with 2 bytes; reading "
         "stops at max_waiting=2 or max_waiting_bytes=67108864, and resumes below half of both; "
         "the last one failed with ValueError: " + "no" * 100
     )

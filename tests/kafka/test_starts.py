@@ -249,7 +249,7 @@ def test_tasks_read_each_so_manieth_partition(mock_kafka, tmp_path, caplog):
     with consuming(counts, tasks=7, task=6) as idle:
         assert idle.poll(1, 0.2) == []
         assert idle.stats().partitions == []
-    assert "there are 7 tasks and 5 partitions: some tasks have none" in caplog.text
+    assert "7 tasks share 5 partitions: some tasks have none" in caplog.text
 
 
 def test_a_task_whose_topic_is_not_there_says_so(mock_kafka):

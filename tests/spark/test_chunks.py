@@ -159,7 +159,7 @@ def test_a_piece_with_fewer_rows_than_in_the_run_is_refused_by_its_offsets():
     stage = SimpleNamespace(spout="lines", sources={"lines": source})
     numbers = iter([pa.record_batch({"id": [0]})])
     (read,) = read_again(stage, numbers, DealtPieces(reader, [[piece]]))
-    with pytest.raises(RuntimeError, match=r"^t-3 \[10, 12\) has 1 rows, and had 2 when the run"):
+    with pytest.raises(RuntimeError, match=r"^t-3 \[10, 12\) has 1 row, and had 2 when the run"):
         list(read.records)
 
 

@@ -318,7 +318,7 @@ def test_a_bolt_may_be_added_and_is_removed_when_no_closed_rows_wait(tmp_path):
     model = Model(tmp_path)
     model.take([order(1, "a", 3), order(2, "b", 21)])
     assert model.left
-    with pytest.raises(CheckpointForeign, match="1 rows of closed windows of table 'hours' wait"):
+    with pytest.raises(CheckpointForeign, match="to read 1 row of closed windows of"):
         model.change(bolt=False)
     model.declare()
     model.take([])

@@ -245,7 +245,7 @@ def test_some_are_sent_by_a_condition_and_the_others_later(spark, store, checkpo
 def test_a_topology_of_other_columns_is_not_sent_old_letters(spark, store, checkpoint):
     changed = Topology(lines=("text",))
     OPEN(checkpoint, topology=changed, accept_changes=True).close()
-    with pytest.raises(CheckpointForeign, match="the columns value, and the source has text now"):
+    with pytest.raises(CheckpointForeign, match="are value, and the source has text now"):
         replay(checkpoint, spout="lines")
     with pytest.raises(CheckpointForeign, match="the topology has no such spout now"):
         replay(checkpoint, spout="clicks")
@@ -255,7 +255,7 @@ def test_a_topology_of_other_columns_is_not_sent_old_letters(spark, store, check
 def test_letters_of_before_and_after_a_change_are_sent_one_kind_at_a_time(store, checkpoint, spark):
     dead = died(30, 1).select(TRACKING.names).append_column("text", pa.array(["a"]))
     store.write(3, {"lines": dead})
-    told = "1 dead letters of spout 'lines' .* have the columns text, and the source has value now"
+    told = "columns of 1 dead letter of spout 'lines' .* are text, and the source has value now"
     with pytest.raises(ColumnsChanged, match=told) as caught:
         replay(checkpoint)
     assert "Choose other letters (where=, spout=)" in str(caught.value)

@@ -507,7 +507,7 @@ def test_a_commit_that_fails_is_repeated_with_the_next(of, caplog):
     cluster.mute = {0}
     for _ in range(2):
         assert it.commit(first, []) == 5
-    assert caplog.text.count("of 1 partitions could not be committed to group g") == 1
+    assert caplog.text.count("of 1 partition could not be committed to group g") == 1
     cluster.mute = set()
     assert it.commit(first, []) == 0
     assert cluster.told["t", 0][0] == 5

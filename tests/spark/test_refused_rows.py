@@ -189,8 +189,8 @@ def test_all_may_be_refused(tmp_path):
             lambda: SinkRejects(pa.table({"word": ["A"]}), "no"),
             "by columns of the sink.s stream, line",
         ),
-        (lambda: SinkRejects.at([0], [7], "no"), "names 1 rows that the sink was not given"),
-        (lambda: SinkRejects.at([9], [0], "no"), "names 1 rows that the sink was not given"),
+        (lambda: SinkRejects.at([0], [7], "no"), "names 1 row that the sink was not given"),
+        (lambda: SinkRejects.at([9], [0], "no"), "names 1 row that the sink was not given"),
         (lambda: SinkRejects([{"line": "A"}], "no"), "rows of SinkRejects must .* got list"),
         (lambda: SinkRejects(pa.table({"line": [[1]]}), "no"), "must be string, .* got list<item"),
     ],
@@ -236,7 +236,7 @@ def test_refused_rows_of_no_record_are_told(tmp_path, caplog):
     with caplog.at_level("WARNING", "ackcore"):
         _, counts = world.process(0, ["a"])
     assert (world.rows, world.parked, counts.acked, counts.dead) == (["A"], [], 1, 0)
-    assert "sinks refused 1 rows that belong to no record of a tracked spout" in caplog.text
+    assert "sinks refused 1 row that belongs to no record of a tracked spout" in caplog.text
 
 
 def test_a_decision_of_another_driver_stands(tmp_path, dying_at):
@@ -518,7 +518,7 @@ def test_a_stop_amid_the_search_is_heard(tmp_path):
 def test_where_rows_may_be_at_fault_the_way_out_is_told(tmp_path, replaces, says):
     world = Raising(tmp_path, {"max_sink_attempts": 1}, bad=["a"], isolate=False)
     world.replaces = replaces
-    with pytest.raises(SinkError, match=r"sink 'upper' failed 1 times .*ValueError: no a") as told:
+    with pytest.raises(SinkError, match=r"sink 'upper' failed 1 time .*ValueError: no a") as told:
         world.process(0, ["a", "b"])
     way_out = "return or raise SinkRejects, which names them, or declare the sink with isolate=True"
     assert (way_out in str(told.value)) == says

@@ -269,8 +269,8 @@ def test_what_dies_again_and_again_is_refused_in_the_end(tmp_path, caplog):
         assert (counts.replayed, counts.dead, counts.resolved) == (sent, sent + 1, 0)
     with caplog.at_level(logging.WARNING):
         assert replay(tmp_path, max_replays=3, dry_run=True) == (ANY, {}, {"lines": 1})
-    assert "1 dead letters in" in caplog.text
-    assert "were sent again 3 times or more, and are left out" in caplog.text
+    assert "1 dead letter is left out in" in caplog.text
+    assert "after 3 or more replays. To send them" in caplog.text
     assert replay(tmp_path, max_replays=3) == (ANY, {}, {"lines": 1})
     found = [each.replays for each in list_letters(store_of(tmp_path), LetterFilter())]
     assert found == [3, 2, 1, 0]

@@ -140,7 +140,7 @@ def test_roots_of_an_unknown_spout_are_looked_for_in_all(spark, tmp_path):
         "more": [1, 2],
     }
     gone = pa.table([[12345], ["lines"], done.failed["reason"][:1]], schema=done.failed.schema)
-    with pytest.raises(RuntimeError, match="1 of them were not found"):
+    with pytest.raises(RuntimeError, match="the spouts' sources lacks 1; "):
         reread.judge(setup, done, gone, rules)
 
 

@@ -50,7 +50,7 @@ def test_reasons_that_cannot_be_told_are_reasons():
         def __str__(self):
             raise SystemExit("no words")
 
-    assert str(SinkRejects.at([0], [7], Mute())) == "1 rows are refused: Mute: Mute"
+    assert str(SinkRejects.at([0], [7], Mute())) == "1 row is refused: Mute: Mute"
     assert SinkRejects.at([0], [7], text_of([b"caf\xe9"])).reasons == [r"caf\xe9"]
 
 
@@ -94,7 +94,7 @@ def test_the_driver_keeps_columns_of_refused_rows(tmp_path):
             lambda: SinkRejects(pa.table({"id": [1]}), pa.array([None], "str")),
             "got a column of string with 1 nulls",
         ),
-        (lambda: SinkRejects(pa.table({"id": [1]}), ["a", "b"]), "2 reasons for 1 rows"),
+        (lambda: SinkRejects(pa.table({"id": [1]}), ["a", "b"]), "2 reasons for 1 row;"),
         (lambda: SinkRejects.at([0.5], [1], "no"), "files of SinkRejects.at.. must be integers"),
         (lambda: SinkRejects.at([0], [1, 2], "no"), "must pair up one by one"),
     ],

@@ -158,14 +158,14 @@ def test_it_is_printed_and_checked():
         assert line in said
     assert ran.check(dead=1) is ran
     with pytest.raises(
-        AssertionError, match=r"1 records are dead, and dead=0 was expected\n.*\n  spout"
+        AssertionError, match=r"1 record is dead, and dead=0 was expected\n.*\n  spout"
     ):
         ran.check()
     many = testing.run(words(Check()), lines(*["some poison" * 30] * 12))
     assert str(many).endswith("  dead: 2 more")
     assert max(map(len, str(many).splitlines())) < 500
     untracked = dataclasses.replace(ran, untracked_failures=2)
-    with pytest.raises(AssertionError, match="2 tuples failed that belong to no record"):
+    with pytest.raises(AssertionError, match="2 untracked tuples failed"):
         untracked.check(dead=1)
     account = dataclasses.replace(ran.counts.spouts["lines"], acked=1, waiting=2)
     counts = dataclasses.replace(ran.counts, spouts={"lines": account})
@@ -184,7 +184,7 @@ def test_duplicates_and_unmet_expectations_are_printed_and_what_carries_dedup_ou
     builder.sink("lines", print)
     said = str(testing.run(builder.build(), lines("to", "be", "no", "to", "to")))
     assert "\n  duplicates: 2 records were not run\n" in said
-    assert "\n  expectation '<lambda>' of lines: not met by 1 tuples\n" in said
+    assert "\n  expectation '<lambda>' of lines: not met by 1 tuple\n" in said
     assert "lines.dedup" not in said
 
 

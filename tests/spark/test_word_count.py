@@ -47,7 +47,7 @@ def test_all_adds_up(spark, tmp_path, capsys):
     # It ended, and has nothing to do when it is run again; what differs is told.
     assert word_count.run(spark, tmp_path, [*texts[:-1], "to thar"]) == [
         "'thar' is in the sink 0 times, not 1",
-        "'that' is in the sink 1 times, not 0",
+        "'that' is in the sink 1 time, not 0",
     ]
     assert "micro-batch" not in capsys.readouterr().out
 
@@ -162,7 +162,7 @@ def test_a_run_that_was_not_killed_proves_nothing(tmp_path, capfd, waiting, kill
     )
     assert run_killed([sys.executable, "-c", child], tmp_path, kills) == status
     said = capfd.readouterr().out
-    assert f"killed {waiting} times" in said
+    assert f"killed {waiting} time" in said
     assert (f"of {kills}: it ended before" in said) == (waiting < kills)
     assert ("give it more --lines" in said) == bool(status)
     assert run_killed([sys.executable, "-c", "exit(3)"], tmp_path, 1) == 3

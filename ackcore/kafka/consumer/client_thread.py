@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from confluent_kafka import Consumer, TopicPartition
 
+from ackcore._error_hints import counted
 from ackcore.dead_limit import TooManyDead
 from ackcore.dispatch.dispatcher import RecordDead
 from ackcore.kafka.cluster import Partition
@@ -134,7 +135,9 @@ class ClientThread:
             tasks = self.settings.tasks
             if tasks > len(found):
                 self._log.warning(
-                    "there are %d tasks and %d partitions: some tasks have none", tasks, len(found)
+                    "%d tasks share %s: some tasks have none",
+                    tasks,
+                    counted(len(found), "partition"),
                 )
             self._assign_manually(self._task_partitions(found))
 
@@ -209,9 +212,10 @@ class ClientThread:
             if letters:
                 record, failure, failures = letters[0]
                 raise RecordDead(
-                    f"{record.topic}-{record.partition}@{record.offset} failed {failures} times, "
-                    f"the last time with {failure.kind}: {failure.message}; set dead_letters to a "
-                    "topic or a callable that stores such records"
+                    f"{record.topic}-{record.partition}@{record.offset} failed "
+                    f"{counted(failures, 'time')}, the last time with {failure.kind}: "
+                    f"{failure.message}; set dead_letters to a topic or a callable that stores "
+                    "such records"
                 )
             return
         self._dead_letters.put(letters, now)
@@ -320,9 +324,9 @@ class ClientThread:
     def _on_lost(self, client: Consumer, partitions: list[TopicPartition]) -> None:
         keys = [(found.topic, found.partition) for found in partitions]
         self._log.warning(
-            "%d partitions now belong to other members: records done since the last commit are not "
+            "%s to other members: records done since the last commit are not "
             "committed, and are delivered again",
-            len(keys),
+            counted(len(keys), "partition now belongs", "partitions now belong"),
         )
         with self._changed:
             self._held.close(keys)
@@ -355,9 +359,8 @@ class ClientThread:
                 return
             if time.monotonic() - started >= self.drain_s:  # `close` may have shortened it
                 self._log.warning(
-                    "%d records were not answered in %g s: the next owner of their partitions "
-                    "reads them again",
-                    left,
+                    "%s not answered in %g s: the next owner of their partitions reads them again",
+                    counted(left, "record was", "records were"),
                     self.drain_s,
                 )
                 return

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from ackcore._error_hints import counted
 from ackcore.kafka.client_settings import Log, Value
 from ackcore.kafka.committer import commit_requests
 from ackcore.kafka.consumer.consumer_records import (
@@ -303,7 +304,11 @@ class Commits:
         else:
             what, why = "refused", ""
         self._log.warning(
-            "a commit of %d partitions was %s: %s%s", len(refused), what, error.str(), why
+            "a commit of %s was %s: %s%s",
+            counted(len(refused), "partition"),
+            what,
+            error.str(),
+            why,
         )
         return shorter
 

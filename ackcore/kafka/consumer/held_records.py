@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from ackcore._error_hints import counted
 from ackcore._records import OffsetState
 from ackcore.dead_limit import DeadLimit
 from ackcore.kafka.commit_metadata import MetadataForm
@@ -251,7 +252,9 @@ class HeldRecords:
             found.queue(offset, self._order_of(record))
             if failures >= self._policy.max_attempts:
                 # When the last generation ended, its dead letter was not confirmed as stored.
-                failure = Failure("Failed", f"{failures} times before it was assigned anew")
+                failure = Failure(
+                    "Failed", f"{counted(failures, 'time')} before it was assigned anew"
+                )
                 self._die(found, held, failure, failures)
             elif offset in unreadable:
                 self.dead_limit.ended(0, 1)
@@ -626,10 +629,11 @@ class HeldRecords:
             return ""
         limits, (waiting, waiting_bytes) = self._limits, self._waiting_now()
         return (
-            f"{stopped} of {len(self._partitions)} partitions are not read, because {waiting} "
-            f"records of {waiting_bytes} bytes wait for a retry; reading stops at max_waiting="
-            f"{limits.waiting} or max_waiting_bytes={limits.waiting_bytes}, and resumes below half "
-            f"of both; the last one failed with {self._last_failure}"
+            f"{stopped} of {len(self._partitions)} partitions are not read, because "
+            f"{counted(waiting, 'record waits', 'records wait')} for a retry, with {waiting_bytes} "
+            f"bytes; reading stops at max_waiting={limits.waiting} or "
+            f"max_waiting_bytes={limits.waiting_bytes}, and resumes below half of both; the last "
+            f"one failed with {self._last_failure}"
         )
 
     def _waiting_now(self) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from ackcore._arrow.shown import shown_rows
 from ackcore._columns import as_count
-from ackcore._error_hints import naming_arguments
+from ackcore._error_hints import counted, naming_arguments
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.cluster import Cluster, ClusterFailed, TopicPartition
 from ackcore.kafka.consumer.consumer_letters import (
@@ -167,9 +167,9 @@ def replay_letters(
                     transactions.commit()
     if left:
         settings.logger(_log).warning(
-            "%d messages of topic %r are not sent, now or by a later call: they represent no "
-            "record, or one that has died %d times or more",
-            *(left, topic, max_deaths),
+            "%s not sent from topic %r, now or by a later call: without a record, or with one that "
+            "has died %d times or more",
+            *(counted(left, "message is", "messages are"), topic, max_deaths),
         )
     return SentBack(sent, left)
 
@@ -271,9 +271,11 @@ def _missing(letter: _Letter, partitions: int) -> str | None:
         return None
     if not partitions:
         return (
-            f"topic {letter.topic} does not exist; create it with {letter.partition + 1} partitions"
+            f"topic {letter.topic} does not exist; create it with "
+            f"{counted(letter.partition + 1, 'partition')}"
         )
-    return f"topic {letter.topic} has {partitions} partitions; add partition {letter.partition}"
+    has = counted(partitions, "partition")
+    return f"topic {letter.topic} has {has}; add partition {letter.partition}"
 
 
 def _not_sent(topic: str, message: Mapping[str, Any], why: str) -> DeliveryError:

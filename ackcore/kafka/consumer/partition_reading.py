@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from ackcore._error_hints import counted
 from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.consumer.consumer_client import record_of, watermarks
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
@@ -377,7 +378,10 @@ class PartitionReading:
             keep = self._settings.dead_letters is not None
             lost = self._held.skip_lost(key, target, now_ms(), keep)
         self._log.warning(
-            "%s: %d offsets are lost, and reading continues at %d", outside, lost, target
+            "%s: %s lost, and reading continues at %d",
+            outside,
+            counted(lost, "offset is", "offsets are"),
+            target,
         )
         self._epochs.pop(key, None)
         self._read_from({key: target})

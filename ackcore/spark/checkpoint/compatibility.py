@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ackcore
+from ackcore._error_hints import counted
 from ackcore.spark.base.errors import CheckpointForeign, corrupt
 from ackcore.spark.base.paths import numbered
 from ackcore.spark.checkpoint.records import META, Records
@@ -163,7 +164,7 @@ def check_waiting(root: str, topology: Parts, waiting: Waiting, requests: Iterab
     ``root``: the ackcore part of the checkpoint, for the message. ``waiting``: records that wait
     for a retry. ``requests``: names of requests to replay dead letters.
     """
-    waits = [(f"{waiting.rows(spout)} records", spout) for spout in waiting]
+    waits = [(counted(waiting.rows(spout), "record"), spout) for spout in waiting]
     waits += [
         (f"the replayed dead letters (request {name.partition('.')[0]})", spout_of_request(name))
         for name in requests
@@ -172,7 +173,7 @@ def check_waiting(root: str, topology: Parts, waiting: Waiting, requests: Iterab
     for what, spout in waits:
         if spout not in tracked:
             raise CheckpointForeign(
-                f"{root}: {what} of spout {spout!r} wait for a retry, and the topology "
+                f"{root}: a retry is planned for {what} of spout {spout!r}, and the topology "
                 f"has no tracked spout {spout!r}. Run the former topology until no record waits, "
                 "then change it; or give this one another checkpoint"
             )
@@ -244,9 +245,10 @@ def check_tables(
         spout = f"{name}{CLOSED}"
         read = [spout in structure["spouts"] for structure in structures]
         if table.closed and read == [True, False]:
+            rows = counted(sum(one.rows for one in table.closed), "row")
             raise CheckpointForeign(
-                f"{root}: {sum(one.rows for one in table.closed)} rows of closed windows of table "
-                f"{name!r} wait for the next micro-batch, and no bolt or table of the topology "
+                f"{root}: the next micro-batch has to read {rows} of closed windows of table "
+                f"{name!r}, and no bolt or table of the topology "
                 f"reads {spout!r}. Run the former topology until it has read them, then change "
                 "it; or give this one another checkpoint"
             )

@@ -18,6 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ackcore._arrow import rebatched
+from ackcore._error_hints import counted
 from ackcore.spark.base.checksummed import table_in, write_batches
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.checkpoint.records import Records
@@ -124,7 +125,7 @@ class Requests:
         if data is None:
             raise corrupt(place, "is missing, though the checkpoint refers to it", way_out)
         table = table_in(data, place, way_out=way_out).replace_schema_metadata(None)
-        letters = f"the {table.num_rows} dead letters of spout {spout_of_request(name)!r}"
+        letters = f"the {counted(table.num_rows, 'dead letter')} of {spout_of_request(name)!r}"
         return fit_columns(table, schema, f"{letters} that {place} requests", way_out)
 
     def withdrawn(self, name: str) -> bool:

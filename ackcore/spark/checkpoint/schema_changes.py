@@ -68,7 +68,7 @@ def fit_columns(table: pa.Table, schema: pa.Schema, what: str, way_out: str) -> 
             troubles.append(f"{name!r}, {was.field(name).type}, is not there any more")
     if troubles:
         raise ColumnsChanged(
-            f"{what} do not fit the columns that the source has now: {'; '.join(troubles)}. "
+            f"the columns that the source has now do not fit {what}: {'; '.join(troubles)}. "
             f"{way_out}."
         )
     kept = table.select(TRACKING.names)

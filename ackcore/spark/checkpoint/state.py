@@ -41,6 +41,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
+from ackcore._error_hints import counted
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.schemas import ORDER, ORDER_BITS
 from ackcore.spark.checkpoint import compatibility
@@ -430,7 +431,8 @@ class State:
         return fit_columns(
             table,
             self._sources[spout],
-            f"{self.url}: {table.num_rows} records of spout {spout!r} that wait for a retry",
+            f"{self.url}: {counted(table.num_rows, 'record')} of spout {spout!r} that wait for a "
+            "retry",
             "Run the former source until no record waits, then change it; or give the source "
             "these columns, by a cast or an added column",
         )

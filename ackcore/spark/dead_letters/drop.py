@@ -34,7 +34,7 @@ from ackcore.spark.dead_letters.notes import (
     Spans,
     add_places,
     again_if_noted,
-    counted,
+    counts_by_spout,
     gone_rows,
     notes_of,
     places_of,
@@ -76,7 +76,7 @@ def drop(path: str | os.PathLike[str], where: LetterFilter, *, dry_run: bool = F
     rows = again_if_noted(store, partial(_note, store, where, request, dry_run))
     if not dry_run:
         _empty(store, notes_of(store))
-    return Dropped(request, counted(rows))
+    return Dropped(request, counts_by_spout(rows))
 
 
 def _note(store: Letters, where: LetterFilter, request: str, dry_run: bool) -> Spans:

@@ -161,7 +161,7 @@ def note_time(notes: Iterable[Note]) -> int:
     return max([wall_clock_ms(), *(note.at_ms + 1 for note in notes)])
 
 
-def counted(rows: Spans) -> dict[str, int]:
+def counts_by_spout(rows: Spans) -> dict[str, int]:
     """Return, by spout, the number of letters that the spans cover."""
     return {
         spout: sum(end - start for spans in batches.values() for start, end in spans)
@@ -171,7 +171,7 @@ def counted(rows: Spans) -> dict[str, int]:
 
 def counted_all(rows: Spans) -> int:
     """Return the total number of letters in spans."""
-    return sum(counted(rows).values())
+    return sum(counts_by_spout(rows).values())
 
 
 def places_of(chosen: Int64s, rows: BatchRows) -> dict[str, list[list[int]]]:

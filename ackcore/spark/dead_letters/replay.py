@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._error_hints import naming_arguments
+from ackcore._error_hints import counted, naming_arguments
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.letter_columns import as_tracked
@@ -49,7 +49,7 @@ from ackcore.spark.dead_letters.notes import (
     Note,
     add_places,
     again_if_noted,
-    counted,
+    counts_by_spout,
     dropped_rows,
     note_of,
     note_time,
@@ -179,7 +179,7 @@ def _replay(
     notes = notes_of(store)
     before = note_of(notes, name)
     if before is not None:
-        return Replay(name, counted(before.rows), before.left_out or {})
+        return Replay(name, counts_by_spout(before.rows), before.left_out or {})
     kinds = kinds_of(store, spout)
     chosen: Mapping[ObjectFile, Int64s] | None = None
     if isinstance(where, LetterFilter):
@@ -211,13 +211,12 @@ def _replay(
         store.send(name, note._asdict(), tables)
     if left_out:
         _log.warning(
-            "%d dead letters in %s were sent again %d times or more, and are left out. "
-            "To send them, set a larger max_replays",
-            left_out.total(),
+            "%s in %s after %d or more replays. To send them, set a larger max_replays",
+            counted(left_out.total(), "dead letter is left out", "dead letters are left out"),
             store.url,
             bound,
         )
-    return Replay(name, counted(rows), dict(left_out))
+    return Replay(name, counts_by_spout(rows), dict(left_out))
 
 
 class _Chosen(NamedTuple):
@@ -286,7 +285,7 @@ def _fitting(
     recorded = path is not None
     now = None if path is None else pa.schema(list(read_schema(path).field("payload").type))
     for file, mask, times, _ in wanted:
-        what = f"{mask.sum()} dead letters of spout {spout!r} in {store.url}"
+        what = f"{counted(mask.sum(), 'dead letter')} of spout {spout!r} in {store.url}"
         if fields is None:
             raise CheckpointForeign(
                 f"{what} cannot be sent: the topology has no such spout now. {_WAY_OUT}."
@@ -299,7 +298,7 @@ def _fitting(
             # No column types are recorded: only the names can be compared.
             if not recorded and source.names != fields:
                 raise ColumnsChanged(
-                    f"{what} have the columns {', '.join(source.names)}, and the source has "
+                    f"the columns of {what} are {', '.join(source.names)}, and the source has "
                     f"{', '.join(fields)} now. {_WAY_OUT}."
                 )
             now = source if now is None else now

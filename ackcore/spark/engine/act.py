@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from ackcore._arrow.hashing import hash_columns
 from ackcore._arrow.shown import shown_rows
+from ackcore._error_hints import counted
 from ackcore._records import Int32s, Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, RowFileDamaged
 from ackcore.spark.base.failpoints import failpoint
@@ -250,7 +251,7 @@ def _refuse_removed_sinks(topology: Topology, decision: BatchDecision) -> None:
             left[f"{file.component!r}{stream}"] += file.rows
     for name, rows in (+left).items():
         raise CheckpointForeign(
-            f"micro-batch {decision.number} has {rows} rows of {name} that are not written yet, "
+            f"micro-batch {decision.number} has not written {counted(rows, 'row')} of {name} yet, "
             "and the topology no longer has a sink for them. Run the former topology until it "
             f"has finished the micro-batch (accept_changes=True), then change it; or give {name} "
             "a sink, which may be a function that does nothing if the rows are not wanted"
@@ -331,8 +332,8 @@ def _by_places(rejects: SinkRejects, batch: SinkBatch) -> tuple[pa.Table, Int64s
         lost += len(wanted)
     if lost:
         raise InvalidRejects(
-            f"SinkRejects names {lost} rows that the sink was not given: their places are not in "
-            "SinkBatch.files, or read_with_places does not yield them"
+            f"SinkRejects names {counted(lost, 'row')} that the sink was not given: their places "
+            "are not in SinkBatch.files, or read_with_places does not yield them"
         )
     return pa.concat_tables(found), np.concatenate(reasons)
 

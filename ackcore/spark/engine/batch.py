@@ -30,6 +30,7 @@ from typing import Any, Protocol
 import numpy as np
 from pyspark.sql import SparkSession
 
+from ackcore._error_hints import counted
 from ackcore._records import Int64s
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.clocks import Clock, SteadyClock, wall_clock_ms
@@ -275,10 +276,10 @@ class Engine:
         loose = unanchored(refusals)
         if loose:
             _log.warning(
-                "micro-batch %d: sinks refused %d rows that belong to no record of a tracked "
-                "spout; they are lost: neither in the sinks nor in the dead letters",
+                "micro-batch %d: sinks refused %s to no record of a tracked spout. Such "
+                "rows are lost: neither in the sinks nor in the dead letters",
                 number,
-                loose,
+                counted(loose, "row that belongs", "rows that belong"),
             )
         spouts = self._runs.spouts
         failed = refused_roots(refusals, spouts)

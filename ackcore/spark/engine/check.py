@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ackcore._error_hints import counted
 from ackcore._records import Int64s
 from ackcore.spark.base.root_ids import in_ranges, once
 from ackcore.spark.base.schemas import SinkFile
@@ -112,8 +113,8 @@ def count_problems(
             came = acked.get(source.number, 0) + failed.get(source.name, 0)
             if came != sent.get(source.name, 0):
                 problems.append(
-                    f"spout {source.name} sent {sent.get(source.name, 0)} records, and {came} were "
-                    "settled"
+                    f"spout {source.name} sent {counted(sent.get(source.name, 0), 'record')}, and "
+                    f"tasks settled {came}"
                 )
     return problems
 
@@ -125,8 +126,8 @@ def check_agreement(ran: RunResult, retries: Retries) -> None:
     """
     if ran.unsettled:
         text = (
-            f"{ran.unsettled} groups of records were not acked as a whole, so the next run settles "
-            "each record by itself"
+            f"{counted(ran.unsettled, 'group of records was', 'groups of records were')} not acked "
+            "as a whole, so the next run settles each record by itself"
         )
         raise Unsettled("; ".join([text, *ran.problems]))
     if ran.problems:
@@ -134,8 +135,8 @@ def check_agreement(ran: RunResult, retries: Retries) -> None:
     for spout, table in retries.due.items():
         if ran.retried.get(spout, 0) != len(table):
             raise Disagreement(
-                f"{len(table)} records of spout {spout} were due, and "
-                f"{ran.retried.get(spout, 0)} of them ran"
+                f"spout {spout}: {counted(len(table), 'record was', 'records were')} due, and "
+                f"{ran.retried.get(spout, 0)} ran"
             )
 
 
@@ -155,8 +156,9 @@ def check_found(sought: Sequence[Int64s], found: FailedRows, is_all: bool = Fals
         there += len(wanted) if same else len(np.intersect1d(wanted, got))
     if not agree:
         raise Disagreement(
-            f"{lost} records failed, and the second read of their sources found {there} of them, "
-            f"in {sum(map(len, rows))} rows: the sources did not return the same rows twice"
+            f"{counted(lost, 'record')} failed, and the second read of their sources found "
+            f"{there}, in {counted(sum(map(len, rows)), 'row')}: the sources did not return the "
+            "same rows twice"
         )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore._error_hints import counted
 from ackcore._records import Int64s
 from ackcore.retry import Policy
 from ackcore.spark.base.reasons import ENGINE, FAILED, Reasons, failures, without_room
@@ -183,8 +184,8 @@ def decide(
         waits, dies = _parts(rows, spout)
         if sum(map(len, [*waits, *dies])) != lost_here:
             raise Disagreement(
-                f"{lost_here} records of spout {spout} failed, but tasks returned the rows of "
-                f"{sum(map(len, [*waits, *dies]))}"
+                f"{counted(lost_here, 'record')} of spout {spout} failed, but tasks returned the "
+                f"rows of {sum(map(len, [*waits, *dies]))}"
             )
         for part in waits:
             # A replay larger than a micro-batch does not make other records dead.
@@ -209,8 +210,8 @@ def decide(
         failures += lost_here
         if changes[spout].acked < 0:
             raise Disagreement(
-                f"spout {spout} has only {executed} records in this micro-batch, but tasks report "
-                f"{executed - changes[spout].acked} failed ones"
+                f"spout {spout} has only {counted(executed, 'record')} in this micro-batch, but "
+                f"tasks report {executed - changes[spout].acked} failed ones"
             )
     decision = BatchDecision(
         number=plan.number,

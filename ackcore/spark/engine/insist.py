@@ -11,6 +11,7 @@ from typing import TypeVar
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
+from ackcore._error_hints import counted
 from ackcore.retry import capped_doubling, whole_ms
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import (
@@ -138,9 +139,9 @@ class SinkCalls:
             said = _said(error)
             if last:
                 raise SinkError(
-                    f"{what} failed {attempt} times with micro-batch {self._number}, the last "
-                    f"time with {said}. The decision is recorded: remove the cause, and start "
-                    f"again on the same checkpoint to continue{hint}"
+                    f"{what} failed {counted(attempt, 'time')} with micro-batch {self._number}, "
+                    f"the last time with {said}. The decision is recorded: remove the cause, and "
+                    f"start again on the same checkpoint to continue{hint}"
                 ) from error
             waits = capped_doubling(_BACKOFF_MS, attempt, whole_ms(settings.max_backoff_s))
             _log.warning(

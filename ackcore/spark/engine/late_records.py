@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore._error_hints import counted
 from ackcore._records import Int64s
 from ackcore.spark.base.reasons import FAILED, failures
 from ackcore.spark.base.schemas import FIRST_MS, REPLAYED, SinkFile
@@ -178,10 +179,10 @@ class WindowedRows:
                 lost += int((~usable).sum()) - len(np.unique(rows))
             if lost:
                 _log.warning(
-                    "table %r leaves out %d rows that belong to no record of a tracked spout, and "
-                    "that are late or have no usable time; they are lost",
+                    "table %r leaves out %s to no record of a tracked spout. Such rows are lost "
+                    "if they are late or have no usable time",
                     table.name,
-                    lost,
+                    counted(lost, "row that belongs", "rows that belong"),
                 )
             late_roots = np.concatenate(late)
             again = self.records.replayed(late_roots)

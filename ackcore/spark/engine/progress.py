@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore._error_hints import counted
 from ackcore.calls.rate_limits import unreported
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.topology.components import AsyncBolt
@@ -271,8 +272,8 @@ class Progress:
         put_off = f", {self.uncounted} put off (unavailable, or behind a record of their key)"
         put_off = put_off if self.uncounted else ""
         failed = self.failed - self.uncounted
-        trips = f", {self.breaker_trips} breaker trips" if self.breaker_trips else ""
-        copies = f" ({self.duplicates} duplicates)" if self.duplicates else ""
+        trips = f", {counted(self.breaker_trips, 'breaker trip')}" if self.breaker_trips else ""
+        copies = f" ({counted(self.duplicates, 'duplicate')})" if self.duplicates else ""
         again = f", {self.runs} runs" if self.runs > 1 else ""
         unmet = sorted(self.unmet(), key=lambda one: -one[2])
         named = [f"{name!r} of {of} {n}" for of, name, n in unmet]
@@ -371,23 +372,23 @@ def warn_of_failures(number: int, ran: RunResult) -> None:
     """Log how many tuples without a tracked record failed, and which bolts raised in many calls."""
     if ran.untracked_failures:
         _log.warning(
-            "micro-batch %d: %d tuples failed that belong to no record of a tracked spout; they "
-            "are lost",
+            "micro-batch %d: %s to no record of a tracked spout. Such tuples are lost",
             number,
-            ran.untracked_failures,
+            counted(
+                ran.untracked_failures, "tuple failed that belongs", "tuples failed that belong"
+            ),
         )
     for name, some in sorted(ran.raised.items()):
         if some.calls <= MANY_CALLS:
             continue
         _log.warning(
-            "micro-batch %d: process() of bolt %s raised in %d calls, for %d row%s%s; a batch that "
+            "micro-batch %d: process() of bolt %s raised in %d calls, for %s%s; a batch that "
             "raises is bisected to the failing rows. To avoid this, catch the error, and fail "
             "these rows with out.fail(rows, reasons)",
             number,
             name,
             some.calls,
-            some.rows,
-            "s" * (some.rows != 1),
+            counted(some.rows, "row"),
             f", mostly {some.types.most_common(1)[0][0]}" if some.rows else "",
         )
 
@@ -423,12 +424,12 @@ class UsageWarnings:
                     _log.warning("micro-batch %d: %s", number, text)
             if used.late:
                 _log.warning(
-                    "micro-batch %d: bolt %r reported its usage %d times after the call had ended, "
+                    "micro-batch %d: bolt %r reported its usage %s after the call had ended, "
                     "so these tokens and costs did not count; let execute() await or join the "
                     "tasks and threads that it starts",
                     number,
                     name,
-                    used.late,
+                    counted(used.late, "time"),
                 )
 
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
+from ackcore._error_hints import counted
 from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import in_few, write_batches
 from ackcore.spark.base.reasons import Reasons, failures, reason_column
@@ -135,9 +136,8 @@ def _refuse_lost(ids: Sequence[Int64s], found: Iterable[pa.Table]) -> None:
     if lost:
         n = sum(map(len, ids))
         raise RuntimeError(
-            f"{n} records failed, and {lost} of them were not found when the sources of the "
-            "spouts were read again; within a micro-batch a source must return the same rows each "
-            "time it is read"
+            f"{counted(n, 'record')} failed, and the second read of the spouts' sources lacks "
+            f"{lost}; within a micro-batch a source must return the same rows each time it is read"
         )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore._error_hints import counted
 from ackcore._records import Int64s, OffsetState
 from ackcore.kafka.cluster import Cluster, Committed, PartitionAnswers
 from ackcore.kafka.commit_metadata import CommitOrigin, MetadataForm
@@ -239,10 +240,10 @@ class GroupCommitter:
             self._again_at = self._after_failures(now) if answers.failed else None
             if answers.failed and not self._complained:
                 _log.warning(
-                    "spout %s: the offsets of %d partitions could not be committed to group %s, "
+                    "spout %s: the offsets of %s could not be committed to group %s, "
                     "and are committed with the next micro-batch: %s",
                     self._spout,
-                    len(answers.failed),
+                    counted(len(answers.failed), "partition"),
                     self._group_id,
                     next(iter(answers.failed.values())).text,
                 )

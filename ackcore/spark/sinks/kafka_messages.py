@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ackcore._error_hints import counted
 from ackcore._records import Int64s
 from ackcore.spark.base.message_headers import BATCH, MESSAGE_ID, ROW
 from ackcore.spark.sinks.rejects import MAX_REFUSED
@@ -232,8 +233,8 @@ class Suspects:
 
     def _error(self, topic: str, why: str) -> DeliveryError:
         error: DeliveryError = producing().DeliveryError(
-            f"topic {topic!r} did not take {self.count} messages, {why}: {self.said}; or make "
-            "requests smaller with batch.size in options"
+            f"topic {topic!r} did not take {counted(self.count, 'message')}, {why}: {self.said}; "
+            "or make requests smaller with batch.size in options"
         )
         return error
 

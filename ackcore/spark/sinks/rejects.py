@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from ackcore._arrow.shown import shown_values
+from ackcore._error_hints import counted
 from ackcore._records import Int32s, Int64s
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import to_arrow
@@ -116,7 +117,9 @@ class SinkRejects(Exception):
         if self.places is None:
             self.values = _table(rows)
         self.reasons, self.reason_of = _reasons(reasons, len(self))
-        super().__init__(f"{len(self)} rows are refused{_first_reason(self.reasons)}")
+        super().__init__(
+            f"{counted(len(self), 'row is', 'rows are')} refused{_first_reason(self.reasons)}"
+        )
 
     @classmethod
     def at(cls, files: npt.ArrayLike, rows: npt.ArrayLike, reasons: Reasons) -> SinkRejects:
@@ -134,8 +137,8 @@ class SinkRejects(Exception):
         of, at = _numbers(files, "files"), _numbers(rows, "rows")
         if len(of) != len(at):
             raise InvalidRejects(
-                f"files of SinkRejects.at() has {len(of)} items and rows has {len(at)}; they must "
-                "pair up one by one"
+                f"files of SinkRejects.at() has {counted(len(of), 'item')} and rows has {len(at)}; "
+                "they must pair up one by one"
             )
         return cls(pa.table({}), reasons, _places=(of, at))
 
@@ -182,7 +185,8 @@ def _reasons(reasons: Reasons, n: int) -> tuple[list[str | BaseException], Int32
         raise _no_reason(type(reasons).__name__)
     if len(of) != n:
         raise InvalidRejects(
-            f"SinkRejects has {len(of)} reasons for {n} rows; give one for each, or one for all"
+            f"SinkRejects has {counted(len(of), 'reason')} for {counted(n, 'row')}; give one for "
+            "each, or one for all"
         )
     return found, of
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from ackcore._arrow import offsets_of
 from ackcore._backend import fingerprint
+from ackcore._error_hints import counted
 from ackcore._records import Int64s
 from ackcore.spark.base.arrow_batches import Batches, MapInArrow
 from ackcore.spark.tasks.exchange_format import (
@@ -238,7 +239,7 @@ class Inbox:
                 sent = " or ".join(map(str, counts)) or "an unknown number"
                 what = "arrived twice" if counts and rows > counts[-1] else "were lost"
                 raise RuntimeError(
-                    f"a task of stage {self._level} got {rows} rows from partition "
+                    f"a task of stage {self._level} got {counted(rows, 'row')} from partition "
                     f"{partition_of(origin)} of stage {level_of(origin)}, which sent {sent}: rows "
                     f"{what} in Spark's shuffle. This attempt does not count, and Spark or ackcore "
                     "tries again. If that does not help, look for errors of the shuffle in the "

@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ackcore._error_hints import counted
 from ackcore._files.process_lock import ProcessLock
 from ackcore._records import Int64s
 from ackcore.spark.base.paths import Place
@@ -96,9 +97,9 @@ class Marker:
         level, partition, attempt = self.attempt
         what = {
             NOTHING: "nothing in flight",
-            CHUNK: f"a chunk of {self.rows} rows in flight",
+            CHUNK: f"a chunk of {counted(self.rows, 'row')} in flight",
             FLUSH: "bolts being flushed",
-            ROOTS: f"{len(self.roots)} records in flight",
+            ROOTS: f"{counted(len(self.roots), 'record')} in flight",
             ALONE: "one record in flight",
         }[self.kind]
         how = "crashed" if self.timed_out is None else self.timed_out.message

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
+from ackcore._error_hints import counted
 from ackcore._records import Int64s
 from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.reasons import Reasons, one_array
@@ -104,7 +105,7 @@ def _records_of(
         place += len(batch)
     if place - piece.first != piece.rows:
         raise RuntimeError(
-            f"{', '.join(map(str, piece.what))} has {place - piece.first} rows, and had "
+            f"{', '.join(map(str, piece.what))} has {counted(place - piece.first, 'row')}, and had "
             f"{piece.rows} when the run read it; a source that is read twice must return the same "
             "rows in the same partitions"
         )

@@ -30,6 +30,7 @@ import pyarrow as pa
 
 from ackcore._arrow import offsets_of
 from ackcore._backend import fingerprint
+from ackcore._error_hints import counted
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import RowFileDamaged, StateError
 from ackcore.spark.base.schemas import SinkFile
@@ -270,7 +271,7 @@ def _read(file: RowFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
         schema, batches = reader.schema, list(reader)
     found = sum(map(len, batches))
     if found != rows:
-        raise _damaged(path, f"has {found} rows instead of {rows}")
+        raise _damaged(path, f"has {counted(found, 'row')} instead of {rows}")
     return schema, batches
 
 
