@@ -223,21 +223,31 @@ class Cluster:
         return sorted(name for name in topics if fits(name) and not name.startswith("__"))
 
     @_one_at_a_time
-    def watermarks(self, partitions: Iterable[tuple[str, int]]) -> PartitionAnswers[Watermarks]:
+    def watermarks(
+        self, partitions: Iterable[tuple[str, int]], positions: Mapping[Any, int] | None = None
+    ) -> PartitionAnswers[Watermarks]:
         """Return the first offset and the end of each partition.
 
-        With ``isolation.level=read_committed``, the default, the end is the last stable offset.
+        With ``isolation.level=read_committed``, the default, the end is the last stable offset, or
+        the position if a reader of uncommitted records has read further.
+
+        ``positions``: the next offset to read of partitions, where known.
         """
         keys = _keys(partitions)
         lows = self._offsets(keys, _EARLIEST)
         highs = self._offsets(keys, _LATEST)
-        both = lows.found.keys() & highs.found.keys()
-        found = {
-            key: Watermarks(lows.found[key][0], highs.found[key][0]) for key in keys if key in both
-        }
-        for key, marks in found.items():
-            marks.epoch = highs.found[key][1]
-        return PartitionAnswers(found, {**lows.failed, **highs.failed})
+        at = positions or {}
+        beyond = [key for key, (high, _) in highs.found.items() if at.get(key, 0) > high]
+        ends = self._offsets(beyond, _LATEST, IsolationLevel.READ_UNCOMMITTED)
+        known = (lows.found.keys() & highs.found.keys()) - ends.failed.keys()
+        found = {}
+        for key in (key for key in keys if key in known):
+            high, epoch = highs.found[key]
+            if key in ends.found:
+                high = max(high, min(at[key], ends.found[key][0]))
+            found[key] = Watermarks(lows.found[key][0], high)
+            found[key].epoch = epoch
+        return PartitionAnswers(found, {**lows.failed, **highs.failed, **ends.failed})
 
     def bounds_of(self, topic: str) -> dict[TopicPartition, Watermarks]:
         """Return the first offset and the end of each partition of a topic, in order.
@@ -274,18 +284,22 @@ class Cluster:
         return PartitionAnswers({**some, **found}, {**answers.failed, **failed})
 
     def _offsets(
-        self, keys: Sequence[TopicPartition], spec: OffsetSpec
+        self,
+        keys: Sequence[TopicPartition],
+        spec: OffsetSpec,
+        isolation: IsolationLevel | None = None,
     ) -> PartitionAnswers[tuple[int, int | None]]:
         """Return pairs of an offset and the epoch of the leader that answered, None if unknown.
 
         ``spec``: which offset of each partition: the earliest, the latest, or the first of a time.
-        With the last, the offset is -1 if no record has that time or a later one.
+        With the last, the offset is -1 if no record has that time or a later one. ``isolation``:
+        the isolation level; by default the one of the settings.
         """
         if not keys:
             return PartitionAnswers({}, {})
         asked = self._admin.list_offsets(
             {ClientPartition(*key): spec for key in keys},
-            isolation_level=self._isolation,
+            isolation_level=self._isolation if isolation is None else isolation,
             request_timeout=self._timeout_s,
         )
         found, failed = {}, {}

@@ -15,7 +15,7 @@ from fake_cluster import At, FakeClient, FakeCluster
 
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.commit_metadata import CommitOrigin
-from ackcore.kafka.consumer import client_thread, partition_reading, topic_watch
+from ackcore.kafka.consumer import client_thread, consumer_starts, partition_reading, topic_watch
 from ackcore.kafka.consumer.client_thread import ClientThread
 from ackcore.kafka.consumer.consumer_letters import PendingLetters
 from ackcore.kafka.consumer.consumer_records import Failure
@@ -200,7 +200,12 @@ class World:
                 member.knows.setdefault(each.topic_id, len(found))
             return found
 
-        return SimpleNamespace(partitions=partitions, close=lambda: None)
+        def watermarks(keys, positions):
+            return {
+                key: (self.cluster.logs[key].start, self.cluster.logs[key].end) for key in keys
+            }, {}
+
+        return SimpleNamespace(partitions=partitions, watermarks=watermarks, close=lambda: None)
 
     def truncated_at(self, settings, key, low, position, epoch, timeout_s):
         if self.faults and self.faults[0] == "nobody says":
@@ -634,6 +639,7 @@ def world_of(*arguments):
         clock = SimpleNamespace(time_ns=lambda: world.now * 1_000_000)
         patch.setattr(partition_reading, "time", clock)
         patch.setattr(topic_watch, "Cluster", world.asked)
+        patch.setattr(consumer_starts, "Cluster", world.asked)
         lock = topic_watch.threading.Lock
         patch.setattr(topic_watch, "threading", SimpleNamespace(Thread=AtOnce, Lock=lock))
         world.begin()

@@ -129,6 +129,10 @@ def test_an_open_transaction_is_the_end_of_what_can_be_read(kafka_broker):
     for level, high in (("read_committed", 1), ("read_uncommitted", 2)):
         cluster = cluster_of(kafka_broker, **{"isolation.level": level})
         assert cluster.watermarks([(topic, 0)]).found == {(topic, 0): (0, high)}
+        # What read uncommitted records before waits; what is above the log's end was truncated.
+        for position, end in ((1, high), (2, 2), (3, 2)):
+            found = cluster.watermarks([(topic, 0)], {(topic, 0): position}).found
+            assert found == {(topic, 0): (0, end)}
     producer.abort_transaction(30)
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 
 import mock_broker
 from confluent_kafka import Consumer as Client
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions
 from consumer_counts import Counts, by_hand, consuming, partitions_of, take
 from servers import raise_errors, wait_until
@@ -96,6 +96,30 @@ def test_what_others_committed_is_committed_with_the_topics_id_at_once(mock_kafk
     offset, metadata = counts.committed()[0]
     assert offset == 10
     assert CommitOrigin.read(decode_metadata(counts.topic, 0, offset, metadata).deployment).topic
+
+
+@pytest.mark.broker
+def test_what_was_read_of_an_open_transaction_is_no_truncated_log(kafka_broker, tmp_path, caplog):
+    """The isolation level was read_uncommitted before: records above the stable ones are done."""
+    caplog.set_level(logging.INFO)
+    counts = counts_of(kafka_broker, tmp_path)
+    counts.produce(2)
+    producer = Producer(kafka_broker.conf(transactional_id=counts.topic))
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(counts.topic, b"open")
+    producer.flush(30)
+    uncommitted = {"isolation.level": "read_uncommitted"}
+    with consuming(counts, **by_hand(counts), options=uncommitted) as consumer:
+        consumer.ack_many([one for one in take(consumer, 3) if one.offset != 1])
+        wait_until(
+            lambda: decode_metadata(counts.topic, 0, *counts.committed()[0]).state.end == 3,
+            "two are done",
+        )
+    with consuming(counts, **by_hand(counts), out_of_range="fail") as consumer:
+        assert take(consumer, 1)[0].offset == 1
+    producer.commit_transaction(30)
+    assert begun(caplog) == ["0, earliest", "1, group"]
 
 
 def test_a_deployment_begins_anew_once(mock_kafka, tmp_path, caplog):

@@ -17,6 +17,7 @@ from test_kafka_starts import spout
 from ackcore.kafka import KafkaSpout
 from ackcore.kafka.cluster import (
     ClusterFailed,
+    Committed,
     Partition,
     PartitionAnswers,
     PartitionFailure,
@@ -38,6 +39,7 @@ class Cluster:
     def __init__(self, *marks):
         self.marks = {("t", p): mark for p, mark in enumerate(marks)}
         self.epochs = {}
+        self.open = {}  # the ends of logs with an open transaction
         self.told = {}
         self.down = False
         self.mute = set()
@@ -49,9 +51,13 @@ class Cluster:
             raise UnknownTopics({"t": "deleted"})
         return [Partition(*each, self.topic_id) for each in self.marks]
 
-    def watermarks(self, partitions):
+    def watermarks(self, partitions, positions=()):
         self.refuse()
+        at = dict(positions)
         found = {each: Watermarks(*self.marks[each]) for each in partitions}
+        for each, end in self.open.items():
+            low, high = self.marks[each]
+            found[each] = Watermarks(low, max(high, min(end, at.get(each, 0))))
         for each, epoch in self.epochs.items():
             found[each].epoch = epoch
         return self.split(found)
@@ -110,6 +116,26 @@ def test_a_plan_goes_on_where_the_one_before_ended(of):
     it._refresh_at = 0
     assert it.has_new()
     assert taken(it.plan(second, 2, bounded=True)) == [(2, 0, 1)]
+
+
+@pytest.mark.parametrize("from_group", [True, False])
+def test_a_position_within_an_open_transaction_waits_for_its_end(of, from_group):
+    """Uncommitted records were read before: by this query, or by consumers of the group."""
+    cluster = Cluster((0, 5))
+    it, plan = of(cluster, lost="refuse"), None
+    if from_group:
+        cluster.told["t", 0] = Committed(5, "")
+    else:
+        plan = it.plan(None, 2, bounded=True)
+        it.commit(plan, [])
+    cluster.marks["t", 0], cluster.open = (0, 3), {("t", 0): 6}
+    plan = it.plan(plan, 2, bounded=True)
+    assert taken(plan) == []
+    it.commit(plan, [])
+    assert not it.has_new()
+    cluster.marks["t", 0], cluster.open = (0, 7), {}
+    assert it.has_new()
+    assert taken(it.plan(plan, 2, bounded=True)) == [(0, 5, 7)]
 
 
 def test_where_there_is_room_for_one_each_partition_is_taken_in_turn(of):

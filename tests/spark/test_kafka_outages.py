@@ -18,6 +18,7 @@ import test_kafka_spout as spouts
 from test_kafka_spout import Kept, source, topology
 
 from ackcore.kafka import KafkaSpout
+from ackcore.kafka.cluster import Cluster, PartitionAnswers, Watermarks
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.spark import RunFailed, run_batch
 from ackcore.spark.engine import batch
@@ -152,7 +153,7 @@ def plan(*ranges):
     return OffsetPlan(tasks=(tuple(OffsetRange(*one) for one in ranges),))
 
 
-def test_what_keeps_offsets_from_being_read(mock_kafka):
+def test_what_keeps_offsets_from_being_read(mock_kafka, monkeypatch):
     mock_kafka.create_topic("t", 2)
     mock_kafka.produce("t", [b"a", b"b"], 0)
     spout = KafkaSpout("t", bootstrap_servers=mock_kafka.bootstrap_servers, missing_timeout_s=7)
@@ -163,6 +164,11 @@ def test_what_keeps_offsets_from_being_read(mock_kafka):
     assert short == Obstacle(said, 7)
     gone = obstacle("s", spout, plan(("t", 2, 0, 2)))
     assert gone == Obstacle("spout s waits for t-2, which does not exist", 7)
+    with monkeypatch.context() as patch:
+        ends = (PartitionAnswers({("t", 0): Watermarks(0, end)}, {}) for end in (1, 2))
+        patch.setattr(Cluster, "watermarks", lambda *_: next(ends))
+        said = "spout s waits for offset 1 of t-0, which ends at 1 for readers of committed records"
+        assert obstacle("s", spout, plan(("t", 0, 0, 2))) == Obstacle(said)
     down(mock_kafka)
     away = obstacle("s", spout, plan(("t", 0, 0, 2)))
     assert away.text.startswith("spout s waits for Kafka: ")

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 from confluent_kafka import Consumer, TopicPartition
 
+from ackcore.kafka.cluster import Cluster
 from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.consumer.consumer_client import (
     REQUEST_S,
@@ -30,7 +32,7 @@ from ackcore.kafka.consumer.consumer_client import (
 )
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.held_partition import Key
-from ackcore.kafka.kafka_errors import OffsetsOutOfRange
+from ackcore.kafka.kafka_errors import ConsumerError, OffsetsOutOfRange
 from ackcore.kafka.start_positions import MADE_ANEW, NEW_PARTITION, first_offset, time_ms
 from ackcore.offsets import Restored, decode_metadata
 
@@ -147,10 +149,20 @@ def _shorter_log(
     Such a partition was truncated, or its topic created again. If it were read at its committed
     offset, new records with offsets up to ``done`` would count as done.
     """
+    key = _key(partition)
     low, high = watermarks(client, partition)
+    if done > high:
+        # A reader of uncommitted records may have committed offsets of an open transaction.
+        with closing(Cluster(settings.client)) as cluster:
+            marks, failed = cluster.watermarks([key], {key: done})
+        if failed:
+            raise ConsumerError(
+                f"the end of {key[0]}-{key[1]} could not be read: {failed}; start the consumer "
+                "again once its brokers answer"
+            )
+        ((_, high),) = marks.values()
     if done <= high:
         return None
-    key = _key(partition)
     shorter = (
         f"{key[0]}-{key[1]} has records done up to {done}, but its offsets are [{low}, {high})"
     )

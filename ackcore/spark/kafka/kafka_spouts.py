@@ -306,6 +306,8 @@ def obstacle(name: str, spout: KafkaSpout, plan: OffsetPlan) -> Obstacle | None:
             there = {one.key for one in topics}
             ids = {one.topic: one.topic_id for one in topics}
             marks = cluster.watermarks([key for key in stops if key in there])
+            short = [key for key, (_, high) in marks.found.items() if high < stops[key]]
+            logs = cluster.watermarks(short, stops)
     except ClusterFailed as error:
         return Obstacle(f"spout {name} waits for Kafka: {error}")
     for key, stop in sorted(stops.items()):
@@ -321,5 +323,7 @@ def obstacle(name: str, spout: KafkaSpout, plan: OffsetPlan) -> Obstacle | None:
         high = marks.found[key].high
         if high < stop:
             said = f"spout {name} waits for offset {stop - 1} of {key}, which ends"
+            if key in logs.found and logs.found[key].high >= stop:
+                return Obstacle(f"{said} at {high} for readers of committed records")
             return Obstacle(f"{said} at {high}, as after a truncation", spout.missing_timeout_s)
     return None

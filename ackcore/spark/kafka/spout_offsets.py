@@ -22,6 +22,7 @@ from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
 from ackcore.kafka.start_positions import MADE_ANEW, time_ms
 from ackcore.kafka.truncations import truncated_at
+from ackcore.offsets import decode_metadata
 from ackcore.spark.kafka.group_commits import GroupCommitter, Key, states
 from ackcore.spark.kafka.plans import Intake, OffsetPlan, Position, evenly, records_in, shares
 from ackcore.spark.kafka.spout_starts import (
@@ -112,14 +113,18 @@ class SpoutOffsets:
                 error,
             )
 
-    def _bounds(self, *, all_of_them: bool = False) -> dict[Key, Watermarks]:
+    def _bounds(
+        self, before: OffsetPlan | None = None, *, all_of_them: bool = False
+    ) -> dict[Key, Watermarks]:
         """Return the first offset and the end of each partition whose leader answers, in order.
 
         Raises ConnectionError if none answers, or with ``all_of_them`` if one does not.
+        ``before``: the last plan. The end is not below its position if the log reaches it.
         """
         try:
             self._refresh()
-            answers = self._cluster.watermarks(self.partitions)
+            positions = {one: _next(before, one, 0) for one in self.partitions} if before else {}
+            answers = self._cluster.watermarks(self.partitions, positions)
         except Exception:
             self._refresh_at, self._answered = 0.0, ()
             raise
@@ -150,7 +155,7 @@ class SpoutOffsets:
 
     def has_new(self) -> bool:
         """Return whether there are records that no finished micro-batch has taken."""
-        marks = self._bounds()
+        marks = self._bounds(self._done)
         if self._done is None or self._recreated(self._done, {topic for topic, _ in marks}):
             return True
         # A partition that ends below its position was truncated or created again.  Once it is as
@@ -219,12 +224,12 @@ class SpoutOffsets:
         """
         try:
             # The first plan decides the starts of all partitions at once, or fails.
-            marks = self._bounds(all_of_them=before is None)
+            marks = self._bounds(before, all_of_them=before is None)
             if before is not None and any(
                 _next(before, each, high) > high for each, (_, high) in marks.items()
             ):
                 self._refresh_at = 0.0  # the topic may have been created again just now
-                marks = self._bounds()
+                marks = self._bounds(before)
             starts = self._starts(before, marks)
         except (ClusterFailed, UnknownTopics, ConnectionError) as error:
             if before is None and isinstance(error, ClusterFailed):
@@ -365,6 +370,8 @@ class SpoutOffsets:
             if groups.failed:
                 raise _unanswered("the committed offset", groups.failed)
             committed = groups.found
+        if first:
+            marks = self._reached(marks, committed)
         ms = time_ms(self.spout.start)
         if first and ms is not None:
             times = self._cluster.offsets_for_time(marks, ms)
@@ -400,6 +407,28 @@ class SpoutOffsets:
             if start is not None:
                 found[topic, partition] = start
         return found
+
+    def _reached(
+        self, marks: Mapping[Key, Watermarks], committed: Mapping[Any, Committed]
+    ) -> Mapping[Key, Watermarks]:
+        """Return the bounds with ends that are not below the given starts if the logs reach them.
+
+        Other consumers of the group may have read records of open transactions.
+        """
+        at: Mapping[Any, int] = {
+            (topic, partition): decode_metadata(topic, partition, *one).state.end
+            for (topic, partition), one in committed.items()
+        }
+        if isinstance(self.spout.start, Mapping):
+            at = self.spout.start
+        beyond = [key for key, (_, high) in marks.items() if at.get(key, 0) > high]
+        if not beyond:
+            return marks
+        answers = self._cluster.watermarks(beyond, at)
+        if answers.failed:
+            raise _unanswered("the end of the log", answers.failed)
+        found: Mapping[Any, Watermarks] = answers.found
+        return {**marks, **found}
 
     def _other_from(self, position: Position, of: Key, now: Watermarks) -> int | None:
         """Return the offset at which a partition was truncated since a plan; None if it was not.
