@@ -72,15 +72,18 @@ class SparkStream(Stream):
             self.listeners.started(deployment.topology, self.counts)
             try:
                 self.spark_query = self._begin()
+                if self._pacemaker is not None:
+                    self._pacemaker.start()
+                self._start(
+                    threading.Thread(target=self._run_to_end, name="ackcore-query", daemon=True)
+                )
             except BaseException as error:
+                self._abandon()  # waits for the micro-batch, which may have begun
                 self.listeners.ended(error, self.counts)
                 raise
         except BaseException:
-            self._beats.close()
+            self._release()
             raise
-        if self._pacemaker is not None:
-            self._pacemaker.start()
-        self._start(threading.Thread(target=self._run_to_end, name="ackcore-query", daemon=True))
 
     def _is_called(self) -> bool:
         """Return whether a replay, or a commit that failed, needs a micro-batch."""

@@ -18,6 +18,7 @@ from streams import DOWN, Split, Store, down_for_ever, until, word_count
 
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.lock import Lock
+from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.insist import SinkError, Stopped
 from ackcore.spark.query import start
 from ackcore.spark.spark_stream import SparkStream
@@ -197,6 +198,25 @@ def test_what_a_lost_query_of_sparks_has_called_ends_before_another_begins(
     on.stop()
     assert (began, on.exception) == ([None], None)
     assert "ackcore restarts it" in caplog.text
+
+
+def test_a_start_that_is_interrupted_leaves_no_query_of_sparks(
+    spark, tmp_path, folder, running, monkeypatch
+):
+    """At its last step, when Spark's query runs: else this would run on without its checkpoint."""
+
+    def interrupt(state):
+        raise KeyboardInterrupt
+
+    topology = word_count(folder.stream, Store())
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "record_topology", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            start(topology, spark, tmp_path / "cp")
+    assert not spark.streams.active
+    folder.add("a")
+    on = running(topology, spark, tmp_path / "cp")
+    until(lambda: on.counts.acked == 1, on)
 
 
 def test_the_lock_is_held_until_a_lost_call_has_returned(spark, tmp_path, folder, running):
