@@ -110,6 +110,7 @@ ERROR = "500 InternalError"
 ERROR_AFTER = "500 InternalError, after it went through"
 DENIED = "403 AccessDenied"
 NO_UPLOAD = "404 NoSuchUpload"
+COLLIDED = "409 ConditionalRequestConflict"
 
 
 class FaultProxy:
@@ -249,6 +250,7 @@ _ANSWERS = {
     ERROR_AFTER: _error(500, "InternalError"),
     DENIED: _error(403, "AccessDenied"),
     NO_UPLOAD: _error(404, "NoSuchUpload"),
+    COLLIDED: _error(409, "ConditionalRequestConflict"),
 }
 
 

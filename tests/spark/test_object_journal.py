@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 
 import pytest
-from s3_server import ERROR_AFTER, LOST, REFUSED
+from s3_server import COLLIDED, ERROR_AFTER, LOST, REFUSED
 
 from ackcore.spark.stores import object_journal
 from ackcore.spark.stores.interface import StoreUnavailable
@@ -95,7 +95,7 @@ def test_many_writers_at_once_agree(opened):
     assert [opened().get(key(n)) for n in range(20)] == agreed[0]
 
 
-@pytest.mark.parametrize("how", [LOST, ERROR_AFTER, REFUSED])
+@pytest.mark.parametrize("how", [LOST, ERROR_AFTER, REFUSED, COLLIDED])
 def test_an_answer_of_the_bucket_that_is_lost_changes_nothing(opened, bucket, s3, how):
     one = opened()
     for n in range(3):

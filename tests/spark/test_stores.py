@@ -10,12 +10,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from s3_server import DENIED, ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_DOWN
+from s3_server import COLLIDED, DENIED, ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_DOWN
 
 from ackcore.spark.base import atomic
 from ackcore.spark.base.errors import CheckpointInUse, CheckpointReadOnly, StateError
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.stores import local
+from ackcore.spark.stores import objects as object_stores
 from ackcore.spark.stores.interface import Store, StoreConflict, StoredObject, StoreUnavailable
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.objects import _FIRST_RETRY, _RETRY, ObjectStore, told
@@ -402,6 +403,29 @@ def test_what_did_not_go_through_is_sent_again(objects, proxy, how):
     proxy.fail(how, "POST", times=2)
     objects.delete(["head"])
     assert objects.list() == []
+
+
+def test_a_put_that_meets_another_request_is_sent_again(objects, proxy, monkeypatch):
+    """A 409 of S3 is no answer about the object; obstore reports that the object exists."""
+    monkeypatch.setattr(object_stores, "_PAUSES_S", (0, 0))
+    version = None
+    for data in (b"1", b"2"):
+        proxy.fail(COLLIDED, "PUT", times=2)
+        version = objects.replace("head", data, version)
+    proxy.fail(COLLIDED, "PUT", times=2)
+    version = objects.put("head", b"3")
+    assert objects.get("head") == (b"3", version)
+    for request in (
+        lambda: objects.put("other", b"4", if_absent=True),
+        lambda: objects.replace("head", b"4", version),
+        lambda: objects.delete(["head"]),
+    ):
+        proxy.fail(COLLIDED, lambda _: True, times=3)
+        with pytest.raises(StoreUnavailable, match="another request for it was in pr") as error:
+            request()
+        assert "AKIA" not in str(error.value)
+        proxy._faults.clear()
+    assert objects.list() == [("head", 1)]
 
 
 @pytest.mark.parametrize("how", [REFUSED, SLOW_DOWN])

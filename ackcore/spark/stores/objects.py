@@ -8,6 +8,10 @@ the code of a server's answer, since some answers repeat the name of the key and
 obstore repeats requests that are safe to repeat (throttling, 5xx, broken connections).  A put with
 a condition is different: it may have succeeded although its answer was lost, and then its
 repetition is refused.  In this case `ObjectStore.put` reads the object and compares.
+
+S3 may also refuse a request with 409 because another one for the object is in progress.  Then
+nothing was written and no condition has failed, although obstore reports that the object exists.
+Such a put is repeated.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -42,6 +47,8 @@ if TYPE_CHECKING:
 
 #: Attempts of a put with a condition, in addition to obstore's own retries.
 _TRIES = 3
+#: Seconds before each repetition of a put that met another request for its object.
+_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 #: Least bytes of a part of an upload.
 _PART_BYTES = 8 << 20
 #: Largest file that is put in one conditional request: a multipart upload takes no condition.
@@ -70,6 +77,8 @@ _SYSTEM_SAID = re.compile(r'\b(?:error|message): "([^"\\]{1,100})"')
 _METADATA = re.compile(r" https?://(?:169\.254\.|metadata)[^/]*/")
 #: Codes of S3 and GCS, and of Azure, for a missing bucket.
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound")
+#: Codes of S3, and of Ceph, for a request that met another one for its object.
+_COLLISION = re.compile("ConditionalRequestConflict|OperationAborted|ConcurrentModification")
 _AZURE_NAMES = "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN"
 #: The usual environment variables for credentials.
 _CREDENTIALS = {
@@ -78,6 +87,10 @@ _CREDENTIALS = {
     "az": _AZURE_NAMES,
     "abfss": _AZURE_NAMES,
 }
+
+
+class _Collided(StoreUnavailable):
+    """A request that was not executed, because another one for its object was in progress."""
 
 
 class ObjectStore:
@@ -171,7 +184,7 @@ class ObjectStore:
     def _put(self, key: str, data: bytes, mode: Any, version: str | None) -> str:
         errors = self._obstore.exceptions
         checked_key(key)
-        tries = _TRIES
+        tries, pauses = _TRIES, iter(_PAUSES_S)
         while True:
             try:
                 with self._asking(key, "written"):
@@ -183,6 +196,12 @@ class ObjectStore:
                 ) from None
             except (errors.AlreadyExistsError, errors.PreconditionError):
                 return self._unless_ours(key, data)
+            except _Collided:
+                pause_s = next(pauses, None)
+                # obstore has repeated a put that replaces a version.
+                if pause_s is None or isinstance(mode, dict):
+                    raise
+                time.sleep(pause_s)
             except StoreUnavailable as lost:
                 # It may have succeeded, or may still: then the store refuses its repetition.
                 tries -= 1
@@ -297,8 +316,13 @@ class ObjectStore:
             yield
             if how != "opened":
                 _answered.add(self.url)
-        except (errors.AlreadyExistsError, errors.PreconditionError):
-            raise
+        except (errors.AlreadyExistsError, errors.PreconditionError) as refused:
+            if not _COLLISION.search(str(refused)):
+                raise
+            raise _Collided(
+                f"{self._named(key)} could not be {how}: another request for it was in progress "
+                f"({told(refused)}). All that was recorded before is kept; start again"
+            ) from None
         except FileNotFoundError as absent:
             if how == "read" and _NO_BUCKET.search(str(absent)):
                 scheme, _, place = self.url.partition("://")
