@@ -38,6 +38,8 @@ from ackcore.retry import capped_doubling, whole_ms
 DeadLetters = Callable[[int, Any, BaseException], Any]
 
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 1_000
+#: Refusals in a row from which a warning is logged, and the seconds between warnings.
+_MANY_REFUSALS, _WARN_EVERY_S = 10, 60.0
 #: The number of records read ahead, so that a record whose key waits does not block all others.
 _LOOK_AHEAD = 64
 #: Seconds between checks of time-outs and pauses.
@@ -223,6 +225,7 @@ class Dispatcher:
         self._storing: set[asyncio.Future[Any]] = set()  # running coroutines of `dead_letters`
         self._failures: dict[int, int] = {}  # by position of records that are not done
         self._refusals: dict[Hashable, int] = {}  # by consumer, in a row
+        self._warn_ns: dict[Hashable, int] = {}  # by consumer: no warning of refusals before
         self._asked_ns = dict.fromkeys(self._targets, 0)  # the end of each requested pause
         self._refused_ns: dict[int, int] = {}  # by position, the time of its first refusal
         self._counts = dict.fromkeys(
@@ -461,7 +464,7 @@ class Dispatcher:
             self._succeeded(lease)
         else:
             self._count_failure(lease, batch, failed, error, timed_out)
-        self._pause(lease.name, error.asked_s)
+        self._pause(lease.name, error)
 
     def _count_failure(
         self, lease: Lease, batch: Batch, failed: Any, error: BaseException, timed_out: bool
@@ -539,12 +542,24 @@ class Dispatcher:
         self._flow.pause(lease.name, open_ns / 1e9, keys_wait=False)
         return counts
 
-    def _pause(self, name: Hashable, after_s: float | None) -> None:
-        """Pause a consumer that refused a record for a back-off, or for ``after_s`` if longer."""
+    def _pause(self, name: Hashable, error: Unavailable) -> None:
+        """Pause a consumer that refused a record, for a back-off or the longer time it requested.
+
+        Logs a warning, once a minute, if the consumer refuses repeatedly or for long.
+        """
         refusals = self._refusals[name] = self._refusals.get(name, 0) + 1
         backoff_s = capped_doubling(_FIRST_PAUSE_MS, refusals, _LONGEST_PAUSE_MS) / 1000
-        pause_s = max(backoff_s, after_s or 0.0)
-        self._asked_ns[name] = max(self._asked_ns[name], self._clock() + int(pause_s * 1e9))
+        pause_s = max(backoff_s, error.asked_s or 0.0)
+        now_ns = self._clock()
+        self._asked_ns[name] = max(self._asked_ns[name], now_ns + int(pause_s * 1e9))
+        many = refusals >= _MANY_REFUSALS or pause_s >= _WARN_EVERY_S
+        if many and now_ns >= self._warn_ns.get(name, now_ns):
+            self._warn_ns[name] = now_ns + int(_WARN_EVERY_S * 1e9)
+            _log.warning(
+                "consumer %r of a Dispatcher has refused %d calls in a row, the last one with %s; "
+                "its records wait or go to other consumers, and no attempt is counted",
+                *(name, refusals, error),
+            )
         keys_wait = self._breakers[name].state is BreakerState.CLOSED
         self._flow.pause(name, pause_s, keys_wait=keys_wait)
 

@@ -17,10 +17,12 @@ from ackcore._error_hints import naming_arguments
 from ackcore.calls import Reject, Unavailable
 from ackcore.dispatch.dispatch_consumers import Target
 
-#: Statuses of an outage: too many requests, and a server or a gateway that is down.
-_NOT_NOW = frozenset({429, 502, 503, 504})
-#: Client errors for which a retry may help: time-out, conflict, too early.
-_TRY_AGAIN = frozenset({408, 409, 425})
+#: Statuses of an outage: credentials that are refused, too many requests, and a server or a gateway
+#: that is down.
+_NOT_NOW = frozenset({401, 407, 429, 502, 503, 504})
+#: Client errors for which a retry may help: time-out, conflict, too early; and those that an
+#: endpoint returns for each record if it is down, has moved, or has revoked a permission.
+_TRY_AGAIN = frozenset({403, 404, 405, 408, 409, 410, 425})
 _JSON = b"\r\nContent-Type: application/json"
 _MAX_BODY = 64 << 20
 #: A longer ``Retry-After`` counts as this: a server with a wrong clock is not excluded for ever.
@@ -45,6 +47,9 @@ class Http(Target):
     ======================  =============================================================
     2xx                     done
     429, 502, 503, 504      `Unavailable`, for the time in ``Retry-After``
+    401, 407                `Unavailable`: the credentials are wrong or have expired
+    403, 404, 405, 410      failed: probably the endpoint's fault, and not the record's
+    3xx                     failed: redirects are not followed
     408, 409, 425, 5xx      failed
     any other               `Reject`: no endpoint can take the record
     no connection           `Unavailable`
@@ -141,7 +146,7 @@ class Http(Target):
         if status in _NOT_NOW:
             after_s = _retry_after_s(response.headers.get("retry-after"))
             raise Unavailable(said, after_s=after_s)
-        if status in _TRY_AGAIN or status >= 500:
+        if status in _TRY_AGAIN or status < 400 or status >= 500:
             raise HttpError(said)
         raise Reject(said)
 

@@ -279,8 +279,12 @@ def test_a_consumer_that_asks_for_no_time_is_left_alone_for_the_backoff(after_s)
     assert called[2] - called[0] >= 0.29  # 100 and 200 ms
 
 
-def test_a_record_that_no_consumer_takes_for_too_long_dies():
-    """Refusals are attempts once the time-out is over, by the clock that is given."""
+def test_a_record_that_no_consumer_takes_for_too_long_dies(caplog, monkeypatch):
+    """Refusals are attempts once the time-out is over, by the clock that is given.
+
+    From the second one on, they are logged once a minute.
+    """
+    monkeypatch.setattr(dispatcher, "_MANY_REFUSALS", 2)
     now_ns, dead = 0, []
 
     async def worker(record):
@@ -288,7 +292,7 @@ def test_a_record_that_no_consumer_takes_for_too_long_dies():
         now_ns += 40_000_000_000
         raise Unavailable("busy", after_s=0)
 
-    dispatcher = Dispatcher(
+    run = Dispatcher(
         ["one"],
         {"a": worker},
         timeout_s=3600,
@@ -297,9 +301,11 @@ def test_a_record_that_no_consumer_takes_for_too_long_dies():
         unavailable_timeout_s=60,
         dead_letters=lambda position, record, error: dead.append((record, str(error))),
     )
-    counts = dispatcher.run()
+    counts = run.run()
     assert (counts.dead, counts.unavailable, counts.failed) == (1, 2, 2)
     assert dead == [("one", "busy (again after 0 s)")]
+    told = "consumer 'a' of a Dispatcher has refused {} calls in a row, the last one with busy"
+    assert [told.format(n) in caplog.text for n in range(1, 5)] == [False, True, False, True]
 
 
 class Panic(BaseException):

@@ -129,7 +129,7 @@ def test_a_user_in_the_url_is_sent_and_not_shown():
     async def refused():
         async with Server(answer(403)) as server:
             http = Http(server.url.replace("//", "//user:secret@"))
-            with pytest.raises(Reject) as raised:
+            with pytest.raises(HttpError) as raised:
                 await http.call({})
             await http.close()
         return str(raised.value)
@@ -143,12 +143,19 @@ def test_a_user_in_the_url_is_sent_and_not_shown():
     ("status", "error"),
     [
         (400, Reject),
-        (404, Reject),
-        (301, Reject),
+        (413, Reject),
+        (422, Reject),
+        (301, HttpError),
+        (403, HttpError),
+        (404, HttpError),
+        (405, HttpError),
         (408, HttpError),
         (409, HttpError),
+        (410, HttpError),
         (425, HttpError),
         (500, HttpError),
+        (401, Unavailable),
+        (407, Unavailable),
         (429, Unavailable),
         (502, Unavailable),
         (503, Unavailable),
