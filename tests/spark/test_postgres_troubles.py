@@ -25,6 +25,7 @@ from test_postgres_sink import TABLE, execute, words
 from ackcore.spark import SinkUnavailable, to_postgres
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.sinks import rejects
+from ackcore.spark.sinks.postgres_catalog import connect
 from ackcore.spark.sinks.postgres_rows import PostgresRows
 from ackcore.spark.sinks.rejects import SinkRejects, TooManyRefused
 from ackcore.spark.sinks.sink import check_sink
@@ -276,8 +277,20 @@ def test_a_commit_is_waited_for_where_the_database_does_not(postgres, sink, file
     """Else a server that crashes takes back what the checkpoint has as written."""
     execute(postgres, *WITHOUT_SYNC)
     assert execute(postgres, "SHOW synchronous_commit") == [("off",)]
-    sink(postgres).write(accepted(files))
-    assert set(execute(postgres, "SELECT commits FROM words")) == {("on",)}
+    one = sink(postgres)
+    for number in range(2):
+        one.write(accepted(files, number))
+        assert set(execute(postgres, "DELETE FROM words RETURNING commits")) == {("on",)}
+        (session,) = one._live._open.values()
+        session.connection.execute("RESET ALL")  # as if a pooler had changed the session
+
+
+def test_a_server_that_vanishes_is_noticed_in_a_minute(postgres):
+    """Unless the dsn says otherwise; by default of Linux it would take two hours."""
+    with connect(f"{postgres} keepalives_idle=7") as connection:
+        found = connection.info.get_parameters()
+    assert [found.get(name) for name in ("keepalives_idle", "keepalives_interval")] == ["7", "10"]
+    assert [found.get(name) for name in ("keepalives_count", "tcp_user_timeout")] == ["3", "60000"]
 
 
 def test_no_range_of_rows_is_merged_a_second_time(postgres, sink, tmp_path):

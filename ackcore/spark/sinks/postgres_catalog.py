@@ -18,12 +18,22 @@ from ackcore.spark.sinks.unavailable import unavailable
 
 Connection: TypeAlias = psycopg.Connection[Any]
 
-#: Makes each commit of the session wait for the server's disk.  Otherwise a crash could undo a
-#: commit on which the checkpoint already relies.  Run once per session.
-DURABLE = (
-    "SELECT set_config('synchronous_commit', 'on', false)"
+#: Begins a transaction whose commit waits for the server's disk.  Otherwise a crash could undo a
+#: commit on which the checkpoint already relies.  A setting of the session is not enough: a pooler
+#: such as PgBouncer may run each transaction in another session.
+BEGIN = (
+    "BEGIN ISOLATION LEVEL READ COMMITTED; SELECT set_config('synchronous_commit', 'on', true)"
     " WHERE current_setting('synchronous_commit') = 'off'"
 )
+
+#: Settings of TCP that a dsn may replace.  By default, the loss of a server whose host or network
+#: vanished is noticed after two hours.  Here it takes about a minute.
+_TCP: dict[str, Any] = {
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
 
 
 class Column(NamedTuple):
@@ -199,6 +209,7 @@ def connect(dsn: str, name: str = "ackcore") -> Connection:
         autocommit=True,
         application_name=name,
         prepare_threshold=None,
+        **{name: value for name, value in _TCP.items() if name not in conninfo_to_dict(dsn)},
         # Arrow's texts are UTF-8; by default libpq takes the database's encoding.
         client_encoding="utf8",
     )

@@ -20,7 +20,7 @@ from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.sinks.columns import check_keys, named_keys
 from ackcore.spark.sinks.copy_format import refuse_unfit
 from ackcore.spark.sinks.postgres_catalog import (
-    DURABLE,
+    BEGIN,
     SinkTable,
     as_unavailable,
     check_table,
@@ -55,7 +55,6 @@ class PostgresSession:
         self.connection = connection = connect(dsn, name)
         try:
             end_others(connection, name)
-            connection.execute(DURABLE)
             self.table = resolve(connection, target.table, f"sink {sink!r}")
             self.marker = marker_name(connection, self.table[0], target.marker)
             self._of = [deployment, sink, ".".join(self.table)]
@@ -145,7 +144,7 @@ class PostgresSink(TransactionalSink[PostgresSession]):
                     check_fence()
                     live = PostgresSession(self._dsn, self._target, deployment, sink)
                     self._live.put(sink, deployment, live)
-                live.connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+                live.connection.execute(BEGIN)
                 try:
                     yield live
                 except SinkRejects:
