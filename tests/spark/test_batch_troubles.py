@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -60,6 +61,20 @@ def test_a_query_that_looks_stopped_as_its_jvm_has_ended_counts_a_crash(world):
     state, _ = world.driver()
     with state:
         assert not state.plan(0).interrupted
+
+
+def test_a_call_of_a_sink_that_does_not_return_is_logged(monkeypatch):
+    texts, told = [], threading.Event()
+
+    def warning(text, *args):
+        texts.append(text % args)
+        told.set()
+
+    monkeypatch.setattr(insist, "_SLOW_S", 0.01)
+    monkeypatch.setattr(insist._log, "warning", warning)
+    calls = insist.SinkCalls(None, 7, lambda seconds: False)
+    assert calls.once("sink 'words'", lambda: told.wait(60))
+    assert "micro-batch 7 waits for sink 'words', which has not returned for 0 s" in texts[0]
 
 
 def test_rows_that_are_not_there_a_second_time_have_the_batch_run_again(world):

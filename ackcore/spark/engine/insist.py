@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from pyspark.errors import AnalysisException, PySparkException
@@ -34,6 +36,8 @@ _log = logging.getLogger("ackcore")
 
 #: The pause before the second call of a sink; it doubles with each further call.
 _BACKOFF_MS = 1_000
+#: Seconds between warnings of a call that has not returned.
+_SLOW_S = 300.0
 
 T = TypeVar("T")
 #: Waits for a number of seconds; returns True if the query is to stop.
@@ -80,7 +84,7 @@ class SinkCalls:
             check_fence()
         raised: list[BaseException] = []
         try:
-            with cancelling(self._spark) as raised:
+            with cancelling(self._spark) as raised, self._told_if_slow(what):
                 return call()
         except (CheckpointCorrupt, CheckpointForeign, CheckpointInUse, TooManyRefused):
             raise  # another call would fail, too
@@ -105,6 +109,26 @@ class SinkCalls:
                 "The decision is recorded: start again on the same checkpoint to continue",
             )
             raise Failed(error) from error
+
+    @contextlib.contextmanager
+    def _told_if_slow(self, what: str) -> Iterator[None]:
+        """Log a warning every five minutes within the block: a call has no time limit."""
+        over = threading.Event()
+
+        def watch() -> None:
+            since_s = time.monotonic()
+            while not over.wait(_SLOW_S):
+                _log.warning(
+                    "micro-batch %d waits for %s, which has not returned for %.0f s. If it hangs, "
+                    "end this process and start again: it is called with the same rows",
+                    *(self._number, what, time.monotonic() - since_s),
+                )
+
+        threading.Thread(target=watch, name="ackcore-slow-call", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
 
     def insist(
         self,
