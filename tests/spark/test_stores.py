@@ -454,6 +454,16 @@ def test_who_is_throttled_for_too_long_is_told_so(objects, proxy):
     assert len(proxy.requests) > 3
 
 
+def test_a_request_that_takes_too_long_is_told_the_setting(objects, proxy, monkeypatch):
+    monkeypatch.setenv("AWS_TIMEOUT", "50ms")
+    over = threading.Event()
+    proxy.before = lambda request: over.wait(60)
+    proxy.fail(REFUSED, lambda _: True, times=100)  # when they are over
+    with pytest.raises(StoreUnavailable, match=r"it timed out\. On a slow link set AWS_TIMEOUT"):
+        objects.get("head")
+    over.set()
+
+
 def test_a_list_may_lag(objects, proxy):
     """The tests that ask whether anything depends on one have to know that the proxy can do it."""
     objects.put("a", b"")

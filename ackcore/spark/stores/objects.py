@@ -73,6 +73,9 @@ _LONGEST = 200
 #: obstore's note of its retries in the first line; and the system's message in later lines.
 _RETRIES = re.compile(r", after \d+ retries, max_retries: \d+, retry_timeout: \w+\s*(?= - )")
 _SYSTEM_SAID = re.compile(r'\b(?:error|message): "([^"\\]{1,100})"')
+#: obstore's mark of a request that took longer than the time-out, and the variables that set it.
+_TIMED_OUT = "kind: Timeout"
+_TIMEOUTS = {"s3": "AWS_TIMEOUT", "gs": "GOOGLE_TIMEOUT"}  # else AZURE_TIMEOUT
 #: Services that give machines and pods the credentials of their role.
 _METADATA = re.compile(r" https?://(?:169\.254\.|metadata)[^/]*/")
 #: Codes of S3 and GCS, and of Azure, for a missing bucket.
@@ -342,6 +345,10 @@ class ObjectStore:
             ) from None
         except (errors.BaseError, OSError) as bad:
             what = f"{self._named(key)} could not be {how}: {told(bad)}"
+            if _TIMED_OUT in str(bad):
+                name = _TIMEOUTS.get(self.url.partition(":")[0], "AZURE_TIMEOUT")
+                what += f"; it timed out. On a slow link set {name}, by default '30 seconds', for "
+                what += "the driver and the workers"
             if _METADATA.search(str(bad)):  # obstore asks it if the environment has no credentials
                 what += "; the error is from the service that assigns roles to machines and pods. "
                 what += self._credentials()
