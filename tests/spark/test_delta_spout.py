@@ -102,13 +102,24 @@ def test_a_version_that_changes_rows_is_refused_by_name_or_skipped(table, change
     append(table, 0, 1)
     change(table)
     append(table, 2)
-    with pytest.raises(SourceError, match=rf"version 1 \({operation}\) deletes or updates rows"):
+    with pytest.raises(SourceError, match=rf"version 1 \({operation}\) deletes, updates or"):
         DeltaSpout(table).plan(None)
     assert versions(DeltaSpout(table, skip_changes=True)) == [[0, 1, 2]]
     assert versions(DeltaSpout(table, starting_version=2)) == [[2]]
     before = {"to": 0, "commit": None}
     assert versions(DeltaSpout(table, starting_version=2), before) == [[2]]
     assert versions(DeltaSpout(table), {"to": 1, "commit": None}) == [[2]]
+
+
+def test_rows_that_come_back_are_not_read_twice(table):
+    """The DELETE removes a whole file; RESTORE removes none, and adds that file again."""
+    append(table, 0, 9)
+    deltalake.DeltaTable(table).delete("day IS NULL")
+    deltalake.DeltaTable(table).restore(0)
+    append(table, 2)
+    assert versions(DeltaSpout(table, skip_changes=True)) == [[0, 2, 9]]
+    with pytest.raises(SourceError, match=r"version 2 \(RESTORE\) deletes, updates or restores"):
+        DeltaSpout(table, starting_version=2).plan(None)
 
 
 def commit(table, version, *actions):
@@ -135,7 +146,7 @@ def test_a_deletion_vector_is_a_deletion(table):
     added = {**file, "modificationTime": 1, "deletionVector": bitmap}
     commit(table, 2, {"remove": {**file, "deletionTimestamp": 1}}, {"add": added})
     append(table, 3)
-    with pytest.raises(SourceError, match=r"version 2 \(DELETE\) deletes or updates rows"):
+    with pytest.raises(SourceError, match=r"version 2 \(DELETE\) deletes, updates or"):
         spout.plan(plan)
     assert versions(DeltaSpout(table, skip_changes=True)) == [[0, 1, 2, 3]]
 

@@ -46,9 +46,10 @@ class DeltaSpout(PlannedSource):
         The first version whose rows are read. A checkpoint that has read fewer versions skips those
         before it.
     skip_changes : bool, default False
-        Whether to skip versions that delete or update rows (DELETE, UPDATE, MERGE, an overwrite),
-        with the rows that they add. Otherwise such a version ends the query with `SourceError`,
-        which names it. Compaction (OPTIMIZE) changes no row and is always skipped.
+        Whether to skip versions that delete, update or restore rows (DELETE, UPDATE, MERGE,
+        RESTORE, an overwrite), with the rows that they add. Otherwise such a version ends the query
+        with `SourceError`, which names it. Compaction (OPTIMIZE) changes no row and is always
+        skipped.
     max_files_per_batch : int, optional
         The number of files after which a micro-batch takes no further version. A version is never
         divided. A micro-batch takes at most 100 versions.
@@ -151,7 +152,7 @@ class DeltaSpout(PlannedSource):
         """Return a plan with the files that the next versions added; None without a new version.
 
         Raises OSError if the table cannot be read at present. Raises SourceError if a version
-        deletes or updates rows, or the table was created anew.
+        deletes, updates or restores rows, or the table was created anew.
         """
         first = self._first if previous is None else max(previous["to"] + 1, self._first)
         try:
@@ -172,13 +173,14 @@ class DeltaSpout(PlannedSource):
         while taken < last and (self._most is None or len(files) < self._most):
             taken += 1
             now = self._files(taken)
-            if before.keys() <= now.keys() and not self._has_deletion_vectors(taken):
-                files += [[path, *now[path]] for path in sorted(now.keys() - before.keys())]
+            new = sorted(now.keys() - before.keys())
+            if before.keys() <= now.keys() and not self._changes_rows(taken, bool(new)):
+                files += [[path, *now[path]] for path in new]
             elif not (self._skips or self._operation(taken).startswith(_REWRITES)):
                 raise SourceError(
-                    f"{self!r}: version {taken} ({self._operation(taken)}) deletes or updates rows "
-                    "that were read, and a topology cannot take rows back. Set skip_changes=True "
-                    "to leave out such versions with the rows that they add, or "
+                    f"{self!r}: version {taken} ({self._operation(taken)}) deletes, updates or "
+                    "restores rows that were read, and a topology cannot take rows back. Set "
+                    "skip_changes=True to leave out such versions with the rows that they add, or "
                     f"starting_version={taken + 1} to leave out all versions before"
                 )
             before = now
@@ -198,18 +200,27 @@ class DeltaSpout(PlannedSource):
                 f"{previous['to']}: it was deleted and created again. Begin a new checkpoint"
             )
 
-    def _has_deletion_vectors(self, version: int) -> bool:
-        """Return whether a version deletes rows of files that stay in the table."""
-        if "deletionVectors" not in (self._table.protocol().reader_features or ()):
+    def _changes_rows(self, version: int, has_new_files: bool) -> bool:
+        """Return whether a version that removes no file changes rows nevertheless.
+
+        It may delete rows of files that stay (deletion vectors), or bring back files whose rows
+        were read before they were deleted (RESTORE).
+        """
+        has_vectors = "deletionVectors" in (self._table.protocol().reader_features or ())
+        if not (has_vectors or has_new_files):
             return False
         commit = self._commit(version)
-        if commit is None:
+        if commit is None and has_vectors:
             raise SourceError(
                 f"{self!r}: the log of version {version} was cleaned up; set a later "
                 "starting_version, which leaves out the versions before"
             )
-        added = (json.loads(line).get("add") for line in commit.splitlines() if line.strip())
-        return any(one and one.get("deletionVector") for one in added)
+        actions = [json.loads(line) for line in (commit or b"").splitlines() if line.strip()]
+        return any(
+            (one.get("add") or {}).get("deletionVector")
+            or (one.get("commitInfo") or {}).get("operation") == "RESTORE"
+            for one in actions
+        )
 
     def _commit(self, version: int) -> bytes | None:
         """Return the content of a version's file in the log, or None if it does not exist."""
