@@ -413,6 +413,15 @@ def test_commits_that_are_refused_are_made_again(counts, caplog):
     assert "refused" in caplog.text
 
 
+def test_committed_offsets_are_requested_again_while_the_group_moves(counts):
+    """With KIP-848, a member's epoch may be stale while others join."""
+    counts.produce(40)
+    moving = KafkaError.STALE_MEMBER_EPOCH, KafkaError.REBALANCE_IN_PROGRESS
+    counts.server.fail_requests(mock_broker.OFFSET_FETCH, *moving, KafkaError.ILLEGAL_GENERATION)
+    with consuming(counts) as consumer:
+        assert consumer.ack_many(take(consumer, 40)) == 40
+
+
 def test_a_fatal_refusal_ends_it_with_its_cause(counts):
     """F10: another process has its group.instance.id; the next start does what is not committed."""
     counts.produce(40)

@@ -113,7 +113,7 @@ def wait_until_known(client: Consumer, partitions: Iterable[Key]) -> None:
 
 
 def ask_brokers(ask: Callable[[], _T], what: str) -> _T:
-    """Call ``ask`` until no leader or coordinator is moving, and return its result.
+    """Call ``ask`` until no leader, coordinator or group is moving, and return its result.
 
     Raises ConsumerError for other errors, and if this takes longer than 30 s. ``what`` names the
     request in the message.
@@ -124,7 +124,7 @@ def ask_brokers(ask: Callable[[], _T], what: str) -> _T:
             return ask()
         except KafkaException as raised:
             error = raised.args[0]
-        if error.code() not in PASSING or time.monotonic() > until:
+        if error.code() not in _MOVING or time.monotonic() > until:
             raise ConsumerError(
                 f"the brokers did not answer the request for {what}: {error.str()}; start the "
                 "consumer again once they do"
