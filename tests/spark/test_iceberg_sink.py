@@ -15,6 +15,8 @@ pytest.importorskip("sqlalchemy")  # of the catalog
 
 from accepted_rows import WORDS, accepted, row_file, two_files, written_without_refused
 from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import Table
 from small_disk import SmallDisk
 
 from ackcore.spark import SinkUnavailable, to_iceberg
@@ -147,6 +149,27 @@ def test_a_catalog_that_is_away_is_named_without_secrets(lake, files, tmp_path):
             assert "sink 'count', Iceberg table shop.words of catalog" in str(told.value)
             assert "Check that the catalog and the table's storage can be" in str(told.value)
             assert "hunter" not in "".join(traceback.format_exception(told.value))
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_a_commit_that_is_there_though_it_was_refused_stays(lake, files, monkeypatch, keys):
+    """A proxy may send a commit twice; the second one is refused (409)."""
+    commit, lost = Table._do_commit, []
+
+    def twice(table, updates, requirements):
+        commit(table, updates, requirements)
+        lost.append(updates)
+        if len(lost) == 1:
+            raise CommitFailedException("409")
+
+    monkeypatch.setattr(Table, "_do_commit", twice)
+    sink = to_iceberg("shop.words", lake, keys=keys)
+    for _ in range(2):
+        sink.write(accepted(files[1:]))
+        assert rows(lake) == [("a", 5), ("d", 4)]
+    sink.write(accepted(files[1:], 1))
+    assert len(lost) == 2
+    assert len(rows(lake)) == (2 if keys else 4)
 
 
 def test_a_disk_that_is_full_leaves_the_table_as_it_was(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Container, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -137,10 +138,16 @@ class IcebergSink(TransactionalSink["Transaction"]):
         Raises SinkUnavailable if the catalog cannot be reached, or the table was deleted.
         """
         with self._opened(batch.sink) as table:
-            # pyiceberg would repeat a commit after a conflict without a new look at the property,
-            # and two drivers would both add the rows. Set in memory only, not in the table.
-            table.metadata.properties["commit.retry.num-retries"] = "0"
-            yield table.transaction()
+            # A catalog may report a conflict although the commit is in the table, for instance if
+            # a proxy has sent it twice. pyiceberg looks for it before a retry; without a retry it
+            # would delete files that the table needs. Set in memory only, not in the table.
+            table.metadata.properties["commit.retry.num-retries"] = "1"
+            table.metadata.properties["commit.retry.min-wait-ms"] = "0"
+            transaction = table.transaction()
+            # The retry itself would not look at the number of the micro-batch, and two drivers
+            # would both add the rows.
+            transaction._rebuild_snapshot_updates = _raise_conflict  # type: ignore[method-assign]
+            yield transaction
 
     def read_number(self, transaction: Transaction, batch: SinkBatch) -> Written | None:
         """Return the number and the content in the table's property; None without the property."""
@@ -231,6 +238,13 @@ class IcebergSink(TransactionalSink["Transaction"]):
         """
         hidden = [of for name, of in self._properties.items() if name not in _SHOWN]
         return [*hidden, *secrets_of(self._properties.get("uri", ""))]
+
+
+def _raise_conflict() -> None:
+    """Raise the `CommitFailedException` that is being handled."""
+    error = sys.exception()
+    assert error is not None
+    raise error
 
 
 def _is_of_catalog(error: Exception) -> bool:
