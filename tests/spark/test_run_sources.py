@@ -57,6 +57,13 @@ def test_a_source_that_is_cut_otherwise_the_second_time_is_noticed(spark, tmp_pa
     assert sorted(again(2, unkept, roots[i : i + 1]) for i in (0, 1)) == [[2], [6]]
     with pytest.raises(RuntimeError, match="has other rows than when the micro-batch first"):
         again(3, unkept)
+    # Speculative copies are no crashed attempts, however the setting is spelled.
+    for value, isolates in (("false", True), ("True", False)):
+        settings = spark._jsparkSession.sessionState().conf()
+        settings.setConfString("spark.speculation", value)
+        setup = setup_on_spark(topology, layout, [InputFrame(frame(2), "lines")], plan)
+        settings.unsetConf("spark.speculation")
+        assert setup.spec.isolates == isolates
     # A later driver may cut the rows into other chunks.
     recorded = json.loads(json.dumps(ran.to_reread()))
     decided, cut = RunResult.of_decided(ran.files, recorded), builder.build(chunk_rows=2)

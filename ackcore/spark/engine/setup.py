@@ -434,7 +434,7 @@ def setup_on_spark(
         )
     # If rows may come in another order, a root is another record in the next attempt.
     isolates = not any(one.spills for one in rows.values())
-    isolates &= spark.conf.get("spark.speculation", "false") != "true"
+    isolates &= str(spark.conf.get("spark.speculation", "false")).lower() != "true"
     tasks = task_slots(spark)
     return RunSetup(topology, layout, plan, rows, tasks, isolates, inputs)
 
