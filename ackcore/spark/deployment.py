@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from ackcore.dead_limit import DeadLimit
 from ackcore.spark.base.clocks import Clock, read_clock
 from ackcore.spark.base.paths import local_path
+from ackcore.spark.base.session import refuse_unnameable
 from ackcore.spark.base.sources import kept_schemas, source_schema
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checks import check, check_dead_topic, check_options, interval_s, read_trigger
@@ -78,6 +79,7 @@ class Deployment:
         self.spark_checkpoint = Path()
         if self.by_spark:
             self.spark_checkpoint = _spark_checkpoint_of(self.checkpoint, spark_checkpoint)
+            refuse_unnameable(str(self.spark_checkpoint), spark)
         schemas = {name: source_schema(spout) for name, spout in topology.spouts.items()}
         self.state = State.open(
             self.checkpoint,

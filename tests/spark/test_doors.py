@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -155,6 +156,10 @@ with spark_session("local[1]") as (spark, folder):
     events = spark.createDataFrame([(1, 5, 0)], "root_id bigint, val bigint, task int")
     bounded = topology(events)
     stream = topology(spark.readStream.format("rate").load())
+    try:
+        start(stream, spark, folder + "/caf\u00e9", trigger={"availableNow": True}).stop()
+    except ValueError as error:
+        print("no UTF-8", str(error).partition("cannot write")[2], sep="|")
     spark.stop()
     entry_points = {
         "run_batch": lambda: run_batch(bounded, spark, folder + "/cp"),
@@ -179,8 +184,14 @@ with spark_session("local[1]") as (spark, folder):
 
 def test_a_stopped_session_is_refused_at_every_door():
     done = subprocess.run(
-        [sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=300, check=True
+        [sys.executable, "-c", STOPPED],
+        env=os.environ | {"LC_ALL": "C"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
     )
+    # Also a path that Java cannot write in the C locale, while the session still runs.
     told = {line.split("|")[0]: line.split("|", 1)[1] for line in done.stdout.splitlines()}
     way_out = "SparkSession.builder.getOrCreate() makes another, with which all data must be"
     session = f"ValueError|spark is a session that was stopped; {way_out} read again"
@@ -195,6 +206,8 @@ def test_a_stopped_session_is_refused_at_every_door():
         "attempt": frame.replace("events is", "frame is"),
         **dict.fromkeys(("root_id", "xor_edges"), columns),
         "no session": "ValueError|spark must be given: there is no active session",
+        "no UTF-8": " 'é' in paths: their encoding is ANSI_X3.4-1968, by its locale. "
+        "Start the driver with LC_ALL=C.UTF-8, or choose another path",
     }
 
 

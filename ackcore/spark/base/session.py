@@ -156,6 +156,25 @@ def is_jvm_lost(spark: Any) -> bool:
     return False
 
 
+def refuse_unnameable(path: str, spark: Any) -> None:
+    """Raise ValueError if the JVM of a classic session cannot write the letters of a path.
+
+    Java writes "?" for each letter that its locale lacks, so two paths may become the same.
+    """
+    if path.isascii():
+        return
+    charset = spark._jvm.System.getProperty("sun.jnu.encoding")
+    with contextlib.suppress(LookupError):  # a charset that Python lacks
+        try:
+            path.encode(charset)
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"Spark's part of the checkpoint is in {path!r}, and the JVM of the driver cannot "
+                f"write {path[error.start]!r} in paths: their encoding is {charset}, by its "
+                "locale. Start the driver with LC_ALL=C.UTF-8, or choose another path"
+            ) from None
+
+
 def refuse_no_session() -> None:
     """Raise if there is no session; Columns cannot be made without one."""
     context = active_context()
