@@ -161,7 +161,7 @@ def look(servers: str, topic: str, directory: Path, ids: dict[str, int]) -> Foun
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT")
     parser.add_argument("--lines", type=int, default=20_000)
     parser.add_argument("--kills", type=int, default=2)

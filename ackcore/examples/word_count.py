@@ -207,7 +207,7 @@ def run(spark: SparkSession, directory: Path, texts: Sequence[str]) -> list[str]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--lines", type=int, default=100_000, help="lines to read")
     parser.add_argument("--kills", type=int, default=0, help="times to kill -9 the driver")
     parser.add_argument("--directory", type=Path, help="keep input, checkpoint and counts here")
