@@ -32,9 +32,10 @@ class RateLimit:
         belongs to the key with the fewest calls in flight. None for one limit for all.
     calls_per_s : float, optional
         The largest number of calls begun per second, of each key if there is `per`. It holds for
-        the whole job: the tasks that can run at once have equal shares. If the bolt's inputs are
-        grouped by the column `per` (`fields`), all tuples of a key are in one task, which then has
-        the whole rate. None for no limit.
+        the whole job: the tasks that can run at once have equal shares. A bolt without a
+        ``parallelism`` behind a DataFrame counts one task for each core, also if fewer have rows.
+        If the bolt's inputs are grouped by the column `per` (`fields`), all tuples of a key are in
+        one task, which then has the whole rate. None for no limit.
     tokens_per_min : float, optional
         The largest number of tokens used per minute, of each key if there is `per`, shared by the
         tasks like `calls_per_s`. A call reports its tokens by `used`, or by the ``used`` of a

@@ -330,9 +330,9 @@ class AsyncBolt(Component):
         Seconds after which an ``execute`` is cancelled, and fails its input with `TimeoutError`.
     limit : RateLimit, optional
         The calls per second in the whole topology, or the limits of each key, such as a tenant.
-        The bolt's tasks that can run at once have equal shares: as many as its ``parallelism``, at
-        most as many as Spark has cores. A task that receives all tuples of its keys, grouped by the
-        limit's column, has the whole rate of each key.
+        The bolt's tasks that can run at once have equal shares: as many as its ``parallelism``, or
+        as the source has tasks, if that is known; at most as many as Spark has cores. A task that
+        receives all tuples of its keys, grouped by the limit's column, has the whole rate of each.
     endpoints : iterable of hashable, optional
         The endpoints of the calls, each with a ``max_concurrency`` of its own. ``execute`` calls
         the one in ``collector.endpoint``.

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -210,3 +211,7 @@ def test_a_rate_is_divided_by_the_tasks_that_have_rows_at_once(
         slots=4,
     )
     assert spec.tasks_at_once("fetch") == tasks
+    # Planned sources know the number of tasks that read them.
+    for readers, at_once in ((1, 1), (3, 3), (9, 4)):
+        known = replace(spec, readers=readers).tasks_at_once("fetch")
+        assert known == (at_once if grouping == "local_or_shuffle" else tasks)

@@ -364,8 +364,9 @@ def test_a_replay_that_waits_for_its_turn_shrinks_nothing(of, max_waiting):
     """Nor does a limit of none, while none waits."""
     one = of(Cluster((0, 5)), max_records=3)
     plan = SimpleNamespace(offsets={"s": one.plan(None, 1, bounded=True).body()})
-    spark = SimpleNamespace(createDataFrame=lambda *_: None)
+    spark = SimpleNamespace(createDataFrame=lambda *_: None, range=lambda *_: None)
     sources = KafkaSources({"s": one}, spark, False, max_waiting)
+    assert [each.tasks for each in sources.inputs(plan)] == [1]  # they divide limits of calls
     waiting = SimpleNamespace(rows=lambda: 100, untried=100, tables=lambda _: [])
     decision = SimpleNamespace(waiting=waiting, counts={"retried": 0})
     assert sources.done(plan, decision) == {"s": 2}

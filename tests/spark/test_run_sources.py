@@ -64,6 +64,9 @@ def test_a_source_that_is_cut_otherwise_the_second_time_is_noticed(spark, tmp_pa
         setup = setup_on_spark(topology, layout, [InputFrame(frame(2), "lines")], plan)
         settings.unsetConf("spark.speculation")
         assert setup.spec.isolates == isolates
+        assert setup.spec.readers is None
+    known = [InputFrame(frame(2), "lines", tasks=2)]
+    assert setup_on_spark(topology, layout, known, plan).spec.readers == 2
     # A later driver may cut the rows into other chunks.
     recorded = json.loads(json.dumps(ran.to_reread()))
     decided, cut = RunResult.of_decided(ran.files, recorded), builder.build(chunk_rows=2)

@@ -86,7 +86,7 @@ class ClosedRows(PlannedRows):
             closed = TableSnapshot(table.shape, segments, 0, self._state.segments)
             read = ClosedReader(closed, tasks)
             ids: Any = None if spark is None else spark.range(0, tasks, 1, tasks)
-            found.append(InputFrame(self._columns(spout), spout, Snapshot(ids, read)))
+            found.append(InputFrame(self._columns(spout), spout, Snapshot(ids, read), tasks=tasks))
         return found
 
     def mended(self, plan: Plan) -> Plan:

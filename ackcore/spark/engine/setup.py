@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -83,6 +83,7 @@ class InputFrame:
     The ``refused`` rows fail.  With ``repeats``, every reading of the frame gives the same rows in
     the same order, whatever Spark's plan shows.
     With ``own_session`` the frame is an RDD in a session that only its streaming query uses.
+    ``tasks`` is the number of tasks that read the rows; None if it is unknown.
     """
 
     frame: DataFrame
@@ -91,6 +92,7 @@ class InputFrame:
     refused: tuple[RefusedOffsets, ...] = ()
     repeats: bool = False
     own_session: bool = False
+    tasks: int | None = None
 
     def map_in_arrow(self, function: MapInArrow, schema: StructType | str) -> DataFrame:
         """Return the result of ``frame.mapInArrow``; the columns may have any names.
@@ -389,6 +391,9 @@ class RunSetup:
             tables=plan.tables,
             spent=plan.spent,
         )
+        known = [one.tasks for one in inputs if one.tasks is not None]
+        if inputs and len(known) == len(inputs):
+            self.spec = replace(self.spec, readers=max(1, sum(known) + len(self.slices())))
 
     def slices(self) -> tuple[Slice, ...]:
         """Cut the due records into slices, for each spout at most one per task."""

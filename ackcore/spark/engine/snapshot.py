@@ -155,4 +155,6 @@ def _from_files(one: InputFrame, files: list[RowFile | None]) -> InputFrame:
     ids = spark.range(0, len(files), 1, len(files) or 1)
     if not files:
         ids = spark.createDataFrame([], ids.schema)  # without a partition, like the input
-    return InputFrame(ids.mapInArrow(read, schema), one.spout, Snapshot(ids, read), one.refused)
+    return InputFrame(
+        ids.mapInArrow(read, schema), one.spout, Snapshot(ids, read), one.refused, tasks=len(files)
+    )

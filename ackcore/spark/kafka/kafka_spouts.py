@@ -187,12 +187,12 @@ class KafkaSources(PlannedRows):
             body = plan.offsets.get(name)
             planned = OffsetPlan() if body is None else OffsetPlan.of(body)
             read = ReadOffsets(one.spout.client, planned.tasks, planned.lost)
-            ids = self._numbers(len(planned.tasks) + bool(planned.lost))
+            tasks = len(planned.tasks) + bool(planned.lost)
             # Without a topic id, only a comparison of all rows of a task shows that they are equal.
             topics = {range_.topic for some in planned.tasks for range_ in some}
             again = read if topics <= planned.topic_ids.keys() else None
-            snapshot = Snapshot(ids, read, again)
-            found.append(InputFrame(self._empty, name, snapshot, planned.refused))
+            snapshot = Snapshot(self._numbers(tasks), read, again)
+            found.append(InputFrame(self._empty, name, snapshot, planned.refused, tasks=tasks))
         return found
 
     def backlogs(self, plan: Plan) -> Mapping[str, Backlog]:

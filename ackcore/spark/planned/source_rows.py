@@ -283,7 +283,7 @@ class SourceRows(PlannedRows):
             found += [one.read(self._spark, each, plan.number) for each in rows]
             if not rows:
                 nothing = Snapshot(self._spark.range(0, 0, 1, 1), _without_rows)
-                found.append(InputFrame(self._empty[one.name], one.name, nothing))
+                found.append(InputFrame(self._empty[one.name], one.name, nothing, tasks=0))
         return found
 
     def mended(self, plan: Plan) -> Plan:

@@ -52,6 +52,7 @@ class TaskSpec:
     isolates: bool = False
     timeout_s: float | None = None  # the time limit of one call of a bolt in seconds
     slots: int = 1  # the number of tasks that Spark runs at once
+    readers: int | None = None  # the number of tasks of the spout stage; None if it is unknown
     #: The rules by which a task judges failed records that it still holds; None if these are read
     #: again.
     rules: Rules | None = None
@@ -84,9 +85,10 @@ class TaskSpec:
         """
         if self._has_whole_keys(bolt):
             return 1
-        tasks = self.slots
         if self.layout.levels[bolt] > 1:
             tasks = max(map(self._tasks_of, self.layout.into(bolt)))
+        else:
+            tasks = self.slots if self.readers is None else self.readers
         return min(tasks, self.slots)
 
     def _has_whole_keys(self, bolt: str) -> bool:
