@@ -36,8 +36,15 @@ settings.load_profile(os.environ.get("ACKCORE_HYPOTHESIS", "fast"))
 
 # For all JVMs that tests start: they live for minutes, and a third of their time would go into the
 # second compiler, which is for programs that live for hours; nor is there work for G1's threads.
+# With one compiler the code cache has 48 MB by default.  A session of `make test` needs 97: the JVM
+# would search a full cache for code to drop, and compile the same methods again.
 os.environ["JAVA_TOOL_OPTIONS"] = " ".join(
-    [os.environ.get("JAVA_TOOL_OPTIONS", ""), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+    [
+        os.environ.get("JAVA_TOOL_OPTIONS", ""),
+        "-XX:TieredStopAtLevel=1",
+        "-XX:+UseSerialGC",
+        "-XX:ReservedCodeCacheSize=240m",
+    ]
 ).strip()
 
 
