@@ -74,6 +74,8 @@ class MiniHdfs:
             # Else a NameNode waits for half a minute once all blocks are there.
             "dfs.namenode.safemode.extension": 0,
             "dfs.heartbeat.interval": 1,
+            # A thread looks for blocks to delete: every 10 ms by default.
+            "dfs.namenode.block.deletion.unlock.interval.ms": 1000,
             **dict.fromkeys(
                 (
                     "dfs.namenode.http-address",
