@@ -137,10 +137,12 @@ def test_public_names_are_loaded_when_they_are_asked_for():
     assert done.stdout == "module 'ackcore.spark' has no attribute 'nothing'\n", done.stderr
 
 
-STOPPED = """
-import sys
-import ackcore
-from ackcore.examples.quiet_spark import spark_session
+#: Three sessions in one process: the JVM of the first dies, and that of the second is used again.
+SESSIONS = """
+import os, signal
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+from ackcore.examples.quiet_spark import SparkError, spark_session
 from ackcore.spark import (
     attempt, combine, dead_letters, functions, replay, run_batch, settle, settle_parquet, start
 )
@@ -152,7 +154,19 @@ def topology(source):
     builder.sink("numbers", print)
     return builder.build()
 
+try:
+    with spark_session("local[1]") as (spark, _):
+        jvm = spark.sparkContext._gateway.proc
+        os.kill(jvm.pid, signal.SIGKILL)
+        jvm.wait()
+        spark.range(3).count()
+except SparkError as error:
+    print(str(error).count(chr(10)))
+SparkSession.builder.master("local[1]").getOrCreate().stop()
+left = SparkContext._gateway.proc
+
 with spark_session("local[1]") as (spark, folder):
+    print(spark.range(4).count(), spark.sparkContext._gateway.proc is left)
     events = spark.createDataFrame([(1, 5, 0)], "root_id bigint, val bigint, task int")
     bounded = topology(events)
     stream = topology(spark.readStream.format("rate").load())
@@ -179,20 +193,36 @@ with spark_session("local[1]") as (spark, folder):
             entry_point()
         except Exception as error:
             print(name, type(error).__name__, error, sep="|")
+print(left.returncode is not None)
 """
 
 
-def test_a_stopped_session_is_refused_at_every_door():
-    done = subprocess.run(
-        [sys.executable, "-c", STOPPED],
+@pytest.fixture(scope="module")
+def sessions():
+    return subprocess.run(
+        [sys.executable, "-c", SESSIONS],
         env=os.environ | {"LC_ALL": "C"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=True,
     )
+
+
+@pytest.mark.spark
+def test_a_session_may_follow_another_in_one_process_and_a_jvm_that_dies_is_told_in_a_line(
+    sessions,
+):
+    said = [line for line in sessions.stdout.splitlines() if "|" not in line]
+    assert said == ["0", "4 True", "True"]
+    assert sessions.stderr.count("Spark's JVM ended before its session did") == 1
+
+
+@pytest.mark.spark
+def test_a_stopped_session_is_refused_at_every_door(sessions):
     # Also a path that Java cannot write in the C locale, while the session still runs.
-    told = {line.split("|")[0]: line.split("|", 1)[1] for line in done.stdout.splitlines()}
+    lines = sessions.stdout.splitlines()
+    told = dict(line.split("|", 1) for line in lines if "|" in line)
     way_out = "SparkSession.builder.getOrCreate() makes another, with which all data must be"
     session = f"ValueError|spark is a session that was stopped; {way_out} read again"
     frame = f"ValueError|events is a DataFrame of a session that was stopped; {way_out} read again"

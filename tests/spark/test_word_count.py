@@ -93,34 +93,6 @@ def test_no_java_is_told(monkeypatch):
         quiet_spark.check_java()
 
 
-@pytest.mark.spark
-def test_a_session_may_follow_another_in_one_process_and_a_jvm_that_dies_is_told_in_a_line():
-    program = """
-import os, signal
-from pyspark import SparkContext
-from pyspark.sql import SparkSession
-from ackcore.examples.quiet_spark import SparkError, spark_session
-try:
-    with spark_session("local[1]") as (spark, _):
-        jvm = spark.sparkContext._gateway.proc
-        os.kill(jvm.pid, signal.SIGKILL)
-        jvm.wait()
-        spark.range(3).count()
-except SparkError as error:
-    print(str(error).count(chr(10)))
-SparkSession.builder.master("local[1]").getOrCreate().stop()
-left = SparkContext._gateway.proc
-with spark_session("local[1]") as (spark, _):
-    print(spark.range(4).count(), spark.sparkContext._gateway.proc is left)
-print(left.returncode is not None)
-"""
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, cwd=ROOT
-    )
-    assert ran.stdout.split() == ["0", "4", "True", "True"], ran.stderr
-    assert ran.stderr.count("Spark's JVM ended before its session did") == 1
-
-
 def command(*options):
     return [sys.executable, "-m", "ackcore.examples.word_count", *map(str, options)]
 
