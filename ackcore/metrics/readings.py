@@ -205,7 +205,11 @@ READINGS: tuple[Reading, ...] = (
         _latency,
     ),
     Reading(
-        "ackcore.lag", "gauge", "{message}", "Offsets of a KafkaSpout that are not done.", _lag
+        "ackcore.lag",
+        "gauge",
+        "{message}",
+        "Offsets from the first one that is not done to the end of each partition, summed.",
+        _lag,
     ),
     Reading("ackcore.spent", "counter", "1", "Cost of a bolt's calls, as reported.", _spent),
     Reading(

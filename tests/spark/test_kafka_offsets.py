@@ -43,6 +43,7 @@ class Cluster:
         self.told = {}
         self.down = False
         self.mute = set()
+        self.failure = PartitionFailure("NOT_LEADER_FOR_PARTITION", "no leader")
         self.topic_id = "one"
 
     def partitions(self, topics, pattern=None, missing_ok=False):
@@ -75,9 +76,8 @@ class Cluster:
 
     def split(self, found):
         """Part what is asked of partitions that answer from that of those that are mute."""
-        failure = PartitionFailure("NOT_LEADER_FOR_PARTITION", "no leader")
         good = {each: one for each, one in found.items() if each[1] not in self.mute}
-        return PartitionAnswers(good, dict.fromkeys(found.keys() - good.keys(), failure))
+        return PartitionAnswers(good, dict.fromkeys(found.keys() - good.keys(), self.failure))
 
     def refuse(self):
         if self.down:
@@ -531,10 +531,12 @@ def test_a_commit_that_fails_is_repeated_with_the_next(of, caplog):
     cluster = Cluster((0, 5))
     it = of(cluster)
     first = it.plan(None, 1, bounded=True)
-    cluster.mute = {0}
+    cluster.mute, cluster.failure = {0}, PartitionFailure("UNKNOWN_MEMBER_ID", "unknown member")
     for _ in range(2):
         assert it.commit(first, []) == 5
-    assert caplog.text.count("of 1 partition could not be committed to group g") == 1
+    assert caplog.text.count("of 1 partition could not be committed to group g: unknown mem") == 1
+    assert "or at the query's next start if none follows" in caplog.text
+    assert "Stop that consumer, or give the spout a group_id of its own" in caplog.text
     cluster.mute = set()
     assert it.commit(first, []) == 0
     assert cluster.told["t", 0][0] == 5

@@ -217,8 +217,10 @@ class Progress:
         Tuples that each component emitted to each of its streams that is read, in the accepted
         run. Calls that were repeated for parts of a batch count too.
     lag : mapping from str to int
-        By spout that reads Kafka: offsets from the last position reported to its group as done to
-        the end of each partition, which was read when the micro-batch was planned.
+        By spout that reads Kafka: the number of offsets from the committed one to the end of each
+        partition, summed. Without a group it counts from the first offset that is not done. One
+        record that waits for a retry holds the committed offset, although later records are done;
+        ``waiting`` counts the waiting records.
     expectations : mapping from str to mapping from str to mapping from str to int
         By component, or ``component.stream``, and expectation: the emitted tuples that met it and
         those that did not, in the accepted run: ``{"orders": {"amount > 0": {"passed": 99,

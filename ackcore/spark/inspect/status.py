@@ -113,7 +113,7 @@ class CheckpointStatus:
 
     @property
     def lag(self) -> Mapping[str, int]:
-        """The lag after the last micro-batch, by spout that reads Kafka."""
+        """The lag after the last micro-batch by spout, as in `Progress.lag`."""
         return self.batches[-1].progress.lag if self.batches else {}
 
     @property

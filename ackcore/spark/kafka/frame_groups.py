@@ -78,7 +78,7 @@ class FrameGroups:
             if not self._complained:
                 _log.warning(
                     "the offsets of micro-batch %d could not be read from Spark's log, and are "
-                    "committed to the consumer groups with the next micro-batch: %r",
+                    "committed to the consumer groups with the next micro-batch or start: %r",
                     *(decision.number, error),
                 )
             self._complained = True

@@ -32,6 +32,12 @@ _AGAIN_S, _LONGEST_AGAIN_S = 1.0, 300.0
 #: Seconds after which unchanged offsets are committed again, because brokers expire them.
 _REPEAT_S = 3600.0
 
+#: The remedy for a failed commit, by the code of the failure.
+_WAYS_OUT = {
+    "UNKNOWN_MEMBER_ID": ". The cause: a consumer is a member of the group, and Kafka then refuses "
+    "the commits of others. Stop that consumer, or give the spout a group_id of its own",
+}
+
 _NO_OFFSETS, _NO_ATTEMPTS = np.empty(0, np.int64), np.empty(0, np.int32)
 
 Key = tuple[str, int]
@@ -239,13 +245,16 @@ class GroupCommitter:
             self._failures = self._failures + 1 if answers.failed else 0
             self._again_at = self._after_failures(now) if answers.failed else None
             if answers.failed and not self._complained:
+                failure = next(iter(answers.failed.values()))
                 _log.warning(
-                    "spout %s: the offsets of %s could not be committed to group %s, "
-                    "and are committed with the next micro-batch: %s",
+                    "spout %s: the offsets of %s could not be committed to group %s: %s. They are "
+                    "in the checkpoint, and are committed with the next micro-batch, or at the "
+                    "query's next start if none follows%s",
                     self._spout,
                     counted(len(answers.failed), "partition"),
                     self._group_id,
-                    next(iter(answers.failed.values())).text,
+                    failure.text,
+                    _WAYS_OUT.get(failure.code, ""),
                 )
             self._complained = bool(answers.failed)
         elif new and self._again_at is None:
