@@ -26,7 +26,7 @@ from ackcore.metrics.readings import (
     SnapshotListener,
 )
 
-_UNITS = {"s": "_seconds"}
+_UNITS = {"s": "_seconds", "By": "_bytes"}
 
 
 class PrometheusListener(SnapshotListener):

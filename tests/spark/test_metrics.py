@@ -211,6 +211,9 @@ def test_otlp_takes_it_to_a_collector():
 def test_the_alert_rules_and_the_dashboard_ask_for_what_is_there(filled):
     text = generate_latest(filled[0].registry).decode()
     exposed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    table = re.findall(r"^\| `.*", MONITORING.with_suffix(".md").read_text(), re.M)
+    names = {name for row in table for name in re.findall(r"`((?:ackcore|messaging)_\w+)", row)}
+    assert names == exposed
     exposed |= {f"{name}_bucket" for name in exposed}
     dashboard = json.loads((MONITORING / "dashboard.json").read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
