@@ -23,7 +23,7 @@ from ackcore.topology.bolt_calls import (
     refuse_returned,
 )
 from ackcore.topology.components import BatchBolt, Context, output_streams
-from ackcore.topology.failure_reasons import ReasonMaker, missing_column
+from ackcore.topology.failure_reasons import ReasonMaker, missing_column, with_hint
 from ackcore.topology.tuples import (
     Anchors,
     Emission,
@@ -176,10 +176,7 @@ class BatchExecutor:
             reason = self.reasons.of(error)
             batch = f"the batch of {out.component}'s stream {out.stream!r}"
             hint = missing_column(error, columns, batch)
-            if hint is None:
-                return reason
-            said = f"{reason.message}; {hint}"
-            return reason._replace(message=Reason.of("", said).message)
+            return reason if hint is None else with_hint(reason, hint)
         return None
 
     def _results(self, emitted: list[Piece], failures: dict[int, Reason]) -> Results:

@@ -196,8 +196,11 @@ def refuse_returned(result: object, emit: str) -> None:
             f"emit values by {emit} instead of 'yield'"
         )
     if result is not None:
+        way_out = f"emit values by {emit}"
+        if isinstance(result, BaseException):
+            way_out = "raise it instead of returning it"
         raise TypeError(
-            f"a bolt's methods must return None, got {type(result).__name__}; emit values by {emit}"
+            f"a bolt's methods must return None, got {type(result).__name__}; {way_out}"
         )
 
 

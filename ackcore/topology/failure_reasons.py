@@ -12,7 +12,8 @@ from typing import Any
 from ackcore._error_hints import listed, nearest
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.calls.outcomes import MAX_AFTER_S, is_marked_final
-from ackcore.topology.tuples import Reason
+from ackcore.topology.components import Component
+from ackcore.topology.tuples import Reason, Tuple
 
 
 def exception_classes(given: Any, title: str) -> tuple[type[Exception], ...]:
@@ -55,6 +56,8 @@ def _exception_class(item: Any, title: str) -> type[Exception]:
 _NO_COLUMN = re.compile(
     r"""(?:Field|Column) (["']?)(?P<name>.*)\1 (?:does not exist in schema|not found)"""
 )
+#: Python's message if bytes are indexed by a name.
+_BYTES_BY_NAME = "byte indices must be integers or slices, not str"
 #: The longest wait.
 MAX_AFTER_MS = int(MAX_AFTER_S * 1000)
 
@@ -113,6 +116,9 @@ class ReasonMaker:
     def _of_error(self, error: BaseException) -> Reason:
         final = isinstance(error, self._reject) or not isinstance(error, self._retry_on)
         made = Reason.of(self.component, error, final or is_marked_final(error))
+        hint = _hint(error)
+        if hint is not None:
+            made = with_hint(made, hint)
         if made.final or not isinstance(error, Retry):
             return made
         after_s = error.asked_s or 0.0
@@ -120,6 +126,38 @@ class ReasonMaker:
         return made._replace(
             after_ms=math.ceil(after_s * 1000), counts=not isinstance(error, Unavailable)
         )
+
+
+def with_hint(reason: Reason, hint: str) -> Reason:
+    """Append a hint to the message of a reason."""
+    return reason._replace(message=Reason.of("", f"{reason.message}; {hint}").message)
+
+
+def _hint(error: BaseException) -> str | None:
+    """Return the way out of a mistake that Python's own error does not explain, else None."""
+    if type(error) is TypeError and error.args == (_BYTES_BY_NAME,):
+        return (
+            "the value is bytes: decode it first; the value of a KafkaSpout is bytes unless it has "
+            "a deserializer, such as deserializer=json.loads"
+        )
+    if type(error) is ModuleNotFoundError:
+        return (
+            "this worker's Python lacks the module: install it on all workers, or ship your own "
+            "with spark-submit --py-files, or spark.addArtifact(path, pyfile=True)"
+        )
+    # A subclass may be the user's, whose attributes may raise.
+    if type(error) is not AttributeError:
+        return None
+    if isinstance(error.obj, Tuple):
+        fields, name = error.obj.fields, error.name or ""
+        field = name if name in fields else nearest(name, fields) or fields[0]
+        return f"read a value of a tuple by its field, as in tuple[{field!r}]"
+    if isinstance(error.obj, Component) and error.name == "collector":
+        return (
+            "only a Bolt has self.collector: emit through the argument that the method receives, "
+            "the collector of execute or the out of process"
+        )
+    return None
 
 
 def missing_column(error: BaseException, columns: Sequence[str], batch: str) -> str | None:

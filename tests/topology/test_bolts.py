@@ -1,6 +1,8 @@
 """Bolts that take a tuple at a time: whatever they do, each input is acked or failed, once."""
 
+import importlib
 import logging
+import re
 
 import pytest
 from acting import (
@@ -17,6 +19,7 @@ from acting import (
     whys,
 )
 
+from ackcore.topology import Reject
 from ackcore.topology.components import BasicBolt, Bolt
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Reason
@@ -183,6 +186,27 @@ def test_a_bolt_that_cannot_take_its_collector_fails_its_rows():
 
     results = run(executor_for("b", Stiff()), [1])
     assert failed(results)[0].type == "AttributeError"
+
+
+@pytest.mark.parametrize(
+    ("does", "way_out"),
+    [
+        (
+            lambda bolt, t: bytes(t[0])["id"],
+            "; the value is bytes: decode it first; the value of a Kaf",
+        ),
+        (lambda bolt, t: t.n, "has no attribute 'n'; read a value of a tuple by .* tuple\\['n'\\]"),
+        (lambda bolt, t: t.line, r"by its field, as in tuple\['n'\]"),
+        (lambda bolt, t: bolt.collector.emit((1,)), "; only a Bolt has self.collector: emit thro"),
+        (lambda bolt, t: importlib.import_module("no_such"), "; this worker's Python lacks the mo"),
+        (lambda bolt, t: Reject("bad"), "must return None, got Reject; raise it instead of ret"),
+        (lambda bolt, t: bolt.no, "object has no attribute 'no'$"),
+    ],
+)
+def test_the_error_of_a_newcomers_mistake_has_the_way_out(does, way_out):
+    bolt = Basically(None)
+    bolt.do = lambda t, c: does(bolt, t)
+    assert re.search(way_out, failed(run(executor_for("b", bolt), [1]))[0].message)
 
 
 def test_a_task_without_rows_calls_nothing():
