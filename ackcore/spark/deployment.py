@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from ackcore.dead_limit import DeadLimit
 from ackcore.spark.base.clocks import Clock, read_clock
+from ackcore.spark.base.errors import CheckpointReadOnly, StateError
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.session import refuse_unnameable
 from ackcore.spark.base.sources import kept_schemas, source_schema
@@ -26,6 +27,7 @@ from ackcore.spark.kafka import frame_groups
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.planned import planned_rows
 from ackcore.spark.sinks.sink import as_sink, release_sinks
+from ackcore.spark.stores.interface import StoreUnavailable
 from ackcore.spark.stores.opening import is_bucket, place_of
 from ackcore.topology.builder import Topology
 
@@ -81,15 +83,16 @@ class Deployment:
             self.spark_checkpoint = _spark_checkpoint_of(self.checkpoint, spark_checkpoint)
             refuse_unnameable(str(self.spark_checkpoint), spark)
         schemas = {name: source_schema(spout) for name, spout in topology.spouts.items()}
-        self.state = State.open(
-            self.checkpoint,
-            topology,
-            sources=kept_schemas(schemas, topology),
-            kind="stream" if streaming else "batch",
-            offsets=self.spark_checkpoint / "offsets" if self.by_spark else None,
-            accept_changes=accept_changes,
-            clock_ms=read_clock(clock),
-        )
+        with _errors_naming("the checkpoint"):
+            self.state = State.open(
+                self.checkpoint,
+                topology,
+                sources=kept_schemas(schemas, topology),
+                kind="stream" if streaming else "batch",
+                offsets=self.spark_checkpoint / "offsets" if self.by_spark else None,
+                accept_changes=accept_changes,
+                clock_ms=read_clock(clock),
+            )
         with ExitStack() as stack:
             stack.callback(self.state.close)
             self.topology = topology.in_order(self.state.spout_order)
@@ -97,7 +100,8 @@ class Deployment:
             writers = {sink.name: sink.writer for sink in topology.sinks.values()}
             stack.callback(release_sinks, writers, deployment)
             for name, writer in writers.items():
-                as_sink(writer).claim(name, deployment, self.state.url)
+                with _errors_naming(f"sink {name!r}"):
+                    as_sink(writer).claim(name, deployment, self.state.url)
             self.groups = None
             if self.by_spark:
                 log = self.spark_checkpoint / "offsets"
@@ -111,7 +115,8 @@ class Deployment:
             if self.rows is not None:
                 stack.callback(self.rows.close)
             # Last: a refused start leaves the recorded place of the dead letters as it is.
-            self._open_dead_letters(dead_letters, schemas, deployment, stack)
+            with _errors_naming("the dead letters"):
+                self._open_dead_letters(dead_letters, schemas, deployment, stack)
             self._stack = stack.pop_all()
 
     def _open_dead_letters(
@@ -150,6 +155,18 @@ class Deployment:
     def close(self) -> None:
         """Close the sources and the dead letters, release the sinks, and close the checkpoint."""
         self._stack.close()
+
+
+@contextmanager
+def _errors_naming(part: str) -> Iterator[None]:
+    """Prefix the error of a place that cannot be written with the part that uses the place."""
+    try:
+        yield
+    except StateError as error:
+        # The other classes name the part by themselves.
+        if type(error) in (StateError, CheckpointReadOnly, StoreUnavailable):
+            error.args = (f"{part}: {error}",)
+        raise
 
 
 def _place_of(checkpoint: str | os.PathLike[str], dead_letters: Place) -> str:

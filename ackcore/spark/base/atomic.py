@@ -40,8 +40,8 @@ def writing(path: Path) -> Iterator[None]:
                 "write access and start again"
             ) from error
         raise StateError(
-            f"{path} could not be written: {error.strerror or error}. The records that were "
-            "written before are valid; remove the cause and start again"
+            f"{path} could not be written: {error.strerror or error}. Nothing was lost: remove the "
+            "cause and start again"
         ) from error
 
 

@@ -35,7 +35,7 @@ _REPEAT_S = 3600.0
 #: The remedy for a failed commit, by the code of the failure.
 _WAYS_OUT = {
     "UNKNOWN_MEMBER_ID": ". The cause: a consumer is a member of the group, and Kafka then refuses "
-    "the commits of others. Stop that consumer, or give the spout a group_id of its own",
+    "the commits of others. Stop that consumer, or give the spout a group_id of its own"
 }
 
 _NO_OFFSETS, _NO_ATTEMPTS = np.empty(0, np.int64), np.empty(0, np.int32)
