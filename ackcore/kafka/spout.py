@@ -231,15 +231,19 @@ def _deserializer(deserializer: Any, value_type: Any) -> tuple[Any, Any]:
     if deserializer is None:
         return None, None
     if not callable(deserializer):
-        raise TypeError(f"deserializer must be callable, got {type(deserializer).__name__}")
+        raise TypeError(
+            f"deserializer must be callable, got {short_repr(deserializer)}; json.loads is one"
+        )
     if is_async(deserializer):
         raise TypeError(
             f"deserializer must be a plain function, got an async one, {short_repr(deserializer)}; "
             "decode in an AsyncBolt"
         )
     if not isinstance(value_type, pa.DataType):
+        way_out = "pa.string() is one"
+        if isinstance(value_type, pa.Schema):
+            way_out = "write pa.struct(schema) with this schema"
         raise TypeError(
-            f"value_type must be a pyarrow.DataType, got {type(value_type).__name__}; "
-            "pa.string() is one"
+            f"value_type must be a pyarrow.DataType, got {type(value_type).__name__}; {way_out}"
         )
     return deserializer, nullable_within(value_type)

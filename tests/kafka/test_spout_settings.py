@@ -37,13 +37,22 @@ async def decode_async(value):
         ({"target_batch_s": 0}, ValueError, "target_batch_s must be above 0"),
         ({"lost": "ignore"}, ValueError, "lost must be one of 'dead-letter', 'refuse'"),
         ({"deserializer": len}, ValueError, "must be given together"),
-        ({"deserializer": 5, "value_type": pa.int64()}, TypeError, "must be callable"),
+        (
+            {"deserializer": "json", "value_type": pa.int64()},
+            TypeError,
+            "must be callable, got 'json'; json.loads is one",
+        ),
         (
             {"deserializer": decode_async, "value_type": pa.int64()},
             TypeError,
             "must be a plain function, got an async one",
         ),
         ({"deserializer": len, "value_type": int}, TypeError, "must be a pyarrow.DataType"),
+        (
+            {"deserializer": len, "value_type": pa.schema([])},
+            TypeError,
+            r"got Schema; write pa\.struct\(schema\)",
+        ),
         ({"options": {"group.id": "g"}}, ValueError, "group.id"),
         ({"optons": {}}, TypeError, r"KafkaSpout\(\) has no argument 'optons'; did you mean 'opti"),
     ],
