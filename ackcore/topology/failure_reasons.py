@@ -148,7 +148,7 @@ def _hint(error: BaseException) -> str | None:
     # A subclass may be the user's, whose attributes may raise.
     if type(error) is not AttributeError:
         return None
-    if isinstance(error.obj, Tuple):
+    if isinstance(error.obj, Tuple) and error.obj.fields:
         fields, name = error.obj.fields, error.name or ""
         field = name if name in fields else nearest(name, fields) or fields[0]
         return f"read a value of a tuple by its field, as in tuple[{field!r}]"
