@@ -29,8 +29,8 @@ class KafkaSpout:
 
     It emits ``key, value`` (binary), ``headers`` (a list of key and value), ``topic, partition,
     offset, timestamp``. The message id is (topic, partition, offset). The checkpoint records which
-    offsets are done. With ``group_id``, the first offset of each partition that is not done is also
-    committed after each micro-batch, from which monitors of the group compute its lag.
+    offsets are done. With ``group_id``, the spout also commits the first offset of each partition
+    that is not done, after each micro-batch. Monitors of the group compute its lag from there.
 
     Parameters
     ----------
@@ -155,9 +155,9 @@ class KafkaSpout:
 class KafkaGroup:
     """A consumer group for Spark's own Kafka source: ``TopologyBuilder.spout(commit_group=)``.
 
-    After each micro-batch, ackcore commits the offset of the first record that is not done, from
-    which monitors of the group compute its lag. The metadata list the done records above it. The
-    query itself continues from its checkpoint, not from the group.
+    After each micro-batch, ackcore commits the offset of the first record that is not done.
+    Monitors of the group compute its lag from there. The metadata list the done records above it.
+    The query itself continues from its checkpoint, not from the group.
 
     Parameters
     ----------

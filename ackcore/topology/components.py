@@ -427,9 +427,9 @@ class BatchBolt(Component):
         """Emit and fail what is left, after a task's last batch.
 
         In ``flush``, the row numbers of `out.emit` and `out.fail` count all rows of the task from 0
-        (`BatchOutput.first_row`). If a bolt defines it, all rows of the task are acked when
-        ``flush`` returns, and failed if it raises. A tuple
-        anchored to a row that failed before is dropped, and its other parents fail.
+        (`BatchOutput.first_row`). If a bolt defines ``flush``, all rows of the task are acked when
+        it returns, and failed if it raises. A tuple anchored to a row that failed before is
+        dropped, and its other parents fail.
         """
 
 

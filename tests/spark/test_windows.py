@@ -425,7 +425,7 @@ def test_rows_of_several_records_are_late_for_each_and_rows_of_none_are_logged(t
     assert not world.dead
     world.loose, world.shared_rows = ["C.5.O"], [("A.7.O", "A.34.O")]
     world.process(3, ["a.7.o", "a.34.o"])
-    assert "table 'hours' leaves out 1 row that belongs to no record" in caplog.text
+    assert "table 'hours' leaves out 1 row without a record" in caplog.text
     assert sorted(world.dead[3]) == ["a.34.o", "a.7.o"]
     state, _ = world.driver()
     with state:

@@ -167,9 +167,9 @@ def replay_letters(
                     transactions.commit()
     if left:
         settings.logger(_log).warning(
-            "%s not sent from topic %r, now or by a later call: without a record, or with one that "
-            "has died %d times or more",
-            *(counted(left, "message is", "messages are"), topic, max_deaths),
+            "topic %r: %s not sent, now or by a later call. A message is not sent if it represents "
+            "no record, or one that has died %d times or more",
+            *(topic, counted(left, "message is", "messages are"), max_deaths),
         )
     return SentBack(sent, left)
 

@@ -179,10 +179,10 @@ class WindowedRows:
                 lost += int((~usable).sum()) - len(np.unique(rows))
             if lost:
                 _log.warning(
-                    "table %r leaves out %s to no record of a tracked spout. Such rows are lost "
-                    "if they are late or have no usable time",
+                    "table %r leaves out %s without a record of a tracked spout, because of a late "
+                    "or unusable time. Such rows are lost",
                     table.name,
-                    counted(lost, "row that belongs", "rows that belong"),
+                    counted(lost, "row"),
                 )
             late_roots = np.concatenate(late)
             again = self.records.replayed(late_roots)
