@@ -293,7 +293,7 @@ STOP = st.sampled_from([*STEPS, *(f"paused at {step}" for step in STEPS)])
 TURN = st.tuples(st.lists(RECORD, max_size=6), st.lists(STOP, max_size=2))
 
 
-@settings(max_examples=settings.default.max_examples // 12, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(TURN, min_size=3, max_size=7), st.sampled_from([0, 12]), STOP)
 def test_a_closed_window_is_a_record_that_is_acked_once_or_dead(turns, late_s, last):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as path:

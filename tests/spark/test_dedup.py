@@ -276,7 +276,7 @@ turns = st.tuples(
 
 
 @pytest.mark.parametrize("bounds", BOUNDS, ids=lambda of: "+".join(of))
-@settings(max_examples=settings.default.max_examples // 10, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(taken=st.lists(turns, min_size=2, max_size=5))
 @example(
     # A copy waits behind a record in retry, which dies: then the copy runs.

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from branching import ROWS, Branch, RowBranch, expected
 from checkpoints import tracked
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_stages import Hold, Simulation, roots
 
@@ -277,7 +277,6 @@ SIZES = {
 }
 
 
-@settings(max_examples=settings.default.max_examples // 2)
 @given(
     topology=topologies(),
     values=st.lists(st.integers(0, 10**6), max_size=40),

@@ -233,7 +233,7 @@ def outcome(world, done):
 NUMBERS = st.lists(st.integers(0, 10**6), max_size=14)
 
 
-@settings(max_examples=settings.default.max_examples // 8)
+@settings(max_examples=12)
 @given(
     topology=shapes(),
     values=st.tuples(NUMBERS, NUMBERS, NUMBERS, NUMBERS),

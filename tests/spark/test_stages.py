@@ -157,8 +157,6 @@ def roots(simulation, records, n, partitions=2):
 VALUES = st.lists(st.integers(0, 10**6), max_size=40)
 SEEDS = st.integers(0, 2**32)
 
-half = settings(max_examples=settings.default.max_examples // 2)
-
 
 @given(topology=topologies(), values=VALUES, seed=SEEDS)
 def test_any_topology_fails_and_keeps_what_the_model_does(simulate, topology, values, seed):
@@ -171,7 +169,6 @@ def test_any_topology_fails_and_keeps_what_the_model_does(simulate, topology, va
     assert simulation.rows_of(done) == {name: found for name, found in rows.items() if found}
 
 
-@half
 @given(topology=topologies(), values=VALUES, seed=SEEDS, most=st.sampled_from([1, 40, 100]))
 def test_long_rows_are_cut_by_their_bytes(simulate, topology, values, seed, most):
     """Chunks that come in, what a bolt emits at a time, and what a later stage puts together."""
@@ -270,7 +267,6 @@ def test_what_rows_hold_is_let_go_when_a_bolt_has_had_them(simulate, decodes):
     assert max(alive) <= 2  # the last one, and what a generator has in hand
 
 
-@half
 @given(topology=topologies(), values=VALUES, batch_rows=st.integers(1, 9))
 def test_what_a_task_sends_does_not_depend_on_how_its_rows_were_batched(
     simulate, topology, values, batch_rows
@@ -281,7 +277,6 @@ def test_what_a_task_sends_does_not_depend_on_how_its_rows_were_batched(
         assert cut_otherwise == simulation.first(values)
 
 
-@half
 @given(topology=topologies(), values=VALUES, seed=SEEDS)
 def test_what_tasks_send_does_not_depend_on_the_order_of_arrival(simulate, topology, values, seed):
     """Spark gives a job up if a task that runs again sends other bytes."""
@@ -306,7 +301,6 @@ def words():
     return builder.build(chunk_rows=4)
 
 
-@half
 @given(seed=SEEDS)
 def test_a_row_that_is_lost_is_noticed(simulate, seed):
     """By the task that misses it, or by the driver, which compares their reports."""

@@ -127,7 +127,7 @@ ORDERS = st.lists(
 )
 
 
-@settings(max_examples=settings.default.max_examples // 8)
+@settings(max_examples=12, deadline=None)
 @given(ORDERS, st.integers(1, 3), st.integers(0, 20), st.lists(st.integers(0, 12), max_size=4))
 def test_look_ups_and_changes_are_those_of_the_last_marked_micro_batch(
     orders, tasks, kill, crashes

@@ -321,9 +321,7 @@ RECORD = st.tuples(
 )
 
 
-@settings(
-    max_examples=settings.default.max_examples // 5, suppress_health_check=[HealthCheck.too_slow]
-)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(KINDS),
     st.lists(

@@ -113,7 +113,7 @@ def small(monkeypatch):
 
 
 @settings(
-    max_examples=settings.default.max_examples // 4,
+    max_examples=settings.default.max_examples // 2,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
