@@ -32,8 +32,9 @@ class RateLimit:
         belongs to the key with the fewest calls in flight. None for one limit for all.
     calls_per_s : float, optional
         The largest number of calls begun per second, of each key if there is `per`. It holds for
-        the whole job: the tasks that can run at once have equal shares. A bolt without a
-        ``parallelism`` behind a DataFrame counts one task for each core, also if fewer have rows.
+        the whole job: the tasks that can run at once have equal shares. For a bolt without a
+        ``parallelism`` these are as many as cores, even if fewer have rows, unless its source is a
+        `KafkaSpout` or closed windows, whose number of tasks is known.
         If the bolt's inputs are grouped by the column `per` (`fields`), all tuples of a key are in
         one task, which then has the whole rate. None for no limit.
     tokens_per_min : float, optional

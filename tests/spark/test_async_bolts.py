@@ -211,7 +211,7 @@ def test_a_rate_is_divided_by_the_tasks_that_have_rows_at_once(
         slots=4,
     )
     assert spec.tasks_at_once("fetch") == tasks
-    # Planned sources know the number of tasks that read them.
+    # The number of tasks that read the source, where it is known.
     for readers, at_once in ((1, 1), (3, 3), (9, 4)):
         known = replace(spec, readers=readers).tasks_at_once("fetch")
         assert known == (at_once if grouping == "local_or_shuffle" else tasks)
