@@ -105,8 +105,6 @@ class _FrameGroup:
         self._group = GroupCommitter(spout.name, spout.group.group_id, deployment)
         servers = spout.group.client.bootstrap_servers
         self.use = GroupUse(spout.name, spout.group.group_id, servers, [number])
-        #: The first offset of each partition that is not done, for the lag before its first commit.
-        self._first_not_done: dict[Key, int] = {}
 
     @property
     def has_commit_due(self) -> bool:
@@ -120,10 +118,8 @@ class _FrameGroup:
         """
         plan = OffsetPlan(_positions(offsets))
         after = {(topic, partition): state for topic, partition, state in states(plan, waiting)}
-        for each, state in after.items():
-            self._first_not_done.setdefault(each, state.committable)
         # Spark's log has no topic ids, so a topic that was created again is not detected.
-        told = {**self._first_not_done, **self._group.commit(self.cluster, after, {})}
+        told = self._group.commit(self.cluster, after, {})
         ends = self.cluster.watermarks(after).found
         return sum(
             max(0, (ends[each].high if each in ends else offsets[each]) - told[each])

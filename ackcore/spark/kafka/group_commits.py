@@ -178,6 +178,9 @@ class GroupCommitter:
     """Commits the done offsets of a spout to its consumer group, and repeats failed commits.
 
     ``spout``: the name of the spout. ``deployment``: the key of the checkpoint.
+
+    Attributes: ``first_not_done``: the first offset that is not done of each partition, when it
+    began or at its first commit.
     """
 
     def __init__(self, spout: str, group_id: str, deployment: int) -> None:
@@ -185,6 +188,7 @@ class GroupCommitter:
         self._group_id = group_id
         self._cache = CommitCache(deployment)
         self._origin = CommitOrigin.of(None, self._cache.name)
+        self.first_not_done: dict[Key, int] = {}
         #: The last confirmed commit of each partition.
         self._confirmed: dict[Key, tuple[int, str]] = {}
         self._repeat_at = self._next_at = 0.0
@@ -219,11 +223,14 @@ class GroupCommitter:
     ) -> dict[Key, int]:
         """Commit the done offsets. Return the last confirmed offset of each partition.
 
-        A failed commit is repeated with the next one. Raises CheckpointInUse if another driver has
-        taken over the checkpoint.
+        For a partition without one, returns its offset in `first_not_done`. A failed commit is
+        repeated with the next one. Raises CheckpointInUse if another driver has taken over the
+        checkpoint.
 
         ``done``: the done offsets by partition. ``topic_ids``: the ids of the topics, where known.
         """
+        for each, state in done.items():
+            self.first_not_done.setdefault(each, state.committable)
         commits = self._cache.commits(done, topic_ids)
         new = {each: one for each, one in commits.items() if self._confirmed.get(each) != one}
         now = time.monotonic()
@@ -259,7 +266,8 @@ class GroupCommitter:
             self._complained = bool(answers.failed)
         elif new and self._again_at is None:
             self._again_at = self._next_at
-        return {each: offset for each, (offset, _) in self._confirmed.items()}
+        confirmed = {each: offset for each, (offset, _) in self._confirmed.items()}
+        return {**self.first_not_done, **confirmed}
 
     def _after_failures(self, now: float) -> float:
         pause_ms = capped_doubling(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -147,9 +147,7 @@ class KafkaSources(PlannedRows):
         The plan has no decision yet. Returns the same object if no offsets were deleted.
         """
         found = {}
-        for name, one in self._spouts.items():
-            body = plan.offsets.get(name)
-            before = OffsetPlan() if body is None else OffsetPlan.of(body)
+        for name, one, before in self._planned(plan):
             now = one.mended(before)
             if now is not before:
                 found[name] = now.body()
@@ -160,10 +158,8 @@ class KafkaSources(PlannedRows):
 
     def replaced(self, plan: Plan) -> str | None:
         """Return a message if a topic of a plan was created again since; else None."""
-        for name, one in self._spouts.items():
-            body = plan.offsets.get(name)
-            found = None if body is None else one.replaced(OffsetPlan.of(body))
-            if found is not None:
+        for _, one, planned in self._planned(plan):
+            if (found := one.replaced(planned)) is not None:
                 return found
         return None
 
@@ -173,19 +169,15 @@ class KafkaSources(PlannedRows):
 
     def obstacle(self, plan: Plan) -> Obstacle | None:
         """Return why offsets of a plan cannot be read at present; None if all can."""
-        for name, one in self._spouts.items():
-            body = plan.offsets.get(name)
-            found = None if body is None else obstacle(name, one.spout, OffsetPlan.of(body))
-            if found is not None:
+        for name, one, planned in self._planned(plan):
+            if (found := obstacle(name, one.spout, planned)) is not None:
                 return found
         return None
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
         """Return one input for each spout, with the records that a plan takes from it."""
         found = []
-        for name, one in self._spouts.items():
-            body = plan.offsets.get(name)
-            planned = OffsetPlan() if body is None else OffsetPlan.of(body)
+        for name, one, planned in self._planned(plan):
             read = ReadOffsets(one.spout.client, planned.tasks, planned.lost)
             tasks = len(planned.tasks) + bool(planned.lost)
             # Without a topic id, only a comparison of all rows of a task shows that they are equal.
@@ -198,10 +190,8 @@ class KafkaSources(PlannedRows):
     def backlogs(self, plan: Plan) -> Mapping[str, Backlog]:
         """Return by spout the partitions with offsets that a plan leaves to later micro-batches."""
         found = {}
-        for name in self._spouts.keys() & plan.offsets.keys():
-            planned = OffsetPlan.of(plan.offsets[name])
-            parts = self._spouts[name].behind(planned)
-            if parts:
+        for name, one, planned in self._planned(plan):
+            if parts := one.behind(planned):
                 behind = {part: number for number, part in enumerate(parts)}
                 read = {one[:2] for some in planned.tasks for one in some}
                 waits = [part not in read and not silent for part, silent in parts.items()]
@@ -220,12 +210,17 @@ class KafkaSources(PlannedRows):
         full = waiting / max(1, self._max_waiting)
         if self._room is not None:
             self._room = max(0, self._max_waiting - waiting)
+        for name, one, planned in self._planned(plan):
+            if name in plan.offsets:
+                one.intake.done(full, decision.counts.get("retried", 0))
+                found[name] = one.commit(planned, decision.waiting.tables(name))
+        return found
+
+    def _planned(self, plan: Plan) -> Iterator[tuple[str, SpoutOffsets, OffsetPlan]]:
+        """Yield name, spout and offsets of each spout; no offsets if the plan lacks the spout."""
         for name, one in self._spouts.items():
             body = plan.offsets.get(name)
-            if body is not None:
-                one.intake.done(full, decision.counts.get("retried", 0))
-                found[name] = one.commit(OffsetPlan.of(body), decision.waiting.tables(name))
-        return found
+            yield name, one, OffsetPlan() if body is None else OffsetPlan.of(body)
 
     # -- for the stream ---------------------------------------------------------------------------
 
@@ -310,9 +305,9 @@ def obstacle(name: str, spout: KafkaSpout, plan: OffsetPlan) -> Obstacle | None:
             logs = cluster.watermarks(short, stops)
     except ClusterFailed as error:
         return Obstacle(f"spout {name} waits for Kafka: {error}")
+    recreated = plan.recreated(ids)
     for key, stop in sorted(stops.items()):
-        known, now = plan.topic_ids.get(key.topic), ids.get(key.topic)
-        if known is not None and now is not None and known != now:
+        if key.topic in recreated:
             continue  # the planned offsets are of the former topic, and lost
         if key not in there:
             said = f"spout {name} waits for {key}, which does not exist"

@@ -30,10 +30,6 @@ class Position(NamedTuple):
     began: str  # the reason of the offset at which the checkpoint began, such as "earliest"
     epoch: int | None = None  # the epoch of the leader at that time, if known
 
-    def body(self) -> list[Any]:
-        """Return the fields as a list for JSON."""
-        return [*self] if self.epoch is not None else [*self[:3]]
-
 
 @dataclass(frozen=True, slots=True)
 class OffsetPlan:
@@ -57,7 +53,7 @@ class OffsetPlan:
             "topics": {
                 topic: {
                     "id": self.topic_ids.get(topic),
-                    "partitions": [[partition, *one.body()] for partition, one in found.items()],
+                    "partitions": [[partition, *one] for partition, one in found.items()],
                 }
                 for topic, found in self.positions.items()
             },
@@ -84,6 +80,15 @@ class OffsetPlan:
     def taking_nothing(self) -> OffsetPlan:
         """Return a plan with the same positions that takes no offsets."""
         return replace(self, tasks=(), lost=(), refused=())
+
+    def position(self, key: tuple[str, int]) -> Position | None:
+        """Return the position of a partition; None if the plan has none."""
+        return self.positions.get(key[0], {}).get(key[1])
+
+    def recreated(self, topic_ids: Mapping[str, str | None]) -> set[str]:
+        """Return the topics that were created again since, by their present ids, where known."""
+        known = self.topic_ids.items()
+        return {topic for topic, was in known if topic_ids.get(topic) not in (None, was)}
 
     def items(self) -> Iterator[tuple[str, int, Position]]:
         """Yield topic, number and position of each partition."""

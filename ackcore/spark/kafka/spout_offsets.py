@@ -71,8 +71,6 @@ class SpoutOffsets:
         self._group = (
             None if spout.group_id is None else GroupCommitter(name, spout.group_id, deployment)
         )
-        #: The first offset that is not done, of partitions that have a new start or no commit yet.
-        self._first_not_done: dict[Key, int] = {}
         #: The last partition that had a share when there was not room for all; see `shares`.
         self._turn: Key | None = None
         self.intake = Intake(spout)
@@ -156,7 +154,7 @@ class SpoutOffsets:
     def has_new(self) -> bool:
         """Return whether there are records that no finished micro-batch has taken."""
         marks = self._bounds(self._done)
-        if self._done is None or self._recreated(self._done, {topic for topic, _ in marks}):
+        if self._done is None or self._is_recreated(self._done, marks):
             return True
         # A partition that ends below its position was truncated or created again.  Once it is as
         # long again, its new records would count as read; then only its new leader reveals it.
@@ -165,14 +163,10 @@ class SpoutOffsets:
             for of, one in marks.items()
         )
 
-    def _recreated(self, plan: OffsetPlan, topics: Collection[str]) -> set[str]:
-        """Return those of the topics whose ids differ from the ones in a plan."""
-        known, now = plan.topic_ids, self._topic_ids
-        return {
-            topic
-            for topic in topics
-            if topic in known and now.get(topic, known[topic]) != known[topic]
-        }
+    def _is_recreated(self, plan: OffsetPlan, partitions: Iterable[Key]) -> bool:
+        """Return whether the topic of one of the partitions was created again since a plan."""
+        recreated = plan.recreated(self._topic_ids)
+        return any(topic in recreated for topic, _ in partitions)
 
     @property
     def is_through(self) -> bool:
@@ -185,7 +179,7 @@ class SpoutOffsets:
         def reached() -> bool:
             if self._done is None:
                 return False
-            if self._recreated(self._done, {topic for topic, _ in ends}):
+            if self._is_recreated(self._done, ends):
                 return False
             return all(_next(self._done, of, -1) >= end for of, end in ends.items())
 
@@ -244,12 +238,11 @@ class SpoutOffsets:
             )
             return before.taking_nothing()
         self._report(starts, is_first=before is None)
-        for each, start in starts.items():
-            self._first_not_done[each] = start.lowest
-        at = {
-            each: starts[each].next if each in starts else _position(before, each).next
-            for each in marks
-        }
+        if self._group is not None:
+            self._group.first_not_done.update(
+                {each: start.lowest for each, start in starts.items()}
+            )
+        at = {each: starts.get(each) or _continued(before, each) for each in marks}
         stops = {each: high for each, (_, high) in marks.items()}
         if self._until is not None:
             there_are = {*marks, *self.partitions}
@@ -260,23 +253,22 @@ class SpoutOffsets:
                 if each in there_are
             }
             stops = {each: min(stop, self._until.get(each, 0)) for each, stop in stops.items()}
-        there = {each: max(0, stops[each] - at[each]) for each in marks}
+        there = {each: max(0, stops[each] - at[each].next) for each in marks}
         takes = shares(there, self.intake.most, room, self._turn) if bounded else there
         # If there was not room for one offset of each, the next micro-batch begins after the last.
         self._turn = next(reversed(takes), self._turn)
         ranges = [one for start in starts.values() for one in start.holes]
         ranges += [
-            OffsetRange(*each, at[each], at[each] + n)
+            OffsetRange(*each, at[each].next, at[each].next + n)
             for each in marks
             if (n := takes.get(each, 0))
         ]
         positions = self._carried(before, marks)
-        for each, (_, high) in marks.items():
-            began = starts[each].why if each in starts else _position(before, each).began
+        for each, mark in marks.items():
             topic, partition = each
-            next_ = at[each] + takes.get(each, 0)
-            epoch = marks[each].epoch
-            positions.setdefault(topic, {})[partition] = Position(next_, high, began, epoch)
+            next_ = at[each].next + takes.get(each, 0)
+            found = Position(next_, mark.high, at[each].why, mark.epoch)
+            positions.setdefault(topic, {})[partition] = found
         gone = [one for start in starts.values() for one in start.gone]
         plan = OffsetPlan(
             positions,
@@ -306,9 +298,9 @@ class SpoutOffsets:
             )
             return plan
         ids = {one.topic: one.topic_id for one in topics}
-        lost = lost_since(self.spout, plan, {each: found[each].low for each in found}, ids)
-        for start in lost:
-            self._report({start.gone[0].range[:2]: start})
+        lost = lost_since(plan, {each: found[each].low for each in found}, ids)
+        for one in lost:
+            self._report({one.range[:2]: Start(one.range.stop, "out of range", gone=(one,))})
         return without_deleted(plan, self.name, lost) if lost else plan
 
     def replaced(self, plan: OffsetPlan) -> str | None:
@@ -328,13 +320,11 @@ class SpoutOffsets:
                 error,
             )
             return None
-        for topic, now in sorted({one.topic: one.topic_id for one in found}.items()):
-            known = plan.topic_ids.get(topic)
-            if known is not None and now is not None and known != now:
-                return (
-                    f"topic {topic} of spout {self.name} was created again after its offsets were "
-                    "planned, so these offsets now belong to other records"
-                )
+        for topic in sorted(plan.recreated({one.topic: one.topic_id for one in found})):
+            return (
+                f"topic {topic} of spout {self.name} was created again after its offsets were "
+                "planned, so these offsets now belong to other records"
+            )
         return None
 
     def _carried(
@@ -343,13 +333,13 @@ class SpoutOffsets:
         """Return the positions of the last plan, except those of topics that were created again."""
         if before is None:
             return {}
-        now = self._ids(before, marks)
+        recreated = before.recreated(self._ids(before, marks))
         # Positions of partitions that are no longer read are kept: they may be read again.  Those
         # of a topic that was created again are not kept, even while a partition has no leader.
         return {
             topic: dict(found)
             for topic, found in before.positions.items()
-            if before.topic_ids.get(topic, now.get(topic)) == now.get(topic)
+            if topic not in recreated
         }
 
     def _ids(self, before: OffsetPlan | None, marks: Iterable[Key]) -> dict[str, str]:
@@ -378,12 +368,13 @@ class SpoutOffsets:
             if times.failed:
                 raise _unanswered("the first offset at the start time", times.failed)
             of_time = times.found
-        ids = {} if before is None else before.topic_ids
+        last = OffsetPlan() if before is None else before
+        recreated = last.recreated(self._topic_ids)
         found = {}
         for (topic, partition), mark in marks.items():
             low, high = mark
-            position = None if before is None else before.positions.get(topic, {}).get(partition)
-            known, now = ids.get(topic), self._topic_ids.get(topic)
+            position = last.position((topic, partition))
+            known, now = last.topic_ids.get(topic), self._topic_ids.get(topic)
             other_from = None
             if position is not None and known == now:
                 other_from = self._other_from(position, (topic, partition), mark)
@@ -395,7 +386,7 @@ class SpoutOffsets:
                     low,
                     high,
                     position,
-                    is_other=known is not None and now is not None and known != now,
+                    is_other=topic in recreated,
                     is_same=known is not None and known == now,
                     is_first=first,
                     committed=committed.get((topic, partition)),
@@ -487,7 +478,7 @@ class SpoutOffsets:
         """
         self._done = plan
         # The planned offsets of these topics now belong to other records.
-        others = self._recreated(plan, plan.positions)
+        others = plan.recreated(self._topic_ids)
         after = {
             (topic, partition): state
             for topic, partition, state in states(plan, waiting)
@@ -496,10 +487,7 @@ class SpoutOffsets:
         if self._group is None:
             done = {each: state.committable for each, state in after.items()}
         else:
-            told = self._group.commit(self._cluster, after, plan.topic_ids)
-            for each, state in after.items():
-                self._first_not_done.setdefault(each, state.committable)
-            done = {**self._first_not_done, **told}
+            done = self._group.commit(self._cluster, after, plan.topic_ids)
         return sum(
             max(0, one.end - done[topic, partition])
             for topic, partition, one in plan.items()
@@ -516,17 +504,18 @@ def _unanswered(what: str, failed: Mapping[Any, PartitionFailure]) -> Connection
 
 
 def _next(before: OffsetPlan, of: Key, otherwise: int) -> int:
-    position = before.positions.get(of[0], {}).get(of[1])
+    position = before.position(of)
     return otherwise if position is None else position.next
 
 
 def _has_new_leader(before: OffsetPlan, of: Key, now: Watermarks) -> bool:
     """Return whether a partition has a newer leader than in a plan, as far as that is known."""
-    position = before.positions.get(of[0], {}).get(of[1])
+    position = before.position(of)
     known = None if position is None else position.epoch
     return known is not None and now.epoch is not None and now.epoch > known
 
 
-def _position(before: OffsetPlan | None, of: Key) -> Position:
+def _continued(before: OffsetPlan | None, of: Key) -> Start:
     assert before is not None  # without a plan each partition has a start
-    return before.positions[of[0]][of[1]]
+    position = before.positions[of[0]][of[1]]
+    return Start(position.next, position.began)

@@ -74,6 +74,10 @@ class Start(NamedTuple):
         return min([self.next, *(hole.start for hole in self.holes)])
 
 
+#: Type and text of the reason for offsets that were deleted.
+_LOST = "LostUpstream", "lost upstream, deleted before they were read"
+
+
 def decide(spout: KafkaSpout, found: PartitionFacts) -> Start | None:
     """Return where a partition begins; None if it continues at its position in the last plan."""
     position, low, high = found.position, found.low, found.high
@@ -132,8 +136,7 @@ def _within(spout: KafkaSpout, found: PartitionFacts, start: Start) -> Start:
 
 def _lost(found: PartitionFacts, start: Start) -> Start:
     """Return a start in which offsets below the partition's first one are lost."""
-    said = "lost upstream, deleted before they were read"
-    return _cut_below(found, start, found.low, "LostUpstream", said)._replace(why="out of range")
+    return _cut_below(found, start, found.low, *_LOST)._replace(why="out of range")
 
 
 def _cut_below(found: PartitionFacts, start: Start, low: int, kind: str, said: str) -> Start:
@@ -154,23 +157,19 @@ def _cut_below(found: PartitionFacts, start: Start, low: int, kind: str, said: s
 
 
 def lost_since(
-    spout: KafkaSpout,
-    plan: OffsetPlan,
-    lows: Mapping[tuple[str, int], int],
-    topic_ids: Mapping[str, str | None],
-) -> list[Start]:
-    """Return the planned ranges that were deleted since, each as a start with the skipped range.
+    plan: OffsetPlan, lows: Mapping[tuple[str, int], int], topic_ids: Mapping[str, str | None]
+) -> list[SkippedRange]:
+    """Return the planned ranges that were deleted since.
 
     ``plan``: a stored plan without a decision. ``lows``: the first offset of each partition that
     answered. ``topic_ids``: the present ids of the topics. If a topic was created again, all its
     planned offsets are lost.
     """
     gone: list[OffsetRange] = []
+    recreated = plan.recreated(topic_ids)
     for one in sorted(one for some in plan.tasks for one in some):
-        known, now = plan.topic_ids.get(one.topic), topic_ids.get(one.topic)
-        is_other = known is not None and now is not None and known != now
         low = lows.get((one.topic, one.partition), 0)
-        stop = one.stop if is_other else min(low, one.stop)
+        stop = one.stop if one.topic in recreated else min(low, one.stop)
         if stop <= one.start:
             continue
         before = gone[-1] if gone else None
@@ -179,28 +178,21 @@ def lost_since(
             gone[-1] = before._replace(stop=stop)
         else:
             gone.append(one._replace(stop=stop))
-    found = []
-    for one in gone:
-        began = Position(one.start, one.stop, "")
-        start = decide(spout, PartitionFacts(one.topic, one.partition, one.stop, one.stop, began))
-        assert start is not None
-        found.append(start)
-    return found
+    return [SkippedRange(one, *_LOST) for one in gone]
 
 
-def without_deleted(plan: OffsetPlan, name: str, lost: list[Start]) -> OffsetPlan:
+def without_deleted(plan: OffsetPlan, name: str, lost: list[SkippedRange]) -> OffsetPlan:
     """Return a spout's plan in which deleted ranges are lost, and read by no task.
 
     ``name``: the name of the spout. ``lost``: the result of `lost_since`.
     """
-    gone = tuple(one.range for start in lost for one in start.gone)
-    refused = [one.refused(name) for start in lost for one in start.gone]
+    gone = tuple(one.range for one in lost)
     tasks = [tuple(one for each in some if (one := _rest(each, gone)).size) for some in plan.tasks]
     return replace(
         plan,
         tasks=tuple(some for some in tasks if some),
         lost=(*plan.lost, *gone),
-        refused=(*plan.refused, *refused),
+        refused=(*plan.refused, *(one.refused(name) for one in lost)),
     )
 
 
