@@ -20,14 +20,12 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.endpoints import Endpoints, made_limit
 from ackcore.calls.rate_limits import TokenBucket
 from ackcore.calls.usage import CallCounts
-from ackcore.flow.choosers import Idlest
 from ackcore.flow.consumers import FlowConsumer, Lease
 from ackcore.flow.limits import DelayTarget, Limit
 
@@ -227,8 +225,7 @@ class FairQueues:
         if limit is not None and limit.per is not None:
             self.window = made_limit(settings, clock)
             own = DelayTarget if limit.concurrency is None else limit.concurrency
-            # One endpoint leaves no choice, and a random seed for each key would take time.
-            settings = replace(settings, max_concurrency=own, chooser=partial(Idlest, 0))
+            settings = replace(settings, max_concurrency=own)
         self._settings = settings
         self._ready: dict[int, OrderedDict[KeyQueue, None]] = {}  # by the calls in flight
         self._aside: list[tuple[float, int, KeyQueue]] = []  # to look at: a heap by time

@@ -12,7 +12,6 @@ from ackcore._columns import as_count, positive, real
 from ackcore.calls.outcomes import Reject, Retry, is_marked_final
 from ackcore.calls.rate_limits import RateLimit, check_concurrency, checked_limit
 from ackcore.flow import DelayTarget, Limit
-from ackcore.flow.choosers import Chooser, Idlest
 
 #: The number of threads of a plain function whose `max_concurrency` is no number.
 DEFAULT_THREADS = 32
@@ -42,7 +41,6 @@ class CallSettings:
     timeout_s: float | None = None
     limit: RateLimit | None = None
     endpoints: tuple[Hashable, ...] | None = None
-    chooser: Callable[[], Chooser] = Idlest
     max_attempts: int = 1
     retry_on: tuple[type[BaseException], ...] = ()
     reject: tuple[type[BaseException], ...] = ()
@@ -53,11 +51,6 @@ class CallSettings:
     def __post_init__(self) -> None:
         if not callable(self.max_concurrency):
             check_concurrency(self.max_concurrency, "max_concurrency", "endpoint")
-        if not callable(self.chooser):
-            raise TypeError(
-                "chooser must be a function or class that makes a Chooser, got "
-                f"{type(self.chooser).__name__}; each task needs its own, so pass the class"
-            )
         if self.timeout_s is not None:
             self._set("timeout_s", positive(self.timeout_s, "timeout_s", _MOST_S))
         checked_limit(self.limit)

@@ -36,8 +36,8 @@ class Calls(Generic[Item, Value]):
     called before each call. If it returns an exception, the item is not called, and ends with this
     exception.
 
-    Raises TypeError if the function cannot be called, or a setting makes an object that is no limit
-    or chooser.
+    Raises TypeError if the function cannot be called, or a setting makes an object that is no
+    limit.
 
     The event loop runs in the thread that reads the outcomes, and only while that thread waits for
     an outcome. No answer is handled while the reader has control, or while the items make it wait.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.outcomes import Retry, Unavailable
 from ackcore.calls.usage import CallCounts
-from ackcore.flow.choosers import Chooser
+from ackcore.flow.choosers import Idlest
 from ackcore.flow.consumers import FlowConsumer, Lease
 from ackcore.flow.limits import DelayTarget, Fixed, Limit
 from ackcore.flow.windows import Windows
@@ -193,8 +193,10 @@ class Endpoints:
     def __init__(
         self, settings: CallSettings, most: int, clock: Callable[[], int], call_counts: CallCounts
     ) -> None:
+        # One endpoint leaves no choice, and a random seed for each key would take time.
+        chooser = Idlest(0 if settings.endpoints is None else None)
         # Leases do not time out there: they end with their calls.
-        self._windows = Windows(_made_chooser(settings), most, _ON_TRIAL_NS, clock)
+        self._windows = Windows(chooser, most, _ON_TRIAL_NS, clock)
         self._most = most
         self._settings = settings
         #: By refusing endpoint: the refusals in a row, the time of the first, and the last error.
@@ -367,20 +369,6 @@ class Endpoints:
             f"{type(error).__name__}: {error}",
             after_s=after_s,
         )
-
-
-def _made_chooser(settings: CallSettings) -> Chooser:
-    chooser = settings.chooser()
-    if not hasattr(chooser, "choose"):
-        raise TypeError(
-            f"chooser must make a Chooser, got {type(chooser).__name__}; pass one, such as Idlest"
-        )
-    if chooser.keyed:
-        raise TypeError(
-            f"chooser must not be {type(chooser).__name__}, which chooses by key: the items of "
-            "calls have no keys; choose the endpoint in the function, or group by the key's field"
-        )
-    return chooser
 
 
 def made_limit(settings: CallSettings, clock: Callable[[], int]) -> Limit:

@@ -114,7 +114,6 @@ CALL_SETTINGS = (
     "max_concurrency",
     "timeout_s",
     "endpoints",
-    "chooser",
     "wait_in_task_s",
     "breaker_failures",
     "breaker_reset_s",

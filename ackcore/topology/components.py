@@ -25,7 +25,6 @@ from ackcore._arrow import nullable_within
 from ackcore._error_hints import Unquoted, nearest
 from ackcore.calls import RateLimit
 from ackcore.flow import DelayTarget, Limit
-from ackcore.flow.choosers import Chooser, Idlest
 from ackcore.topology.tuples import Identity, Reason, Tuple
 
 #: The default stream.
@@ -335,9 +334,7 @@ class AsyncBolt(Component):
         receives all tuples of its keys, grouped by the limit's column, has the whole rate of each.
     endpoints : iterable of hashable, optional
         The endpoints of the calls, each with a ``max_concurrency`` of its own. ``execute`` calls
-        the one in ``collector.endpoint``.
-    chooser : callable, default `Idlest`
-        A callable that returns the `Chooser`, which chooses the endpoint of each call.
+        the one in ``collector.endpoint``, which is the idlest one.
     wait_in_task_s : float, default 5.0
         Seconds that an input may wait in its task after `Retry`, or while no endpoint answers. It
         does not count in ``max_concurrency`` meanwhile. An input that would wait longer fails and
@@ -359,7 +356,6 @@ class AsyncBolt(Component):
     timeout_s: float | None = None
     limit: RateLimit | None = None
     endpoints: Iterable[Hashable] | None = None
-    chooser: Callable[[], Chooser] = Idlest
     wait_in_task_s: float = 5.0
     breaker_failures: int | None = 10
     breaker_reset_s: float = 5.0

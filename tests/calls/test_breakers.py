@@ -3,14 +3,13 @@
 import asyncio
 
 import pytest
-from round_robin import RoundRobin
 from simulated_loop import S, SimCalls, states
 
 from ackcore.calls import Reject, Retry, Unavailable, call_workers
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
 from ackcore.calls.endpoints import BreakerState
-from ackcore.flow import ByKey, DelayTarget
+from ackcore.flow import DelayTarget
 
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 
@@ -125,11 +124,7 @@ def test_an_endpoint_that_is_down_is_left_to_the_others():
     """Its calls go elsewhere: tried again at another endpoint, all go well."""
     service = Service({"b": [(1, 9)]})
     settings = CallSettings(
-        endpoints=["a", "b", "c"],
-        max_concurrency=2,
-        chooser=RoundRobin,
-        retry_on=(ConnectionError,),
-        max_attempts=2,
+        endpoints=["a", "b", "c"], max_concurrency=2, retry_on=(ConnectionError,), max_attempts=2
     )
     with service(settings) as calls:
         outcomes = list(calls.run(range(1000)))
@@ -214,14 +209,6 @@ def test_with_no_waits_in_the_task_a_refusal_costs_the_record_that_was_refused(t
         outcomes = list(calls.run(range(100)))
     assert [n for n, outcome in enumerate(outcomes) if outcome.error] == list(range(10, 100, 20))
     assert [outcome.attempts for outcome in outcomes] == [1] * 100
-
-
-def test_a_chooser_by_key_is_refused():
-    async def call(item, endpoint):
-        return item
-
-    with pytest.raises(TypeError, match="chooser must not be ByKey, which chooses by key"):
-        SimCalls(call, CallSettings(endpoints=["a"], chooser=ByKey))
 
 
 def test_an_item_that_opens_the_breaker_by_itself_has_had_its_attempt(monkeypatch):

@@ -9,7 +9,6 @@ from ackcore.calls import RateLimit
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
 from ackcore.flow import Fixed, RttThreshold
-from ackcore.flow.choosers import Idlest
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,6 @@ from ackcore.flow.choosers import Idlest
             ValueError,
             "endpoints must differ, got 'a' more than once",
         ),
-        ({"chooser": Idlest()}, TypeError, "makes a Chooser, .*pass the class"),
         ({"max_attempts": 0}, ValueError, "max_attempts must be at least 1, got 0"),
         ({"wait_in_task_s": -1}, ValueError, "wait_in_task_s must be at least 0, got -1"),
         ({"wait_in_task_s": math.nan}, ValueError, "wait_in_task_s must be at least 0, got nan"),
@@ -83,18 +81,8 @@ def test_a_plain_function_has_as_many_threads_as_calls():
     assert CallSettings().thread_count() == 32
 
 
-@pytest.mark.parametrize(
-    ("setting", "says"),
-    [
-        ({"max_concurrency": dict}, "max_concurrency must make a Limit, an object with limit and"),
-        ({"chooser": dict}, "chooser must make a Chooser, got dict"),
-    ],
-)
-def test_what_a_setting_makes_is_looked_at_when_it_is_made(setting, says):
-    with pytest.raises(TypeError, match=says):
-        Calls(lambda item: item, CallSettings(**setting))
-
-
-def test_what_cannot_be_called_is_refused():
+def test_what_cannot_be_called_and_what_makes_no_limit_are_refused():
+    with pytest.raises(TypeError, match="max_concurrency must make a Limit, an object with limit"):
+        Calls(lambda item: item, CallSettings(max_concurrency=dict))
     with pytest.raises(TypeError, match="function must be callable, got int"):
         Calls(3)

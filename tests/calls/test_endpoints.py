@@ -6,8 +6,14 @@ import pytest
 from round_robin import RoundRobin
 from simulated_loop import SimCalls
 
-from ackcore.calls import Retry
+from ackcore.calls import Retry, endpoints
 from ackcore.calls.call_settings import CallSettings
+
+
+@pytest.fixture(autouse=True)
+def in_turn(monkeypatch):
+    """Make the choice of an endpoint one that a test can foresee."""
+    monkeypatch.setattr(endpoints, "Idlest", lambda seed: RoundRobin())
 
 
 class Service:
@@ -22,8 +28,8 @@ class Service:
         self.made = []  # when, which item, where
 
     def run(self, items, **settings):
-        settings = {"endpoints": list(self.endpoints), "chooser": RoundRobin} | settings
-        with SimCalls(self.call, CallSettings(max_concurrency=1, **settings)) as self.calls:
+        settings = CallSettings(max_concurrency=1, endpoints=list(self.endpoints), **settings)
+        with SimCalls(self.call, settings) as self.calls:
             outcomes = list(self.calls.run(items))
         return outcomes
 
