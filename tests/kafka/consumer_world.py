@@ -35,16 +35,6 @@ MAX_ATTEMPTS = 2
 _NAMED = re.compile(r"(\d+)(?: to (\d+))?[, ]")
 
 
-class Unstarted:
-    """A thread that never runs: its steps are called one by one."""
-
-    def __init__(self, target, name, daemon):
-        pass
-
-    def start(self):
-        pass
-
-
 class AtOnce:
     """A thread that has run when it is started."""
 
@@ -112,6 +102,7 @@ class Member:
         self.held = HeldRecords(
             settings.policy, limits=limits, timeout_ms=5000, ordered_by=world.ordered_by
         )
+        # It is never started: its steps are called one by one.
         self.thread = ClientThread(settings, self.held, Changed())
         self.client = self.thread._client
         self.reading = self.thread._reading
@@ -623,7 +614,6 @@ class World:
 def world_of(*arguments):
     world = World(*arguments)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client_thread, "threading", SimpleNamespace(Thread=Unstarted))
         patch.setattr(client_thread, "make_client", world.make_client)
         patch.setattr(client_thread, "now_ms", lambda: world.now)
         patch.setattr(client_thread, "_LEAVE_S", 0.0)

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 _LEAVE_S = 0.5
 
 
-class ClientThread:
+class ClientThread(threading.Thread):
     """A thread that reads records into ``held`` and commits those that are done.
 
     ``changed``: the lock of ``held``, notified when a record may be taken, or was answered.
@@ -47,6 +47,7 @@ class ClientThread:
         changed: threading.Condition,
         consumer: object = None,
     ) -> None:
+        super().__init__(name=f"ackcore-kafka-{settings.group_id}", daemon=True)
         self.settings = settings
         self._consumer = consumer
         self._log = settings.client.logger(_log)
@@ -68,19 +69,8 @@ class ClientThread:
         #: The ids that topics had when they were last read.
         self._seen: dict[str, str] = {}
         self._reading = PartitionReading(self._client, settings, held, changed, self._topics.ids)
-        name = f"ackcore-kafka-{settings.group_id}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     # From other threads.
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the caller runs in this thread, as the user's callbacks do."""
-        return threading.current_thread() is self._thread
 
     def stop(self) -> None:
         """Make the thread drain the records in flight, commit, and end. Does not wait for it."""
@@ -90,10 +80,6 @@ class ClientThread:
         """Make the thread commit once its commits under way are answered. Does not wait for it."""
         self._asked = True
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for the thread to end, at most ``timeout_s``."""
-        self._thread.join(timeout_s)
-
     @property
     def ends(self) -> Mapping[Key, int]:
         """The last known end of each partition: its last offset plus 1."""
@@ -101,7 +87,8 @@ class ClientThread:
 
     # The thread.
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Read and commit until `stop` is called, or an error ends the consumer."""
         try:
             self._subscribe()
             while not self._stopping:

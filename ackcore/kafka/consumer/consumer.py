@@ -360,7 +360,7 @@ class Consumer:
         return self._changed
 
     def _refuse_callbacks(self, name: str) -> None:
-        if self._thread.is_current:
+        if threading.current_thread() is self._thread:  # as callbacks do
             raise RuntimeError(
                 f"{name}() must not be called in on_assign or on_revoke: it would wait for the "
                 "thread that runs them. Records acked in on_revoke are committed after it returns. "
