@@ -347,7 +347,13 @@ class HeldRecords:
                     found.tracker.emitted(held.record.offset)
                     held.in_tracker = True
                 self.counts.retried += 1
-            return self._send(found, held, now_ms)
+            held.delivery += 1
+            held.timed_out = False
+            found.set_status(held, OUT)
+            held.record = held.record._replace(delivery=held.delivery)
+            if self._timeout_ms is not None:
+                self._taken_at.add(now_ms, found, held)
+            return held.record
         return None
 
     def _give_turns(self, found: HeldPartition) -> None:
@@ -360,15 +366,6 @@ class HeldRecords:
         """Let a partition take part in deliveries, after a record was added or changed."""
         self._give_turns(found)
         self._wake()
-
-    def _send(self, found: HeldPartition, held: Held, now_ms: int) -> KafkaRecord:
-        held.delivery += 1
-        held.timed_out = False
-        found.set_status(held, OUT)
-        held.record = held.record._replace(delivery=held.delivery)
-        if self._timeout_ms is not None:
-            self._taken_at.add(now_ms, found, held)
-        return held.record
 
     def give_back(self, records: Iterable[KafkaRecord]) -> None:
         """Undo deliveries of records that the user did not get. They are delivered next."""
