@@ -36,6 +36,12 @@ _SHOWN = {
 }
 _SECURITY = ("sasl.", "ssl.")
 _SECRET_WORDS = ("password", "secret", "token", "credential", "jaas", "private", "passphrase")
+#: The beginnings of settings for consumers only: other clients warn about them.
+_OF_CONSUMERS = (
+    *("group.", "session.", "heartbeat.", "max.poll.", "max.partition.fetch.", "fetch."),
+    *("queued.", "auto.", "enable.auto.", "enable.partition.", "partition.assignment."),
+    *("isolation.", "check.crcs", "coordinator.", "consume.", "offset."),
+)
 #: The text in place of a secret.
 _REDACTED = "[redacted]"
 
@@ -106,6 +112,11 @@ class ClientSettings:
         return (self.bootstrap_servers, self.options) == (other.bootstrap_servers, other.options)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def without_consumers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a client's configuration without the settings that are for consumers only."""
+    return {name: of for name, of in config.items() if not name.startswith(_OF_CONSUMERS)}
 
 
 class RedactedLog(_Adapter):

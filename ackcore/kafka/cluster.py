@@ -21,9 +21,9 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from ackcore._columns import positive
 from ackcore._error_hints import nearest
-from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.client_settings import ClientSettings, without_consumers
 from ackcore.kafka.committer import DEFAULTS, CommitAnswer, Committer, commit_requests
-from ackcore.kafka.kafka_errors import error_text, exception_text
+from ackcore.kafka.kafka_errors import error_text
 from ackcore.retry import capped_doubling
 
 Answer = TypeVar("Answer")
@@ -32,11 +32,6 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 #: Seconds of retries while a group's coordinator moves, or while its first one is elected.
 _MOVES_S = 5.0
 _EARLIEST, _LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
-#: Options of a consumer that an admin client refuses, or warns about.
-_CONSUMERS_OWN = re.compile(
-    r"isolation\.level|fetch\.|queued\.|check\.crcs|session\.timeout\.ms|heartbeat\.interval\.ms"
-    r"|max\.poll|partition\.assignment|group\.|message\.max\.bytes|receive\.message\.max\.bytes"
-)
 
 
 class TopicPartition(NamedTuple):
@@ -161,13 +156,12 @@ class Cluster:
             if level == "read_uncommitted"
             else IsolationLevel.READ_COMMITTED
         )
-        conf = {name: value for name, value in made.items() if not _CONSUMERS_OWN.match(name)}
         #: By group. A committer with overdue answers is given up, so that no answer comes late.
         self._committers: dict[str, Committer] = {}
         try:
-            self._admin = AdminClient(conf)
+            self._admin = AdminClient(without_consumers(made))
         except KafkaException as error:
-            text = settings.redacted(exception_text(error))
+            text = settings.redacted(error_text(error.args[0]))
             raise ValueError(f"options are refused by librdkafka: {text}") from None
 
     @_one_at_a_time
@@ -216,7 +210,7 @@ class Cluster:
         try:
             topics = self._admin.list_topics(timeout=self._timeout_s).topics
         except KafkaException as error:
-            failure = self._failure(error.args[0] if error.args else None)
+            failure = self._failure(error.args[0])
             text = self._with_cause(failure, self._cause()).text
             raise ClusterFailed(f"the topics cannot be listed: {text}") from None
         fits = re.compile(pattern).fullmatch
@@ -335,8 +329,7 @@ class Cluster:
         try:
             answered = consumer.committed([ClientPartition(*key) for key in keys], self._timeout_s)
         except KafkaException as error:
-            failure = self._failure(error.args[0] if error.args else None)
-            return PartitionAnswers({}, dict.fromkeys(keys, failure))
+            return PartitionAnswers({}, dict.fromkeys(keys, self._failure(error.args[0])))
         return self._by_partition(answered, lambda one: Committed(one.offset, one.metadata or ""))
 
     @_one_at_a_time
@@ -435,7 +428,7 @@ class Cluster:
                 # The client's own time-out is shorter.
                 results[key] = future.result(self._timeout_s + 5.0), None
             except KafkaException as error:
-                results[key] = None, self._failure(error.args[0] if error.args else None)
+                results[key] = None, self._failure(error.args[0])
             except TimeoutError:
                 text = f"no answer within {self._timeout_s:g} s"
                 results[key] = None, PartitionFailure("_TIMED_OUT", text)
@@ -462,9 +455,7 @@ class Cluster:
         )
         return failure._replace(text=self._settings.redacted(f"{text}; {way_out}"))
 
-    def _failure(self, error: Any) -> PartitionFailure:
-        if not isinstance(error, KafkaError):
-            return PartitionFailure("UNKNOWN", self._settings.redacted(str(error)))
+    def _failure(self, error: KafkaError) -> PartitionFailure:
         return PartitionFailure(error.name(), self._settings.redacted(error_text(error)))
 
     def close(self) -> None:

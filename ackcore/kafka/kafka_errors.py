@@ -106,12 +106,6 @@ def error_text(error: KafkaError) -> str:
     return f"{error.str()} ({error.name()})"
 
 
-def exception_text(error: KafkaException) -> str:
-    """Return an exception's message and the name of its error, if it has one."""
-    cause = error.args[0] if error.args else None
-    return error_text(cause) if isinstance(cause, KafkaError) else str(error)
-
-
 def shown_error(error: BaseException) -> str:
     """Return ``str(error)``, or a note if the error's ``__str__`` raises."""
     try:

@@ -17,13 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from ackcore._columns import as_count, positive
 from ackcore._records import RawMessage
 from ackcore.kafka.client_settings import ClientSettings
-from ackcore.kafka.kafka_errors import (
-    OffsetsLost,
-    ReadFailed,
-    ReadTimedOut,
-    error_text,
-    exception_text,
-)
+from ackcore.kafka.kafka_errors import OffsetsLost, ReadFailed, ReadTimedOut, error_text
 from ackcore.kafka.ranges import OffsetRange, RecordColumns
 from ackcore.kafka.raw_consumer import event_error, raw_consumer
 
@@ -123,7 +117,7 @@ class RangeReader:
             conf = settings.client_config(_OWN, _DEFAULTS)
             self._consumer = raw_consumer(conf, hear) or Consumer({**conf, "error_cb": hear})
         except KafkaException as error:
-            text = settings.redacted(exception_text(error))
+            text = settings.redacted(error_text(error.args[0]))
             raise ValueError(f"options are refused by librdkafka: {text}") from None
 
     def read(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
@@ -152,22 +146,18 @@ class RangeReader:
                 f"{range_} cannot be read while {self._reading} is being read; read that range to "
                 "its end, close its iterator, or use two readers"
             )
-        self._reading = range_
+        self._reading, self._heard = range_, ""
         try:
-            yield from self._assigned(range_)
+            self._consumer.assign([TopicPartition(range_.topic, range_.partition, range_.start)])
+            try:
+                last = yield from self._batches(range_)
+            finally:
+                if not self._is_closed:
+                    self._consumer.unassign()
+            if last is not None:  # nothing is fetched while the user has it
+                yield last
         finally:
             self._reading = None
-
-    def _assigned(self, range_: OffsetRange) -> Generator[pa.RecordBatch]:
-        self._heard = ""
-        self._consumer.assign([TopicPartition(range_.topic, range_.partition, range_.start)])
-        try:
-            last = yield from self._batches(range_)
-        finally:
-            if not self._is_closed:
-                self._consumer.unassign()
-        if last is not None:  # nothing is fetched while the user has it
-            yield last
 
     def _batches(
         self, range_: OffsetRange
@@ -249,7 +239,7 @@ class RangeReader:
         try:
             topics = self._consumer.list_topics(rest.topic, timeout=_ASK_AFTER_S).topics
         except KafkaException as failed:
-            self._heard = self._heard or exception_text(failed)
+            self._heard = self._heard or error_text(failed.args[0])
             return None
         error: KafkaError | None = topics[rest.topic].error if rest.topic in topics else None
         if error is None or error.code() not in _PERMANENT:
@@ -263,7 +253,7 @@ class RangeReader:
             # None after the time-out, though its stub does not allow None.
             found: Any = self._consumer.get_watermark_offsets(partition, timeout=self._timeout_s)
         except KafkaException as error:
-            text = self._settings.redacted(exception_text(error))
+            text = self._settings.redacted(error_text(error.args[0]))
             return ReadTimedOut(rest, self._timeout_s, text)
         if found is None:
             return ReadTimedOut(

@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from ackcore.kafka.client_settings import Log, Value
+from ackcore.kafka.client_settings import Log, Value, without_consumers
 from ackcore.kafka.consumer.consumer_client import settings_refused
 from ackcore.kafka.consumer.consumer_records import Failure, Headers, KafkaRecord
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
@@ -44,13 +45,6 @@ _DIGITS = 10
 #: The shortest time between warnings that letters are not stored.
 _SAID_MS = 60_000
 _FIRST_WAIT_MS, _LONGEST_WAIT_MS = 100, 10_000
-
-#: Settings for consumers only: a producer would warn about them.
-_OF_CONSUMERS = (
-    *("group.", "session.", "heartbeat.", "max.poll.", "max.partition.fetch.", "fetch."),
-    *("queued.", "auto.", "enable.auto.", "enable.partition.", "partition.assignment."),
-    *("isolation.", "check.crcs", "coordinator.", "consume.", "offset."),
-)
 
 #: Called with a dead letter and None once it is stored, or with the error why it is not.
 Report = Callable[[DyingRecord, str | None], None]
@@ -210,20 +204,12 @@ class CallableLetterStore:
         """Report the letters whose calls have ended."""
         while self._done:
             letter, report, done = self._done.popleft()
-            if done.cancelled():
-                report(letter, "it was cancelled")
-                continue
             error = done.exception()
             report(letter, None if error is None else ": ".join(Failure.of(error)))
 
     def close(self) -> None:
         """Cancel the queued calls. A call that runs is not awaited."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-def _identity(letter: DyingRecord) -> tuple[str, int, int, int]:
-    record = letter.record
-    return record.topic, record.partition, record.offset, record.generation
 
 
 class PendingLetters:
@@ -236,8 +222,8 @@ class PendingLetters:
         self._log = log
         self._store = store
         self._kept: list[DyingRecord] = []
-        self._failures: dict[tuple[str, int, int, int], int] = {}
-        self._waiting: list[tuple[int, int, DyingRecord]] = []
+        # A heap by due time, with the number of failures to store each letter.
+        self._waiting: list[tuple[int, int, int, DyingRecord]] = []
         self._sequence = 0
         self._now_ms = 0
         self._in_a_row = 0
@@ -250,7 +236,7 @@ class PendingLetters:
         self._now_ms = now_ms
         for letter in letters:
             self.under_way += 1
-            self._store.store(letter, self._report)
+            self._store.store(letter, partial(self._report, 0))
 
     def poll(self, now_ms: int, wanted: Callable[[DyingRecord], bool]) -> list[DyingRecord]:
         """Return the letters stored since the last call, and try others again.
@@ -261,27 +247,23 @@ class PendingLetters:
         self._now_ms = now_ms
         self._store.poll()
         while self._waiting and self._waiting[0][0] <= now_ms:
-            letter = heapq.heappop(self._waiting)[2]
+            _, _, failures, letter = heapq.heappop(self._waiting)
             if wanted(letter):
-                self._store.store(letter, self._report)
+                self._store.store(letter, partial(self._report, failures))
             else:
                 self.under_way -= 1
-                self._failures.pop(_identity(letter), None)
         kept, self._kept = self._kept, []
         return kept
 
-    def _report(self, letter: DyingRecord, error: str | None) -> None:
-        identity = _identity(letter)
+    def _report(self, failures: int, letter: DyingRecord, error: str | None) -> None:
         if error is None:
             self.under_way -= 1
             self._in_a_row = 0
-            self._failures.pop(identity, None)
             self._kept.append(letter)
             return
         if self._closed:
             return
         self._in_a_row += 1
-        failures = self._failures[identity] = self._failures.get(identity, 0) + 1
         if self._in_a_row == 1 or self._now_ms - self._said_ms >= _SAID_MS:
             self._said_ms = self._now_ms
             record = letter.record
@@ -290,9 +272,10 @@ class PendingLetters:
                 "is not committed before it is stored",
                 *(record.topic, record.partition, record.offset, error),
             )
+        failures += 1
         due_ms = self._now_ms + capped_doubling(_FIRST_WAIT_MS, failures, _LONGEST_WAIT_MS)
         self._sequence += 1
-        heapq.heappush(self._waiting, (due_ms, self._sequence, letter))
+        heapq.heappush(self._waiting, (due_ms, self._sequence, failures, letter))
 
     def close(self) -> None:
         """Drop all letters that are not stored yet."""
@@ -309,8 +292,7 @@ def dead_letters_of(settings: ConsumerSettings) -> PendingLetters | None:
         return PendingLetters(CallableLetterStore(given), log)
     own: dict[str, Value] = {"logger": log, "enable.idempotence": True, "acks": "all"}
     config = settings.client.client_config(own, SIZES)
-    config = {name: of for name, of in config.items() if not name.startswith(_OF_CONSUMERS)}
     try:
-        return PendingLetters(TopicLetterStore(given, config, log), log)
+        return PendingLetters(TopicLetterStore(given, without_consumers(config), log), log)
     except KafkaException as error:
         raise settings_refused(settings, error) from None
