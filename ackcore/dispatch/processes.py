@@ -175,8 +175,8 @@ def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]
             pipe.send((_described(failure), None))
 
 
-def _described(error: BaseException) -> tuple[bytes | None, str, str, float | None]:
-    """Return an error's pickle, text, kind, and the seconds that an `Unavailable` requests.
+def _described(error: BaseException) -> tuple[bytes | None, Exception]:
+    """Return an error's pickle, and an error of the same kind with its text, for `_rebuilt`.
 
     The pickle is None if unpickling would not return an equal error.
     """
@@ -194,17 +194,15 @@ def _described(error: BaseException) -> tuple[bytes | None, str, str, float | No
     except Exception:
         text = type(error).__name__
     if isinstance(error, Unavailable):
-        return pickled, text, "unavailable", error.asked_s
-    return pickled, text, "reject" if isinstance(error, Reject) else "other", None
+        return pickled, Unavailable(text, after_s=error.asked_s)
+    return pickled, Reject(text) if isinstance(error, Reject) else RuntimeError(text)
 
 
-def _rebuilt(pickled: bytes | None, text: str, kind: str, asked_s: float | None) -> Exception:
-    """Return the error that `_described` described, or one of the same kind with its text."""
+def _rebuilt(pickled: bytes | None, otherwise: Exception) -> Exception:
+    """Return the error of a pickle, or the other one if it cannot be unpickled here."""
     if pickled is not None:
         with suppress(Exception):
             error = pickle.loads(pickled)
             if isinstance(error, Exception):
                 return error
-    if kind == "unavailable":
-        return Unavailable(text, after_s=asked_s)
-    return Reject(text) if kind == "reject" else RuntimeError(text)
+    return otherwise
