@@ -495,17 +495,6 @@ def test_what_is_read_again_while_it_is_held_is_there_once():
     assert committed(held) == [2]
 
 
-def test_of_an_older_delivery_nothing_is_taken_back():
-    held = holder(timeout_ms=100)
-    read(held, 0)
-    old = held.take(1, 0)
-    held.expire(100)
-    (new,) = held.take(1, 5000)
-    held.give_back(old)
-    assert held.take(1, 5000) == []
-    assert held.ack(new)
-
-
 def test_an_ack_after_the_time_out_counts_until_the_next_delivery_and_a_fail_does_not():
     held = holder(timeout_ms=100)
     read(held, 0, 1)

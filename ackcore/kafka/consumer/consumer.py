@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
@@ -38,9 +38,8 @@ from ackcore.kafka.consumer.partition_reading import now_ms
 from ackcore.kafka.kafka_errors import ConsumerError
 from ackcore.kafka.start_positions import Start
 
-#: The number of records that are taken at once for an event loop.
-_BATCH = 64
-_LONGEST_WAIT_S = 60.0
+#: The longest waits for a record, in seconds: of a thread, and in a thread for an event loop.
+_LONGEST_WAIT_S, _SHORT_WAIT_S = 60.0, 0.2
 #: Seconds that closing may take after the drain: less than the 30 of a pod that is ended.
 _CLOSE_S = 25.0
 
@@ -267,17 +266,19 @@ class Consumer:
                     raise self._thread.error
                 if self._stopped or self._thread.ended:
                     return []
-                now = now_ms()
-                if taken := self._held.take(n, now):
+                if taken := self._held.take(n, now_ms()):
                     return taken
-                due_ms = self._held.due_in_ms(now)
-                wait_s = _LONGEST_WAIT_S if due_ms is None else due_ms / 1000
-                if deadline is not None:
-                    left_s = deadline - time.monotonic()
-                    if left_s <= 0:
-                        return []
-                    wait_s = min(wait_s, left_s)
-                self._changed.wait(wait_s)
+                left_s = _LONGEST_WAIT_S if deadline is None else deadline - time.monotonic()
+                if left_s <= 0:
+                    return []
+                self._wait_for_record(min(left_s, _LONGEST_WAIT_S))
+
+    def _wait_for_record(self, most_s: float) -> None:
+        """Wait until there may be a record or the end, at most ``most_s``."""
+        with self._own():
+            due_ms = self._held.due_in_ms(now_ms())
+            if due_ms != 0 and not self.stopped:
+                self._changed.wait(most_s if due_ms is None else min(most_s, due_ms / 1000))
 
     def __iter__(self) -> Iterator[KafkaRecord]:
         """Iterate over records until the consumer is stopped."""
@@ -286,35 +287,16 @@ class Consumer:
 
     async def __aiter__(self) -> AsyncIterator[KafkaRecord]:
         """Iterate in an event loop; also as a source of `ackcore.dispatch.Dispatcher`."""
-        taken: list[KafkaRecord] = []
+        loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, "ackcore-kafka-poll") as thread:
-            try:
-                while True:
-                    taken = self.poll(_BATCH, 0.0) or await self._poll_in(thread)
-                    if not taken and self.stopped:
-                        return
-                    taken.reverse()
-                    while taken:
-                        yield taken.pop()
-            finally:
-                self._give_back(reversed(taken))
-
-    async def _poll_in(self, thread: ThreadPoolExecutor) -> list[KafkaRecord]:
-        future = thread.submit(self.poll, _BATCH, 0.2)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-
-            def give_back(done: Future[list[KafkaRecord]]) -> None:
-                if not done.cancelled() and done.exception() is None:
-                    self._give_back(done.result())
-
-            future.add_done_callback(give_back)
-            raise
-
-    def _give_back(self, records: Iterable[KafkaRecord]) -> None:
-        with self._own():
-            self._held.give_back(records)
+            while True:
+                if taken := self.poll(timeout_s=0.0):
+                    yield taken[0]
+                elif self.stopped:
+                    return
+                else:
+                    # The thread takes no record, so none is lost if this is cancelled.
+                    await loop.run_in_executor(thread, self._wait_for_record, _SHORT_WAIT_S)
 
     def ack(self, record: KafkaRecord) -> bool:
         """Ack a record. Return False if it was answered before, or the answer came too late."""

@@ -87,10 +87,6 @@ class Held:
         self.in_tracker = True  # whether the tracker counts it as emitted
         self.timed_out = False  # whether it waits and its last delivery may still be acked
 
-    def is_out(self, delivery: int) -> bool:
-        """Return whether the user has this delivery of the record and has not answered it."""
-        return self.status == OUT and self.delivery == delivery
-
 
 class HeldPartition:
     """A partition that is assigned to a consumer, with its offsets, records and queues.
@@ -272,7 +268,8 @@ class DeliveryTimes:
     @staticmethod
     def _is_out(each: tuple[int, HeldPartition, Held, int]) -> bool:
         _, found, held, delivery = each
-        return found.held.get(held.record.offset) is held and held.is_out(delivery)
+        is_this = held.status == OUT and held.delivery == delivery
+        return is_this and found.held.get(held.record.offset) is held
 
     def trim(self, n_out: int) -> None:
         """Remove the answered deliveries if there are many more entries than ``n_out``."""

@@ -367,21 +367,6 @@ class HeldRecords:
         self._give_turns(found)
         self._wake()
 
-    def give_back(self, records: Iterable[KafkaRecord]) -> None:
-        """Undo deliveries of records that the user did not get. They are delivered next."""
-        for record in reversed(list(records)):
-            found = self._of(record)
-            held = None if found is None else found.held.get(record.offset)
-            if found is None or held is None or not held.is_out(record.delivery):
-                continue
-            if found.closing:
-                found.count(found.held.pop(record.offset), -1)
-                self.counts.dropped += 1
-            else:
-                found.set_status(held, FRESH)
-                found.queues[FRESH].appendleft(record.offset)
-            self._status_changed(found)
-
     def due_in_ms(self, now_ms: int) -> int | None:
         """Return the milliseconds until `take` has a record; None if no time is known for it."""
         if self.dead_limit.excess is not None:
@@ -444,7 +429,11 @@ class HeldRecords:
             held.timed_out = True
         self._taken_at.trim(sum(each.numbers[OUT] for each in self._partitions.values()))
 
-    def _of(self, record: KafkaRecord) -> HeldPartition | None:
+    def _answered(self, record: KafkaRecord) -> tuple[HeldPartition | None, Held | None]:
+        """Return the partition and the record that an answer changes; no record if it is too late.
+
+        Counts an answer that is too late.
+        """
         if not isinstance(record, KafkaRecord):
             raise TypeError(
                 f"record must be a KafkaRecord that this consumer delivered, got "
@@ -453,18 +442,10 @@ class HeldRecords:
         found = self._partitions.get((record.topic, record.partition))
         if found is None or found.sealed or found.generation != record.generation:
             self.counts.stale += 1
-            return None
-        return found
-
-    def _answered(self, record: KafkaRecord) -> tuple[HeldPartition | None, Held | None]:
-        """Return the partition and the record that an answer changes; no record if it is too late.
-
-        Counts an answer that is too late.
-        """
-        found = self._of(record)
-        held = None if found is None else found.held.get(record.offset)
+            return None, None
+        held = found.held.get(record.offset)
         if held is None:
-            self.counts.repeated += found is not None
+            self.counts.repeated += 1
             return found, None
         may_be = held.status == OUT or (held.status == WAITING and held.timed_out)
         if held.delivery != record.delivery or not may_be:
