@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from dataclasses import dataclass, field
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Message
 
 from ackcore.kafka.cluster import Partition
 
@@ -52,44 +52,6 @@ class At:
     metadata: str = ""
     error: KafkaError | None = None
     leader_epoch: int = -1
-
-
-@dataclass
-class Fetched:
-    """A record, or an error."""
-
-    at: At
-    number: int = 0
-
-    def topic(self):
-        return self.at.topic
-
-    def partition(self):
-        return self.at.partition
-
-    def offset(self):
-        return self.at.offset
-
-    def leader_epoch(self):
-        return self.at.leader_epoch
-
-    def error(self):
-        return self.at.error
-
-    def key(self):
-        return (b"a", b"b", None)[self.number % 3]
-
-    def value(self):
-        return b"%d" % self.number
-
-    def headers(self):
-        return None
-
-    def timestamp(self):
-        return 0, UNKNOWN
-
-    def __len__(self):
-        return 1
 
 
 class FakeCluster:
@@ -284,16 +246,18 @@ class FakeClient:
         if not log.start <= offset <= log.end or not is_same:
             fetch.refused = True
             error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
-            fetch.queue.append(Fetched(At(*key, offset, error=error)))
+            fetch.queue.append(Message(*key, offset, error=error))
             return
         for at in range(offset, min(offset + _FETCHED, log.end)):
             number, epoch = log.records[at]
-            fetch.queue.append(Fetched(At(*key, at, leader_epoch=epoch), number))
+            content = {"key": (b"a", b"b", None)[number % 3], "value": b"%d" % number}
+            about = {"timestamp": (0, UNKNOWN), "leader_epoch": epoch}
+            fetch.queue.append(Message(*key, at, **content, **about))
             fetch.next = at + 1, epoch
 
     @staticmethod
-    def _next(fetch: _Fetch) -> Fetched:
+    def _next(fetch: _Fetch) -> Message:
         message = fetch.queue.popleft()
-        if message.at.error is None:
-            fetch.read = message.at.offset + 1, message.at.leader_epoch
+        if message.error() is None:
+            fetch.read = message.offset() + 1, message.leader_epoch()
         return message

@@ -4,13 +4,13 @@ import logging
 import traceback
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
-from typing import ClassVar
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from consumer_counts import take
 from servers import wait_until
 
@@ -21,69 +21,27 @@ from ackcore.kafka.consumer import client_thread, consumer_client, partition_rea
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 
 
-class Topics:
-    """Says nothing of topics, as an old broker would; or what it is told to."""
-
-    found: ClassVar = {}
-    seen: ClassVar = []  # what is seen later
-
-    def __init__(self, settings, now_ms):
-        pass
-
-    def ids(self, topics):
-        return self.found
-
-    def poll(self, topics, now_ms):
-        return self.seen.pop(0) if self.seen else None
-
-    def hurry(self, now_ms):
-        pass
-
-    def is_new(self, key):
-        return False
-
-    def close(self):
-        pass
-
-
 @pytest.fixture(autouse=True)
 def _topics(monkeypatch):
-    monkeypatch.setattr(client_thread, "TopicWatch", Topics)
+    """Nothing is known of topics, as with an old broker."""
+    silent = SimpleNamespace(
+        ids=lambda topics: {},
+        poll=lambda topics, now_ms: None,
+        hurry=lambda now_ms: None,
+        is_new=lambda key: False,
+        close=lambda: None,
+    )
+    monkeypatch.setattr(client_thread, "TopicWatch", lambda settings, now_ms: silent)
 
 
-class Message:
-    def __init__(self, offset, value=b"x", error=None, epoch=None):
-        self._offset, self._value, self._error, self._epoch = offset, value, error, epoch
+def message(offset, value=b"x", error=None, epoch=-1, kind=Message):
+    made = {"value": value, "error": error, "leader_epoch": epoch, "timestamp": (0, -1)}
+    return kind("t", 0, offset, **made)
 
-    def leader_epoch(self):
-        return self._epoch
 
-    def error(self):
-        return self._error
-
-    def topic(self):
-        return "t"
-
-    def partition(self):
-        return 0
-
-    def offset(self):
-        return self._offset
-
-    def key(self):
-        return None
-
-    def value(self):
-        return self._value
-
+class Unreadable(Message):
     def headers(self):
-        return None
-
-    def timestamp(self):
-        return 0, -1
-
-    def __len__(self):
-        return 1
+        raise SystemError("<method 'headers'> returned a result with an exception set")
 
 
 class Client:
@@ -143,61 +101,6 @@ class Client:
         pass
 
 
-@pytest.mark.parametrize("protocol", ["eager", "cooperative"])
-def test_a_message_that_came_with_its_assignment_is_read_again_and_not_passed(
-    monkeypatch, protocol
-):
-    """The client counts it as read: what it says of its position is not believed."""
-    client = Client()
-
-    def assigned_within():
-        client.on_assign(client, [TopicPartition("t", 0)])
-        client.app_position = 1
-        return Message(0, b"perhaps of the assignment before")
-
-    def again():
-        client.app_position = 2
-        return Message(0)
-
-    idle = [lambda: None] * 3
-    client.script = [assigned_within, *idle, again]
-
-    def make_client(settings, on_commit):
-        client.on_commit = on_commit
-        return client
-
-    monkeypatch.setattr(client_thread, "make_client", make_client)
-    arguments = {"bootstrap_servers": "x", "group_id": "g", "commit_interval_s": 1e-9}
-    with Consumer("t", protocol=protocol, **arguments) as consumer:
-        (record,) = consumer.poll(1, 20.0)
-        assert (record.offset, record.value) == (0, b"x")
-        assert client.assigned == [(0, 0)]
-        consumer.ack(record)
-    assert client.committed_offset in (1, 2)
-
-
-def test_a_position_that_was_none_and_is_one_passes_markers(monkeypatch):
-    client = Client()
-    client.script = [lambda: client.on_assign(client, [TopicPartition("t", 0)])]
-
-    def make_client(settings, on_commit):
-        client.on_commit = on_commit
-        return client
-
-    monkeypatch.setattr(client_thread, "make_client", make_client)
-    arguments = {"bootstrap_servers": "x", "group_id": "g", "commit_interval_s": 1e-9}
-    with Consumer("t", **arguments) as consumer:
-
-        def position(partitions, asked=[]):  # noqa: B006 - how often it was
-            asked.append(1)
-            return [TopicPartition("t", 0, -1001 if len(asked) < 3 else 4)]
-
-        client.position = position
-        wait_until(
-            lambda: consumer.poll(1, 0.01) == [] and client.committed_offset == 4, "it is committed"
-        )
-
-
 def consumer_of(monkeypatch, client, **arguments):
     def make_client(settings, on_commit):
         client.on_commit = on_commit
@@ -217,6 +120,55 @@ def consuming(monkeypatch, client, **arguments):
         consumer.close(0)
 
 
+def out_of_range(offset):
+    return message(offset, error=KafkaError(KafkaError._AUTO_OFFSET_RESET))
+
+
+def assigned(client):
+    client.on_assign(client, [TopicPartition("t", 0)])
+
+
+@pytest.mark.parametrize("protocol", ["eager", "cooperative"])
+def test_a_message_that_came_with_its_assignment_is_read_again_and_not_passed(
+    monkeypatch, protocol
+):
+    """The client counts it as read: what it says of its position is not believed."""
+    client = Client()
+
+    def assigned_within():
+        assigned(client)
+        client.app_position = 1
+        return message(0, b"perhaps of the assignment before")
+
+    def again():
+        client.app_position = 2
+        return message(0)
+
+    idle = [lambda: None] * 3
+    client.script = [assigned_within, *idle, again]
+    with consuming(monkeypatch, client, protocol=protocol) as consumer:
+        (record,) = consumer.poll(1, 20.0)
+        assert (record.offset, record.value) == (0, b"x")
+        assert client.assigned == [(0, 0)]
+        consumer.ack(record)
+    assert client.committed_offset in (1, 2)
+
+
+def test_a_position_that_was_none_and_is_one_passes_markers(monkeypatch):
+    client, asked = Client(), []
+    client.script = [lambda: assigned(client)]
+
+    def position(partitions):
+        asked.append(1)
+        return [TopicPartition("t", 0, -1001 if len(asked) < 3 else 4)]
+
+    client.position = position
+    with consuming(monkeypatch, client) as consumer:
+        wait_until(
+            lambda: consumer.poll(1, 0.01) == [] and client.committed_offset == 4, "it is committed"
+        )
+
+
 def test_what_comes_while_a_time_is_asked_for_is_read(monkeypatch):
     client = Client()
     client.committed_offset = -1001
@@ -232,14 +184,6 @@ def test_what_comes_while_a_time_is_asked_for_is_read(monkeypatch):
     assert client.assigned == [(0, 10)]
 
 
-def out_of_range(offset):
-    return Message(offset, error=KafkaError(KafkaError._AUTO_OFFSET_RESET))
-
-
-def assigned(client):
-    client.on_assign(client, [TopicPartition("t", 0)])
-
-
 @pytest.mark.parametrize(
     ("asked", "before"),
     [(1, []), (3, [1, 2]), (7, [])],
@@ -251,14 +195,14 @@ def test_a_partition_is_read_on_after_it_was_out_of_range(monkeypatch, caplog, a
     read = [0, *before]
 
     def refused():
-        first, *client.behind = [*map(Message, before), out_of_range(asked)]
+        first, *client.behind = [*map(message, before), out_of_range(asked)]
         return first
 
-    client.script = [lambda: assigned(client), lambda: Message(0), refused]
+    client.script = [lambda: assigned(client), lambda: message(0), refused]
     with consuming(monkeypatch, client) as consumer:
         wait_until(lambda: client.assigned == [(0, len(read))], "it is read from where it was")
         assert [one.offset for one in consumer.poll(5, 20.0)] == read
-        client.script.append(lambda: Message(len(read)))
+        client.script.append(lambda: message(len(read)))
         assert [one.offset for one in consumer.poll(1, 20.0)] == [len(read)]
     assert "as out of range: the read is " in caplog.text
 
@@ -279,7 +223,7 @@ def test_a_log_that_was_truncated_and_filled_up_again_is_read_from_there(
         return answer
 
     monkeypatch.setattr(partition_reading, "truncated_at", truncated_at)
-    records = [lambda n=n: Message(n, epoch=4) for n in range(3)]
+    records = [lambda n=n: message(n, epoch=4) for n in range(3)]
     client.script = [lambda: assigned(client), *records, lambda: out_of_range(3)]
     says = "t-0 was read up to offset 3, and then its log was truncated at offset 1"
     ends = pytest.raises(ConsumerError, match=says) if policy == "fail" else nullcontext()
@@ -295,7 +239,7 @@ def test_a_log_that_was_truncated_and_filled_up_again_is_read_from_there(
         wait_until(lambda: client.committed_offset == 1, "no more than that is committed as done")
         consumer.ack(first[2])
         wait_until(lambda: client.assigned == [(0, 1)], "it is read from where it is another one")
-        client.script.append(lambda: Message(1, epoch=5))
+        client.script.append(lambda: message(1, epoch=5))
         assert [one.offset for one in consumer.poll(1, 20.0)] == [1]
     if policy != "fail":
         assert f"{says} and written anew; it is read again from that offset" in caplog.text
@@ -313,7 +257,7 @@ def test_leaders_are_asked_for_the_log_of_the_last_marker_that_was_passed(monkey
     def passed():
         client.app_position, client.app_epoch = 3, 5
 
-    client.script = [lambda: assigned(client), lambda: Message(0, epoch=4), passed]
+    client.script = [lambda: assigned(client), lambda: message(0, epoch=4), passed]
     with consuming(monkeypatch, client, out_of_range="fail") as consumer:
         (record,) = take(consumer, 1)
         consumer.ack(record)
@@ -329,9 +273,9 @@ def test_what_came_with_the_error_is_not_lost_with_what_was_deleted(monkeypatch)
     def refused():
         client.ends = 5, 10
         client.behind = [out_of_range(2)]
-        return Message(1)
+        return message(1)
 
-    client.script = [lambda: assigned(client), lambda: Message(0), refused]
+    client.script = [lambda: assigned(client), lambda: message(0), refused]
     with consuming(monkeypatch, client) as consumer:
         wait_until(lambda: client.assigned == [(0, 5)], "it is read from where there is something")
         assert [one.offset for one in take(consumer, 2)] == [0, 1]
@@ -345,7 +289,7 @@ def test_a_partition_that_is_another_log_is_read_when_what_it_had_is_done(monkey
         client.ends = 0, 1
         return out_of_range(3)
 
-    records = [lambda n=n: Message(n) for n in range(3)]
+    records = [lambda n=n: message(n) for n in range(3)]
     client.script = [lambda: assigned(client), *records, refused]
     with consuming(monkeypatch, client, max_in_flight=3, out_of_range="latest") as consumer:
         wait_until(lambda: not client.script, "it is known that it is another log")
@@ -354,19 +298,15 @@ def test_a_partition_that_is_another_log_is_read_when_what_it_had_is_done(monkey
         assert consumer.ack_many(taken) == 3
         wait_until(lambda: client.assigned == [(0, 1)], "the other log is read from its end")
         wait_until(lambda: client.resumed > resumed, "it may have been paused")
-        client.script.append(lambda: Message(1, b"new"))
+        client.script.append(lambda: message(1, b"new"))
         (record,) = consumer.poll(1, 20.0)
         assert (record.offset, record.value) == (1, b"new")
 
 
 def test_a_record_whose_headers_cannot_be_read_is_dead_and_the_next_one_handed_out(monkeypatch):
-    def headers():
-        raise SystemError("<method 'headers'> returned a result with an exception set")
-
     client, letters = Client(), []
-    unreadable = Message(0)
-    unreadable.headers = headers
-    client.script = [lambda: assigned(client), lambda: unreadable, lambda: Message(1)]
+    unreadable = message(0, kind=Unreadable)
+    client.script = [lambda: assigned(client), lambda: unreadable, lambda: message(1)]
     kept = {"dead_letters": lambda record, failure: letters.append((record.offset, failure))}
     with consuming(monkeypatch, client, **kept) as consumer:
         assert [one.offset for one in take(consumer, 1)] == [1]
@@ -378,17 +318,11 @@ def test_of_what_cannot_be_taken_apart_no_more_dies_than_ends_a_consumer_and_tha
     monkeypatch,
 ):
     """Else it would meet the same at each start, and never get on."""
-
-    def headers():
-        raise SystemError("<method 'headers'> returned a result with an exception set")
-
     offset, letters = 0, []
     for start in range(3):
         client = Client()
         client.committed_offset, client.ends = offset, (0, 9)
-        messages = [Message(n) for n in range(offset, 9)]
-        for message in messages:
-            message.headers = headers
+        messages = [message(n, kind=Unreadable) for n in range(offset, 9)]
 
         def read(client=client, messages=messages):
             client.behind = messages[1:]
@@ -410,7 +344,7 @@ def test_of_what_cannot_be_taken_apart_no_more_dies_than_ends_a_consumer_and_tha
 
 def test_a_keeper_that_keeps_nothing_does_not_hold_up_the_end(monkeypatch):
     client = Client()
-    client.script = [lambda: assigned(client), lambda: Message(0)]
+    client.script = [lambda: assigned(client), lambda: message(0)]
 
     def refuse(record, failure):
         raise OSError("the disk is full")
@@ -431,7 +365,7 @@ class Mute(Exception):
 
 def test_an_error_without_a_text_is_a_reason_to_try_again_as_any_other(monkeypatch, caplog):
     client, kept = Client(), []
-    client.script = [lambda: assigned(client), lambda: Message(0)]
+    client.script = [lambda: assigned(client), lambda: message(0)]
 
     def keep(record, failure):
         if not kept:
@@ -472,8 +406,8 @@ def told_of_secret(code=KafkaError._AUTHENTICATION):
 @pytest.mark.parametrize(
     ("happens", "kind"),
     [
-        (lambda client: Message(0, error=told_of_secret()), ConsumerError),
-        (lambda client: Message(0, error=told_of_secret(KafkaError._BAD_MSG)), ConsumerError),
+        (lambda client: message(0, error=told_of_secret()), ConsumerError),
+        (lambda client: message(0, error=told_of_secret(KafkaError._BAD_MSG)), ConsumerError),
         (lambda client: throw(KafkaException(told_of_secret())), KafkaException),
         (lambda client: throw(chained(ConsumerError("no"), ValueError(SECRET))), ConsumerError),
         (lambda client: throw(UnicodeDecodeError("utf-8", b"", 0, 1, SECRET)), RuntimeError),
@@ -515,9 +449,9 @@ def test_no_secret_is_in_what_a_consumer_logs(monkeypatch, caplog):
     client.commit = commit
     client.script = [
         lambda: assigned(client),
-        lambda: Message(0, error=error),
-        lambda: Message(0),
-        lambda: Message(1),
+        lambda: message(0, error=error),
+        lambda: message(0),
+        lambda: message(1),
     ]
     consumer = consumer_of(monkeypatch, client, dead_letters=refuse, drain_s=0, **SASL)
     record, done = take(consumer, 2)
@@ -559,20 +493,12 @@ def test_what_cannot_be_read_is_no_gap(monkeypatch):
     client = Client()
 
     def read():
-        damaged = Message(-1001, error=KafkaError(KafkaError._BAD_MSG))
-        client.behind = [damaged, Message(5), Message(6)]
-        return Message(0)
+        damaged = message(-1001, error=KafkaError(KafkaError._BAD_MSG))
+        client.behind = [damaged, message(5), message(6)]
+        return message(0)
 
-    client.script = [lambda: client.on_assign(client, [TopicPartition("t", 0)]), None, read]
-    client.script[1] = lambda: None
-
-    def make_client(settings, on_commit):
-        client.on_commit = on_commit
-        return client
-
-    monkeypatch.setattr(client_thread, "make_client", make_client)
-    arguments = {"bootstrap_servers": "x", "group_id": "g", "commit_interval_s": 1e-9}
-    consumer = Consumer("t", **arguments)
+    client.script = [lambda: assigned(client), lambda: None, read]
+    consumer = consumer_of(monkeypatch, client)
     read = []
     with pytest.raises(
         ConsumerError, match=r"t-0 has damaged records at offset 1 or above: .*to skip them, commit"
