@@ -178,62 +178,7 @@ class Result:
         return self.percentile(99)
 
 
-class BlindController:
-    """The state before flow control: a consumer by turn or by hash, and one cap for all."""
-
-    def __init__(self, by, n, cap, timeout_ns, clock):
-        self._by, self._n, self._cap, self._clock, self._timeout = by, n, cap, clock, timeout_ns
-        self._turn = 0
-        self._out = {}
-        self._again = deque()
-        self.in_flight = 0
-
-    @property
-    def requeued(self):
-        return len(self._again)
-
-    def _send(self, item, attempt):
-        self._turn += 1
-        # A hash sends an item where it failed.
-        name = (self._turn if self._by == "turn" else item * 2654435761 >> 7) % self._n
-        lease = _BlindLease(name, item, attempt, self._clock())
-        self._out[lease] = None
-        self.in_flight += 1
-        return lease
-
-    def try_acquire(self, item):
-        return self._send(item, 0) if self.in_flight < self._cap else None
-
-    def try_again(self):
-        if not self._again or self.in_flight >= self._cap:
-            return None
-        lease = self._again.popleft()
-        return self._send(lease.item, lease.attempt + 1)
-
-    def ack(self, lease):
-        if lease not in self._out:
-            return False
-        del self._out[lease]
-        self.in_flight -= 1
-        return True
-
-    def expire(self):
-        for lease in list(self._out):
-            if self._clock() - lease.sent_ns < self._timeout:
-                break
-            self.ack(lease)
-            self._again.append(lease)
-
-
-@dataclass(eq=False)
-class _BlindLease:
-    name: int
-    item: int
-    attempt: int
-    sent_ns: int
-
-
-def controllers(producers, limit=None, chooser=None):
+def controllers(producers, limit=None, chooser=None, max_pending=None):
     """Make flow controllers on a clock, as `run` asks for."""
 
     def make(clock, n):
@@ -244,16 +189,12 @@ def controllers(producers, limit=None, chooser=None):
                 clock=clock,
                 limit=limit and limit(clock),
                 chooser=chooser and chooser(),
+                max_pending=max_pending,
             )
             for _ in range(producers)
         ]
 
     return make
-
-
-def blind(by, cap=768):
-    """Make what there was before, as `run` asks for."""
-    return lambda clock, n: [BlindController(by, n, cap, int(TIMEOUT_S * S), clock)]
 
 
 def run(world, make, load=None, seed=1):

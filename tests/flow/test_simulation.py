@@ -7,9 +7,9 @@ from itertools import chain
 
 import pytest
 from round_robin import RoundRobin
-from simulated import World, blind, controllers, ideal, run
+from simulated import World, controllers, ideal, run
 
-from ackcore.flow import RttThreshold
+from ackcore.flow import Fixed, RttThreshold
 from ackcore.flow.choosers import Idlest
 
 SEEDS = (1, 2)
@@ -65,8 +65,11 @@ def test_saturated_consumers_never_idle(worlds, producers, bound):
 
 
 def test_blind_choices_waste_most_of_it(worlds):
-    for by in ("turn", "hash"):
-        assert pooled(worlds[:1], f"saturated, blindly by {by}", blind(by)).efficiency < 0.5
+    """One cap for all consumers, as before flow control."""
+    blind = controllers(
+        1, limit=lambda clock: lambda: Fixed(10**6), chooser=RoundRobin, max_pending=768
+    )
+    assert pooled(worlds[:1], "saturated, blindly by turn", blind).efficiency < 0.5
 
 
 def test_below_saturation_it_is_nearly_the_ideal_queue(worlds):

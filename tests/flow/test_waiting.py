@@ -1,6 +1,8 @@
 """Threads wait for room, and none is lost when one gives up."""
 
 import threading
+from concurrent.futures import Future
+from functools import partial
 
 import pytest
 from simulated import MS, SimClock
@@ -25,26 +27,17 @@ def until(condition):
 
 def in_thread(work):
     """Start a thread; ``join()`` returns what it returned, or raises what it raised."""
-    found = []
+    found = Future()
 
     def run():
         try:
-            found.append((work(), None))
+            found.set_result(work())
         except BaseException as error:
-            found.append((None, error))
+            found.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def join():
-        thread.join(FIRST)
-        assert found
-        value, error = found[0]
-        if error:
-            raise error
-        return value
-
-    return join
+    # Not of a pool, for whose threads Python's exit would wait.
+    threading.Thread(target=run, daemon=True).start()
+    return partial(found.result, FIRST)
 
 
 def test_each_thread_that_waits_gets_room():

@@ -234,7 +234,7 @@ def test_metadata_up_to_its_limit_is_taken_and_no_more(kafka_broker):
         assert cluster.commit(group, {(topic, 0): (1, metadata)}).failed == {}
         assert cluster.committed(group, [(topic, 0)]).found[(topic, 0)].metadata == metadata
     # One that is refused keeps none of the others back.
-    over = {(topic, 0): (2, ""), (topic, 1): (2, wide[: KAFKA_LIMIT + 2]), (topic, 3): (2, "x")}
+    over = {(topic, 0): (2, ""), (topic, 1): (2, wide[: KAFKA_LIMIT + 1]), (topic, 3): (2, "x")}
     answers = cluster.commit(group, over)
     assert list(answers.failed) == [(topic, 1)]
     assert answers.failed[(topic, 1)].code == "OFFSET_METADATA_TOO_LARGE"

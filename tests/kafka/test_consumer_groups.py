@@ -5,7 +5,6 @@ import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
@@ -22,11 +21,7 @@ from consumer_counts import (
 )
 from servers import TIMEOUT_S, wait_until
 
-from ackcore import OffsetTracker
 from ackcore.kafka import ConsumerError
-from ackcore.kafka.client_settings import ClientSettings
-from ackcore.kafka.cluster import Cluster
-from ackcore.offsets import KAFKA_LIMIT, decode_metadata, encode_metadata
 
 PROTOCOLS = ["cooperative", "eager", "consumer"]
 
@@ -329,25 +324,3 @@ def test_what_was_compacted_away_is_passed_over(kafka_broker, tmp_path):
         assert last.offset == 30
         consumer.ack(last)
         wait_until(lambda: counts.committed()[0][0] == 31, "all is committed over")
-
-
-def test_metadata_has_as_much_room_as_brokers_say(kafka_broker):
-    """F21: 4,095 units of 15 bits; one more is refused, and it is shortened."""
-    topic, group = kafka_broker.new_topic(), kafka_broker.new_group()
-    kafka_broker.produce(topic, [b"x"])
-    tracker = OffsetTracker(topic, 0, 1, 0)
-    tracker.emitted(np.arange(200_000))
-    tracker.acked(np.flatnonzero(np.random.default_rng(21).random(200_000) < 0.5))
-    commit = encode_metadata(tracker, 7)
-    assert KAFKA_LIMIT - 10 < len(commit.metadata) <= KAFKA_LIMIT
-    with Cluster(ClientSettings(kafka_broker.bootstrap_servers)) as cluster:
-        for filled in (commit.metadata, commit.metadata.ljust(KAFKA_LIMIT, "\u8fff")):
-            answers = cluster.commit(group, {(topic, 0): (commit.offset, filled)})
-            assert not answers.failed
-            assert kafka_broker.committed(group, topic) == (commit.offset, filled)
-        answers = cluster.commit(group, {(topic, 0): (commit.offset, filled + "\u8fff")})
-        (failure,) = answers.failed.values()
-        assert failure.code == "OFFSET_METADATA_TOO_LARGE"
-    restored = decode_metadata(topic, 0, *commit)
-    assert restored.problem is None
-    assert restored.state.end > 30_000
