@@ -1,6 +1,20 @@
 """Consumers, limits and clocks that do as a test says."""
 
+from ackcore.dispatch import Dispatcher
 from ackcore.flow import Fixed
+
+
+def dispatched(records, consumers, **settings):
+    """Run a dispatcher; return its counts, and the errors by which records died."""
+    dead = {}
+
+    def keep(position, record, error):
+        assert record not in dead
+        dead[record] = error
+
+    counts = Dispatcher(records, consumers, dead_letters=keep, **settings).run()
+    assert counts.dead == len(dead)
+    return counts, dead
 
 
 def failing(times, done, error=ValueError):

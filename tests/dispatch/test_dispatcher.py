@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from round_robin import RoundRobin
-from scripted import Clock, failing, one
+from scripted import Clock, dispatched, failing, one
 
 from ackcore.dispatch import Dispatcher, RecordDead, Reject, Target, Unavailable, dispatcher
 from ackcore.flow import ByKey, Fixed
@@ -73,17 +73,11 @@ def test_a_bitmap_that_names_none_is_an_ack():
 
 
 def test_a_record_that_fails_for_the_last_time_is_dead():
-    done, dead = [], []
-    call = failing({5: 9, 7: 2}, done)
-    counts = Dispatcher(
-        range(10),
-        {"a": call},
-        max_attempts=3,
-        dead_letters=lambda position, record, error: dead.append((position, record, str(error))),
-    ).run()
-    assert dead == [(5, 5, "record 5")]
+    done = []
+    counts, dead = dispatched(range(10), {"a": failing({5: 9, 7: 2}, done)}, max_attempts=3)
+    assert {record: str(error) for record, error in dead.items()} == {5: "record 5"}
     assert sorted(done) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
-    assert (counts.read, counts.acked, counts.dead, counts.committed) == (10, 9, 1, 10)
+    assert (counts.read, counts.acked, counts.committed) == (10, 9, 10)
 
 
 async def rejects(record):
@@ -141,7 +135,7 @@ def test_a_consumer_that_takes_nothing_is_left_alone_and_burns_no_attempt():
 
 
 def test_a_batch_that_fails_as_a_whole_is_taken_apart_before_its_last_attempt():
-    done, dead, sizes = [], [], Counter()
+    done, sizes = [], Counter()
 
     async def call(records):
         sizes[len(records)] += 1
@@ -149,46 +143,31 @@ def test_a_batch_that_fails_as_a_whole_is_taken_apart_before_its_last_attempt():
             raise ValueError("13")
         done.extend(records)
 
-    counts = Dispatcher(
-        range(40),
-        {"a": call, "b": call},
-        batch=10,
-        max_attempts=3,
-        dead_letters=lambda position, record, error: dead.append(record),
-    ).run()
-    assert dead == [13]
+    counts, dead = dispatched(range(40), {"a": call, "b": call}, batch=10, max_attempts=3)
+    assert [*dead] == [13]
     assert sorted(done) == [n for n in range(40) if n != 13]
     assert sizes == {10: 5, 1: 10}
     assert counts.committed == 40
 
 
 def test_a_batch_that_is_rejected_is_taken_apart_at_once():
-    dead, done = [], []
+    done = []
 
     async def call(records):
         if 3 in records:
             raise Reject("not for us")
         done.extend(records)
 
-    Dispatcher(
-        range(6),
-        {"a": call},
-        batch=6,
-        dead_letters=lambda position, record, error: dead.append(record),
-    ).run()
-    assert (dead, sorted(done)) == ([3], [0, 1, 2, 4, 5])
+    _, dead = dispatched(range(6), {"a": call}, batch=6)
+    assert ([*dead], sorted(done)) == ([3], [0, 1, 2, 4, 5])
 
 
 def test_a_functions_errors_fail_its_record():
-    dead = []
-
     def ends(record):
         raise StopIteration("no more")
 
-    counts = Dispatcher(
-        [1], {"a": ends}, max_attempts=1, dead_letters=lambda *what: dead.append(str(what[2]))
-    ).run()
-    assert (counts.dead, dead) == (1, ["StopIteration: no more"])
+    _, dead = dispatched([1], {"a": ends}, max_attempts=1)
+    assert str(dead[1]) == "StopIteration: no more"
 
 
 def test_it_runs_once():
@@ -246,7 +225,7 @@ def test_retries_are_not_starved_by_new_records():
 
 
 def test_a_source_that_keeps_count_itself_is_told_of_each_record_that_is_done_once():
-    failed, acked, dead = set(), [], []
+    failed, acked = set(), []
 
     def sometimes(record):
         if record == 107:
@@ -255,13 +234,12 @@ def test_a_source_that_keeps_count_itself_is_told_of_each_record_that_is_done_on
             failed.add(record)
             raise OSError("once")
 
-    counts = Dispatcher(
+    counts, dead = dispatched(
         range(100, 200),
         {"a": sometimes, "b": sometimes},
         acked=lambda position, record: acked.append((position, record)),
-        dead_letters=lambda position, record, error: dead.append(record),
-    ).run()
-    assert (counts.acked, counts.dead, dead) == (99, 1, [107])
+    )
+    assert (counts.acked, [*dead]) == (99, [107])
     assert sorted(acked) == [(n, n + 100) for n in range(100) if n != 7]
 
 
@@ -285,25 +263,23 @@ def test_a_record_that_no_consumer_takes_for_too_long_dies(caplog, monkeypatch):
     From the second one on, they are logged once a minute.
     """
     monkeypatch.setattr(dispatcher, "_MANY_REFUSALS", 2)
-    now_ns, dead = 0, []
+    now_ns = 0
 
     async def worker(record):
         nonlocal now_ns
         now_ns += 40_000_000_000
         raise Unavailable("busy", after_s=0)
 
-    run = Dispatcher(
+    counts, dead = dispatched(
         ["one"],
         {"a": worker},
         timeout_s=3600,
         clock=lambda: now_ns + time.monotonic_ns(),
         max_attempts=2,
         unavailable_timeout_s=60,
-        dead_letters=lambda position, record, error: dead.append((record, str(error))),
     )
-    counts = run.run()
-    assert (counts.dead, counts.unavailable, counts.failed) == (1, 2, 2)
-    assert dead == [("one", "busy (again after 0 s)")]
+    assert (counts.unavailable, counts.failed) == (2, 2)
+    assert str(dead["one"]) == "busy (again after 0 s)"
     told = "consumer 'a' of a Dispatcher has refused {} calls in a row, the last one with busy"
     assert [told.format(n) in caplog.text for n in range(1, 5)] == [False, True, False, True]
 
@@ -322,14 +298,8 @@ def test_what_is_no_exception_fails_its_record_alone(error, is_async):
     async def call_async(record):
         call(record)
 
-    dead = []
-    counts = Dispatcher(
-        range(6),
-        {"a": call_async if is_async else call},
-        max_attempts=2,
-        dead_letters=lambda position, record, error: dead.append((record, type(error))),
-    ).run()
-    assert dead == [(3, type(error))]
+    counts, dead = dispatched(range(6), {"a": call_async if is_async else call}, max_attempts=2)
+    assert {record: type(why) for record, why in dead.items()} == {3: type(error)}
     assert (counts.acked, counts.failed, counts.timed_out, counts.committed) == (5, 2, 0, 6)
 
 
@@ -338,20 +308,15 @@ def test_what_is_no_exception_fails_its_record_alone(error, is_async):
     [({}.__getitem__, KeyError), (lambda record: [record], TypeError), (sys.exit, SystemExit)],
 )
 def test_a_record_without_a_key_is_dead_alone(key, kind):
-    dead, called = [], []
+    called = []
     arguments = {
         "consumers": {"a": called.append},
         "key": lambda record: key(record) if record in (0, 3) else record % 2,
     }
-    counts = Dispatcher(
-        range(6),
-        chooser=ByKey(),
-        dead_letters=lambda position, record, error: dead.append((record, type(error))),
-        **arguments,
-    ).run()
-    assert dead == [(0, kind), (3, kind)]
+    counts, dead = dispatched(range(6), chooser=ByKey(), **arguments)
+    assert {record: type(why) for record, why in dead.items()} == {0: kind, 3: kind}
     assert sorted(called) == [1, 2, 4, 5]
-    assert (counts.acked, counts.dead, counts.attempts, counts.committed) == (4, 2, 4, 6)
+    assert (counts.acked, counts.attempts, counts.committed) == (4, 4, 6)
     with pytest.raises(
         RecordDead, match=f"record 0 failed 1 time, the last time with {kind.__name__}"
     ):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from in_processes import effects, raise_or_return, raise_own, write, write_or_die, write_or_hang
+from scripted import dispatched
 
 from ackcore.calls import Reject, Unavailable
 from ackcore.dispatch import Dispatcher, Process
@@ -28,19 +29,13 @@ def test_processes_do_the_work(tmp_path, context):
 
 
 def test_a_record_that_kills_its_process_dies_alone(tmp_path):
-    dead = []
     consumers = {n: fork(write_or_die, str(tmp_path), {13, 57}) for n in range(2)}
-    counts = Dispatcher(
-        range(80),
-        consumers,
-        max_attempts=2,
-        dead_letters=lambda position, record, error: dead.append((record, type(error))),
-    ).run()
-    assert sorted(dead) == [(13, ProcessDied), (57, ProcessDied)]
+    counts, dead = dispatched(range(80), consumers, max_attempts=2)
+    assert {record: type(why) for record, why in dead.items()} == {13: ProcessDied, 57: ProcessDied}
     assert sorted(effects(tmp_path)) == [n for n in range(80) if n not in (13, 57)]
     # Begun again with the next call, if there is one.
     assert 4 <= sum(each.starts for each in consumers.values()) <= 6
-    assert (counts.acked, counts.dead, counts.failed) == (78, 2, 4)
+    assert (counts.acked, counts.failed) == (78, 4)
 
 
 def test_one_that_dies_is_seen_though_its_pipe_stays_open(tmp_path):

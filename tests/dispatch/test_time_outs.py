@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 from round_robin import RoundRobin
-from scripted import Clock, one
+from scripted import Clock, dispatched, one
 
 from ackcore.dispatch import Dispatcher, Function
 from ackcore.flow import Fixed
@@ -157,25 +157,18 @@ def test_a_call_that_goes_on_when_it_timed_out_decides_nothing():
 
 
 def test_a_thread_that_hangs_is_replaced_and_what_waits_behind_it_is_no_attempt():
-    forever, dead, called = threading.Event(), {}, []
+    forever, called = threading.Event(), []
 
     def call(record):
         called.append(record)
         if record == 0:
             forever.wait()
 
-    dispatcher = Dispatcher(
-        range(30),
-        {"a": Function(call)},
-        limit=lambda: Fixed(10),
-        timeout_s=0.1,
-        max_attempts=2,
-        backoff_s=0.001,
-        dead_letters=lambda position, record, error: dead.setdefault(record, type(error)),
+    counts, dead = dispatched(
+        range(30), {"a": Function(call)}, limit=lambda: Fixed(10), timeout_s=0.1, max_attempts=2
     )
-    counts = dispatcher.run()
     forever.set()
-    assert dead == {0: TimeoutError}
+    assert {record: type(why) for record, why in dead.items()} == {0: TimeoutError}
     assert (counts.acked, counts.timed_out) == (29, 2)
     assert counts.unavailable > 0
     assert Counter(called) == {0: 2, **dict.fromkeys(range(1, 30), 1)}
