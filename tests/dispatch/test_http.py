@@ -56,14 +56,15 @@ def answer(status, *headers, body=b""):
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-def calling(*answers, times=1, **arguments):
+def calling(*answers, times=1, items=None, user="", **arguments):
     """Return the outcomes of calls to an endpoint with these answers, and the server."""
+    items = [{"n": n} for n in range(times)] if items is None else items
 
     async def main():
         async with Server(*answers) as server:
-            http = Http(server.url, **arguments)
+            http = Http(server.url.replace("//", f"//{user}"), **arguments)
             try:
-                return [await http.call({"n": n}) for n in range(times)], server
+                return [await http.call(item) for item in items], server
             finally:
                 await http.close()
 
@@ -79,20 +80,10 @@ def test_a_call_is_a_post_on_a_kept_connection():
     assert b"\r\nX-Key: v\r\n" in server.head
 
 
-def head_of(item, headers=None, encode=None, user=""):
+def head_of(item, headers=None, **arguments):
     """The header lines of a request with an item, without the first."""
-
-    async def main():
-        async with Server() as server:
-            url = server.url.replace("//", f"//{user}")
-            http = Http(url, headers=headers, encode=encode)
-            try:
-                await http.call(item)
-            finally:
-                await http.close()
-        return server.head.decode().split("\r\n")[1:-2]
-
-    return [line.split(": ") for line in asyncio.run(main())]
+    _, server = calling(items=[item], headers=headers, **arguments)
+    return [line.split(": ") for line in server.head.decode().split("\r\n")[1:-2]]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +99,7 @@ def head_of(item, headers=None, encode=None, user=""):
     ],
 )
 def test_what_is_sent_as_json_says_so(item, headers, encode, kinds):
-    head = head_of(item, headers, encode)
+    head = head_of(item, headers, encode=encode)
     assert [value for name, value in head if name.lower() == "content-type"] == kinds
 
 
@@ -125,16 +116,9 @@ def test_a_user_in_the_url_is_sent_and_not_shown():
     head = dict(head_of({}, user="j%C3%B6rg:p%40ss%3Aword@"))
     assert base64.b64decode(head["Authorization"].split()[1]).decode() == "jörg:p@ss:word"
     assert "@" not in head["Host"]
-
-    async def refused():
-        async with Server(answer(403)) as server:
-            http = Http(server.url.replace("//", "//user:secret@"))
-            with pytest.raises(HttpError) as raised:
-                await http.call({})
-            await http.close()
-        return str(raised.value)
-
-    assert "secret" not in asyncio.run(refused())
+    with pytest.raises(HttpError) as refused:
+        calling(answer(403), user="user:secret@")
+    assert "secret" not in str(refused.value)
     with pytest.raises(ValueError, match="got 'ftp://host'"):
         Http("ftp://user:secret@host")
 
