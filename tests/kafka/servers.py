@@ -120,6 +120,18 @@ class KafkaServer(ABC):
         assert not errors, errors
         return offsets
 
+    def produce_in_transactions(self, topic: str, transactions, aborted=frozenset()) -> None:
+        """Append the values of each transaction to partition 0; those of some are aborted."""
+        producer = Producer(self.conf(transactional_id=topic))
+        producer.init_transactions(TIMEOUT_S)
+        for number, values in enumerate(transactions):
+            producer.begin_transaction()
+            for value in values:
+                producer.produce(topic, value, partition=0)
+            producer.flush(TIMEOUT_S)  # what is aborted before it was sent is not in the log at all
+            end = producer.abort_transaction if number in aborted else producer.commit_transaction
+            end(TIMEOUT_S)
+
     def log_end(self, topic: str, partition: int = 0) -> int:
         """Return the end of a partition, behind records of transactions that are not completed."""
         wanted = {TopicPartition(topic, partition): OffsetSpec.latest()}

@@ -13,17 +13,8 @@ import pytest
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 import mock_broker
-from confluent_kafka import KafkaError, Producer
-from consumer_counts import (
-    Counts,
-    by_hand,
-    consumer_of,
-    consuming,
-    is_committed,
-    partitions_of,
-    take,
-    workers,
-)
+from confluent_kafka import KafkaError
+from consumer_counts import Counts, by_hand, consumer_of, consuming, take, workers
 from servers import wait_until
 
 from ackcore.dispatch import Dispatcher, RecordDead, Reject
@@ -338,57 +329,6 @@ def test_what_is_done_is_not_handed_out_again_after_a_restart(counts):
         assert consumer.stats().counts.skipped == 400 - len(again)
 
 
-def test_markers_of_transactions_behind_the_last_record_are_passed(mock_kafka, tmp_path):
-    """F13: the lag becomes 0, marker included."""
-    counts = Counts(mock_kafka, tmp_path, partitions=1)
-    producer = Producer(mock_kafka.conf(transactional_id="one"))
-    producer.init_transactions(10)
-    for _ in range(3):
-        producer.begin_transaction()
-        for _ in range(5):
-            producer.produce(counts.topic, b"x", partition=0)
-        producer.commit_transaction(10)
-    # The mock cluster gives its markers no checksums.
-    with consuming(counts, options={"check.crcs": False}) as consumer:
-        taken = take(consumer, 15)
-        consumer.ack_many(taken)
-        assert taken[-1].offset == 16
-        wait_until(lambda: counts.committed()[0][0] == 18, "the last marker is committed over")
-        wait_until(lambda: not consumer.stats().lag, "it has the broker's answer")
-
-
-@pytest.mark.parametrize("protocol", ["cooperative", "eager"])
-def test_late_answers_of_partitions_that_went_are_counted_and_change_nothing(counts, protocol):
-    """The mock takes no commit while a group rebalances; test_consumer_groups.py has a drain."""
-    # A member that is late would leave the group, and keep nothing.
-    calm = {"session.timeout.ms": 2000}
-    counts.produce(80)
-    with consuming(counts, protocol=protocol, drain_s=0, options=calm) as one:
-        mine = take(one, 80)
-        with consuming(counts, protocol=protocol, options=calm) as other:
-            wait_until(
-                lambda: (
-                    len(partitions_of(one) | partitions_of(other)) == 4 and partitions_of(other)
-                ),
-                "both have some",
-            )
-            theirs = partitions_of(other)
-            taken = take(other, 20 * len(theirs))
-            assert {record.partition for record in taken} == theirs
-            late = [record for record in mine if record.partition in theirs]
-            assert one.ack_many(late) == 0
-            assert not one.fail(late[0], "late")
-            assert one.stats().counts.stale == len(late) + 1
-            if protocol == "cooperative":  # what it keeps goes on as it was
-                kept = [record for record in mine if record.partition in partitions_of(one)]
-                assert one.ack_many(kept) == len(kept) > 0
-            assert other.ack_many(taken) == len(taken)
-            wait_until(
-                lambda: all(counts.committed()[one][0] == 20 for one in theirs),
-                "they are committed",
-            )
-
-
 def test_commits_that_are_refused_are_made_again(counts, caplog):
     """F10: whatever the broker says, what was done stays to be committed."""
     counts.produce(400)
@@ -420,24 +360,6 @@ def test_committed_offsets_are_requested_again_while_the_group_moves(counts):
     counts.server.fail_requests(mock_broker.OFFSET_FETCH, *moving, KafkaError.ILLEGAL_GENERATION)
     with consuming(counts) as consumer:
         assert consumer.ack_many(take(consumer, 40)) == 40
-
-
-def test_a_fatal_refusal_ends_it_with_its_cause(counts):
-    """F10: another process has its group.instance.id; the next start does what is not committed."""
-    counts.produce(40)
-    consumer = consumer_of(counts, options={"group.instance.id": "one"})
-    taken = take(consumer, 40)
-    # Or that may be what is refused.
-    wait_until(lambda: is_committed(consumer), "where they begin, and up to where they are read")
-    counts.server.fail_requests(mock_broker.OFFSET_COMMIT, KafkaError.FENCED_INSTANCE_ID)
-    assert consumer.ack_many(taken) == 40
-    with pytest.raises(ConsumerError, match="cannot commit: Broker: Static consumer fenced by"):
-        consumer.poll(1, 20.0)
-    with pytest.raises(ConsumerError, match="fenced by"):
-        consumer.close()
-    assert counts.lag() == 40
-    with consuming(counts, **by_hand(counts)) as consumer:
-        assert len(take(consumer, 40)) == 40
 
 
 def test_a_member_that_is_fenced_joins_again(counts, caplog):

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("confluent_kafka")
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, Message
 from mock_broker import library_path
 from servers import wait_until
 
@@ -242,13 +242,7 @@ def test_records_that_do_not_fit_into_one_batch_are_all_handed_out(mock_kafka, m
 def four_transactions(mock_kafka):
     """Return a topic: two records each, and a marker, in which the mock cluster has no checksum."""
     topic = mock_kafka.new_topic()
-    producer = Producer(mock_kafka.conf(transactional_id=topic))
-    producer.init_transactions(30)
-    for n in range(4):
-        producer.begin_transaction()
-        producer.produce(topic, b"%d" % n)
-        producer.produce(topic, b"%d" % n)
-        producer.commit_transaction(30)
+    mock_kafka.produce_in_transactions(topic, [[b"%d" % n] * 2 for n in range(4)])
     return topic
 
 
@@ -279,14 +273,8 @@ def test_a_wrong_checksum_is_no_gap(mock_kafka):
 @pytest.mark.broker
 def test_a_range_ends_behind_markers_and_aborted_records(kafka_broker):
     topic = kafka_broker.new_topic()
-    producer = Producer(kafka_broker.conf(transactional_id=topic))
-    producer.init_transactions(30)
-    for n, end in enumerate([Producer.commit_transaction, Producer.abort_transaction] * 3):
-        producer.begin_transaction()
-        producer.produce(topic, b"%d-0" % n)
-        producer.produce(topic, b"%d-1" % n)
-        producer.flush(30)  # what is aborted before it was sent is not in the log at all
-        end(producer, 30)
+    values = [[b"%d-0" % n, b"%d-1" % n] for n in range(6)]
+    kafka_broker.produce_in_transactions(topic, values, aborted={1, 3, 5})
     # 2 records and a marker each: the last that can be read is 13, and the partition ends at 18.
     committed = [0, 1, 6, 7, 12, 13]
     for start, stop in [(0, 18), (2, 6), (3, 12), (13, 18), (14, 18), (17, 18)]:
