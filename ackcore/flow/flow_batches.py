@@ -12,7 +12,7 @@ from ackcore._error_hints import counted
 
 
 class Batch(Sequence[Any]):
-    """The records of one tuple, and their positions in the tuple that was sent first.
+    """The records of one tuple.
 
     A tuple of B records, each of which fails with probability p, fails as a whole with ``1 - (1 -
     p) ** B``. If records fail one in a thousand times, almost a tenth of the tuples of 100 records
@@ -22,27 +22,19 @@ class Batch(Sequence[Any]):
     ----------
     records : sequence
         The records, kept unchanged.
-    rows : array of int64, shape (n,), optional
-        The position of each record in the tuple that was sent first; by default ``0 .. n - 1``.
 
     Raises
     ------
     ValueError
-        If there are no records, or not one row for each.
+        If there are no records.
     """
 
-    __slots__ = ("records", "rows")
+    __slots__ = ("records",)
 
-    def __init__(self, records: Sequence[Any], rows: npt.NDArray[np.int64] | None = None) -> None:
+    def __init__(self, records: Sequence[Any]) -> None:
         if not len(records):
             raise ValueError("records must not be empty")
         self.records = records
-        self.rows = np.arange(len(records)) if rows is None else np.asarray(rows, np.int64)
-        if self.rows.shape != (len(records),):
-            raise ValueError(
-                f"rows must have one number for each of the {len(records)} records, got shape "
-                f"{self.rows.shape}"
-            )
 
     def __len__(self) -> int:
         return len(self.records)
@@ -109,7 +101,7 @@ class Batch(Sequence[Any]):
         places = np.flatnonzero(failed)
         take = getattr(self.records, "take", None)
         rest = [self.records[i] for i in places.tolist()] if take is None else take(places)
-        return Batch(rest, self.rows[places])
+        return Batch(rest)
 
     def singles(self) -> list[Batch]:
         """Return one batch for each record, to find the record on which its consumer fails."""
