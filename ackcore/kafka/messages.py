@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -39,7 +39,7 @@ class MessageColumns(NamedTuple):
                 f"{what}: the column {self.key!r}, the key, must be of text or bytes, got "
                 f"{schema.field(self.key).type}; have the bolt emit it as a string"
             )
-        if self.headers is not None and _headers_of(schema.field(self.headers).type) is None:
+        if self.headers is not None and not _has_headers(schema.field(self.headers).type):
             raise TypeError(
                 f"{what}: the column {self.headers!r}, the headers, must be a list of "
                 "struct<key: string, value: binary> or a map of text to text or bytes, got "
@@ -102,9 +102,7 @@ class MessageColumns(NamedTuple):
             values = _texts(values) if fields else _unchanged(values)
         if self.headers is None:
             return ((key, value, []) for key, value in zip(keys, values, strict=True))
-        read = _headers_of(schema.field(self.headers).type)
-        assert read is not None
-        headers = map(read, shown_values(batch.column(self.headers)))
+        headers = map(_headers, shown_values(batch.column(self.headers)))
         return zip(keys, values, headers, strict=True)
 
 
@@ -127,27 +125,23 @@ def is_text_or_bytes(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests) or is_.is_fixed_size_binary(kind)
 
 
-_Read = Callable[[Any], list[tuple[str, bytes | None]]]
-
-
-def _headers_of(kind: pa.DataType) -> _Read | None:
-    """Return a function from a value of a type to headers; None for a type that has none."""
+def _has_headers(kind: pa.DataType) -> bool:
+    """Return whether the values of a type are headers, as `_headers` reads them."""
     is_ = pa.types
     if is_.is_map(kind):
-        fits = is_.is_string(kind.key_type) and is_text_or_bytes(kind.item_type)
-        return _of_pairs if fits else None
+        return is_.is_string(kind.key_type) and is_text_or_bytes(kind.item_type)
     if not (is_.is_list(kind) or is_.is_large_list(kind)) or not is_.is_struct(kind.value_type):
-        return None
+        return False
     fields = list(kind.value_type)
     if [field.name for field in fields] != ["key", "value"]:
-        return None
-    fits = is_.is_string(fields[0].type) and is_text_or_bytes(fields[1].type)
-    return _of_structs if fits else None
+        return False
+    return is_.is_string(fields[0].type) and is_text_or_bytes(fields[1].type)
 
 
-def _of_pairs(pairs: Sequence[tuple[str, Any]] | None) -> list[tuple[str, bytes | None]]:
-    return [(key, value) for key, value in pairs or ()]
-
-
-def _of_structs(structs: Sequence[dict[str, Any]] | None) -> list[tuple[str, bytes | None]]:
-    return [(each["key"] or "", each["value"]) for each in structs or () if each is not None]
+def _headers(given: Sequence[Any] | None) -> list[tuple[str, bytes | None]]:
+    """Return the headers in a map's pairs, or in a list of structs without its nulls."""
+    return [
+        (one["key"] or "", one["value"]) if isinstance(one, dict) else one
+        for one in given or ()
+        if one is not None
+    ]
