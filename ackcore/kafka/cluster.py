@@ -19,11 +19,11 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from ackcore._columns import positive
 from ackcore._error_hints import nearest
 from ackcore.kafka.client_settings import ClientSettings, without_consumers
 from ackcore.kafka.committer import DEFAULTS, CommitAnswer, Committer, commit_requests
 from ackcore.kafka.kafka_errors import error_text
+from ackcore.offsets import Commit
 from ackcore.retry import capped_doubling
 
 Answer = TypeVar("Answer")
@@ -66,13 +66,6 @@ class Watermarks(_Bounds):
     """The first offset of a partition, ``low``, and its end ``high``, the last one plus 1."""
 
     epoch: int | None = None  # the epoch of the answering leader, if it sends one; not compared
-
-
-class Committed(NamedTuple):
-    """The offset and metadata that a group has committed for a partition."""
-
-    offset: int
-    metadata: str
 
 
 class PartitionFailure(NamedTuple):
@@ -146,7 +139,7 @@ class Cluster:
     def __init__(self, settings: ClientSettings, *, timeout_s: float = 30.0) -> None:
         self._settings = settings
         self._lock = threading.RLock()
-        self._timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
+        self._timeout_s = timeout_s
         #: The client's last connection error.
         self._causes: deque[str] = deque(maxlen=1)
         made = settings.client_config({}, {**DEFAULTS, "error_cb": _error_callback(self._causes)})
@@ -181,8 +174,6 @@ class Cluster:
         matches, except Kafka's own. ``missing_ok``: whether missing topics are left out instead of
         raising.
         """
-        if (topics is None) == (pattern is None):
-            raise TypeError("partitions() must have topics or a pattern, and not both")
         names = sorted(set(topics)) if topics is not None else self._matching(pattern or "")
         if not names:
             return []
@@ -308,7 +299,7 @@ class Cluster:
     @_one_at_a_time
     def committed(
         self, group: str, partitions: Iterable[tuple[str, int]]
-    ) -> PartitionAnswers[Committed]:
+    ) -> PartitionAnswers[Commit]:
         """Return the offsets and metadata that a group has committed.
 
         Errors of brokers do not raise: they are failures in the result.
@@ -325,12 +316,12 @@ class Cluster:
 
     def _committed(
         self, consumer: Consumer, keys: Sequence[TopicPartition]
-    ) -> PartitionAnswers[Committed]:
+    ) -> PartitionAnswers[Commit]:
         try:
             answered = consumer.committed([ClientPartition(*key) for key in keys], self._timeout_s)
         except KafkaException as error:
             return PartitionAnswers({}, dict.fromkeys(keys, self._failure(error.args[0])))
-        return self._by_partition(answered, lambda one: Committed(one.offset, one.metadata or ""))
+        return self._by_partition(answered, lambda one: Commit(one.offset, one.metadata or ""))
 
     @_one_at_a_time
     def commit(
@@ -339,7 +330,7 @@ class Cluster:
         offsets: Mapping[tuple[str, int], tuple[int, str]],
         *,
         patience_s: float = _MOVES_S,
-    ) -> PartitionAnswers[Committed]:
+    ) -> PartitionAnswers[Commit]:
         """Commit offsets of a group that has no members. Return the accepted ones and the failures.
 
         ``offsets``: the next offset to read and the metadata of each partition. ``patience_s``:
@@ -348,10 +339,10 @@ class Cluster:
 
         Errors of brokers and the network do not raise: they are failures in the result.
         """
-        wanted = {TopicPartition(*key): Committed(*value) for key, value in offsets.items()}
-        found: dict[TopicPartition, Committed] = {}
+        wanted = {TopicPartition(*key): Commit(*value) for key, value in offsets.items()}
+        found: dict[TopicPartition, Commit] = {}
 
-        def commit() -> PartitionAnswers[Committed]:
+        def commit() -> PartitionAnswers[Commit]:
             failed: dict[TopicPartition, PartitionFailure] = {}
             metadata = {key: one.metadata for key, one in wanted.items() if key not in found}
             requests = list(commit_requests(group, metadata))
@@ -379,7 +370,7 @@ class Cluster:
         self,
         group: str,
         requests: Sequence[Sequence[TopicPartition]],
-        wanted: Mapping[TopicPartition, Committed],
+        wanted: Mapping[TopicPartition, Commit],
         patience_s: float,
     ) -> list[CommitAnswer]:
         committer = self._committers.get(group)
@@ -394,8 +385,8 @@ class Cluster:
         return answers
 
     def _retry_moves(
-        self, ask: Callable[[], PartitionAnswers[Committed]], patience_s: float = _MOVES_S
-    ) -> PartitionAnswers[Committed]:
+        self, ask: Callable[[], PartitionAnswers[Commit]], patience_s: float = _MOVES_S
+    ) -> PartitionAnswers[Commit]:
         """Return the result of ``ask``, repeated for ``patience_s`` while the coordinator moves."""
         began, asked = time.monotonic(), 0
         while True:
@@ -407,8 +398,8 @@ class Cluster:
             time.sleep(capped_doubling(20, asked, 500) / 1000)
 
     def _by_partition(
-        self, answered: Iterable[ClientPartition], take: Callable[[ClientPartition], Committed]
-    ) -> PartitionAnswers[Committed]:
+        self, answered: Iterable[ClientPartition], take: Callable[[ClientPartition], Commit]
+    ) -> PartitionAnswers[Commit]:
         found, failed = {}, {}
         for one in answered:
             key = TopicPartition(one.topic, one.partition)

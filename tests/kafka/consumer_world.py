@@ -410,7 +410,7 @@ class World:
             assert not member.behind(record, self.ordered_by), f"{record} is not the next one"
             assert record.attempt < MAX_ATTEMPTS
             member.history.append(record)
-        for one in member.held.partition_stats(self.now):
+        for one in member.held.partition_stats(self.now, {}):
             held = member.held._partitions[one.topic, one.partition].held
             assert one.out <= MOST_OUT
             assert one.fresh + one.out + one.waiting + one.dying == len(held)

@@ -269,7 +269,7 @@ def test_what_waits_for_a_retry_does_not_stop_intake_until_too_much_does():
             held.fail(record, NO, 0)
         paused, _ = held.pauses()
         assert paused == ([] if first == 0 else [KEY, other])
-    assert {one.paused for one in held.partition_stats(0)} == {"waiting"}
+    assert {one.paused for one in held.partition_stats(0, {})} == {"waiting"}
     for _ in range(3):
         assert all(map(held.ack, held.take(1, 1000)))
     assert held.pauses() == ([], [KEY, other])
@@ -470,9 +470,9 @@ def test_the_age_of_the_oldest():
     read(held, 0, now=1000)
     read(held, 1, now=3000)
     first, _ = held.take(2, 3000)
-    assert held.partition_stats(4000)[0].oldest_s == 3.0
+    assert held.partition_stats(4000, {})[0].oldest_s == 3.0
     held.ack(first)
-    assert held.partition_stats(4000)[0].oldest_s == 1.0
+    assert held.partition_stats(4000, {})[0].oldest_s == 1.0
 
 
 def test_what_is_read_again_while_it_is_held_is_there_once():
@@ -490,7 +490,7 @@ def test_what_is_read_again_while_it_is_held_is_there_once():
     for record in again:
         assert held.ack(record)
     assert held.pauses() == ([], [KEY])
-    (stats,) = held.partition_stats(0)
+    (stats,) = held.partition_stats(0, {})
     assert (stats.fresh, stats.out, stats.waiting, stats.bytes) == (0, 0, 0, 0)
     assert committed(held) == [2]
 

@@ -17,7 +17,6 @@ from test_kafka_starts import spout
 from ackcore.kafka import KafkaSpout
 from ackcore.kafka.cluster import (
     ClusterFailed,
-    Committed,
     Partition,
     PartitionAnswers,
     PartitionFailure,
@@ -25,6 +24,7 @@ from ackcore.kafka.cluster import (
     Watermarks,
 )
 from ackcore.kafka.ranges import OffsetRange
+from ackcore.offsets import Commit
 from ackcore.spark.kafka import spout_offsets
 from ackcore.spark.kafka.kafka_spouts import KafkaSources
 from ackcore.spark.kafka.plans import OffsetPlan, Position
@@ -124,7 +124,7 @@ def test_a_position_within_an_open_transaction_waits_for_its_end(of, from_group)
     cluster = Cluster((0, 5))
     it, plan = of(cluster, lost="refuse"), None
     if from_group:
-        cluster.told["t", 0] = Committed(5, "")
+        cluster.told["t", 0] = Commit(5, "")
     else:
         plan = it.plan(None, 2, bounded=True)
         it.commit(plan, [])

@@ -478,13 +478,7 @@ class Consumer:
     def stats(self) -> ConsumerStats:
         """Return a snapshot of the consumer's counts and partitions."""
         with self._own():
-            ends = self._thread.ends
-            partitions = [
-                each._replace(lag=max(0, ends[key] - each.committed))
-                if (key := (each.topic, each.partition)) in ends and each.committed is not None
-                else each
-                for each in self._held.partition_stats(now_ms())
-            ]
+            partitions = self._held.partition_stats(now_ms(), self._thread.ends)
             return ConsumerStats(
                 partitions,
                 replace(self._held.counts),

@@ -229,15 +229,16 @@ class HeldPartition:
             return WAITING_CAUSE
         return ""
 
-    def stats(self, now_ms: int) -> PartitionStats:
-        """Return the statistics of the partition, without its lag."""
+    def stats(self, now_ms: int, end: int | None) -> PartitionStats:
+        """Return the statistics of the partition. ``end``: its end, if known."""
         first = next(iter(self.held.values()), None)
+        lag = None if end is None or self.committed is None else max(0, end - self.committed)
         return PartitionStats(
             *self.key,
             generation=self.generation,
             position=self.tracker.position,
             committed=self.committed,
-            lag=None,
+            lag=lag,
             fresh=self.numbers[FRESH],
             out=self.numbers[OUT],
             waiting=self.numbers[WAITING],

@@ -625,6 +625,6 @@ class HeldRecords:
         """The number of paused partitions."""
         return sum(bool(each.cause) for each in self._partitions.values())
 
-    def partition_stats(self, now_ms: int) -> list[PartitionStats]:
-        """Return the statistics of each partition. Their lags are None."""
-        return [each.stats(now_ms) for each in self._partitions.values()]
+    def partition_stats(self, now_ms: int, ends: Mapping[Key, int]) -> list[PartitionStats]:
+        """Return the statistics of each partition. ``ends``: the known ends of partitions."""
+        return [each.stats(now_ms, ends.get(key)) for key, each in self._partitions.items()]

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from ackcore._error_hints import counted
 from ackcore._records import Int64s, OffsetState
-from ackcore.kafka.cluster import Cluster, Committed, PartitionAnswers
+from ackcore.kafka.cluster import Cluster, PartitionAnswers
 from ackcore.kafka.commit_metadata import CommitOrigin, MetadataForm
 from ackcore.offsets import Commit, decode_metadata
 from ackcore.retry import capped_doubling
@@ -126,7 +126,7 @@ class CommitCache:
         return {each: commit for each, (*_, commit) in found.items()}
 
     def learn(
-        self, sent: Mapping[tuple[str, int], Commit], answers: PartitionAnswers[Committed]
+        self, sent: Mapping[tuple[str, int], Commit], answers: PartitionAnswers[Commit]
     ) -> bool:
         """Adapt the length of later metadata to the answers to commits.
 

@@ -12,7 +12,6 @@ import pyarrow as pa
 from ackcore.kafka.cluster import (
     Cluster,
     ClusterFailed,
-    Committed,
     PartitionFailure,
     TopicPartition,
     UnknownTopics,
@@ -22,7 +21,7 @@ from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
 from ackcore.kafka.start_positions import MADE_ANEW, time_ms
 from ackcore.kafka.truncations import truncated_at
-from ackcore.offsets import decode_metadata
+from ackcore.offsets import Commit, decode_metadata
 from ackcore.spark.kafka.group_commits import GroupCommitter, Key, states
 from ackcore.spark.kafka.plans import Intake, OffsetPlan, Position, evenly, records_in, shares
 from ackcore.spark.kafka.spout_starts import (
@@ -353,7 +352,7 @@ class SpoutOffsets:
     ) -> dict[Key, Start]:
         """Return the starts of new partitions, and of those whose positions are gone."""
         first = before is None
-        committed: Mapping[Any, Committed] = {}
+        committed: Mapping[Any, Commit] = {}
         of_time: Mapping[Any, int] = {}
         if first and self.spout.start == "group" and self.spout.group_id is not None:
             groups = self._cluster.committed(self.spout.group_id, marks)
@@ -400,7 +399,7 @@ class SpoutOffsets:
         return found
 
     def _reached(
-        self, marks: Mapping[Key, Watermarks], committed: Mapping[Any, Committed]
+        self, marks: Mapping[Key, Watermarks], committed: Mapping[Any, Commit]
     ) -> Mapping[Key, Watermarks]:
         """Return the bounds with ends that are not below the given starts if the logs reach them.
 
