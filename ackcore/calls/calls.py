@@ -36,8 +36,7 @@ class Calls(Generic[Item, Value]):
     called before each call. If it returns an exception, the item is not called, and ends with this
     exception.
 
-    Raises TypeError if the function cannot be called, or a setting makes an object that is no
-    limit.
+    Raises TypeError if a setting makes an object that is no limit.
 
     The event loop runs in the thread that reads the outcomes, and only while that thread waits for
     an outcome. No answer is handled while the reader has control, or while the items make it wait.
@@ -57,8 +56,6 @@ class Calls(Generic[Item, Value]):
         key_of: Callable[[Item], Hashable] | None = None,
         refusal: Callable[[], Retry | None] | None = None,
     ) -> None:
-        if not callable(function):
-            raise TypeError(f"function must be callable, got {type(function).__name__}")
         settings = CallSettings() if settings is None else settings
         self._function = function
         self._threads: CallThreads | None = None

@@ -165,18 +165,16 @@ class DeliveryError(RuntimeError):
 class Deliveries:
     """A producer that raises if a message is not delivered. One thread at a time may use it.
 
-    ``settings``: the connection to the brokers. ``transactional_id``: set if the messages are sent
-    in transactions.
+    ``settings``: the connection to the brokers, with options that `check_options` accepts.
+    ``transactional_id``: set if the messages are sent in transactions.
 
-    Raises ValueError if the options have one that a producer sets itself. Raises DeliveryError if
-    librdkafka refuses the settings.
+    Raises DeliveryError if librdkafka refuses the settings.
 
     Attributes: ``on_undelivered``: a function that is called with each `Undelivered` message; None
     by default. If it returns True, the message counts as no failure, except in a transaction.
     """
 
     def __init__(self, settings: ClientSettings, *, transactional_id: str | None = None) -> None:
-        check_options(settings)
         self._settings = settings
         self._sent = 0
         self._failures: dict[str, int] = {}

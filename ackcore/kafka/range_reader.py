@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from ackcore._columns import as_count, positive
 from ackcore._records import RawMessage
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.kafka_errors import OffsetsLost, ReadFailed, ReadTimedOut, error_text
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 #: The default size of a batch, in bytes.
 BATCH_BYTES = 1 << 20
-#: An Arrow array has 2 GiB at most.
-_MOST_BATCH_BYTES = 1 << 30
 
 #: A call for n messages waits until it has all n, or for this time, in seconds.
 #: If offsets are missing at the end of a range, n is larger than the number of messages.
@@ -93,16 +90,14 @@ class RangeReader:
         settings: ClientSettings,
         *,
         batch_bytes: int = BATCH_BYTES,
-        batch_rows: int | None = None,
+        batch_rows: int = sys.maxsize,
         timeout_s: float = 60.0,
     ) -> None:
         self._settings = settings
-        self._batch_bytes = as_count(batch_bytes, "batch_bytes", 1, _MOST_BATCH_BYTES)
-        self._batch_rows = (
-            sys.maxsize if batch_rows is None else as_count(batch_rows, "batch_rows", 1)
-        )
+        self._batch_bytes = batch_bytes
+        self._batch_rows = batch_rows
         self._rows_left = self._batch_rows  # rows until a batch ends
-        self._timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
+        self._timeout_s = timeout_s
         self._heard = ""
         self._reading: OffsetRange | None = None
         self._is_closed = False
@@ -121,24 +116,13 @@ class RangeReader:
             raise ValueError(f"options are refused by librdkafka: {text}") from None
 
     def read(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
-        """Return an iterator over the records of a range, in order and in `RECORD_SCHEMA`.
+        """Yield the records of a range, which begins at 0 or above, in order as `RECORD_SCHEMA`.
 
-        Raises ValueError if the range begins below 0.
-
-        The iterator raises RuntimeError if another range is being read, or the reader is closed.
-        After it has yielded all records before the error, it raises OffsetsLost if offsets were
-        deleted, ReadTimedOut if no record came for ``timeout_s``, and ReadFailed if the brokers
-        refuse the request or send damaged data, or the partition was truncated and written anew.
+        Raises RuntimeError if another range is being read, or the reader is closed. After it has
+        yielded all records before the error, raises OffsetsLost if offsets were deleted,
+        ReadTimedOut if no record came for ``timeout_s``, and ReadFailed if the brokers refuse the
+        request or send damaged data, or the partition was truncated and written anew.
         """
-        if range_.start < 0:
-            # librdkafka uses -1 for the end and -2 for the beginning.
-            raise ValueError(
-                f"range_.start must be an offset, 0 or above, got {range_.start}; "
-                "Cluster.watermarks returns where a partition begins and ends"
-            )
-        return self._read(range_)
-
-    def _read(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
         if range_.size == 0:
             return
         if self._reading is not None:
