@@ -28,17 +28,11 @@ from ackcore.topology.expectations import Expectations, StreamCheck, expectation
 from ackcore.topology.explain import explain
 from ackcore.topology.failure_reasons import exception_classes
 from ackcore.topology.parts import (
-    All,
     BoltSpec,
     DeclaredTable,
-    Fields,
-    Global,
     Grouping,
     Input,
-    LocalOrShuffle,
-    PartialKey,
     Parts,
-    Shuffle,
     SinkSpec,
     Spout,
     kind_of,
@@ -129,29 +123,30 @@ class BoltDeclarer:
 
         Without one, each tuple is processed in the task that emitted it.
         """
-        return self._read(component, stream, Shuffle())
+        return self._read(component, stream, Grouping("shuffle"))
 
     def fields(self, component: str, *fields: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
         """Read a stream so that tuples with equal values of the fields reach the same task."""
-        return self._read(component, stream, Fields(_names_of(fields, "fields")))
+        return self._read(component, stream, Grouping("fields", _names_of(fields, "fields")))
 
     def partial_key(
         self, component: str, *fields: str, stream: str = DEFAULT_STREAM
     ) -> BoltDeclarer:
         """Read a stream so that tuples with equal values of the fields reach one of two tasks."""
-        return self._read(component, stream, PartialKey(_names_of(fields, "partial_key")))
+        keys = _names_of(fields, "partial_key")
+        return self._read(component, stream, Grouping("partial_key", keys))
 
     def all(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
         """Read a stream so that every task of the bolt receives a copy of each tuple."""
-        return self._read(component, stream, All())
+        return self._read(component, stream, Grouping("all"))
 
     def global_(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
         """Read a stream so that all tuples reach the same task."""
-        return self._read(component, stream, Global())
+        return self._read(component, stream, Grouping("global"))
 
     def local_or_shuffle(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
         """Read a stream so that each tuple is processed in the task that emitted it."""
-        return self._read(component, stream, LocalOrShuffle())
+        return self._read(component, stream, Grouping("local_or_shuffle"))
 
     def _read(self, component: str, stream: str, grouping: Grouping) -> BoltDeclarer:
         _check_name(component, "component", "the name of a component")

@@ -19,7 +19,16 @@ from ackcore._error_hints import as_seconds, listed, near_miss
 from ackcore.tables.aggregates import count
 from ackcore.tables.table_shape import MAX_TTL_S, MIN_TTL_S, TableShape
 from ackcore.topology.components import DEFAULT_STREAM, Component
-from ackcore.topology.parts import DEDUP, BoltSpec, Dedup, Fields, Input, SinkSpec, Spout, TableSpec
+from ackcore.topology.parts import (
+    DEDUP,
+    BoltSpec,
+    Dedup,
+    Grouping,
+    Input,
+    SinkSpec,
+    Spout,
+    TableSpec,
+)
 
 #: The streams of the bolt with the keys of records that run or wait, and with the duplicates.
 SEEN, DUPLICATES = "seen", "duplicates"
@@ -187,7 +196,7 @@ def with_dedup(
                 DedupBolt(spout.name, dedup),
                 {DEFAULT_STREAM: records, SEEN: schema},
                 None,
-                (Input(spout.name, DEFAULT_STREAM, Fields(dedup.columns)),),
+                (Input(spout.name, DEFAULT_STREAM, Grouping("fields", dedup.columns)),),
             )
         )
         ttl_s = MAX_TTL_S if dedup.within_s is None else dedup.within_s

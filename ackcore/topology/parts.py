@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import TopologicalSorter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -35,99 +35,35 @@ from ackcore.topology.table_views import (
 DEDUP = ".dedup"
 
 
+GroupingName = Literal["shuffle", "local_or_shuffle", "fields", "partial_key", "all", "global"]
+
+
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """The assignment of a stream's tuples to the tasks of a bolt."""
+    """The assignment of a stream's tuples to the tasks of a bolt.
 
-    name: ClassVar[str]
+    ``name``: ``"shuffle"`` spreads tuples evenly over the bolt's tasks, if the bolt has a
+    parallelism of its own; otherwise it leaves each tuple in its task, as ``"local_or_shuffle"``
+    always does. ``"fields"`` sends tuples with equal values of the fields ``keys`` to the same
+    task, ``"partial_key"`` to one of two tasks, so that a bolt that reads the results must combine
+    two of them for each key. ``"all"`` sends a copy of each tuple to every task; the tuple's tree
+    completes when all copies are acked. ``"global"`` sends all tuples to one task.
+    """
+
+    name: GroupingName
+    keys: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return self.name
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The fields that decide the task of a tuple; empty for most groupings."""
-        return ()
+        return f"{self.name}({', '.join(self.keys)})" if self.keys else self.name
 
     def moves(self, parallelism: int | None) -> bool:
         """Return whether tuples may be sent to another task than the one that emitted them.
 
         ``parallelism``: the number of tasks that the bolt asks for, or None.
         """
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class Shuffle(Grouping):
-    """The grouping that spreads tuples evenly over the bolt's tasks.
-
-    It leaves tuples in their tasks if the bolt has no parallelism of its own.
-    """
-
-    name = "shuffle"
-
-    def moves(self, parallelism: int | None) -> bool:
-        """Return whether the bolt has a parallelism of its own."""
-        return parallelism is not None
-
-
-@dataclass(frozen=True, slots=True)
-class LocalOrShuffle(Grouping):
-    """The grouping that leaves each tuple in its task."""
-
-    name = "local_or_shuffle"
-
-    def moves(self, parallelism: int | None) -> bool:
-        """Return False."""
-        return False
-
-
-@dataclass(frozen=True, slots=True)
-class All(Grouping):
-    """The grouping that sends a copy of each tuple to every task.
-
-    The tuple's tree completes when all copies are acked.
-    """
-
-    name = "all"
-
-
-@dataclass(frozen=True, slots=True)
-class Global(Grouping):
-    """The grouping that sends all tuples to one task."""
-
-    name = "global"
-
-
-@dataclass(frozen=True, slots=True)
-class _Keyed(Grouping):
-    fields: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name}({', '.join(self.fields)})"
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The fields of the grouping."""
-        return self.fields
-
-
-@dataclass(frozen=True, slots=True)
-class Fields(_Keyed):
-    """The grouping that sends tuples with equal values of some fields to the same task."""
-
-    name = "fields"
-
-
-@dataclass(frozen=True, slots=True)
-class PartialKey(_Keyed):
-    """The grouping that sends tuples with equal values of some fields to one of two tasks.
-
-    A key with many tuples is thus divided between two tasks. A bolt that reads the results must
-    combine two of them for each key.
-    """
-
-    name = "partial_key"
+        if self.name == "shuffle":
+            return parallelism is not None
+        return self.name != "local_or_shuffle"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,16 +34,7 @@ from ackcore.topology.components import (
 )
 from ackcore.topology.expectations import Expectations, StreamCheck, checks_of
 from ackcore.topology.failure_reasons import exception_classes
-from ackcore.topology.parts import (
-    BoltSpec,
-    DeclaredTable,
-    Fields,
-    Input,
-    PartialKey,
-    Parts,
-    SinkSpec,
-    Spout,
-)
+from ackcore.topology.parts import BoltSpec, DeclaredTable, Input, Parts, SinkSpec, Spout
 from ackcore.topology.settings import MAX_PARALLELISM
 from ackcore.topology.sql_conditions import spark_types, supported_type
 from ackcore.topology.table_views import (
@@ -585,7 +576,7 @@ def _grouping(bolt: BoltSpec, each: Input, found: _DeclaredStream | None) -> Ite
     keys = each.grouping.keys
     how = f"{each.grouping.name} grouping of bolt {bolt.name!r}"
     words = _stream_title(each.component, each.stream)
-    if not keys and isinstance(each.grouping, (Fields, PartialKey)):
+    if not keys and each.grouping.name in ("fields", "partial_key"):
         yield f"{how} on {words} names no field; name one, or use .global_() for a single task"
     if len(set(keys)) < len(keys):
         yield f"{how} on {words} must name a field once, got {listed(keys)}"

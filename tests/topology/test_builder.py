@@ -10,7 +10,7 @@ import pytest
 
 from ackcore.topology import Bolt, Settings, TopologyBuilder
 from ackcore.topology.components import Component
-from ackcore.topology.parts import All, Fields, Global, Input, LocalOrShuffle, PartialKey, Shuffle
+from ackcore.topology.parts import Grouping, Input
 
 KAFKA = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 
@@ -48,7 +48,7 @@ def test_a_topology_holds_what_was_declared_in_order(make):
     assert bolt.component is count
     assert bolt.schemas == {"default": make.counts}
     assert bolt.parallelism == 4
-    assert bolt.inputs == (Input("split", "default", Fields(("word",))),)
+    assert bolt.inputs == (Input("split", "default", Grouping("fields", ("word",))),)
     assert (sink.component, sink.stream, sink.writer) == ("count", "default", make.write)
     assert topology.settings == Settings()
     assert topology.spouts["lines"].fields == ("line",)
@@ -63,8 +63,15 @@ def test_each_grouping_has_its_method_and_they_chain(make):
     builder.bolt("z", make.rows()).shuffle("a").fields("b", "x", "y").all("c").global_("d").global_(
         "e"
     ).local_or_shuffle("f").partial_key("g", "y")
-    groupings = [Shuffle(), Fields(("x", "y")), All(), Global(), Global(), LocalOrShuffle()]
-    groupings.append(PartialKey(("y",)))
+    groupings = [
+        Grouping("shuffle"),
+        Grouping("fields", ("x", "y")),
+        Grouping("all"),
+        Grouping("global"),
+        Grouping("global"),
+        Grouping("local_or_shuffle"),
+        Grouping("partial_key", ("y",)),
+    ]
     inputs = builder.build().bolts["z"].inputs
     assert inputs == tuple(
         Input(name, "default", each) for name, each in zip(names, groupings, strict=True)
@@ -83,12 +90,12 @@ def test_each_grouping_has_its_method_and_they_chain(make):
 @pytest.mark.parametrize(
     ("grouping", "without", "with_parallelism"),
     [
-        (Shuffle(), False, True),
-        (LocalOrShuffle(), False, False),
-        (Fields(("x",)), True, True),
-        (PartialKey(("x",)), True, True),
-        (All(), True, True),
-        (Global(), True, True),
+        (Grouping("shuffle"), False, True),
+        (Grouping("local_or_shuffle"), False, False),
+        (Grouping("fields", ("x",)), True, True),
+        (Grouping("partial_key", ("x",)), True, True),
+        (Grouping("all"), True, True),
+        (Grouping("global"), True, True),
     ],
     ids=str,
 )
@@ -108,7 +115,9 @@ def test_named_streams_are_read_by_name(make):
     builder.sink("parse", make.write, stream="bad")
     topology = builder.build()
     assert tuple(topology.bolts["parse"].schemas) == ("good", "bad")
-    assert topology.bolts["count"].inputs == (Input("parse", "good", Fields(("word",))),)
+    assert topology.bolts["count"].inputs == (
+        Input("parse", "good", Grouping("fields", ("word",))),
+    )
     assert topology.sinks["parse.bad"].stream == "bad"
 
 

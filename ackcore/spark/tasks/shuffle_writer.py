@@ -24,7 +24,6 @@ from ackcore.spark.tasks.exchange_format import CohortRuns, PlacedRuns, RootRuns
 from ackcore.spark.tasks.ledger_rows import LedgerRows
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunk, Chunks, running_counts
-from ackcore.topology.parts import All, Global, PartialKey
 from ackcore.topology.stage_layout import Subscription
 from ackcore.topology.tuples import Reason
 
@@ -75,7 +74,7 @@ class ShuffleWriter:
             batch = pa.RecordBatch.from_arrays(columns, schema=self._spec.tuple_schema(sub))
         way = f"{sub.source}/{sub.stream}>{sub.target}"
         tasks = self._tasks(sub)
-        if isinstance(sub.grouping, All):
+        if sub.grouping.name == "all":
             order = np.arange(len(rows))
             for dest in range(tasks):
                 counts = np.zeros(self._spec.dests, np.int64)
@@ -118,7 +117,7 @@ class ShuffleWriter:
         grouping = sub.grouping
         if grouping.keys:
             hashes = hash_columns([batch.column(name) for name in grouping.keys], n)
-            if not isinstance(grouping, PartialKey):
+            if grouping.name == "fields":
                 return split_by_shard(hashes, tasks)
             # A key's rows alternate between two destinations; the key decides which is first.
             other = edge_ids(0, hashes, "partial_key", 0, 0)
@@ -126,7 +125,7 @@ class ShuffleWriter:
             counts = np.zeros(int(numbers.max()) + 1, np.int64)
             odd = running_counts(numbers.astype(np.int64), counts) & 1
             return split_by_shard(np.where(odd == 1, other, hashes), tasks)
-        if isinstance(grouping, Global):
+        if grouping.name == "global":
             dest = 0
         elif sub.spreads:
             # Shuffle: round-robin, and tasks begin with different destinations.

@@ -13,7 +13,7 @@ from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.topology.components import AsyncBolt, Component
 from ackcore.topology.executors import Executor, executor_for
 from ackcore.topology.expectations import StreamCheck
-from ackcore.topology.parts import Fields, Global
+from ackcore.topology.parts import Grouping
 from ackcore.topology.stage_layout import Layout, Subscription
 from ackcore.topology.table_views import TableSource
 
@@ -97,12 +97,13 @@ class TaskSpec:
         if not isinstance(component, AsyncBolt) or component.limit is None:
             return False
         inputs = self.layout.into(bolt)
-        return len(inputs) == 1 and inputs[0].grouping == Fields((str(component.limit.per),))
+        by_key = Grouping("fields", (str(component.limit.per),))
+        return len(inputs) == 1 and inputs[0].grouping == by_key
 
     def _tasks_of(self, sub: Subscription) -> int:
         if not sub.spreads:
             return self.dests
-        if isinstance(sub.grouping, Global):
+        if sub.grouping.name == "global":
             return 1
         return self.dests if sub.parallelism is None else min(sub.parallelism, self.dests)
 
