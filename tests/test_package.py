@@ -18,7 +18,6 @@ import pytest
 
 import ackcore
 from ackcore import _reference
-from ackcore.calls import outcomes
 
 PACKAGE = Path(ackcore.__file__).parent
 
@@ -142,18 +141,6 @@ def test_every_public_name_is_there() -> None:
     for module in (ackcore, ackcore.ids):
         assert len(set(module.__all__)) == len(module.__all__)
         assert not [name for name in module.__all__ if not hasattr(module, name)]
-
-
-@pytest.mark.parametrize("package", ["calls", "dispatch", "kafka", "spark", "topology"])
-def test_what_a_call_raises_is_importable_where_it_is_used(package: str) -> None:
-    """``Retry``, ``Reject`` and ``Unavailable`` are the same classes in each package."""
-    needs = {"kafka": "confluent_kafka", "spark": "pyarrow", "topology": "pyarrow"}
-    if package in needs:
-        pytest.importorskip(needs[package])
-    module = importlib.import_module(f"ackcore.{package}")
-    for name in ("Retry", "Reject", "Unavailable"):
-        assert getattr(module, name) is getattr(outcomes, name)
-        assert name in module.__all__
 
 
 @pytest.mark.parametrize(

@@ -5,22 +5,9 @@ of each, and chooses the consumer of the next record. A checkpoint stores the po
 all records are done.
 """
 
-from ackcore.calls import Reject, Retry, Unavailable
-from ackcore.dispatch.checkpoint import CheckpointError
 from ackcore.dispatch.dispatch_consumers import Function, Target
 from ackcore.dispatch.dispatcher import Dispatcher, RecordDead
 from ackcore.dispatch.http import Http
 from ackcore.dispatch.processes import Process
 
-__all__ = [
-    "CheckpointError",
-    "Dispatcher",
-    "Function",
-    "Http",
-    "Process",
-    "RecordDead",
-    "Reject",
-    "Retry",
-    "Target",
-    "Unavailable",
-]
+__all__ = ["Dispatcher", "Function", "Http", "Process", "RecordDead", "Target"]

@@ -16,7 +16,6 @@ except ModuleNotFoundError as error:
         name="confluent_kafka",
     ) from None
 
-from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.dead_limit import TooManyDead
 from ackcore.kafka.consumer.consumer import Consumer
 from ackcore.kafka.consumer.consumer_records import KafkaRecord
@@ -30,9 +29,6 @@ __all__ = [
     "KafkaGroup",
     "KafkaRecord",
     "KafkaSpout",
-    "Reject",
-    "Retry",
     "TooManyDead",
-    "Unavailable",
     "replay_letters",
 ]

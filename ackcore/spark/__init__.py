@@ -23,10 +23,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ackcore.calls import Reject, Retry, Unavailable
     from ackcore.dead_limit import TooManyDead
     from ackcore.spark import functions
-    from ackcore.spark.base.errors import CheckpointInUse, StateError
+    from ackcore.spark.base.errors import StateError
     from ackcore.spark.base.interrupts import RunCancelled
     from ackcore.spark.checkpoint.skips import skip_planned
     from ackcore.spark.dead_letters.reading import dead_letters
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
     from ackcore.spark.sinks.unavailable import SinkUnavailable
 
 __all__ = [
-    "CheckpointInUse",
     "DeadLetterTopic",
     "DeltaSpout",
     "FileSpout",
@@ -63,8 +61,6 @@ __all__ = [
     "Query",
     "QueryListener",
     "RateSpout",
-    "Reject",
-    "Retry",
     "RunCancelled",
     "RunFailed",
     "Sink",
@@ -76,7 +72,6 @@ __all__ = [
     "StateError",
     "TooManyDead",
     "TransactionalSink",
-    "Unavailable",
     "Written",
     "attempt",
     "combine",
@@ -102,7 +97,7 @@ __all__ = [
 #: The public names of each module.  They are loaded at first use: tools that only read a checkpoint
 #: import modules below this package, without pyspark, which takes over a second.
 _NAMES = {
-    ".base.errors": "CheckpointInUse StateError",
+    ".base.errors": "StateError",
     ".base.interrupts": "RunCancelled",
     ".checkpoint.skips": "skip_planned",
     ".dead_letters.reading": "dead_letters",
@@ -129,7 +124,6 @@ _NAMES = {
     ".sinks.sink": "Sink TransactionalSink Written",
     ".sinks.sink_batch": "SinkBatch",
     ".sinks.unavailable": "SinkUnavailable",
-    "ackcore.calls": "Reject Retry Unavailable",
     "ackcore.dead_limit": "TooManyDead",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

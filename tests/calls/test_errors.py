@@ -5,8 +5,7 @@ import pickle
 
 import pytest
 
-import ackcore.dispatch
-from ackcore.calls import Reject, Retry, Unavailable
+from ackcore.calls import Retry, Unavailable
 from ackcore.calls.outcomes import MAX_AFTER_S
 
 
@@ -48,8 +47,3 @@ def test_what_takes_nothing_says_when_as_well():
     assert Unavailable("open", after_s=7).after_s == 7.0
     assert str(Unavailable("open", after_s=7)) == "open (again after 7 s)"
     assert isinstance(Unavailable(), Retry)
-
-
-def test_every_package_rejects_by_the_same_class():
-    """A function's exception means the same wherever the function is called from."""
-    assert ackcore.dispatch.Reject is Reject

@@ -8,7 +8,8 @@ import pytest
 from round_robin import RoundRobin
 from scripted import Clock, TickingClock, dispatched, one
 
-from ackcore.dispatch import Dispatcher, RecordDead, Retry, Unavailable
+from ackcore.calls import Retry, Unavailable
+from ackcore.dispatch import Dispatcher, RecordDead
 from ackcore.flow import ByKey, Fixed, FlowController
 from ackcore.flow.choosers import Idlest
 

@@ -7,8 +7,7 @@ import threading
 
 import pytest
 
-from ackcore.dispatch import CheckpointError
-from ackcore.dispatch.checkpoint import Checkpoint
+from ackcore.dispatch.checkpoint import Checkpoint, CheckpointError
 
 
 def test_what_was_committed_is_there_again(tmp_path):

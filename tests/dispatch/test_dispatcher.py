@@ -12,7 +12,8 @@ import pytest
 from round_robin import RoundRobin
 from scripted import Clock, dispatched, failing, one
 
-from ackcore.dispatch import Dispatcher, RecordDead, Reject, Target, Unavailable, dispatcher
+from ackcore.calls import Reject, Unavailable
+from ackcore.dispatch import Dispatcher, RecordDead, Target, dispatcher
 from ackcore.flow import ByKey, Fixed
 
 

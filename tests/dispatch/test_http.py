@@ -7,7 +7,8 @@ from email.utils import format_datetime
 
 import pytest
 
-from ackcore.dispatch import Dispatcher, Http, Reject, Unavailable
+from ackcore.calls import Reject, Unavailable
+from ackcore.dispatch import Dispatcher, Http
 from ackcore.dispatch.http import HttpError
 from ackcore.flow import Fixed
 

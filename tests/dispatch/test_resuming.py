@@ -11,8 +11,8 @@ import pytest
 from in_processes import effects
 from scripted import failing, one
 
-from ackcore.dispatch import CheckpointError, Dispatcher, RecordDead
-from ackcore.dispatch.checkpoint import Checkpoint
+from ackcore.dispatch import Dispatcher, RecordDead
+from ackcore.dispatch.checkpoint import Checkpoint, CheckpointError
 from ackcore.flow import Fixed
 
 

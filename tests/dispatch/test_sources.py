@@ -7,7 +7,8 @@ import time
 import pytest
 from scripted import Clock, one
 
-from ackcore.dispatch import Dispatcher, Reject
+from ackcore.calls import Reject
+from ackcore.dispatch import Dispatcher
 from ackcore.dispatch import dispatcher as dispatching
 from ackcore.dispatch.checkpoint import Checkpoint
 from ackcore.flow import Fixed

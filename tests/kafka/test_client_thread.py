@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from consumer_counts import take
 from servers import wait_until
 
-from ackcore.dispatch import Reject
+from ackcore.calls import Reject
 from ackcore.kafka import Consumer, ConsumerError, TooManyDead
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.consumer import client_thread, consumer_client, partition_reading

@@ -17,7 +17,8 @@ from confluent_kafka import KafkaError
 from consumer_counts import Counts, by_hand, consumer_of, consuming, take, workers
 from servers import wait_until
 
-from ackcore.dispatch import Dispatcher, RecordDead, Reject
+from ackcore.calls import Reject
+from ackcore.dispatch import Dispatcher, RecordDead
 from ackcore.kafka import Consumer, ConsumerError
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.consumer.consumer_records import Failure

@@ -21,7 +21,7 @@ from consumer_counts import (
 )
 from servers import wait_until
 
-from ackcore.dispatch import Reject
+from ackcore.calls import Reject
 from ackcore.kafka import TooManyDead
 
 

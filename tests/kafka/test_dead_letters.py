@@ -14,7 +14,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from consumer_counts import QUICK, Counts, consuming, take
 from servers import raise_errors, wait_until
 
-from ackcore.dispatch import Reject
+from ackcore.calls import Reject
 from ackcore.kafka import Consumer, ConsumerError
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings

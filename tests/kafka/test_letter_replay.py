@@ -13,7 +13,7 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 from consumer_counts import Counts, consuming, take
 from servers import wait_until
 
-from ackcore.dispatch import Reject
+from ackcore.calls import Reject
 from ackcore.kafka import replay_letters
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.cluster import Cluster, ClusterFailed, PartitionAnswers, PartitionFailure

@@ -20,10 +20,10 @@ from pyspark import cloudpickle
 from worlds import Killed, killed
 
 from ackcore import testing
+from ackcore.calls import Reject
 from ackcore.kafka import KafkaSpout
 from ackcore.spark import (
     PlannedSource,
-    Reject,
     Sink,
     SinkRejects,
     dead_letters,

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from killed_sinks import in_processes
 from worlds import dying_at
 
-from ackcore.spark import Reject, SinkRejects
+from ackcore.calls import Reject
+from ackcore.spark import SinkRejects
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS
 from ackcore.spark.base.sources import kept_schemas
