@@ -1,4 +1,4 @@
-"""The examples of windows on real Spark, against plain Python."""
+"""The example of windows on real Spark, against plain Python."""
 
 from __future__ import annotations
 
@@ -7,29 +7,17 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-import pytest
-
-from ackcore.examples import click_sessions, storm_windows
+from ackcore.examples import storm_windows
 
 
-@pytest.fixture
-def said(spark, monkeypatch, tmp_path, capsys):
-    """``said(example)`` runs an example, and returns what it prints."""
-
+def test_the_rolling_top_words(spark, monkeypatch, tmp_path, capsys):
     @contextmanager
     def one_session(master):
         yield spark, str(tmp_path)
 
-    def run(example):
-        monkeypatch.setattr(example, "spark_session", one_session)
-        example.main()
-        return capsys.readouterr().out
-
-    return run
-
-
-def test_the_rolling_top_words(said, tmp_path):
-    out = said(storm_windows)
+    monkeypatch.setattr(storm_windows, "spark_session", one_session)
+    storm_windows.main()
+    out = capsys.readouterr().out
     assert "300 sentences: 250 acked, 50 dead" in out
     assert "50 executed a second time" in out
     expected = {}
@@ -41,13 +29,3 @@ def test_the_rolling_top_words(said, tmp_path):
     found = storm_windows.top_words(Path(tmp_path, "words"), 1000)
     assert {end: dict(words) for end, words in found.items()} == expected
     assert "9 s until 00:00:09: the 60, and 30, seven 30\n" in out
-
-
-def test_the_sessions_of_visitors(said):
-    out = said(click_sessions)
-    assert "8 clicks: 7 acked, 1 dead" in out
-    assert [line.strip() for line in out.splitlines() if "-0" in line] == [
-        "ann 00:00-01:30: 4 from home to paid",
-        "bob 00:05-00:35: 1 from home to home",
-        "bob 02:00-02:35: 2 from help to home",
-    ]
