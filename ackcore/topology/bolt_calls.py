@@ -130,7 +130,12 @@ def call_settings(
     ``tasks``: the number of tasks that share the rate of ``bolt.limit``. ``reject``: the exceptions
     that are not retried, in addition to ``bolt.reject``.
     """
-    if isinstance(bolt, Bolt | BasicBolt):
+    if isinstance(bolt, Bolt) and hasattr(bolt, "threads"):
+        raise TypeError(
+            "threads must belong to a BasicBolt, got a Bolt, whose tuples one thread executes; "
+            "derive it from BasicBolt, or give it a parallelism"
+        )
+    if isinstance(bolt, BasicBolt):
         threads = as_count(bolt.threads, "threads", 1, MAX_THREADS)
         if threads == 1:
             return None

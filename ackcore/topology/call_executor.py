@@ -18,7 +18,7 @@ from ackcore.calls.calls import Calls
 from ackcore.calls.outcomes import Unavailable, is_marked_final
 from ackcore.calls.usage import CallCounts
 from ackcore.topology.bolt_calls import cleaned_up, refuse_returned
-from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Context
+from ackcore.topology.components import AsyncBolt, BasicBolt, Context
 from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.row_collector import (
     AsyncCallCollector,
@@ -49,7 +49,7 @@ Group = list[CallInput]
 
 
 class CallExecutor(RowExecutor):
-    """The `Executor` of one task of an `AsyncBolt`, or of a bolt with several threads.
+    """The `Executor` of one task of an `AsyncBolt`, or of a `BasicBolt` with several threads.
 
     ``component``, ``context``, ``reasons``: as for a `RowExecutor`. ``settings``: the settings of
     the bolt's calls. ``progressed``: called after each call, in the order of the inputs.
@@ -57,7 +57,7 @@ class CallExecutor(RowExecutor):
 
     def __init__(
         self,
-        component: Bolt | BasicBolt | AsyncBolt,
+        component: BasicBolt | AsyncBolt,
         context: Context,
         reasons: ReasonMaker,
         settings: CallSettings,
@@ -73,8 +73,6 @@ class CallExecutor(RowExecutor):
         #: The argument ``refusal`` of `Calls`.
         self._refusal: Callable[[], Unavailable | None] | None = None
         self._trips = 0  # the number of times that a breaker has opened, as last reported
-        if isinstance(component, Bolt):
-            self.collector._separate_calls()
 
     def cleanup(self) -> None:
         """Call the bolt's ``cleanup``, and end its event loop or threads."""
@@ -113,11 +111,9 @@ class CallExecutor(RowExecutor):
             raise
 
     def _made_calls(self) -> Calls[Group, None]:
-        function: Callable[..., object] = self._execute_bolt_in_thread
+        function: Callable[..., object] = self._execute_in_thread
         if isinstance(self.component, AsyncBolt):
             function = self._await_execute if self._max_batch == 1 else self._await_execute_many
-        elif isinstance(self.component, BasicBolt):
-            function = self._execute_in_thread
         limit = self._settings.limit
         key_of = None if limit is None else lambda group: limit.key_of(group[0].tuple)
         return self.make_calls(function, self._settings, key_of=key_of, refusal=self._refusal)
@@ -218,16 +214,10 @@ class CallExecutor(RowExecutor):
 
     def _end(self, input: CallInput, error: BaseException | None) -> None:
         """Pass the rows or the error of an input to the collector: inputs end in their order."""
-        collector = self.collector
-        if isinstance(self.component, Bolt):
-            collector._add_emitted(input.emitted)
-            if error is not None:
-                collector._raised(input.tuple, error)
-            collector._hold([input.tuple])
-        elif error is not None:
-            collector._raised(input.tuple, error)
+        if error is not None:
+            self.collector._raised(input.tuple, error)
         else:
-            collector._done(input.tuple, input.emitted)
+            self.collector._done(input.tuple, input.emitted)
 
     def _fail_rest(
         self, out: deque[CallInput], pulled: Iterator[CallInput], error: BaseException
@@ -280,19 +270,6 @@ class CallExecutor(RowExecutor):
             input.stopped = error
         finally:
             input.emitted = collector.close()
-
-    def _execute_bolt_in_thread(self, group: Group) -> None:
-        (input,) = group
-        execute: Callable[[Tuple], object] = self.component.execute  # type: ignore[assignment]
-        self.collector._begin_call(input.emitted)
-        try:
-            result = execute(input.tuple)
-            if result is not None:
-                self._refuse_returned(result)
-        except StopIteration as error:
-            input.stopped = error
-        finally:
-            self.collector._end_call()
 
     def _results(
         self, emissions: list[Emission], failures: dict[int, Reason], still_open: int

@@ -255,15 +255,10 @@ class Bolt(Component):
         The schema of each emitted stream; a bare schema is the stream ``"default"``.
     collector : Collector
         The collector to emit, ack and fail through; set before ``prepare`` is called.
-    threads : int, default 1
-        The number of threads that call ``execute``, each with another tuple: for blocking clients.
-        Their tuples are emitted in the order of the inputs. ``prepare``, ``flush`` and ``cleanup``
-        are called while no ``execute`` runs.
     """
 
     needs_identity = True
     collector: Collector
-    threads: int = 1
 
     def execute(self, tuple: Tuple) -> None:
         """Process one tuple.
@@ -291,7 +286,9 @@ class BasicBolt(Component):
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
         The schema of each emitted stream; a bare schema is the stream ``"default"``.
     threads : int, default 1
-        The number of threads that call ``execute``, as in `Bolt`.
+        The number of threads that call ``execute``, each with another tuple: for blocking clients.
+        Their tuples are emitted in the order of the inputs. ``prepare``, ``flush`` and ``cleanup``
+        are called while no ``execute`` runs.
     """
 
     needs_identity = True

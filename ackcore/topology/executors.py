@@ -93,11 +93,12 @@ def executor_for(
     if isinstance(component, BatchBolt):
         return BatchExecutor(component, context, reasons)
     settings = call_settings(component, tasks, reject)
-    if kept is not None and not isinstance(component, Bolt):
-        if settings is None:
-            assert isinstance(component, BasicBolt)
-            return JournaledExecutor(component, context, reasons, kept)
-        return JournaledCallExecutor(component, context, reasons, settings, progressed, kept)
-    if settings is not None:
+    if settings is None:
+        if kept is None:
+            return RowExecutor(component, context, reasons)
+        assert isinstance(component, BasicBolt)
+        return JournaledExecutor(component, context, reasons, kept)
+    assert not isinstance(component, Bolt)
+    if kept is None:
         return CallExecutor(component, context, reasons, settings, progressed)
-    return RowExecutor(component, context, reasons)
+    return JournaledCallExecutor(component, context, reasons, settings, progressed, kept)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from ackcore.calls import RateLimit
 from ackcore.tables.time_windows import END, START
 from ackcore.topology.bolt_calls import CALL_SETTINGS
-from ackcore.topology.components import DEFAULT_STREAM, AsyncBolt, BasicBolt, Bolt, Component
+from ackcore.topology.components import DEFAULT_STREAM, AsyncBolt, BasicBolt, Component
 from ackcore.topology.dedup import DedupBolt
 from ackcore.topology.expectations import Expectations
 from ackcore.topology.parts import DEDUP, BoltSpec, Parts, SinkSpec, Spout, TableSpec
@@ -341,7 +341,7 @@ def _calls(component: Component) -> str:
     names: Sequence[str] = ("threads", "journal")
     if isinstance(component, AsyncBolt):
         base, names = AsyncBolt, ("limit", *CALL_SETTINGS, "max_batch", "journal")
-    elif not isinstance(component, Bolt | BasicBolt):
+    elif not isinstance(component, BasicBolt):
         return ""
     shown = []
     for name in names:

@@ -74,7 +74,6 @@ class RowCollector:
         self._held: dict[int, Tuple] = {}
         self._late: dict[int, Tuple] = {}  # held tuples that were acked in this window
         self._failures: dict[int, Reason] = {}
-        self._of_thread: threading.local | None = None
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -102,10 +101,7 @@ class RowCollector:
                 ) and self._failed_before(anchors):
                     self.ignored += 1
                     return
-                if self._of_thread is None:
-                    out.rows.append((row, anchors))
-                else:
-                    self._rows_of_thread(out).append((row, anchors))
+                out.rows.append((row, anchors))
         else:
             self._emit_with_anchors(out, row, anchors)
 
@@ -191,8 +187,7 @@ class RowCollector:
                     self._set_failed(anchor, why)
                 self.ignored += 1
                 return
-            rows = out.rows if self._of_thread is None else self._rows_of_thread(out)
-            rows.append((row, chain[0] if len(chain) == 1 else chain))
+            out.rows.append((row, chain[0] if len(chain) == 1 else chain))
 
     def _failed_before(self, anchor: Tuple) -> bool:
         """Return whether an anchor failed in an earlier window, so that its rows are dropped.
@@ -283,39 +278,12 @@ class RowCollector:
             del out.rows[start:]
         return rows, self._failures.pop(tuple._handle, None)
 
-    def _separate_calls(self) -> None:
-        """From now on, store the emissions from `_begin_call` to `_end_call` separately."""
-        self._of_thread = threading.local()
-
-    def _begin_call(self, emitted: Emitted) -> None:
-        """Store the emissions of this thread in ``emitted``, until it calls `_end_call`."""
-        assert self._of_thread is not None
-        self._of_thread.emitted = emitted
-
-    def _end_call(self) -> None:
-        assert self._of_thread is not None
-        del self._of_thread.emitted
-
-    def _rows_of_thread(self, out: _Stream) -> list[tuple[Row, Tuple | tuple[Tuple, ...]]]:
-        """Return the list to which this thread's emissions to a stream are appended.
-
-        It is the list of the thread's call. A thread that the bolt started has no call, and uses
-        the stream's own list.
-        """
-        emitted: Emitted | None = getattr(self._of_thread, "emitted", None)
-        return out.rows if emitted is None else emitted.setdefault(out, [])
-
-    def _add_emitted(self, emitted: Emitted) -> None:
-        """Add the rows of a call to the emissions. Call it in the order of the inputs."""
-        with self._lock:
-            for out, rows in emitted.items():
-                out.rows += rows
-
     def _done(self, tuple: Tuple, emitted: Emitted) -> None:
         """Ack the input of a call that returned, and emit its rows, unless the input has failed."""
         with self._lock:
             if tuple._state == OPEN:
-                self._add_emitted(emitted)
+                for out, rows in emitted.items():
+                    out.rows += rows
                 tuple._state = ACKED
 
     def _refuse_late(self, tuple: Tuple) -> NoReturn:

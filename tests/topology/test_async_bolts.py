@@ -8,7 +8,7 @@ import threading
 
 import pyarrow as pa
 import pytest
-from acting import OUT, TWO, Basically, Doing, batch_of, emitted, failed, identity_of, whys
+from acting import OUT, TWO, Basically, batch_of, emitted, failed, whys
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import cloudpickle
@@ -351,35 +351,6 @@ def test_as_many_executes_run_as_there_are_threads_and_emit_in_the_order_of_the_
     }
 
 
-def test_a_bolt_in_threads_anchors_and_acks_by_itself():
-    """In the order of the inputs; what a thread of its own emits comes as it comes."""
-    together = threading.Barrier(3, timeout=30)
-
-    def execute(bolt, t):
-        n = t["n"]
-        bolt.collector.emit((n,), t)
-        together.wait()
-        bolt.collector.emit((n * 10,), [t], "side")
-        if n == 2:
-            raise LookupError("two")
-        if n != 4:
-            bolt.collector.ack(t)
-
-    bolt = Doing(execute, lambda bolt: bolt.collector.ack(bolt.seen[3]))
-    bolt.threads = 3
-    executor = executor_for("b", bolt)
-    results = [executor.process("s", "default", batch_of(*range(1, 7)), identity_of(6))]
-    assert results[0].open == 1
-    bolt.seen.sort(key=lambda t: t["n"])
-    results.append(executor.flush())
-    executor.cleanup()
-    assert emitted(results) == [(n, [n - 1]) for n in range(1, 7)]
-    assert emitted(results, "side") == [(n * 10, [n - 1]) for n in range(1, 7)]
-    assert list(failed(results)) == [1]
-    with pytest.raises(RuntimeError, match="is closed: flush"):
-        bolt.collector.ack(bolt.seen[0])
-
-
 def test_a_basic_bolt_in_threads_may_flush():
     class Sums(BasicBolt):
         outputs = OUT
@@ -461,7 +432,8 @@ def test_methods_of_another_shape_are_refused(base, methods, says):
         (AsyncBolt, {"wait_in_task_s": -1}, "bolt 'b': wait_in_task_s must be at least 0"),
         (AsyncBolt, {"execute": None}, "bolt 'b' must have a method execute|must be a coroutine"),
         (BasicBolt, {"threads": 0}, "bolt 'b': threads must be in 1..4096, got 0"),
-        (Bolt, {"threads": "4"}, "bolt 'b': threads must be an integer, got str"),
+        (BasicBolt, {"threads": "4"}, "bolt 'b': threads must be an integer, got str"),
+        (Bolt, {"threads": 4}, "bolt 'b': threads must belong to a BasicBolt, got a Bolt"),
     ],
 )
 def test_settings_that_are_none_are_refused_when_the_topology_is_built(base, settings, says, make):
