@@ -22,7 +22,6 @@ from ackcore.topology.components import (
     Bolt,
     Component,
     output_streams,
-    refuse_unrunnable,
 )
 from ackcore.topology.expectations import Expectations, StreamCheck, expectations_of
 from ackcore.topology.explain import explain
@@ -304,10 +303,6 @@ class TopologyBuilder:
                 f"bolt {name!r} must be a Bolt, a BasicBolt, an AsyncBolt or a BatchBolt, "
                 f"got {type(bolt).__name__}; derive its class from one of them"
             )
-        try:
-            refuse_unrunnable(bolt)
-        except TypeError as error:
-            raise TypeError(f"bolt {name!r}: {error}") from None
         if parallelism is not None and (
             isinstance(parallelism, bool) or not isinstance(parallelism, int)
         ):

@@ -14,7 +14,6 @@ can look up in later micro-batches.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -457,42 +456,3 @@ def output_streams(component: Component) -> dict[str, pa.Schema]:
         )
         for stream, schema in outputs.items()
     }
-
-
-def refuse_unrunnable(component: Component) -> None:
-    """Raise `TypeError` if methods of an `AsyncBolt` are not async, or those of others are.
-
-    Also if a method has ``yield``. A call of such a method would return at once, and its input
-    would be acked unprocessed.
-    """
-    if isinstance(component, AsyncBolt):
-        _refuse_plain(component)
-        return
-    for method in ("prepare", "execute", "process", "flush", "cleanup"):
-        function = getattr(component, method, None)
-        if (
-            inspect.isgeneratorfunction(function)
-            or inspect.iscoroutinefunction(function)
-            or inspect.isasyncgenfunction(function)
-        ):
-            raise TypeError(
-                f"{type(component).__name__}.{method} must be a plain method, got one with "
-                "'yield' or 'async': calling it would do nothing; emit values instead of 'yield', "
-                "or derive from AsyncBolt to await"
-            )
-
-
-def _refuse_plain(component: AsyncBolt) -> None:
-    made = type(component).__name__
-    for method in ("prepare", "execute", "execute_many", "cleanup"):
-        if not inspect.iscoroutinefunction(getattr(component, method)):
-            raise TypeError(
-                f"{made}.{method} must be a coroutine function, because the bolt is an "
-                "AsyncBolt; write it with 'async def', or derive from BasicBolt with "
-                "threads=... for a blocking client"
-            )
-    if hasattr(component, "flush"):
-        raise TypeError(
-            f"{made}.flush would never be called, because an input of an AsyncBolt is done "
-            "when its execute returns; emit in execute"
-        )

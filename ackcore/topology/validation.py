@@ -405,6 +405,34 @@ def _methods(bolt: BoltSpec) -> Iterator[str]:
         elif (takes := refused_call(function, (*own, *arguments))) is not None:
             wanted = ", ".join((*own, *arguments))
             yield f"{subject} must take ({wanted}), as in {kind}, got {takes}"
+        elif (must_be := _runnable_form(function, shape.base is AsyncBolt)) is not None:
+            yield f"{subject} must be {must_be}"
+    if isinstance(component, AsyncBolt) and hasattr(component, "flush"):
+        yield (
+            f"bolt {bolt.name!r}: {made}.flush would never be called, because an input of an "
+            "AsyncBolt is done when its execute returns; emit in execute"
+        )
+
+
+def _runnable_form(function: Callable[..., object], is_async: bool) -> str | None:
+    """Return None if a call of a bolt's method runs it; otherwise the form that it must have.
+
+    A call of a generator function, or of a coroutine function that nobody awaits, returns at once,
+    and the input would be acked unprocessed.
+    """
+    is_coroutine = inspect.iscoroutinefunction(function)
+    if is_async and not is_coroutine:
+        return (
+            "a coroutine function, because the bolt is an AsyncBolt; write it with 'async def', or "
+            "derive from BasicBolt with threads=... for a blocking client"
+        )
+    is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    if not is_async and (is_coroutine or is_generator):
+        return (
+            "a plain method, got one with 'yield' or 'async': calling it would do nothing; emit "
+            "values instead of 'yield', or derive from AsyncBolt to await"
+        )
+    return None
 
 
 def _defines(component: Component, method: str) -> bool:

@@ -19,7 +19,6 @@ from pyspark.sql import Row
 
 from ackcore._arrow.shown import text_of
 from ackcore.calls import Reject
-from ackcore.topology.builder import TopologyBuilder
 from ackcore.topology.components import BatchBolt
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Identity, Raised, Reason
@@ -618,12 +617,5 @@ def test_a_call_that_has_not_run_is_not_taken_for_done():
     results = run(executor_for("b", Doing(lambda batch, out: generator())), [1, 2])
     assert set(whys(results)) == {0, 1}
     assert "got generator, which has not run" in whys(results)[0]
-
-    class Lazy(BatchBolt):
-        def process(self, batch, out):
-            yield
-
-    with pytest.raises(TypeError, match="process must be a plain method"):
-        TopologyBuilder().bolt("b", Lazy())
     results = run(executor_for("b", BatchBolt()), [1])
     assert "must define process(self, batch, out)" in whys(results)[0]

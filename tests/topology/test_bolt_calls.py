@@ -145,20 +145,6 @@ def test_what_a_collector_returns_may_be_returned():
     assert whys(run(executor_for("b", bolt), [1])) == {0: "no"}
 
 
-def test_methods_that_would_not_run_are_refused():
-    class Lazy(BasicBolt):
-        def execute(self, tuple, collector):
-            yield
-
-    class Later(Bolt):
-        async def execute(self, tuple):
-            pass
-
-    for bolt in (Lazy(), Later()):
-        with pytest.raises(TypeError, match="execute must be a plain method, got one with 'yield'"):
-            topology.TopologyBuilder().bolt("b", bolt)
-
-
 def test_what_bolts_are_handed_can_be_looked_up():
     """help() of a bolt names them, and each can be imported from where the bolt is."""
     handed = {

@@ -8,7 +8,7 @@ import re
 import pyarrow as pa
 import pytest
 
-from ackcore.topology import Bolt, Settings, TopologyBuilder
+from ackcore.topology import Settings, TopologyBuilder
 from ackcore.topology.components import Component
 from ackcore.topology.parts import Grouping, Input
 
@@ -290,15 +290,6 @@ def test_settings_come_as_an_object_or_by_keyword_and_keywords_count_for_more(bu
 def test_an_argument_of_another_type_is_refused_at_once(builder, make, declare, message):
     with pytest.raises(TypeError, match=re.escape(message)):
         declare(builder, make)
-
-
-def test_a_bolt_whose_methods_would_do_nothing_is_refused_by_name(builder):
-    class Yields(Bolt):
-        def execute(self, tuple):
-            yield tuple
-
-    with pytest.raises(TypeError, match=r"bolt 'x': Yields.execute must be a plain method"):
-        builder.bolt("x", Yields())
 
 
 def test_a_message_id_of_no_columns_is_refused(builder, make):

@@ -32,6 +32,33 @@ def one(base, **methods):
     return type("Split", (base,), methods)()
 
 
+def plain(self, *arguments):
+    pass
+
+
+def lazy(self, *arguments):
+    yield
+
+
+async def later(self, *arguments):
+    pass
+
+
+def not_run(method):
+    return (
+        f"bolt 'x': Split.{method} must be a plain method, got one with 'yield' or 'async': "
+        "calling it would do nothing; emit values instead of 'yield', or derive from AsyncBolt to "
+        "await"
+    )
+
+
+def not_awaited(method):
+    return (
+        f"bolt 'x': Split.{method} must be a coroutine function, because the bolt is an AsyncBolt; "
+        "write it with 'async def', or derive from BasicBolt with threads=... for a blocking client"
+    )
+
+
 @pytest.mark.parametrize(
     ("bolt", "problem"),
     [
@@ -81,6 +108,23 @@ def one(base, **methods):
             "bolt 'x': Split.execute must take (tuple), as in a Bolt, got ()",
         ),
         (one(Bolt, execute=5), "bolt 'x': Split.execute must be a method, got int"),
+        (one(BasicBolt, execute=lazy), not_run("execute")),
+        (one(Bolt, execute=later), not_run("execute")),
+        (one(Bolt, execute=plain, prepare=later), not_run("prepare")),
+        (one(BatchBolt, process=lazy), not_run("process")),
+        (one(AsyncBolt, execute=plain), not_awaited("execute")),
+        (one(AsyncBolt, execute=later, prepare=plain), not_awaited("prepare")),
+        (one(AsyncBolt, execute=later, cleanup=plain), not_awaited("cleanup")),
+        (
+            one(AsyncBolt, execute=later, flush=later),
+            "bolt 'x': Split.flush would never be called, because an input of an AsyncBolt is "
+            "done when its execute returns; emit in execute",
+        ),
+        (
+            one(AsyncBolt),
+            "bolt 'x' must have a method execute(self, tuple, collector), because it is an "
+            "AsyncBolt, and Split has none",
+        ),
         (
             one(BatchBolt, process=lambda self, batch, out: None, flush=lambda self: None),
             "bolt 'x': Split.flush must take (self, out), as in a BatchBolt, got (self)",
