@@ -1,15 +1,13 @@
-"""Parts of errors: numbers with nouns, and suggestions of names, seconds, arguments and ports."""
+"""Parts of errors: numbers with nouns, and suggestions of names, seconds and arguments."""
 
 from __future__ import annotations
 
 import difflib
-import errno
 import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -143,30 +141,3 @@ def naming_arguments(public: _Public) -> _Public:
         return public(*args, **keywords)
 
     return checked  # type: ignore[return-value]
-
-
-_WAYS_OUT = {
-    errno.EADDRINUSE: "Set another port, or 0 for any free one",
-    errno.EACCES: "Set a port from 1024 on, or 0 for any free one",
-}
-_OF_HOSTS = "host must be an address of this machine: '127.0.0.1', or '0.0.0.0' for all"
-
-
-@contextmanager
-def listening(what: str, host: str, port: int) -> Iterator[None]:
-    """A context in which a server binds its address; an OSError then says what to do.
-
-    ``what``: the service, for errors. ``port``: the port, 0 for any free one. Raises TypeError or
-    ValueError if it is no port.
-    """
-    if not isinstance(port, int) or isinstance(port, bool):
-        raise TypeError(f"port must be an int, got {type(port).__name__}")
-    if not 0 <= port <= 65535:
-        raise ValueError(f"port must be in 1..65535, or 0 for any free one, got {port}")
-    try:
-        yield
-    except OSError as error:
-        way_out = _WAYS_OUT.get(error.errno or 0, _OF_HOSTS)
-        raise OSError(
-            error.errno, f"{what} cannot be served at {host}:{port}: {error.strerror}. {way_out}"
-        ) from error

@@ -22,7 +22,7 @@ def ui(
     checkpoints: Annotated[
         list[str], typer.Argument(metavar="CHECKPOINT...", help="The checkpoints to show.")
     ],
-    port: Annotated[int, typer.Option(help="The port; 0 for a free one.")] = 8440,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for a free one.")] = 8440,
     host: Annotated[
         str,
         typer.Option(
@@ -51,8 +51,8 @@ def ui(
     """
     token = new = None
     if allow_replay:
-        token = os.environ.get("ACKCORE_UI_TOKEN")
-        if not token:
+        token = os.environ.get("ACKCORE_UI_TOKEN", "").strip()
+        if not token:  # any visitor could replay dead letters
             token = new = secrets.token_urlsafe(24)
     with PageServer(checkpoints, host=host, port=port, token=token, hosts=known_as or ()) as server:
         if as_json:

@@ -13,6 +13,7 @@ address in the Host header cannot be rebound, so a server that listens at all ad
 
 from __future__ import annotations
 
+import errno
 import hmac
 import json
 import os
@@ -37,7 +38,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ackcore._arrow.shown import readable
-from ackcore._error_hints import listening
 from ackcore.spark.base.errors import CheckpointCorrupt, StateError
 from ackcore.spark.dead_letters.checkpoints import opened_checkpoint, store_of
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters, none_found
@@ -55,6 +55,11 @@ _MOST_LETTERS = 500
 #: The maximum number of characters of a record in the list.
 _MOST_CHARS = 20_000
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_WAYS_OUT = {
+    errno.EADDRINUSE: "Set another port, or 0 for any free one",
+    errno.EACCES: "Set a port from 1024 on, or 0 for any free one",
+}
+_OF_HOSTS = "host must be an address of this machine: '127.0.0.1', or '0.0.0.0' for all"
 #: The page loads only our own files, and no other page can show it in a frame.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -105,22 +110,12 @@ def make_app(
 ) -> Starlette:
     """Return the ASGI application of the page and its requests.
 
-    Raises TypeError if the token or ``hosts`` has another type, ValueError if the token is empty,
-    and FileNotFoundError if one of the paths is not a checkpoint.
+    Raises FileNotFoundError if one of the paths is not a checkpoint.
 
     ``token``: the token that allows replays. Without a token, replays are disabled. ``hosts``:
     accepted host names of the server, beside localhost and its addresses. ``any_address``: whether
     any IP address is accepted as well, for a server that listens at all addresses.
     """
-    if token is not None and not isinstance(token, str):
-        raise TypeError(f"token must be a str or None, got {type(token).__name__}")
-    if token is not None and not token.strip():
-        raise ValueError(
-            f"token must not be empty, got {token!r}: any visitor could replay dead letters; set a "
-            "secret one, or None to disable replays"
-        )
-    if isinstance(hosts, str):
-        raise TypeError(f"hosts must be a list of names, got {hosts!r}; put it in brackets")
     watched = [Watched(path) for path in checkpoints]
 
     def asked(request: Request) -> Watched:
@@ -243,9 +238,9 @@ class PageServer:
     """A server of the page for some checkpoints, in a thread of this process until it is closed.
 
     ``host``: the address to listen at; ``"0.0.0.0"`` for all addresses of this machine. ``port``:
-    the port, 0 for any free one. ``token``, ``hosts``: those of `make_app`. Raises TypeError or
-    ValueError for a wrong port or token, FileNotFoundError if there is no checkpoint at a path, and
-    OSError if the address cannot be bound.
+    the port, 0 for any free one. ``token``, ``hosts``: those of `make_app`. Raises
+    FileNotFoundError if there is no checkpoint at a path, and OSError if the address cannot be
+    bound.
     """
 
     def __init__(
@@ -258,12 +253,7 @@ class PageServer:
         hosts: Sequence[str] = (),
     ):
         name = f"[{host}]" if ":" in host else host
-        app = make_app(
-            checkpoints,
-            token=token,
-            hosts=hosts if isinstance(hosts, str) else (name, *hosts),
-            any_address=host in _ALL,
-        )
+        app = make_app(checkpoints, token=token, hosts=(name, *hosts), any_address=host in _ALL)
         # The answers are small: a second suffices for open requests when the server stops.
         config = uvicorn.Config(
             app,
@@ -279,11 +269,14 @@ class PageServer:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Bound here, because uvicorn would end the process if the port is taken.
         try:
-            with listening("the page", host, port):
-                self._socket.bind((host, port))
-        except BaseException:
+            self._socket.bind((host, port))
+        except OSError as error:
             self._socket.close()
-            raise
+            raise OSError(
+                error.errno,
+                f"the page cannot be served at {host}:{port}: {error.strerror}. "
+                f"{_WAYS_OUT.get(error.errno or 0, _OF_HOSTS)}",
+            ) from error
         self._socket.listen()  # connections before the thread runs are queued
         self._server = uvicorn.Server(config)
         #: The URL of the page.

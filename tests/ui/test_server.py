@@ -107,18 +107,7 @@ def test_it_is_asked_for_by_the_addresses_at_which_it_listens(checkpoint, host, 
             assert ask(url, "api/0/status", Host=name)[0] == 403
 
 
-def test_one_name_is_no_list_of_them(checkpoint):
-    with pytest.raises(TypeError, match="hosts must be a list of names, got 'db7'"):
-        PageServer([checkpoint], hosts="db7")
-
-
-@pytest.mark.parametrize(("token", "error"), [("", ValueError), (" ", ValueError), (7, TypeError)])
-def test_a_token_that_anybody_has_is_refused(checkpoint, token, error):
-    with pytest.raises(error, match="token must"):
-        PageServer([checkpoint], token=token)
-
-
-@pytest.mark.parametrize("set_to", [None, "", "mine"])
+@pytest.mark.parametrize("set_to", [None, "", " ", "mine"])
 def test_a_new_token_is_printed_and_ones_own_is_not(checkpoint, monkeypatch, set_to):
     monkeypatch.delenv("ACKCORE_UI_TOKEN", raising=False)
     if set_to is not None:
@@ -263,12 +252,6 @@ def test_where_it_cannot_listen_is_told_and_ends_nothing(checkpoint):
     says = r"cannot be served at 192\.0\.2\.1:0: .*'127\.0\.0\.1', or '0\.0\.0\.0' for all"
     with pytest.raises(OSError, match=says):
         served(0, host="192.0.2.1")
-    with pytest.raises(
-        ValueError, match=r"port must be in 1\.\.65535, or 0 for any free one, got 70000"
-    ):
-        served(70000)
-    with pytest.raises(TypeError, match="port must be an int, got str"):
-        served("8440")
 
 
 def test_the_command_says_where_it_is_as_json(checkpoint):
