@@ -222,6 +222,15 @@ def check_settling_far_in_time(factory: Factory) -> None:
         expect([row.status for row in settled], [EXPIRED] if expired else [], what)
 
 
+def check_settling_leaves_the_expired_alone(factory: Factory) -> None:
+    """What a turn has taken out of the buckets is no longer decided."""
+    ledger = factory(buckets=2)
+    ledger.merge(entries_of([(1, 0, 4, 1, 0, 1, None, None), (2, 0, 4, 1, 0, 0, None, None)]))
+    ledger.rotate()
+    expect([row.root_id for row in ledger.settle()], [2], "settled")
+    expect([row.root_id for row in ledger.expired()], [1], "expired")
+
+
 def check_late_rows_of_a_decided_root(factory: Factory) -> None:
     """A root that failed in an earlier cut is not decided again: its late rows are an orphan."""
     ledger = factory(clock=Clock())
@@ -261,6 +270,7 @@ CASES: list[Case] = [
     check_settling_table,
     check_settling_without_a_timeout,
     check_settling_far_in_time,
+    check_settling_leaves_the_expired_alone,
     check_late_rows_of_a_decided_root,
     check_tables_delivered_twice,
     check_merging_nothing,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
-import random
 from typing import Any
 
-import numpy as np
 from ledger_scripts import (
     MAX,
     MIN,
@@ -24,6 +22,7 @@ from ledger_scripts import (
 )
 
 from ackcore._records import ACK, ACKED, FAIL, FLAG_FAILED, Entries, Entry, LedgerFull
+from ackcore.testing.backends import _many_roots
 
 
 def check_options(factory: Factory) -> None:
@@ -252,42 +251,6 @@ def check_a_failing_clock_applies_nothing(factory: Factory) -> None:
         raise AssertionError(f"{way.__name__} did not raise what the clock raised")
 
 
-#: Ids that come in patterns; 3,000 of each.
-_PATTERNS: dict[str, list[int]] = {
-    "sequential": list(range(3_000)),
-    "downwards from -1": list(range(-3_000, 0)),
-    "strided by a power of two": [i << 20 for i in range(3_000)],
-    "strided by a thousand": [i * 1_000 for i in range(3_000)],
-    "high bits only": [i << 52 for i in range(3_000)],
-    "both ends": [MIN + i for i in range(1_500)] + [MAX - i for i in range(1_500)],
-    "positions of Kafka": [p << 48 | o << 6 for p in range(30) for o in range(100)],
-    "one bit or two": [1 << i for i in range(64)]
-    + [1 << i | 1 << j for i in range(64) for j in range(i)]
-    + [(1 << i) - 1 for i in range(64) if i > 2],
-    "random": [random.Random(i).getrandbits(64) for i in range(3_000)],
-}
-
-
-def check_id_patterns(factory: Factory) -> None:
-    """Every root is found, whatever the ids look like, in growth, at rest and in decay."""
-    for pattern, roots in _PATTERNS.items():
-        columns = int64s(roots)
-        ledger = factory(capacity=1)
-        half = len(roots) // 2
-        vals = columns * np.int64(3) | np.int64(1)
-        tasks = np.arange(len(roots), dtype=np.int32) % 7
-        for part in (slice(half), slice(half, None)):
-            outcomes = ledger.init_many(columns[part], vals[part], tasks[part])
-            expect(len(outcomes), 0, f"{pattern}: outcomes of inits")
-        expect(len(ledger), len(roots), f"{pattern}: pending")
-        expect(set(ledger.entries().root_ids.tolist()), set(columns.tolist()), pattern)
-        outcomes = ledger.ack_many(columns[::-1].copy(), vals[::-1].copy())
-        expect(outcomes.root_ids.tolist(), columns[::-1].tolist(), f"{pattern}: acked, in order")
-        expect(outcomes.tasks.tolist(), tasks[::-1].tolist(), f"{pattern}: their tasks")
-        expect(set(outcomes.kinds.tolist()), {ACKED}, f"{pattern}: kinds")
-        expect(len(ledger), 0, f"{pattern}: pending in the end")
-
-
 #: The cases of this module.
 CASES: list[Case] = [
     check_options,
@@ -302,5 +265,5 @@ CASES: list[Case] = [
     check_results_are_copies,
     check_max_entries,
     check_a_failing_clock_applies_nothing,
-    check_id_patterns,
+    _many_roots,
 ]

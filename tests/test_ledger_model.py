@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_scripts import (
-    WAYS,
-    Clock,
-    entries_of,
-    int32s,
-    int64s,
-    send_batch,
-    send_scalars,
-    snapshot,
-)
+from ledger_scripts import Clock, entries_of, int32s, int64s, send_batch, send_scalars, snapshot
 
 from ackcore import _records as records
 
@@ -202,22 +193,6 @@ def test_the_steps_make_tables_grow_move_and_shrink(native):
         machine.step("rotate", 3)
         machine.step("batch", [(1, 1, records.ACK)])
     assert machine.ledger.capacity < grown
-
-
-@given(OPTIONS, ROWS, ROWS, st.integers(0, 3), st.booleans())
-def test_a_batch_is_its_rows(Ledger, options, before, rows, turns, timed):
-    """Whole, as columns of one kind, two at a time, or one by one: the same."""
-    results = []
-    for way in WAYS:
-        ledger = Ledger(
-            capacity=1, **{**options, "max_entries": None}, clock=Clock() if timed else None
-        )
-        outcomes = way(ledger, before)
-        for _ in range(turns):
-            ledger.rotate()
-        outcomes += way(ledger, rows)
-        results.append((outcomes, *snapshot(ledger), sorted(ledger.expired())))
-    assert results[0] == results[1] == results[2] == results[3]
 
 
 @given(st.lists(entry_rows(), max_size=20), st.booleans(), st.data())
