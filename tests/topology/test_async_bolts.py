@@ -220,52 +220,6 @@ def test_no_more_are_out_than_the_window():
     assert most == 7
 
 
-@pytest.mark.parametrize("threads", [None, 3])
-def test_prepare_that_raises_fails_all_rows_and_is_not_cleaned_up(threads):
-    cleaned = []
-
-    if threads is None:
-
-        class Broken(AsyncBolt):
-            async def prepare(self, context):
-                raise OSError("no service")
-
-            async def cleanup(self):
-                cleaned.append(True)
-
-            async def execute(self, tuple, collector):
-                raise AssertionError
-    else:
-
-        class Broken(BasicBolt):
-            def prepare(self, context):
-                raise OSError("no service")
-
-            def cleanup(self):
-                cleaned.append(True)
-
-            def execute(self, tuple, collector):
-                raise AssertionError
-
-    bolt = Broken()
-    bolt.threads = threads
-    results = run(executor_for("b", bolt), [1, 2], [3])
-    assert whys(results) == dict.fromkeys(range(3), "no service")
-    assert cleaned == []
-
-
-def test_cleanup_that_raises_is_logged(caplog):
-    class Untidy(Asyncly):
-        async def cleanup(self):
-            raise OSError("still open")
-
-    async def execute(t, collector):
-        pass
-
-    assert failed(run(executor_for("b", Untidy(execute)), [1])) == {}
-    assert "b: cleanup raised OSError: still open" in caplog.text
-
-
 def test_a_limit_that_raises_fails_rows_and_not_the_task():
     class Broken(RttThreshold):
         def on_sample(self, rtt_ns, in_flight, dropped):
@@ -277,20 +231,6 @@ def test_a_limit_that_raises_fails_rows_and_not_the_task():
     results = run(executor_for("b", Asyncly(execute, max_concurrency=Broken)), range(900), [1])
     assert whys(results) == dict.fromkeys(range(901), "limit")
     assert emitted(results) == []
-
-
-@pytest.mark.parametrize("threads", [None, 2])
-def test_an_interrupt_passes_through(threads):
-    async def interrupted(t, collector):
-        raise KeyboardInterrupt
-
-    def interrupted_in_a_thread(t, collector):
-        raise KeyboardInterrupt
-
-    bolt = Asyncly(interrupted) if threads is None else Basically(interrupted_in_a_thread)
-    bolt.threads = threads
-    with pytest.raises(KeyboardInterrupt):
-        run(executor_for("b", bolt), range(10))
 
 
 def test_progress_is_told_for_each_input():

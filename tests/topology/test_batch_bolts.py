@@ -382,26 +382,6 @@ def test_nothing_but_an_interrupt_passes(error):
     bisected(9, {4, 5}, error)
 
 
-def raising(error):
-    def method(self, *args):
-        raise error
-
-    return method
-
-
-@pytest.mark.parametrize("method", ["prepare", "process", "flush", "cleanup"])
-def test_an_interrupt_passes(method):
-    members = {"process": lambda self, *args: None, method: raising(KeyboardInterrupt())}
-    executor = executor_for("b", type("B", (BatchBolt,), members)())
-
-    def whole_task():
-        run(executor, [1])
-        executor.cleanup()
-
-    with pytest.raises(KeyboardInterrupt):
-        whole_task()
-
-
 def test_identity_goes_with_its_rows():
     seen = []
 
@@ -431,32 +411,6 @@ def test_identity_goes_with_its_rows():
 
 
 # --- The life of a batch bolt: prepared, flushed, cleaned up, called wrongly.
-
-
-def test_a_bolt_that_cannot_prepare_fails_every_row_and_is_asked_once():
-    calls = []
-
-    class Unready(BatchBolt):
-        def prepare(self, context):
-            calls.append((context.component, context.task, context.batch_id, context.collector))
-            raise SystemExit("no database")
-
-        process = flush = cleanup = raising(AssertionError())
-
-    executor = executor_for("b", Unready(), task=3, batch_id=9)
-    results = run(executor, [1, 2], [], [3])
-    executor.cleanup()
-    assert failed(results) == dict.fromkeys(range(3), Reason("b", "SystemExit", "no database"))
-    assert [result.open for result in results] == [0, 0, 0, 0]
-    assert calls == [("b", 3, 9, None)]
-
-
-def test_a_task_without_rows_calls_nothing():
-    methods = dict.fromkeys(["prepare", "process", "flush", "cleanup"], raising(OSError()))
-    executor = executor_for("b", type("B", (BatchBolt,), methods)())
-    results = run(executor, [])
-    executor.cleanup()
-    assert (failed(results), emitted(results)) == ({}, [])
 
 
 class Summing(BatchBolt):

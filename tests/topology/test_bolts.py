@@ -14,7 +14,6 @@ from acting import (
     emitted,
     failed,
     identity_of,
-    raising,
     run,
     whys,
 )
@@ -107,20 +106,6 @@ def test_raising_fails_the_input_and_nothing_else(error):
     assert emitted(results) == emitted(results, "side") == [(1, [0]), (3, [2])]
 
 
-@pytest.mark.parametrize("shape", [Bolt, BasicBolt])
-@pytest.mark.parametrize("method", ["prepare", "execute", "flush", "cleanup"])
-def test_an_interrupt_passes(shape, method):
-    members = {"execute": lambda self, *args: None, method: raising(KeyboardInterrupt())}
-    executor = executor_for("b", type("B", (shape,), members)())
-
-    def whole_task():
-        run(executor, [1])
-        executor.cleanup()
-
-    with pytest.raises(KeyboardInterrupt):
-        whole_task()
-
-
 class OnClass(BasicBolt):
     reject = ("ZeroDivisionError",)
     retry_on = (ArithmeticError, "TimeoutError")
@@ -137,30 +122,6 @@ def test_a_bolt_says_what_is_retried_of_what_it_raises():
     executor = executor_for("b", bolt, reject=[OverflowError])
     finals = [r.final for r in failed(run(executor, [0, 1, 2, 3])).values()]
     assert finals == [False, True, False, True]
-
-
-@pytest.mark.parametrize("shape", [Bolt, BasicBolt])
-def test_a_bolt_that_cannot_prepare_fails_every_row_and_is_asked_once(shape):
-    calls = []
-
-    class Unready(shape):
-        def prepare(self, context):
-            calls.append(context)
-            raise SystemExit("no database")
-
-        def flush(self):
-            calls.append("flush")
-
-        def cleanup(self):
-            calls.append("cleanup")
-
-    executor = executor_for("b", Unready(), task=3, batch_id=9)
-    results = run(executor, [1, 2], [], [3])
-    executor.cleanup()
-    assert failed(results) == dict.fromkeys(range(3), Reason("b", "SystemExit", "no database"))
-    assert [result.open for result in results] == [0, 0, 0, 0]
-    (context,) = calls
-    assert (context.component, context.task, context.batch_id) == ("b", 3, 9)
 
 
 def test_a_bolt_that_did_not_get_ready_has_no_collector():
@@ -207,15 +168,6 @@ def test_the_error_of_a_newcomers_mistake_has_the_way_out(does, way_out):
     bolt = Basically(None)
     bolt.do = lambda t, c: does(bolt, t)
     assert re.search(way_out, failed(run(executor_for("b", bolt), [1]))[0].message)
-
-
-def test_a_task_without_rows_calls_nothing():
-    bolt = type("B", (Bolt,), dict.fromkeys(["prepare", "flush", "cleanup"], raising(OSError())))()
-    executor = executor_for("b", bolt)
-    results = run(executor, [])
-    executor.cleanup()
-    assert failed(results) == {}
-    assert emitted(results) == []
 
 
 def test_a_collector_is_there_from_prepare_on():
@@ -266,23 +218,6 @@ def test_a_basic_bolt_that_flushes_acks_then():
     assert failed(results) == {1: Reason("b", "KeyError", "2")}
     results = run(executor_for("b", Buffering(OSError("disk full"))), [1, 2], [3])
     assert whys(results) == {0: "disk full", 1: "2", 2: "disk full"}
-
-
-def test_cleanup_that_raises_is_logged(caplog):
-    class Messy(Bolt):
-        cleanup = raising(SystemExit("gone"))
-
-        def execute(self, tuple):
-            self.collector.ack(tuple)
-
-    executor = executor_for("messy", Messy())
-    assert failed(run(executor, [1])) == {}
-    with caplog.at_level(logging.WARNING, logger="ackcore"):
-        executor.cleanup()
-        executor.cleanup()
-    assert [record.getMessage() for record in caplog.records] == [
-        "messy: cleanup raised SystemExit: gone; no record is affected"
-    ]
 
 
 def test_the_first_of_several_answers_counts(caplog):
