@@ -527,18 +527,7 @@ def _factory(backend: str | BackendFactory | None) -> BackendFactory:
 def _ledger(
     factory: BackendFactory, capacity: int, buckets: int, refresh_on_ack: bool, clock: Any
 ) -> AckerBackend:
-    try:
-        ledger = factory(capacity, buckets=buckets, refresh_on_ack=refresh_on_ack, clock=clock)
-    except TypeError as error:
-        trace = error.__traceback__
-        # If the traceback has no line of the factory, the factory refused the arguments.
-        if factory is _backend.Ledger or (trace is not None and trace.tb_next is not None):
-            raise
-        raise TypeError(
-            "backend must take the arguments of ackcore.Ledger (capacity, buckets=, "
-            f"refresh_on_ack=, clock=) and make a ledger, and {factory!r} does not: {error}; leave "
-            "it out for ackcore.Ledger"
-        ) from error
+    ledger = factory(capacity, buckets=buckets, refresh_on_ack=refresh_on_ack, clock=clock)
     missing = _backend.missing_from(ledger)
     if missing:
         raise TypeError(

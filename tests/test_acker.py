@@ -160,12 +160,7 @@ def test_wrong_arguments_are_refused_by_name(make_acker, arguments, error, words
             TypeError,
             "backend must be the name of a backend, or a callable that .*, got dict; leave",
         ),
-        *(
-            (kind, TypeError, rf"backend must take the arg.* and {kind!r} does not: .*; leave it")
-            for kind in (dict, list, int, object)
-        ),
-        (lambda: 5, TypeError, "backend must take the arguments of .* unexpected keyword argument"),
-        (lambda *_, **__: len(5), TypeError, r"^object of type 'int' has no len\(\)"),
+        (lambda: 5, TypeError, "unexpected keyword argument"),
         (lambda *_, **__: {}, TypeError, "lack .*apply.*rotate"),
     ],
 )
