@@ -19,6 +19,7 @@ from ackcore._error_hints import naming_arguments
 from ackcore._records import Int64s
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.condition_nodes import Node
+from ackcore.topology.row_conversion import Misfit, by_halves
 from ackcore.topology.sql_conditions import UnsupportedSql, compile_condition
 
 OnFail = Literal["dead_letter", "drop", "fail"]
@@ -129,27 +130,15 @@ class StreamCheck:
         not meet it. A batch that raises is bisected, so an error concerns only the tuples that
         cause it. Raises WrongResult if a function does not return a boolean for each tuple.
         """
-        found: list[Int64s] = []
-        errors: dict[int, str] = {}
-        spans = [(0, len(batch))]
-        while spans:
-            start, stop = spans.pop()
-            part = batch if stop - start == len(batch) else batch.slice(start, stop - start)
-            try:
-                rows = self._unmet(part)
-            except (KeyboardInterrupt, WrongResult):
-                raise
-            except BaseException as error:
-                # SystemExit as well: a function that exits must not end its worker.
-                if stop - start > 1:
-                    middle = (start + stop) // 2
-                    spans += [(middle, stop), (start, middle)]
-                    continue
-                rows = np.zeros(1, np.int64)
-                errors[start] = f"{type(error).__name__}: {error}"
-            if len(rows):
-                found.append(rows + start)
-        return (np.concatenate(found) if found else np.empty(0, np.int64)), errors
+        found = [np.empty(0, np.int64)]
+        misfits: list[Misfit] = []
+
+        def check(start: int, stop: int) -> None:
+            found.append(self._unmet(batch.slice(start, stop - start)) + start)
+
+        by_halves(check, 0, len(batch), misfits, passed=(KeyboardInterrupt, WrongResult))
+        errors = {row: f"{type(error).__name__}: {error}" for row, error in misfits}
+        return np.sort(np.concatenate([*found, np.array([*errors], np.int64)])), errors
 
     def _unmet(self, batch: pa.RecordBatch) -> Int64s:
         if isinstance(self.condition, Node):

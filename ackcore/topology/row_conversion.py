@@ -101,25 +101,30 @@ def rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Misfit]]:
 
 
 def by_halves(
-    convert: Callable[[int, int], None], start: int, stop: int, misfits: list[Misfit]
+    convert: Callable[[int, int], None],
+    start: int,
+    stop: int,
+    misfits: list[Misfit],
+    passed: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
 ) -> None:
     """Call ``convert(start, stop)``; if it raises, call it for each half, down to single rows.
 
-    Adds the rows that fail alone to ``misfits``.
+    Adds the rows that fail alone to ``misfits``. ``passed``: the exceptions that are raised at
+    once.
     """
     if start == stop:
         return
     try:
         convert(start, stop)
-    except KeyboardInterrupt:
+    except passed:
         raise
     except BaseException as error:  # a value's own methods are user code: SystemExit too
         if stop - start == 1:
             misfits.append(Misfit(start, error))
             return
         middle = (start + stop) // 2
-        by_halves(convert, start, middle, misfits)
-        by_halves(convert, middle, stop, misfits)
+        by_halves(convert, start, middle, misfits, passed)
+        by_halves(convert, middle, stop, misfits, passed)
 
 
 class RowSchema:
