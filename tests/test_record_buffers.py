@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore import _reference
+from ackcore._records import RawMessage
 
 
 class _Message(ctypes.Structure):
@@ -36,29 +37,9 @@ _HEADERS = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _POINTER)
 _HEADER = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, ctypes.c_size_t, _POINTER, _POINTER, _POINTER)
 
 
-class FakeMessage:
+def message_of(offset, value=b"", key=None, headers=None, timestamp=(1, 5), error=None):
     """A stand-in for confluent-kafka's message, without the client."""
-
-    def __init__(self, offset, value=b"", key=None, headers=None, timestamp=(1, 5), error=None):
-        self._answers = offset, value, key, headers, timestamp, error
-
-    def offset(self):
-        return self._answers[0]
-
-    def value(self):
-        return self._answers[1]
-
-    def key(self):
-        return self._answers[2]
-
-    def headers(self):
-        return self._answers[3]
-
-    def timestamp(self):
-        return self._answers[4]
-
-    def error(self):
-        return self._answers[5]
+    return RawMessage(offset, error, key, value, headers, timestamp)
 
 
 def rows_of(found):
@@ -96,7 +77,7 @@ def row_of(message):
 some_bytes = st.none() | st.binary(max_size=9)
 headers = st.none() | st.lists(st.tuples(st.text(max_size=2), some_bytes), max_size=2)
 messages = st.builds(
-    FakeMessage,
+    message_of,
     st.integers(0, 3),  # the gap before it
     some_bytes,
     some_bytes,
@@ -113,10 +94,9 @@ def test_records_are_gathered_up_to_what_is_none_or_does_not_fit(kafka_native, l
     most = data.draw(st.integers(9, 60))
     twins = [backend.RecordBuffers(most) for backend in (kafka_native, _reference)]
     for some in lists:
-        for message in some:
-            _, *rest = message._answers
+        for number, message in enumerate(some):
             at += message.offset() + 1
-            message.__init__(at, *rest)
+            some[number] = message._replace(offset_=at)
         for place in range(len(some) + 1):
             before = twins[0].rows
             (place_after, *others) = [twin.add(some, place, stop) for twin in twins]
@@ -145,9 +125,9 @@ def test_records_are_gathered_up_to_what_is_none_or_does_not_fit(kafka_native, l
 
 def test_columns_that_were_taken_are_not_written_to_again(kafka_backend):
     buffers = kafka_backend.RecordBuffers()
-    assert buffers.add([FakeMessage(n, b"%03d" % n) for n in range(100)]) == 100
+    assert buffers.add([message_of(n, b"%03d" % n) for n in range(100)]) == 100
     first = buffers.taken()
-    assert buffers.add([FakeMessage(n, b"xxx") for n in range(100)]) == 100
+    assert buffers.add([message_of(n, b"xxx") for n in range(100)]) == 100
     assert first.values.data.tobytes() == b"".join(b"%03d" % n for n in range(100))
     assert buffers.taken().values.data.tobytes() == b"xxx" * 100
     assert first.offsets.tolist() == [*range(100)]
@@ -156,16 +136,16 @@ def test_columns_that_were_taken_are_not_written_to_again(kafka_backend):
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        (FakeMessage(8, "text"), "the value of message 1 must be bytes or None, got str"),
-        (FakeMessage(8, key=bytearray()), "the key of message 1 must be .*, got bytearray"),
-        (FakeMessage(None), "NoneType|integer"),
-        (FakeMessage(8, timestamp=None), "None"),
+        (message_of(8, "text"), "the value of message 1 must be bytes or None, got str"),
+        (message_of(8, key=bytearray()), "the key of message 1 must be .*, got bytearray"),
+        (message_of(None), "NoneType|integer"),
+        (message_of(8, timestamp=None), "None"),
     ],
 )
 def test_what_is_no_message_of_the_client_adds_nothing(kafka_backend, message, says):
     buffers = kafka_backend.RecordBuffers()
     with pytest.raises(TypeError, match=says):
-        buffers.add([FakeMessage(7, b"seven"), message, FakeMessage(10)])
+        buffers.add([message_of(7, b"seven"), message, message_of(10)])
     assert (buffers.rows, buffers.bytes, buffers.taken()) == (0, 0, None)
     for most, kind in [(-1, ValueError), (2**31, ValueError), ("1", TypeError)]:
         with pytest.raises(kind, match="most_bytes"):
@@ -178,12 +158,13 @@ def test_what_is_no_message_of_the_client_adds_nothing(kafka_backend, message, s
 def test_headers_that_the_client_cannot_read_are_named(kafka_backend, error):
     """The record is read all the same, or nothing behind it ever would be."""
 
-    class Unreadable(FakeMessage):
+    class Unreadable(RawMessage):
         def headers(self):
             raise error
 
     buffers = kafka_backend.RecordBuffers()
-    assert buffers.add([Unreadable(7, b"a"), Unreadable(8, b"b")]) == 2
+    two = [Unreadable(*message_of(7, b"a")), Unreadable(*message_of(8, b"b"))]
+    assert buffers.add(two) == 2
     rows = rows_of(buffers.taken())
     assert rows == [
         (None, b"a", [("ackcore.unreadable", None)], 7, 5),
