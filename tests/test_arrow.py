@@ -13,7 +13,9 @@ from ledger_scripts import Clock, entries_of, int32s, int64s
 from ackcore import ACK, FAIL, RESET, Status
 
 pa = pytest.importorskip("pyarrow")
-arrow = pytest.importorskip("ackcore._arrow")
+arrow = pytest.importorskip("ackcore._arrow.arrow_tables")
+hashing = pytest.importorskip("ackcore._arrow.hashing")
+record_batches = pytest.importorskip("ackcore._arrow.record_batches")
 shown = pytest.importorskip("ackcore._arrow.shown")
 
 
@@ -106,14 +108,14 @@ def test_integers_are_uncopied_or_fit():
     ],
 )
 def test_what_is_text(arrow_type, is_text):
-    assert arrow.is_text(arrow_type) is is_text
+    assert record_batches.is_text(arrow_type) is is_text
 
 
 # ---- rows through a shuffle
 
 
 def hashes(column):
-    return arrow.hash_columns([column], len(column)).tolist()
+    return hashing.hash_columns([column], len(column)).tolist()
 
 
 def decimals(*numbers):
@@ -244,14 +246,14 @@ def test_every_nan_is_the_same():
 def test_columns_are_mixed_in_their_order():
     numbers, texts = pa.array([1, 2, None]), pa.array(["a", None, "c"])
     n = len(numbers)
-    both = arrow.hash_columns([numbers, texts], n)
+    both = hashing.hash_columns([numbers, texts], n)
     assert both.dtype == np.int64
-    assert not set(both) & set(arrow.hash_columns([texts, numbers], n))
+    assert not set(both) & set(hashing.hash_columns([texts, numbers], n))
     assert not set(both) & {*hashes(numbers), *hashes(texts)}
     # A dictionary is taken for what it stands for after another column, too.
     encoded = texts.dictionary_encode()
-    assert arrow.hash_columns([numbers, encoded], n).tolist() == both.tolist()
-    assert arrow.hash_columns([], 2).tolist() == [0, 0]
+    assert hashing.hash_columns([numbers, encoded], n).tolist() == both.tolist()
+    assert hashing.hash_columns([], 2).tolist() == [0, 0]
 
 
 def test_a_struct_s_own_nulls_and_fields_count():
@@ -315,7 +317,7 @@ def test_hashes_of_columns_never_change():
 )
 def test_columns_that_have_no_hash_are_refused(columns, n, error, words):
     with pytest.raises(error, match=words):
-        arrow.hash_columns(columns, n)
+        hashing.hash_columns(columns, n)
 
 
 def batch_of_all_kinds(n):
@@ -348,17 +350,17 @@ def test_rows_are_taken_as_arrow_takes_them(n, cut):
     batch = batch.slice(5, n) if cut else batch.slice(0, n)
     order = np.random.default_rng(1).permutation(n)
     for rows in (order, order[: n // 2], order[:0], np.repeat(order, 2)):
-        taken = arrow.take_rows(batch, rows)
+        taken = record_batches.take_rows(batch, rows)
         taken.validate(full=True)
         assert taken.schema == batch.schema
         assert taken.equals(batch.take(pa.array(rows)))
     with pytest.raises(ValueError, match="order must be row numbers"):
-        arrow.take_rows(batch, np.array([n]))
+        record_batches.take_rows(batch, np.array([n]))
 
 
 def test_rows_without_columns_are_counted():
     batch = pa.RecordBatch.from_arrays([pa.array([1, 2, 3])], ["a"]).select([])
-    taken = arrow.take_rows(batch, np.array([2, 0]))
+    taken = record_batches.take_rows(batch, np.array([2, 0]))
     assert taken.equals(batch.take(pa.array([2, 0])))
 
 
@@ -366,12 +368,12 @@ SERIALIZED = """
 import hashlib, sys
 import numpy as np
 sys.path.insert(0, sys.argv[1])
-from test_arrow import arrow, batch_of_all_kinds
+from test_arrow import batch_of_all_kinds, record_batches
 for n in (7, 64, 1003):
     batch = batch_of_all_kinds(n)
     order = np.argsort(np.random.default_rng(2).integers(0, 3, n), kind="stable")
     for start in (0, 3, n // 2):
-        part = arrow.take_rows(batch, order).slice(start, n // 3)
+        part = record_batches.take_rows(batch, order).slice(start, n // 3)
         for name in batch.schema.names:
             print(n, start, name, hashlib.md5(part.select([name]).serialize()).hexdigest())
 """

@@ -107,7 +107,7 @@ for name in ("fork", "geteuid", "getuid", "kill", "killpg", "mkfifo", "register_
              "sched_getaffinity", "setsid", "sysconf", "uname"):
     if hasattr(os, name):
         delattr(os, name)
-import ackcore, ackcore._arrow, ackcore.ids, ackcore.retry, ackcore.testing, ackcore.topology
+import ackcore, ackcore.ids, ackcore.retry, ackcore.testing, ackcore.topology
 acker = ackcore.Acker()
 ledger = ackcore.Ledger()
 ledger.init(1, 5, 0)

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from ackcore._arrow import nullable_within, short_repr
+from ackcore._arrow.arrow_tables import nullable_within
+from ackcore._arrow.lossless import short_repr
 from ackcore._columns import as_count, positive
 from ackcore._error_hints import naming_arguments
 from ackcore.calls.threads import is_async

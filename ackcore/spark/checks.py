@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from ackcore._arrow import hash_columns
+from ackcore._arrow.hashing import hash_columns
 from ackcore._error_hints import nearest
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.schemas import unfit_for_parquet

@@ -23,7 +23,7 @@ from pyspark.sql.types import DataType, IntegerType, LongType
 from pyspark.sql.utils import is_remote
 
 from ackcore import _columns, ids
-from ackcore._arrow import integers, refuse_nulls
+from ackcore._arrow.arrow_tables import integers, refuse_nulls
 from ackcore.spark.base.session import refuse_no_session
 from ackcore.spark.base.versions import active_context, arrow_udf
 from ackcore.spark.base.workers import use_drivers_python

@@ -328,7 +328,7 @@ def read_outputs(outputs: Any, frame: DataFrame) -> tuple[StructType, pa.Schema]
 
 
 def _nullable_within(kind: Any) -> Any:
-    """Return a Spark type with all nested types nullable, like `ackcore._arrow.nullable_within`.
+    """Return a Spark type with all nested types nullable, as `nullable_within` does for Arrow.
 
     If a type is declared not nullable, Spark reads a null as 0.
     """

@@ -14,7 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow import hash_columns, offsets_of, short_repr
+from ackcore._arrow.hashing import hash_columns
+from ackcore._arrow.lossless import short_repr
+from ackcore._arrow.record_batches import offsets_of
 from ackcore._columns import as_count
 from ackcore._error_hints import naming_arguments
 from ackcore._records import Int64s

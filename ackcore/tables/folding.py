@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow import short_repr
+from ackcore._arrow.lossless import short_repr
 from ackcore._error_hints import counted
 from ackcore.tables.key_groups import KeyGroups, UInt64s, group_rows, plain, plain_type
 from ackcore.tables.table_shape import EXPIRES, HASH, TableShape, one_chunk

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow import hash_columns
+from ackcore._arrow.hashing import hash_columns
 from ackcore._arrow.record_batches import valid_rows
 from ackcore._records import Int64s
 
@@ -204,7 +204,7 @@ def rows_equal(
 def values_equal(left: pa.Array, right: pa.Array) -> Bools:
     """Return whether the values of two columns of the same plain type are equal, row by row.
 
-    Nulls are equal, -0.0 equals 0.0, and all NaNs are equal, as in `ackcore._arrow.hash_columns`.
+    Nulls are equal, -0.0 equals 0.0, and all NaNs are equal, as in `hash_columns`.
     """
     kind, n = left.type, len(left)
     if pa.types.is_null(kind) or n == 0:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ackcore._arrow import array_of, short_repr
+from ackcore._arrow.lossless import array_of, short_repr
 from ackcore._error_hints import counted
 from ackcore._records import Int64s
 from ackcore.tables.aggregates import Aggregate

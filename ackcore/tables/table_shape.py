@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ackcore._arrow import hash_columns, short_repr
+from ackcore._arrow.hashing import hash_columns
+from ackcore._arrow.lossless import short_repr
 from ackcore._error_hints import nearest
 from ackcore.tables.aggregates import Aggregate, max_of
 from ackcore.tables.key_groups import UInt64s, hashes_of, plain, plain_type

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ackcore._arrow import short_repr
+from ackcore._arrow.lossless import short_repr
 from ackcore._arrow.record_batches import valid_rows
 from ackcore._error_hints import as_seconds, naming_arguments
 from ackcore._records import Int64s

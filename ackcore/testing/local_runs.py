@@ -22,7 +22,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from pyspark import cloudpickle
 
-from ackcore._arrow import as_mapping
+from ackcore._arrow.lossless import as_mapping
 from ackcore._arrow.shown import shown_rows
 from ackcore._columns import as_count
 from ackcore.spark.base.letter_columns import as_letters

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from ackcore._arrow import array_of, as_mapping, cast, offsets_of
+from ackcore._arrow.lossless import array_of, as_mapping, cast
+from ackcore._arrow.record_batches import offsets_of
 from ackcore._arrow.shown import shown_values
 from ackcore._error_hints import counted, listed, near_miss
 from ackcore._records import Int64s

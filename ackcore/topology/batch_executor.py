@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from ackcore._arrow import offsets_of
+from ackcore._arrow.record_batches import offsets_of
 from ackcore.topology.batch_collector import BatchCollector, Piece
 from ackcore.topology.bolt_calls import (
     cleaned_up,

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from ackcore._arrow import offsets_of
+from ackcore._arrow.record_batches import offsets_of
 from ackcore._columns import as_count
 from ackcore._error_hints import near_miss
 from ackcore.calls.call_settings import MAX_THREADS, CallSettings

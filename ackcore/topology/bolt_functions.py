@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ackcore._arrow import as_mapping, short_repr
+from ackcore._arrow.lossless import as_mapping, short_repr
 from ackcore._error_hints import counted
 from ackcore.calls.threads import is_async
 from ackcore.topology.batch_collector import columns_in, conform

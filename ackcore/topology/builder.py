@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ackcore._arrow import short_repr
+from ackcore._arrow.lossless import short_repr
 from ackcore._error_hints import as_seconds, naming_arguments, nearest, numbered
 from ackcore.tables.aggregates import MADE_BY, Aggregate
 from ackcore.tables.table_shape import MAX_TTL_S, MIN_TTL_S

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
-from ackcore._arrow import nullable_within
+from ackcore._arrow.arrow_tables import nullable_within
 from ackcore._error_hints import Unquoted, nearest
 from ackcore.calls import RateLimit
 from ackcore.flow import DelayTarget, Limit

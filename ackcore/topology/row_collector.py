@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from ackcore._arrow import offsets_of
+from ackcore._arrow.record_batches import offsets_of
 from ackcore._error_hints import naming_arguments
 from ackcore.calls.outcomes import as_final, marked_final
 from ackcore.calls.usage import USAGE, report

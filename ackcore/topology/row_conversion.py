@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ackcore._arrow import array_of, as_mapping, short_repr
+from ackcore._arrow.lossless import array_of, as_mapping, short_repr
 from ackcore._arrow.shown import shown_values
 from ackcore._error_hints import listed, near_miss
 from ackcore.topology.tuples import Tuple
@@ -147,7 +147,7 @@ class RowSchema:
         """Return emitted values as a row; later changes of the values do not affect it.
 
         Raises TypeError or ValueError if they are neither a sequence of values that fits the
-        schema, nor an object with the names of its fields (`ackcore._arrow.as_mapping`).
+        schema, nor an object with the names of its fields (`ackcore._arrow.lossless.as_mapping`).
         """
         kind = type(values)
         if kind is tuple or kind is list:  # nearly always

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ackcore._arrow import array_of, as_mapping, one_batch, short_repr
+from ackcore._arrow.lossless import array_of, as_mapping, short_repr
+from ackcore._arrow.record_batches import one_batch
 from ackcore.tables.folding import finished
 from ackcore.tables.table_segments import TableReader
 from ackcore.tables.table_shape import HASH, TableShape

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore import _arrow as arrow
-from ackcore._arrow import bytes_before, end_within, rebatched
+from ackcore._arrow.record_batches import bytes_before, end_within, rebatched
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.spark.base.checksummed import write_table
 from ackcore.spark.stores.run_files import read_table_at

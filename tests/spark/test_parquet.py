@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from sessions import on_both_sessions
 
-from ackcore._arrow import STATUS_NAMES
+from ackcore._arrow.arrow_tables import STATUS_NAMES
 from ackcore.spark import settle, settle_parquet
 from ackcore.spark.settle import parquet_events as parquet
 from ackcore.spark.settle.parquet_events import EventFile, ListedFile, read_footers

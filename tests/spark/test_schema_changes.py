@@ -13,7 +13,7 @@ from checkpoints import records
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore._arrow import cast
+from ackcore._arrow.lossless import cast
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged, fit_columns

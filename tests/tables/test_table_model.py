@@ -15,7 +15,7 @@ import table_model as model
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ackcore._arrow import hash_columns
+from ackcore._arrow.hashing import hash_columns
 from ackcore.tables import (
     collect,
     first,

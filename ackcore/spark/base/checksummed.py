@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from ackcore._arrow import rebatched
+from ackcore._arrow.record_batches import rebatched
 from ackcore._backend import fingerprint
 from ackcore._files import sync_directory
 from ackcore.spark.base.atomic import writing

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ackcore._arrow import rebatched
+from ackcore._arrow.record_batches import rebatched
 from ackcore.spark.base.reasons import reason_column
 from ackcore.spark.base.schemas import (
     ATTEMPT,

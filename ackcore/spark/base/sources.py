@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from ackcore._arrow import nullable_within
+from ackcore._arrow.arrow_tables import nullable_within
 from ackcore.spark.base.schemas import DEDUP_KEY, ORDER
 from ackcore.spark.base.session import is_connect
 from ackcore.spark.base.versions import MAP_IN_ARROW_NODE, to_arrow_schema

@@ -21,7 +21,7 @@ from pyspark.sql import functions as sql
 from pyspark.sql.pandas import types as arrow_types
 from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructType
 
-from ackcore._arrow import nullable_within
+from ackcore._arrow.arrow_tables import nullable_within
 from ackcore._records import Int64s
 
 try:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ackcore._arrow import rebatched
+from ackcore._arrow.record_batches import rebatched
 from ackcore._error_hints import counted
 from ackcore.spark.base.checksummed import table_in, write_batches
 from ackcore.spark.base.errors import corrupt

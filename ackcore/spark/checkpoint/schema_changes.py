@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from ackcore._arrow import cast
+from ackcore._arrow.lossless import cast
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import NUMBERS, TRACKING
 

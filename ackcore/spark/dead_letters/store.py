@@ -31,7 +31,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from ackcore._arrow import rebatched
+from ackcore._arrow.record_batches import rebatched
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError, corrupt
 from ackcore.spark.base.letter_columns import as_letters, schema_of, write_letters

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from ackcore._arrow import rebatched
+from ackcore._arrow.record_batches import rebatched
 from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.versions import from_arrow_schema

@@ -19,7 +19,7 @@ from dataclasses import replace
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from ackcore._arrow import rebatched
+from ackcore._arrow.record_batches import rebatched
 from ackcore._records import Int64s
 from ackcore.calls.usage import largest_sums
 from ackcore.ids import spout_key

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ackcore._arrow import rebatched
+from ackcore._arrow.record_batches import rebatched
 from ackcore._records import Int64s
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.range_reader import RangeReader

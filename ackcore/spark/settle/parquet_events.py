@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._arguments import MAX_SHARDS
-from ackcore._arrow import is_text
+from ackcore._arrow.record_batches import is_text
 from ackcore._backend import Ledger, split_by_shard, take_shard
 from ackcore._error_hints import naming_arguments
 from ackcore._records import Int64s

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ackcore._arrow import offsets_of
+from ackcore._arrow.record_batches import offsets_of
 from ackcore._backend import sort_by_shard, split_by_shard
 from ackcore._records import Entries, Int32s, Int64s, UInt8s
 from ackcore.spark.base.reasons import REASON_SCHEMA

@@ -23,7 +23,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from ackcore import _columns
-from ackcore._arrow import (
+from ackcore._arrow.arrow_tables import (
     STATUS_NAMES,
     entries_from_batch,
     entries_to_batch,

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore import ACK
-from ackcore._arrow import one_batch
+from ackcore._arrow.record_batches import one_batch
 from ackcore._records import Int64s
 from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.tasks.cohorts import Cohorts

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ackcore._arrow import bytes_before, end_within, offsets_of
+from ackcore._arrow.record_batches import bytes_before, end_within, offsets_of
 from ackcore._files.journal import Journal, JournalAnswers
 from ackcore._records import Int64s
 from ackcore.calls.usage import UsageCounts, largest_sums

@@ -33,7 +33,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from ackcore._arrow import offsets_of
+from ackcore._arrow.record_batches import offsets_of
 from ackcore._records import Int32s, Int64s
 from ackcore.ids import root_ids
 from ackcore.spark.base.versions import from_arrow_schema

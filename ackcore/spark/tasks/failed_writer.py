@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ackcore._arrow import one_batch, rebatched, take_rows
+from ackcore._arrow.record_batches import one_batch, rebatched, take_rows
 from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import NamedByChecksum, batches_of, write_batches
 from ackcore.spark.base.letter_columns import (

@@ -24,7 +24,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow import hash_columns, take_rows
+from ackcore._arrow.hashing import hash_columns
+from ackcore._arrow.record_batches import take_rows
 from ackcore._arrow.shown import as_texts, shown_values
 from ackcore._records import Int64s
 from ackcore._reference.id_hashes import subkey

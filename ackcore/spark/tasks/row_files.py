@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ackcore._arrow import offsets_of
+from ackcore._arrow.record_batches import offsets_of
 from ackcore._backend import fingerprint
 from ackcore._error_hints import counted
 from ackcore._records import Int64s

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from ackcore._arrow import bytes_before, hash_columns, offsets_of, take_rows
+from ackcore._arrow.hashing import hash_columns
+from ackcore._arrow.record_batches import bytes_before, offsets_of, take_rows
 from ackcore._backend import split_by_shard
 from ackcore._records import Int64s
 from ackcore.ids import edge_ids

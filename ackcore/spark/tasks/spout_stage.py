@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ackcore._arrow import bytes_before, hash_columns, one_batch, rebatched
+from ackcore._arrow.hashing import hash_columns
+from ackcore._arrow.record_batches import bytes_before, one_batch, rebatched
 from ackcore._backend import fingerprint
 from ackcore._records import Int64s
 from ackcore.spark.base.arrow_batches import Batches

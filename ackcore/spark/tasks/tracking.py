@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ackcore._arrow import offsets_of, take_rows
+from ackcore._arrow.record_batches import offsets_of, take_rows
 from ackcore._records import Int32s, Int64s
 from ackcore.spark.tasks.cohorts import Cohorts
 from ackcore.topology.tuples import Identity
