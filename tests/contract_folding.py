@@ -8,7 +8,6 @@ from typing import Any
 from ledger_scripts import (
     MAX,
     MIN,
-    Case,
     Clock,
     Factory,
     Row,
@@ -259,19 +258,3 @@ def check_merging_nothing(factory: Factory) -> None:
     _fold(ledger, [])
     expect(len(ledger.apply(int64s([]), int64s([]), int32s([]))), 0, "outcomes of no rows")
     expect(snapshot(ledger), before, "the ledger")
-
-
-#: The cases of this module.
-CASES: list[Case] = [
-    check_merging_two_rows,
-    check_folding_messages,
-    check_folding_keeps_times,
-    check_apply_decides_what_was_folded,
-    check_settling_table,
-    check_settling_without_a_timeout,
-    check_settling_far_in_time,
-    check_settling_leaves_the_expired_alone,
-    check_late_rows_of_a_decided_root,
-    check_tables_delivered_twice,
-    check_merging_nothing,
-]

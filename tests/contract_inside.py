@@ -10,7 +10,6 @@ from ledger_scripts import (
     MAX,
     MIN,
     WAYS,
-    Case,
     Clock,
     Factory,
     entries_of,
@@ -22,7 +21,7 @@ from ledger_scripts import (
 )
 
 from ackcore._records import ACK, ACKED, FAIL, FLAG_FAILED, Entries, Entry, LedgerFull
-from ackcore.testing.backends import _many_roots
+from ackcore.testing.backends import _many_roots as check_many_roots  # noqa: F401
 
 
 def check_options(factory: Factory) -> None:
@@ -249,21 +248,3 @@ def check_a_failing_clock_applies_nothing(factory: Factory) -> None:
             expect(len(ledger), 0, f"{way.__name__}: pending")
             continue
         raise AssertionError(f"{way.__name__} did not raise what the clock raised")
-
-
-#: The cases of this module.
-CASES: list[Case] = [
-    check_options,
-    check_empty,
-    check_get,
-    check_looking_changes_nothing,
-    check_tables_cannot_be_written,
-    check_oldest,
-    check_entries_go_in_and_out,
-    check_pickles_and_copies,
-    check_saving_with_numpy,
-    check_results_are_copies,
-    check_max_entries,
-    check_a_failing_clock_applies_nothing,
-    _many_roots,
-]

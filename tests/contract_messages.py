@@ -30,8 +30,8 @@ from ackcore._records import (
     Status,
 )
 
-#: The cases of this module.
-CASES: list[Case] = []
+#: The scripts as cases.
+SCRIPTS: list[Case] = []
 
 
 def _script(name: str, script: str, **options: Any) -> None:
@@ -39,7 +39,7 @@ def _script(name: str, script: str, **options: Any) -> None:
         run_script(factory, script, **options)
 
     check.__name__ = name
-    CASES.append(check)
+    SCRIPTS.append(check)
 
 
 # SEMANTICS 2: the four messages ---------------------------------------------------------------
@@ -285,6 +285,3 @@ def check_records(factory: Factory) -> None:
 
 def _dtypes(table: Any) -> list[str]:
     return [str(column.dtype) for column in table.columns().values()]
-
-
-CASES += [check_lives_of_buckets, check_expired_in_slices, check_stats, check_clock, check_records]

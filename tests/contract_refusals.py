@@ -12,7 +12,7 @@ from operator import methodcaller
 from typing import Any
 
 import numpy as np
-from ledger_scripts import Case, Clock, Factory, entries_of, expect, int32s, int64s, snapshot
+from ledger_scripts import Clock, Factory, entries_of, expect, int32s, int64s, snapshot
 
 from ackcore._records import ACK, RESET
 
@@ -329,12 +329,3 @@ def check_no_times_without_a_clock(factory: Factory) -> None:
     refused(functools.partial(timed_from, untimed), ValueError, "clock", "the reverse")
     expect(len(ledger), 0, "pending")
     expect(ledger.settle(10).root_ids.tolist(), [], "a time without a time-out is fine")
-
-
-#: The cases of this module.
-CASES: list[Case] = [
-    check_refusals,
-    check_refused_options,
-    check_refused_times,
-    check_no_times_without_a_clock,
-]
