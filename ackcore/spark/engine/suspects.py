@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,9 +34,6 @@ from ackcore.spark.tasks.isolation import ALONE_ENOUGH
 from ackcore.topology.tuples import Reason
 
 _log = logging.getLogger("ackcore")
-
-#: Seconds between two searches for crashed attempts during a run.
-_LOOK_S = 0.5
 
 _LOST = re.compile(r"most recent failure: Lost task (\d+)\.\d+ in stage \S+ \(TID (\d+)\)")
 
@@ -156,41 +152,20 @@ def isolation_progress(plan: Plan) -> int:
 
 @contextmanager
 def crashes_logged(work: Place, number: int) -> Iterator[None]:
-    """Log each task attempt that crashes during the block, as it happens.
+    """Log the task attempts that crashed during the block, when it ends or raises an exception.
 
-    ``work``: the directory of the run. In a bucket, the log comes at the end, if the run failed.
+    ``work``: the directory of the run. In a bucket they are logged only if the run failed, since
+    the search takes requests.
     """
-    seen: set[TaskAttempt] = set()
-    over = threading.Event()
-
-    def look() -> None:
-        for marker in crashed(work):
-            if marker.attempt not in seen:
-                seen.add(marker.attempt)
-                _log.warning("micro-batch %d: %s", number, marker)
-
-    def watch() -> None:
-        while not over.wait(_LOOK_S):
-            look()
-
-    if is_bucket(work):
-        # Each search takes requests, and is only reliable when nothing runs any more.
-        try:
-            yield
-        except Exception:
-            look()
-            raise
-        return
-    thread = threading.Thread(target=watch, name="ackcore-crashes", daemon=True)
-    thread.start()
     try:
         yield
     except Exception:
-        over.set()
-        thread.join()
-        look()
+        _log_crashes(work, number)
         raise
-    finally:
-        over.set()
-    thread.join()
-    look()
+    if not is_bucket(work):
+        _log_crashes(work, number)
+
+
+def _log_crashes(work: Place, number: int) -> None:
+    for marker in crashed(work):
+        _log.warning("micro-batch %d: %s", number, marker)
