@@ -64,17 +64,9 @@ def test_points_are_read_from_the_text():
     }
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("palnned", "names the failpoint 'palnned'; it must be one of acted, changes-rec"),
-        ("planned:x", "'planned:x' must give the micro-batch as name:number"),
-        ("planned:", "must give the micro-batch"),
-        ("planned=boom", "has an unknown action; write =raise, =kill, =stop or none"),
-    ],
-)
-def test_a_misspelt_failpoint_is_refused(text, words):
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize("text", ["palnned", "planned:x", "planned:", "planned=boom"])
+def test_a_misspelt_failpoint_is_refused(text):
+    with pytest.raises(ValueError, match=f"must be name, .* got '{text}'; the names are acted, "):
         parse(text)
 
 

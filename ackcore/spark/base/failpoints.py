@@ -9,6 +9,7 @@ the import of this module.  Without it a failpoint costs one comparison.
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import Literal, cast
 
@@ -32,6 +33,7 @@ Name = Literal[
 ]
 NAMES = frozenset(Name.__args__)  # type: ignore[attr-defined]
 VARIABLE = "ACKCORE_FAILPOINTS"
+_POINT = re.compile(r"([a-z-]+)(?::([0-9]+))?(?:=(kill|raise|stop))?")
 
 
 class FailpointReached(RuntimeError):
@@ -42,20 +44,14 @@ def parse(text: str) -> dict[tuple[str, int | None], Action]:
     """Return the variable's text as ``{(name, batch or None): action}``."""
     points: dict[tuple[str, int | None], Action] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
-        place, _, action = item.partition("=")
-        name, colon, batch = place.partition(":")
-        if name not in NAMES:
+        found = _POINT.fullmatch(item)
+        if found is None or found[1] not in NAMES:
             raise ValueError(
-                f"{VARIABLE} names the failpoint {name!r}; it must be one of "
-                f"{', '.join(sorted(NAMES))}"
+                f"{VARIABLE} must be name, name:number, or either with =kill, =raise or =stop, got "
+                f"{item!r}; the names are {', '.join(sorted(NAMES))}"
             )
-        if colon and not (batch.isascii() and batch.isdigit()):
-            raise ValueError(f"{VARIABLE}: {item!r} must give the micro-batch as name:number")
-        if action not in ("", "raise", "kill", "stop"):
-            raise ValueError(
-                f"{VARIABLE}: {item!r} has an unknown action; write =raise, =kill, =stop or none"
-            )
-        points[name, int(batch) if colon else None] = cast(Action, action or "kill")
+        name, batch, action = found.groups()
+        points[name, None if batch is None else int(batch)] = cast(Action, action or "kill")
     return points
 
 
