@@ -133,24 +133,6 @@ def test_blobs_are_read_wherever_they_lie():
     )
 
 
-def test_what_is_no_blob_is_refused():
-    (blob,) = wire.pack_events(some_events(100), 1)["blob"].to_pylist()
-
-    def unpack(blob):
-        columns = [pa.array([0], pa.int32()), pa.array([1], pa.int8()), pa.array([blob])]
-        return list(wire.unpack(pa.RecordBatch.from_arrays(columns, schema=wire.BLOB_SCHEMA)))
-
-    assert len(unpack(blob)) == 1
-    with pytest.raises(ValueError, match="header of 16 bytes, got 15"):
-        unpack(blob[:15])
-    with pytest.raises(ValueError, match=r"version 2, kind 1, .* reads version 1"):
-        unpack(b"\x02" + blob[1:])
-    with pytest.raises(ValueError, match="version 1, kind 9"):
-        unpack(b"\x01\x09" + blob[2:])
-    with pytest.raises(ValueError, match="100 rows is cut short"):
-        unpack(blob[:1000])
-
-
 def reasons(*rows):
     columns = list(zip(*rows, strict=True)) or [[], [], []]
     return pa.table(

@@ -34,17 +34,15 @@ from ackcore._records import Entries, Int32s, Int64s, UInt8s
 from ackcore.spark.base.reasons import REASON_SCHEMA
 
 EVENTS, ENTRIES, REASONS, COHORTS = 1, 2, 3, 4
-VERSION = 1
 
 BLOB_DDL = "dest int, kind tinyint, blob binary"
 BLOB_SCHEMA = pa.schema([("dest", pa.int32()), ("kind", pa.int8()), ("blob", pa.binary())])
 
-# version, kind, bytes per task, has times, rows
-_HEADER = struct.Struct("<BBBBxxxxQ")
+# kind, bytes per task, has times, rows
+_HEADER = struct.Struct("<BBBxxxxxQ")
 _TASK_TYPES = (np.dtype(np.int8), np.dtype(np.int16), np.dtype(np.int32))
 
 _Column = npt.NDArray[Any]
-_WAY_OUT = "run the job again, and report this as a fault of ackcore if it comes again"
 
 
 class Events(NamedTuple):
@@ -117,7 +115,7 @@ def pack_reasons(reasons: pa.Table, shards: int, cohorts: Int64s | None = None) 
         # Not Arrow's buffers, because they also contain texts outside of the slice.
         texts = [text.encode() for text in rows["text"].to_pylist()]
         ends = np.cumsum([len(text) for text in texts], dtype=np.uint32)
-        head = _HEADER.pack(VERSION, REASONS, 0, True, len(rows))
+        head = _HEADER.pack(REASONS, 0, True, len(rows))
         columns = [rows["root_id"].to_numpy(), rows["ms"].to_numpy(), ends]
         body = b"".join([head, *(column.tobytes() for column in columns), *texts])
         blobs.append(body + bytes(-len(body) % 8))
@@ -163,7 +161,7 @@ def _pack(
         size = _HEADER.size + len(rows) * row_bytes
         place = int(end) - size - -size % 8
         data[end - 8 : end] = 0  # the padding; columns overwrite their part of it
-        _HEADER.pack_into(data.data, place, VERSION, kind, task_bytes, timed, len(rows))
+        _HEADER.pack_into(data.data, place, kind, task_bytes, timed, len(rows))
         place += _HEADER.size
         for column in columns:
             until = place + len(rows) * column.itemsize
@@ -179,48 +177,22 @@ def _pack(
 
 
 def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | pa.Table]:
-    """Yield the content of each blob of a batch, without a copy where alignment allows.
-
-    Raises ValueError if a blob is incomplete, or another version of ackcore has written it.
-    """
-    blobs = batch.column(batch.schema.names.index("blob"))
-    if len(blobs) == 0:
-        return
-    _, offsets, data = blobs.buffers()
-    wide = pa.types.is_large_binary(blobs.type)
-    places = np.frombuffer(offsets, np.int64 if wide else np.int32)
-    places = places[blobs.offset : blobs.offset + len(blobs) + 1]
-    memory = np.frombuffer(data, np.uint8)
-    for start, end in zip(places[:-1].tolist(), places[1:].tolist(), strict=True):
-        part = unpack_blob(memory[start:end])
+    """Yield the content of each blob of a batch, without a copy where alignment allows."""
+    for blob in batch.column("blob"):
+        part = unpack_blob(np.frombuffer(blob.as_buffer(), np.uint8))
         assert not isinstance(part, CohortEvents)
         yield part
 
 
 def unpack_blob(blob: npt.NDArray[np.uint8]) -> Events | Entries | CohortEvents | pa.Table:
-    """Return the content of one blob. Raises ValueError as `unpack` does."""
-    if len(blob) < _HEADER.size:
-        raise ValueError(
-            f"a blob of ack events must have a header of {_HEADER.size} bytes, got {len(blob)} "
-            f"bytes; {_WAY_OUT}"
-        )
-    version, kind, task_bytes, timed, rows = _HEADER.unpack_from(blob.data)
-    if version != VERSION or kind not in (EVENTS, ENTRIES, REASONS, COHORTS):
-        raise ValueError(
-            f"a blob of ack events has version {version}, kind {kind}, and this ackcore reads "
-            f"version {VERSION}; install the same ackcore on driver and workers"
-        )
+    """Return the content of one blob."""
+    kind, task_bytes, timed, rows = _HEADER.unpack_from(blob.data)
     place = _HEADER.size
 
     def column(dtype: npt.DTypeLike) -> _Column:
         nonlocal place
         size = rows * np.dtype(dtype).itemsize
         items = blob[place : place + size]
-        if len(items) < size:
-            raise ValueError(
-                f"a blob of ack events with {rows} rows is cut short: it has {len(blob)} bytes; "
-                f"{_WAY_OUT}"
-            )
         place += size
         if items.ctypes.data % np.dtype(dtype).alignment:
             items = items.copy()
