@@ -286,24 +286,12 @@ EVENT = [(1, 5, 0, 1, None)]
             "has no column val, of type int64; its columns are root_id, task",
         ),
         (arrow_table(EVENT).append_column("val", [[1]]), {}, ValueError, "has 2 columns val"),
-        (
-            arrow_table([*EVENT, (1, None, 0, 1, None)]),
-            {},
-            ValueError,
-            "val must not hold nulls, got 1 of 2 rows in row group 0",
-        ),
     ],
 )
 def test_files_that_are_refused(spark, write, table, options, error, match):
     """Named with the column, before any job."""
     directory = write("events.parquet", None, table=table, **options)
     with pytest.raises(error, match=rf"events\.parquet.*{match}"):
-        settle_parquet(spark, directory)
-
-
-def test_columns_in_names_of_directories_are_refused(spark, write):
-    directory = write("task=3/a.parquet", EVENT)
-    with pytest.raises(ValueError, match=r"column task is in a directory name \(Hive"):
         settle_parquet(spark, directory)
 
 
@@ -319,9 +307,8 @@ def test_files_that_differ_are_refused(spark, write):
 
 
 def test_what_only_the_workers_see(spark, write):
-    """A file without statistics, and messages that are none."""
-    nulls = [*EVENT * 150, (None, 5, 0, 1, None)]
-    directory = write("nulls.parquet", nulls, write_statistics=False)
+    """Nulls, and messages that are none."""
+    directory = write("nulls.parquet", [*EVENT * 150, (None, 5, 0, 1, None)])
     with pytest.raises(
         Exception, match=r"ValueError: .*nulls\.parquet: root_id must not .*of row groups \d to 1\)"
     ):

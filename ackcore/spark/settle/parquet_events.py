@@ -366,13 +366,6 @@ def _source(info: pa.fs.FileInfo, filesystem: pa.fs.FileSystem) -> ListedFile:
 def _read_footer(source: ListedFile) -> EventFile:
     """Read a file's footer. Raise ValueError or TypeError if its columns are not of events."""
     path = source.path
-    for part in path.split("/"):
-        name = part.partition("=")[0]
-        if "=" in part and name in EVENT_TYPES:
-            raise ValueError(
-                f"{path}: column {name} is in a directory name (Hive partitioning), and "
-                "settle_parquet reads only columns in files; use settle(spark.read.parquet(...))"
-            )
     try:
         with source.filesystem.open_input_file(path) as file, pq.ParquetFile(file) as parquet:
             schema, metadata = parquet.schema_arrow, parquet.metadata
@@ -384,19 +377,9 @@ def _read_footer(source: ListedFile) -> EventFile:
     group_rows, group_bytes = [], []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        size = 0
-        for name in found:
-            column = group.column(numbers[name])
-            size += column.total_compressed_size
-            statistics = column.statistics
-            nulls = statistics.null_count if statistics and statistics.has_null_count else 0
-            if nulls and name != "reason":
-                raise ValueError(
-                    f"{path}: {name} must not hold nulls, got {nulls} of {group.num_rows} rows in "
-                    f"row group {number}; drop these rows or set a value first"
-                )
         group_rows.append(group.num_rows)
-        group_bytes.append(size)
+        columns = (group.column(numbers[name]) for name in found)
+        group_bytes.append(sum(column.total_compressed_size for column in columns))
     return EventFile(source, found, group_rows, group_bytes)
 
 
