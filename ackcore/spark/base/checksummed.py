@@ -56,14 +56,9 @@ def checksum_of(data: bytes | memoryview | pa.Buffer, digits: int) -> str:
     """Return the checksum of bytes: a digest for 32 hex digits, a fingerprint for 16."""
     if digits == 32:
         return digest_of(data)
-    view, so_far = memoryview(data), 0
-    for start in range(0, len(view), _PIECE):
-        so_far = fingerprint(view[start : start + _PIECE], so_far)
-    return _hex(so_far)
-
-
-def _hex(of_pieces: int) -> str:
-    return f"{of_pieces & 0xFFFFFFFFFFFFFFFF:016x}"
+    checksum = _Fingerprint()
+    checksum.update(memoryview(data))
+    return checksum.hexdigest()
 
 
 def checksum_in(name: str | os.PathLike[str]) -> str | None:
@@ -130,7 +125,7 @@ class _Fingerprint:
         if self._rest:
             self._add(bytes(self._rest))
             self._rest.clear()
-        return _hex(self._so_far)
+        return f"{self._so_far & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
 class _Hashed:

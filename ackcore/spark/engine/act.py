@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from ackcore._arrow.hashing import hash_columns
 from ackcore._arrow.shown import shown_rows
 from ackcore._error_hints import counted
 from ackcore._records import Int32s, Int64s
@@ -32,6 +31,7 @@ from ackcore.spark.sinks.rejects import MAX_REFUSED, InvalidRejects, SinkRejects
 from ackcore.spark.sinks.sink import as_sink
 from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, read_with_roots
 from ackcore.spark.tables.fold_choice import fold_of
+from ackcore.spark.tasks.record_ids import key_hashes
 from ackcore.spark.tasks.row_files import damage_in
 from ackcore.tables.watermarks import NEVER
 from ackcore.topology.builder import Topology
@@ -347,12 +347,12 @@ def _by_values(rejects: SinkRejects, batch: SinkBatch) -> tuple[pa.Table, Int64s
             f"{', '.join(schema.names)}, got {', '.join(names) or 'none'}"
         )
     values = _as_in_stream(rejects.values, pa.schema([schema.field(name) for name in names]))
-    wanted, first = np.unique(_hashes(values.combine_chunks(), names), return_index=True)
+    wanted, first = np.unique(key_hashes(values, names)[0], return_index=True)
     found, reasons = [_NONE], [np.empty(0, np.int64)]
     missing = np.ones(len(wanted), np.bool_)
     for i, file in enumerate(batch.files) if len(wanted) else ():
         for part, there in read_with_roots(file, batch.nonacked):
-            hashes = _hashes(part, names)
+            hashes, _ = key_hashes(part, names)
             place = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
             here = wanted[place] == hashes
             missing[place[here]] = False
@@ -380,12 +380,6 @@ def _as_in_stream(values: pa.Table, schema: pa.Schema) -> pa.Table:
             ) from error
         values = values.set_column(values.column_names.index(field.name), field, cast)
     return values
-
-
-def _hashes(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> Int64s:
-    columns = [rows[name] for name in names]
-    arrays = [c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for c in columns]
-    return hash_columns(arrays, len(rows))
 
 
 def _rows(file: int, places: Int64s, batch: pa.RecordBatch) -> pa.Table:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from ackcore._error_hints import counted
 from ackcore._records import Int64s
 from ackcore.retry import Policy
-from ackcore.spark.base.reasons import ENGINE, FAILED, Reasons, failures, without_room
+from ackcore.spark.base.reasons import ENGINE, FAILED, Reasons, failures, one_array, without_room
 from ackcore.spark.base.root_ids import distinct, ids_in
 from ackcore.spark.base.schemas import FIRST_MS, REPLAYED, FailedFile, SinkFile
 from ackcore.spark.base.traces import RecordTrace
@@ -71,13 +71,10 @@ def with_rejection_reasons(failed: pa.Table, reasons: Mapping[int, Reason]) -> p
     here = np.isin(root_ids, roots)
     texts = pa.array([reasons[root].encode() for root in roots.tolist()], pa.string())
     said = texts.take(pa.array(np.searchsorted(roots, root_ids[here])))
-    column = pc.replace_with_mask(_texts(failed["reason"]), pa.array(here), said)
+    column = pc.replace_with_mask(
+        one_array(failed["reason"].cast(pa.string())), pa.array(here), said
+    )
     return failed.set_column(2, FAILED.field(2), column.dictionary_encode())
-
-
-def _texts(column: pa.ChunkedArray) -> pa.Array:
-    whole = column.cast(pa.string()).combine_chunks()
-    return whole if isinstance(whole, pa.Array) else pa.array([], pa.string())
 
 
 def propagate_failures(

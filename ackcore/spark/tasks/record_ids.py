@@ -30,6 +30,7 @@ from ackcore._arrow.shown import as_texts, shown_values
 from ackcore._records import Int64s
 from ackcore._reference.id_hashes import subkey
 from ackcore.ids import edge_ids, root_ids
+from ackcore.spark.base.reasons import one_array
 from ackcore.spark.base.schemas import ATTEMPT, CORRUPT_REASON, MESSAGE_ID
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
 from ackcore.topology.tuples import Identity, Reason
@@ -284,8 +285,7 @@ def key_hashes(
     rows: pa.Table | pa.RecordBatch, columns: Sequence[str]
 ) -> tuple[Int64s, npt.NDArray[np.bool_]]:
     """Return the hash of each record's key, and whether the key is complete, without a null."""
-    arrays = [rows[name] for name in columns]
-    arrays = [a.combine_chunks() if isinstance(a, pa.ChunkedArray) else a for a in arrays]
+    arrays = [one_array(rows[name]) for name in columns]
     ordered = np.ones(len(rows), np.bool_)
     for array in arrays:
         if array.null_count:
