@@ -222,7 +222,7 @@ def outcome(world, done):
         "judged": judged,
         "failed": failed,
         "rows": world.rows_of(done),
-        "emitted": done.emitted,
+        "emitted": done.figures["emitted"],
         "untracked": done.untracked_failures,
         "raised": done.raised,
         "records": (done.records, done.retried, done.read, done.content),

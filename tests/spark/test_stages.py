@@ -263,7 +263,7 @@ def test_what_rows_hold_is_let_go_when_a_bolt_has_had_them(simulate, decodes):
         rows = [row for batch in stage(batches()) for row in batch.to_pylist()]
     done = simulation.read(rows)
     assert done.records["spout"] == 10 * simulation.work.chunk_rows
-    assert done.emitted["count"] == {"default": 1}
+    assert done.figures["emitted"]["count"] == {"default": 1}
     assert max(alive) <= 2  # the last one, and what a generator has in hand
 
 
@@ -435,9 +435,9 @@ def test_what_components_emit_is_counted_by_stream(simulate):
     builder.sink("far", lambda frame, number: None)
     simulation = simulate(builder.build(chunk_rows=8))
     done = simulation.rest(simulation.first(list(range(60))), np.random.default_rng(1))
-    assert done.emitted.keys() == {"spout", "near", "far"}
-    assert done.emitted["spout"] == {"default": 60}
-    assert done.emitted["far"] == {"default": len(simulation.rows_of(done)["far"])}
+    assert done.figures["emitted"].keys() == {"spout", "near", "far"}
+    assert done.figures["emitted"]["spout"] == {"default": 60}
+    assert done.figures["emitted"]["far"] == {"default": len(simulation.rows_of(done)["far"])}
 
 
 def test_where_nothing_is_sent_what_bolts_raised_is_counted_too(simulate):

@@ -213,20 +213,14 @@ def _counted(failed: pa.Table, judged: FailedRows) -> Counter[str]:
 
 def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) -> RunResult:
     """Return the result of a run: the sums of the tasks' reports, and the ``failed`` records."""
-    records, retried = Counter[str](), Counter[str]()
     files: list[SinkFile] = []
     spilled: dict[str, list[RowFile]] = {
         name: [] for name, source in setup.sources.items() if source.spills
     }
     kept: dict[str, list[RowFile]] = defaultdict(list)
     raised: dict[str, Raised] = defaultdict(Raised)
-    emitted: dict[str, Counter[str]] = defaultdict(Counter)
     used: dict[str, UsageCounts] = defaultdict(UsageCounts)
     for report in reports:
-        records.update(report.get("read", {}))
-        retried.update(report.get("retried", {}))
-        for name, streams in report["emitted"].items():
-            emitted[name].update(streams)
         for name, some in report["raised"].items():
             raised[name] += Raised.from_json(some)
         for name, some in report["used"].items():
@@ -236,9 +230,15 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
             spilled[spout].append(RowFile(*file))
         for spout, *file in report["kept"]:
             kept[spout].append(RowFile(*file))
+    figures = _added(report["figures"] for report in reports)
+    spent = figures.get("spent", {}).items()
+    figures |= {
+        "spent": {bolt: largest_sums(keys) for bolt, keys in spent},
+        "tokens": {bolt: largest_sums(some.tokens) for bolt, some in used.items() if some.tokens},
+    }
     return RunResult(
-        records=records,
-        retried=retried,
+        records=Counter(_added(report.get("read", {}) for report in reports)),
+        retried=Counter(_added(report.get("retried", {}) for report in reports)),
         failed=failed,
         files=tuple(sorted(files)),
         untracked_failures=sum(report["untracked_failures"] for report in reports),
@@ -247,38 +247,23 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         content={one["partition"]: one["content"] for one in reports if "read" in one},
         read={one["partition"]: one["read"] for one in reports if "read" in one},
         raised=dict(raised),
-        breaker_trips=sum(report["breaker_trips"] for report in reports),
-        emitted={name: dict(streams) for name, streams in emitted.items()},
-        expectations=_added(report["expectations"] for report in reports),
+        figures=figures,
         unexpected=min(filter(None, (report["unexpected"] for report in reports)), default=None),
-        spent=_costs(report["spent"] for report in reports),
         used=used,
         traces=_traces([report["trace"] for report in reports if "trace" in report]),
     )
 
 
-def _added(counts: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, int]]]:
-    """Add up the tasks' counts of tuples, by component, expectation and outcome."""
-    found: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
-    for of_task in counts:
-        for component, expectations in of_task.items():
-            for name, outcomes in expectations.items():
-                found[component][name].update(outcomes)
-    return {
-        component: {name: dict(outcomes) for name, outcomes in expectations.items()}
-        for component, expectations in found.items()
-    }
-
-
-def _costs(spent: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """Add up the costs that tasks report, by bolt and key; keeps the keys with the largest."""
-    found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for of_task in spent:
-        for bolt, keys in of_task.items():
-            total = found[bolt]
-            for key, cost in keys.items():
-                total[key] += cost
-    return {bolt: largest_sums(keys) for bolt, keys in found.items()}
+def _added(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Add up mappings of numbers, or of such mappings, key by key."""
+    found: dict[str, Any] = {}
+    for some in counts:
+        for key, value in some.items():
+            if isinstance(value, Mapping):
+                found[key] = _added([found.get(key, {}), value])
+            else:
+                found[key] = found.get(key, 0) + value
+    return found
 
 
 def _traces(found: list[dict[str, Any]]) -> tuple[tuple[int, RecordTrace], ...]:

@@ -244,7 +244,7 @@ class Engine:
         decision = replace(
             outcome.decision,
             counts=_counts(outcome),
-            totals=before.after(outcome.changes, outcome.spent).to_json(),
+            totals=before.after(outcome.changes, outcome.figures.get("spent", {})).to_json(),
         )
         # Without effects outside, nothing happens between decision and mark: one write has both.
         has_tables = self.topology.tables or self.state.tables.of(plan.parent)
@@ -372,8 +372,7 @@ def _counts(outcome: BatchOutcome) -> dict[str, Any]:
         name: sum(getattr(account, name) for account in outcome.changes.values())
         for name in ("records", "acked", "retried", "replayed", "dead")
     }
-    of_run = ("failed", "uncounted", "breaker_trips", "emitted", "expectations", "spent", "tokens")
-    return found | {name: getattr(outcome, name) for name in of_run}
+    return {**found, **outcome.figures, "failed": outcome.failed, "uncounted": outcome.uncounted}
 
 
 def _without(values: Int64s, gone: Int64s) -> Int64s:

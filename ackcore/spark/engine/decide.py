@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,10 +44,8 @@ class BatchOutcome:
     ``changes`` has, by spout, the numbers to add to its account, and ``waiting``, which replaces
     the account's; ``failed`` is the number of failed executions, ``uncounted`` the number of those
     that do not count as attempts; ``first_ms`` the times at which the retried records that are
-    ACKED now were first seen; ``breaker_trips`` the number of times that a breaker opened in the
-    run; ``emitted`` the number of tuples that components emitted in it, and ``expectations`` the
-    numbers of those that met their expectations or not; ``spent`` and ``tokens`` the cost and the
-    tokens of its calls; ``traces`` the paths of the traced records.
+    ACKED now were first seen; ``figures`` those of `RunResult`; ``traces`` the paths of the traced
+    records.
     """
 
     decision: BatchDecision
@@ -54,11 +53,7 @@ class BatchOutcome:
     failed: int
     uncounted: int
     first_ms: Int64s
-    breaker_trips: int = 0
-    emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    expectations: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
-    spent: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    tokens: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    figures: Mapping[str, Any] = field(default_factory=dict)
     traces: tuple[RecordTrace, ...] = ()
 
 

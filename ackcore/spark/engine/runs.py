@@ -21,7 +21,6 @@ from pyspark.sql import SparkSession
 
 from ackcore._arrow.record_batches import rebatched
 from ackcore._records import Int64s
-from ackcore.calls.usage import largest_sums
 from ackcore.ids import spout_key
 from ackcore.retry import capped_doubling
 from ackcore.spark.base.clocks import Clock
@@ -390,13 +389,7 @@ class Runs:
         return replace(
             outcome,
             decision=decision,
-            breaker_trips=ran.breaker_trips,
-            emitted=ran.emitted,
-            expectations=ran.expectations,
-            spent=ran.spent,
-            tokens={
-                name: largest_sums(used.tokens) for name, used in ran.used.items() if used.tokens
-            },
+            figures=ran.figures,
             traces=with_outcomes(ran.traces, failed),
         )
 

@@ -263,13 +263,8 @@ class RunResult:
     #: (`spout_stage.RowSample`).
     content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     raised: Mapping[str, Raised] = field(default_factory=dict)  # by bolt, the errors that it raised
-    breaker_trips: int = 0  # the number of times that a breaker opened in the run's tasks
-    #: By component and stream, the number of emitted tuples.
-    emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    #: The counts of `Progress.expectations`.
-    expectations: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
-    #: The costs of `Progress.spent`.
-    spent: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    #: The fields ``breaker_trips, emitted, expectations, spent, tokens`` of `Progress`.
+    figures: Mapping[str, Any] = field(default_factory=dict)
     #: The usage that each bolt's calls reported.
     used: Mapping[str, UsageCounts] = field(default_factory=dict)
     #: A tuple that did not meet an expectation with ``on_fail="fail"``: the query must end.

@@ -169,11 +169,13 @@ class Task:
                 results += [(kind, to_stream(table)) for table in tables]
         alike = json.dumps(report, sort_keys=True).encode()
         # Breaker trips depend on outages, though the answers come from a journal: not in `alike`.
-        report["breaker_trips"] = self._bolts.breaker_trips
-        report["emitted"] = self._bolts.emitted
-        report["expectations"] = self._bolts.expected.counts
+        report["figures"] = {
+            "breaker_trips": self._bolts.breaker_trips,
+            "emitted": self._bolts.emitted,
+            "expectations": self._bolts.expected.counts,
+            "spent": self._bolts.spent(),
+        }
         report["unexpected"] = self._bolts.expected.fatal
-        report["spent"] = self._bolts.spent()
         report["used"] = {name: used.to_json() for name, used in self._bolts.usage.items()}
         report["kept"] = self.kept
         if self.tracer is not None:
