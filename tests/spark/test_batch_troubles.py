@@ -72,7 +72,7 @@ def test_a_call_of_a_sink_that_does_not_return_is_logged(monkeypatch):
 
     monkeypatch.setattr(insist, "_SLOW_S", 0.01)
     monkeypatch.setattr(insist._log, "warning", warning)
-    calls = insist.SinkCalls(None, 7, lambda seconds: False)
+    calls = insist.SinkCalls(None, 7, lambda seconds: False, None)
     assert calls.once("sink 'words'", lambda: told.wait(60))
     assert "micro-batch 7 waits for sink 'words', which has not returned for 0 s" in texts[0]
 

@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
 
 from ackcore._arrow.shown import shown_rows
 from ackcore._error_hints import counted
@@ -26,7 +25,7 @@ from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.table_records import TableState
-from ackcore.spark.engine.insist import Failed, Pause, SinkCalls
+from ackcore.spark.engine.insist import Failed, SinkCalls
 from ackcore.spark.sinks.rejects import MAX_REFUSED, InvalidRejects, SinkRejects, too_many_refused
 from ackcore.spark.sinks.sink import as_sink
 from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, read_with_roots
@@ -37,7 +36,6 @@ from ackcore.tables.watermarks import NEVER
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import SinkSpec
-from ackcore.topology.settings import Settings
 from ackcore.topology.tuples import Reason
 
 #: Writes the dead records of a micro-batch, given its number and the records by spout; repeatable.
@@ -45,12 +43,7 @@ DeadLetterWriter = Callable[[int, Mapping[str, pa.Table]], object]
 
 
 def write_to_sinks(
-    topology: Topology,
-    spark: SparkSession | None,
-    state: State,
-    decision: BatchDecision,
-    pause: Pause,
-    age_ms: int | None = None,
+    topology: Topology, calls: SinkCalls, state: State, decision: BatchDecision, age_ms: int | None
 ) -> None:
     """Write the accepted rows to the sinks, and record which rows they refuse.
 
@@ -72,7 +65,7 @@ def write_to_sinks(
         if not files or topology.table_read(sink) is not None:
             continue
         batch = SinkBatch(
-            spark=spark,  # type: ignore[arg-type] # None if no sink needs one
+            spark=calls.spark,  # type: ignore[arg-type] # None if no sink needs one
             sink=sink.name,
             deployment=f"{state.deployment_key:016x}",
             checkpoint=state.url,
@@ -81,7 +74,7 @@ def write_to_sinks(
             nonacked=nonacked["root_id"].to_numpy(),
             age_ms=age_ms,
         )
-        writes = _SinkWrites(sink, batch, SinkCalls(spark, number, pause), topology.settings)
+        writes = _SinkWrites(sink, batch, calls)
         said = [one for one in known if one.sink == sink.name]
         while not any(one.written for one in said):
             refusal = writes.all_but(said)
@@ -109,11 +102,7 @@ def accepted_files(
 
 
 def fold_tables(
-    topology: Topology,
-    spark: SparkSession | None,
-    state: State,
-    decision: BatchDecision,
-    pause: Pause,
+    topology: Topology, calls: SinkCalls, state: State, decision: BatchDecision
 ) -> None:
     """Fold the rows of ACKED records into the tables, and record the tables, unless it is done.
 
@@ -138,20 +127,14 @@ def fold_tables(
         # Event times may be before 1970.
         known = before.get(name) or TableState(table.shape.structure(), NEVER)
         fold = fold_of(state, topology, table, decision, known, after)
-        after[name] = SinkCalls(spark, number, pause).insist(
-            f"table {name!r}", partial(fold.folded, known, files, nonacked), topology.settings
-        )
+        after[name] = calls.insist(f"table {name!r}", partial(fold.folded, known, files, nonacked))
         failpoint("folded", number)
     state.tables.write(number, after)
     failpoint("tables-recorded", number)
 
 
 def park_dead(
-    spark: SparkSession | None,
-    decision: BatchDecision,
-    write_dead_letters: DeadLetterWriter,
-    pause: Pause,
-    settings: Settings,
+    decision: BatchDecision, write_dead_letters: DeadLetterWriter, calls: SinkCalls
 ) -> None:
     """Write a micro-batch's dead records to their store; raises as `SinkCalls.insist` does."""
     number, dead = decision.number, decision.all_dead
@@ -162,19 +145,16 @@ def park_dead(
         write_dead_letters(number, dead)
         failpoint("in-dead-letters", number)
 
-    SinkCalls(spark, number, pause).insist("the dead-letter store", park, settings)
+    calls.insist("the dead-letter store", park)
 
 
 class _SinkWrites:
     """The calls that write one micro-batch's rows to one sink, which may refuse some of them."""
 
-    def __init__(
-        self, sink: SinkSpec, batch: SinkBatch, calls: SinkCalls, settings: Settings
-    ) -> None:
+    def __init__(self, sink: SinkSpec, batch: SinkBatch, calls: SinkCalls) -> None:
         self._sink = sink
         self._batch = batch
         self._calls = calls
-        self._settings = settings
         self._what = f"sink {sink.name!r}"
         self._writer = as_sink(sink.writer)
 
@@ -191,7 +171,6 @@ class _SinkWrites:
         return self._calls.insist(
             self._what,
             lambda: self._write(batch),
-            self._settings,
             bisect if self._sink.isolate else None,
             _way_out(self._sink),
             fenced=self._writer.checks_fence,

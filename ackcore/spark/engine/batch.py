@@ -257,17 +257,19 @@ class Engine:
         self, decision: BatchDecision, age_ms: int | None, inputs: Sequence[InputFrame]
     ) -> BatchDecision:
         """Carry out a decision; return it with the records that the sinks refused."""
-        settings = self.topology.settings
+        calls = SinkCalls(self._spark, decision.number, self._pause, self.topology.settings)
         if not decision.sinks_done:
-            write_to_sinks(self.topology, self._spark, self.state, decision, self._pause, age_ms)
-            decision = self._with_refused(decision, inputs)
-        fold_tables(self.topology, self._spark, self.state, decision, self._pause)
-        write_changes(self.topology, self._spark, self.state, decision, self._pause, age_ms)
-        park_dead(self._spark, decision, self._write_dead_letters, self._pause, settings)
+            write_to_sinks(self.topology, calls, self.state, decision, age_ms)
+            decision = self._with_refused(decision, inputs, calls)
+        fold_tables(self.topology, calls, self.state, decision)
+        write_changes(self.topology, calls, self.state, decision, age_ms)
+        park_dead(decision, self._write_dead_letters, calls)
         failpoint("acted", decision.number)
         return decision
 
-    def _with_refused(self, decision: BatchDecision, inputs: Sequence[InputFrame]) -> BatchDecision:
+    def _with_refused(
+        self, decision: BatchDecision, inputs: Sequence[InputFrame], calls: SinkCalls
+    ) -> BatchDecision:
         """Make the records of rows that sinks refused dead; return the changed decision."""
         number = decision.number
         refusals, plan = self.state.refusals.of(number), self.state.plan(number)
@@ -283,10 +285,9 @@ class Engine:
             )
         spouts = self._runs.spouts
         failed = refused_roots(refusals, spouts)
-        rows = SinkCalls(self._spark, number, self._pause).insist(
+        rows = calls.insist(
             "reading the records again that sinks refused",
             lambda: self._runs.read_again(plan, decision, inputs, failed),
-            self.topology.settings,
         )
         dead = rows.dies
         changes = {

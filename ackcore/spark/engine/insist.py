@@ -64,12 +64,16 @@ class SinkCalls:
     """The calls of a sink, or of the dead-letter store, for one micro-batch.
 
     ``spark``: the session of their Spark jobs, or None. ``number``: the micro-batch's number.
+    ``settings``: the number of attempts, and the longest pause.
     """
 
-    def __init__(self, spark: SparkSession | None, number: int, pause: Pause) -> None:
-        self._spark = spark
+    def __init__(
+        self, spark: SparkSession | None, number: int, pause: Pause, settings: Settings
+    ) -> None:
+        self.spark = spark
         self._number = number
         self._pause = pause
+        self._settings = settings
         self._handled = sys.exception()
 
     def once(self, what: str, call: Callable[[], T], *, fenced: bool = False) -> T:
@@ -84,7 +88,7 @@ class SinkCalls:
             check_fence()
         raised: list[BaseException] = []
         try:
-            with cancelling(self._spark) as raised, self._told_if_slow(what):
+            with cancelling(self.spark) as raised, self._told_if_slow(what):
                 return call()
         except (CheckpointCorrupt, CheckpointForeign, CheckpointInUse, TooManyRefused):
             raise  # another call would fail, too
@@ -104,7 +108,7 @@ class SinkCalls:
             raise_if_interrupted(
                 error,
                 self._handled,
-                self._spark,
+                self.spark,
                 f"micro-batch {self._number}, in {what},",
                 "The decision is recorded: start again on the same checkpoint to continue",
             )
@@ -134,7 +138,6 @@ class SinkCalls:
         self,
         what: str,
         call: Callable[[], T],
-        settings: Settings,
         mend: Callable[[BaseException], T | None] | None = None,
         hint: str = "",
         *,
@@ -144,10 +147,10 @@ class SinkCalls:
 
         Raises SinkError if all calls failed. Raises the errors of `once` that end the query.
 
-        ``what``: the name of the called object, for messages. ``settings``: the number of attempts,
-        and the pauses. ``mend``: called with the exception of an attempt, but not of the first one
-        unless it is the only one; may return a result in place of the call's. ``hint``: advice at
-        the end of the error message. ``fenced``: see `once`; in a bucket each check is a request.
+        ``what``: the name of the called object, for messages. ``mend``: called with the exception
+        of an attempt, but not of the first one unless it is the only one; may return a result in
+        place of the call's. ``hint``: advice at the end of the error message. ``fenced``: see
+        `once`; in a bucket each check is a request.
         """
         attempt = 0
         while True:
@@ -156,7 +159,7 @@ class SinkCalls:
                 return self.once(what, call, fenced=fenced)
             except Failed as failed:
                 error = failed.error
-            last = attempt == settings.max_sink_attempts
+            last = attempt == self._settings.max_sink_attempts
             found = None if mend is None or not (last or attempt > 1) else mend(error)
             if found is not None:
                 return found
@@ -167,13 +170,13 @@ class SinkCalls:
                     f"the last time with {said}. The decision is recorded: remove the cause, and "
                     f"start again on the same checkpoint to continue{hint}"
                 ) from error
-            waits = capped_doubling(_BACKOFF_MS, attempt, whole_ms(settings.max_backoff_s))
+            waits = capped_doubling(_BACKOFF_MS, attempt, whole_ms(self._settings.max_backoff_s))
             _log.warning(
                 "%s failed with micro-batch %d, attempt %d of %d, next in %.1f s: %s",
                 what,
                 self._number,
                 attempt,
-                settings.max_sink_attempts,
+                self._settings.max_sink_attempts,
                 waits / 1000,
                 said,
             )

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.failpoints import failpoint
@@ -20,7 +19,7 @@ from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.table_records import SegmentFiles, TableState
 from ackcore.spark.engine.act import refuse_damaged
-from ackcore.spark.engine.insist import Pause, SinkCalls
+from ackcore.spark.engine.insist import SinkCalls
 from ackcore.spark.sinks.rejects import SinkRejects, TooManyRefused
 from ackcore.spark.sinks.sink import as_sink
 from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch
@@ -35,12 +34,7 @@ from ackcore.topology.table_views import CHANGES, CLOSED, change_streams, closed
 
 
 def write_changes(
-    topology: Topology,
-    spark: SparkSession | None,
-    state: State,
-    decision: BatchDecision,
-    pause: Pause,
-    age_ms: int | None = None,
+    topology: Topology, calls: SinkCalls, state: State, decision: BatchDecision, age_ms: int | None
 ) -> None:
     """Pass the rows of tables that a micro-batch changed or closed to the sinks that read them.
 
@@ -66,7 +60,7 @@ def write_changes(
         ]
         if files:
             batch = SinkBatch(
-                spark=spark,  # type: ignore[arg-type] # None if no sink needs one
+                spark=calls.spark,  # type: ignore[arg-type] # None if no sink needs one
                 sink=sink.name,
                 deployment=f"{state.deployment_key:016x}",
                 checkpoint=state.url,
@@ -75,10 +69,10 @@ def write_changes(
                 nonacked=np.empty(0, np.int64),
                 age_ms=age_ms,
             )
-            _write(topology, sink, batch, SinkCalls(spark, number, pause))
+            _write(sink, batch, calls)
 
 
-def _write(topology: Topology, sink: SinkSpec, batch: SinkBatch, calls: SinkCalls) -> None:
+def _write(sink: SinkSpec, batch: SinkBatch, calls: SinkCalls) -> None:
     writer = as_sink(sink.writer)
 
     def write() -> None:
@@ -93,7 +87,7 @@ def _write(topology: Topology, sink: SinkSpec, batch: SinkBatch, calls: SinkCall
             raise _refused(sink, batch, rejects)
         failpoint("in-sink", batch.batch_id)
 
-    calls.insist(f"sink {sink.name!r}", write, topology.settings, fenced=writer.checks_fence)
+    calls.insist(f"sink {sink.name!r}", write, fenced=writer.checks_fence)
 
 
 def _refused(sink: SinkSpec, batch: SinkBatch, rejects: SinkRejects) -> TooManyRefused:
