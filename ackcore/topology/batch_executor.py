@@ -6,7 +6,6 @@ processed by another call, down to single rows. k failing rows of n cost some 2 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -24,15 +23,7 @@ from ackcore.topology.bolt_calls import (
 )
 from ackcore.topology.components import BatchBolt, Context, output_streams
 from ackcore.topology.failure_reasons import ReasonMaker, missing_column, with_hint
-from ackcore.topology.tuples import (
-    Anchors,
-    Emission,
-    FailedInputs,
-    Identity,
-    Raised,
-    Reason,
-    Results,
-)
+from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Identity, Reason, Results
 
 
 class BatchExecutor:
@@ -65,7 +56,7 @@ class BatchExecutor:
             return Results([], [FailedInputs(handles, [self._broken])], 0)
         emitted: list[Piece] = []
         failures: dict[int, Reason] = {}
-        calls, types = 0, Counter[str]()
+        raised = 0
         # Not recursive: a recursive closure would keep the batch until Python collects cycles.
         spans = [(0, rows)]
         while spans:
@@ -90,15 +81,13 @@ class BatchExecutor:
                 emitted.extend(more)
                 failures.update(failed)
                 continue
-            calls += 1
+            raised += 1
             if stop - start == 1:
                 failures[first + start] = error
-                types[error.type] += 1
             else:
                 middle = (start + stop) // 2
                 spans += [(middle, stop), (start, middle)]
-        results = self._results(emitted, failures)
-        return results._replace(raised=Raised(calls, types.total(), types)) if calls else results
+        return self._results(emitted, failures)._replace(raised=raised)
 
     def _process(self, part: pa.RecordBatch, out: BatchCollector) -> object:
         return self.component.process(part, out)  # type: ignore[func-returns-value]

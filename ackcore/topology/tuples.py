@@ -7,9 +7,8 @@ row's *handle*. The results of a bolt contain handles; only the engine has their
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, final, overload
 
 import numpy as np
@@ -290,38 +289,6 @@ class FailedInputs(NamedTuple):
     reasons: list[Reason]  # one reason per handle, or a single one for all
 
 
-@dataclass(frozen=True)
-class Raised:
-    """The counts of exceptions that ``process`` of a `BatchBolt` raised."""
-
-    calls: int = 0  # the number of calls that raised
-    rows: int = 0  # the number of rows that raised when processed alone
-    #: The number of these rows by type of exception.
-    types: Counter[str] = field(default_factory=Counter)
-
-    def __add__(self, other: Raised) -> Raised:
-        types = self.types + other.types
-        return Raised(self.calls + other.calls, self.rows + other.rows, types)
-
-    def to_json(self) -> list[Any]:
-        """Return the counts as JSON values, with the most frequent types only.
-
-        Types are ordered by count and name, so the order of the exceptions has no effect.
-        """
-        pairs = sorted(self.types.items(), key=lambda pair: (-pair[1], pair[0]))
-        return [self.calls, self.rows, pairs[:_MOST_TYPES]]
-
-    @classmethod
-    def from_json(cls, said: list[Any]) -> Raised:
-        """Return the counts that `to_json` wrote."""
-        calls, rows, pairs = said
-        return cls(calls, rows, Counter(dict(pairs)))
-
-
-#: The maximum number of exception types that a task reports: a bolt may create new types.
-_MOST_TYPES = 8
-
-
 class Results(NamedTuple):
     """The results of one call of an executor.
 
@@ -332,7 +299,7 @@ class Results(NamedTuple):
     emissions: list[Emission]  # the emitted rows
     failures: list[FailedInputs]  # the failed inputs
     open: int  # the number of handles that are neither acked nor failed so far
-    raised: Raised | None = None  # the counts of a `BatchBolt`'s exceptions, if it raised
+    raised: int = 0  # the number of calls of a `BatchBolt`'s ``process`` that raised
     #: The number of times that a breaker of the bolt's calls opened during the call.
     breaker_trips: int = 0
     #: The usage that the bolt's calls reported, if its limit counts it.

@@ -39,7 +39,7 @@ from ackcore.testing import Source
 from ackcore.topology import BatchBolt, TopologyBuilder
 from ackcore.topology.expectations import expect
 from ackcore.topology.stage_layout import Layout
-from ackcore.topology.tuples import Raised, Reason
+from ackcore.topology.tuples import Reason
 
 
 class Simulation:
@@ -423,8 +423,7 @@ def test_what_bolts_raised_is_counted_and_does_not_depend_on_the_order(simulate,
     assert done.problems == ()
     assert done.raised.keys() == {"raising"}
     rows = sum(topology.bolts["raising"].component.fails(value) for value in values)
-    assert done.raised["raising"].types == {"ValueError": rows}
-    assert done.raised["raising"].calls > rows == done.raised["raising"].rows > 0
+    assert done.raised["raising"] > rows > 0
 
 
 def test_what_components_emit_is_counted_by_stream(simulate):
@@ -447,7 +446,7 @@ def test_where_nothing_is_sent_what_bolts_raised_is_counted_too(simulate):
     simulation = simulate(builder.build())
     assert not simulation.layout.settles
     done = simulation.rest(simulation.first([1, 2, 3], 1), np.random.default_rng(1))
-    assert done.raised["raising"] == Raised(5, 3, collections.Counter(ValueError=3))
+    assert done.raised["raising"] == 5
 
 
 LONG = "x" * 10_000

@@ -67,7 +67,7 @@ from ackcore.spark.tasks.task_results import (
 )
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
-from ackcore.topology.tuples import Raised, Reason
+from ackcore.topology.tuples import Reason
 
 #: The driver settles after an exchange with at most this number of receivers.
 _FEW_DESTS = 32
@@ -218,11 +218,8 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         name: [] for name, source in setup.sources.items() if source.spills
     }
     kept: dict[str, list[RowFile]] = defaultdict(list)
-    raised: dict[str, Raised] = defaultdict(Raised)
     used: dict[str, UsageCounts] = defaultdict(UsageCounts)
     for report in reports:
-        for name, some in report["raised"].items():
-            raised[name] += Raised.from_json(some)
         for name, some in report["used"].items():
             used[name].add(UsageCounts.from_json(some))
         files += [SinkFile(*one) for one in report["files"]]
@@ -246,7 +243,7 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         kept={name: tuple(paths) for name, paths in kept.items()},
         content={one["partition"]: one["content"] for one in reports if "read" in one},
         read={one["partition"]: one["read"] for one in reports if "read" in one},
-        raised=dict(raised),
+        raised=_added(report["raised"] for report in reports),
         figures=figures,
         unexpected=min(filter(None, (report["unexpected"] for report in reports)), default=None),
         used=used,

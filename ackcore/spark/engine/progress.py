@@ -380,19 +380,16 @@ def warn_of_failures(number: int, ran: RunResult) -> None:
                 ran.untracked_failures, "tuple failed that belongs", "tuples failed that belong"
             ),
         )
-    for name, some in sorted(ran.raised.items()):
-        if some.calls <= MANY_CALLS:
-            continue
-        _log.warning(
-            "micro-batch %d: process() of bolt %s raised in %d calls, for %s%s; a batch that "
-            "raises is bisected to the failing rows. To avoid this, catch the error, and fail "
-            "these rows with out.fail(rows, reasons)",
-            number,
-            name,
-            some.calls,
-            counted(some.rows, "row"),
-            f", mostly {some.types.most_common(1)[0][0]}" if some.rows else "",
-        )
+    for name, calls in sorted(ran.raised.items()):
+        if calls > MANY_CALLS:
+            _log.warning(
+                "micro-batch %d: process() of bolt %s raised in %d calls; a batch that raises is "
+                "bisected to the failing rows. To avoid this, catch the error, and fail these "
+                "rows with out.fail(rows, reasons)",
+                number,
+                name,
+                calls,
+            )
 
 
 class UsageWarnings:

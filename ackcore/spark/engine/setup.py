@@ -40,7 +40,6 @@ from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import Spout
 from ackcore.topology.stage_layout import Layout
 from ackcore.topology.table_views import TableSource
-from ackcore.topology.tuples import Raised
 
 
 @runtime_checkable
@@ -262,7 +261,8 @@ class RunResult:
     #: By partition of the spout stage and spout: the fingerprint of the rows that were read
     #: (`spout_stage.RowSample`).
     content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    raised: Mapping[str, Raised] = field(default_factory=dict)  # by bolt, the errors that it raised
+    #: By bolt, the number of calls of its ``process`` that raised.
+    raised: Mapping[str, int] = field(default_factory=dict)
     #: The fields ``breaker_trips, emitted, expectations, spent, tokens`` of `Progress`.
     figures: Mapping[str, Any] = field(default_factory=dict)
     #: The usage that each bolt's calls reported.

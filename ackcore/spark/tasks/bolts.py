@@ -46,7 +46,7 @@ from ackcore.topology.dedup import DUPLICATES, DedupBolt
 from ackcore.topology.executors import Executor
 from ackcore.topology.journaled_executor import Answers, context_of
 from ackcore.topology.table_views import TableView
-from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Identity, Raised, Results
+from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Identity, Results
 
 
 class OpenRows(NamedTuple):
@@ -177,8 +177,8 @@ class Bolts:
         self._tables: dict[str, TableView] = {}
         self._journals: list[JournalAnswers] = []
         self.files = SinkRowWriter(spec.directory, spec.schemas, attempt.partition, attempt.id)
-        #: The exceptions of each bolt.
-        self.raised: dict[str, Raised] = defaultdict(Raised)
+        #: The number of calls of each bolt's ``process`` that raised.
+        self.raised = Counter[str]()
         #: The number of times that a circuit breaker opened.
         self.breaker_trips = 0
         #: The usage that the calls of each bolt reported.
@@ -297,7 +297,7 @@ class Bolts:
     def _take(self, bolt: BoltInstance, results: Results) -> None:
         for failure in results.failures:
             self._fail(bolt, failure)
-        if results.raised is not None:
+        if results.raised:
             self.raised[bolt.name] += results.raised
         self.breaker_trips += results.breaker_trips
         if results.used is not None:

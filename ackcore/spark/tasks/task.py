@@ -158,7 +158,7 @@ class Task:
             "partition": self.attempt.partition,
             "level": self.attempt.level,
             "untracked_failures": self.ledger_rows.untracked_failures,
-            "raised": {name: raised.to_json() for name, raised in self._bolts.raised.items()},
+            "raised": self._bolts.raised,
         }
         results: list[tuple[int, bytes]] = []
         for name, judge in self._judges.items():
