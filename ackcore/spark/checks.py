@@ -165,7 +165,7 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
             kept = kept_schema(spout.source.schema, f"the source of spout {name!r}")
         else:
             kept = source_schema(spout)
-            _check_planned(spout)
+            spark_schema(kept, f"the source of spout {name!r}")
         if spout.kind == "kafka":
             refuse_unpicklable(f"the KafkaSpout of spout {name!r}", spout.source, "prepare()")
         schemas[name] = kept if spout.kind is None else emitted_schema(spout)
@@ -215,17 +215,6 @@ def _check_source(spout: Spout, spark: SparkSession, streaming: bool) -> None:
             f"the source of spout {spout.name!r} is a bounded DataFrame; use run_batch(), or "
             "read it with spark.readStream"
         )
-
-
-def _check_planned(spout: Spout) -> None:
-    """Raise TypeError if a planned source has a column of a type that Spark does not have."""
-    try:
-        from_arrow_schema(source_schema(spout))
-    except (PySparkException, ValueError, TypeError) as error:
-        raise TypeError(
-            f"schema of the source of spout {spout.name!r} has a type that Spark does not have "
-            f"({one_line(error)}); use another type"
-        ) from None
 
 
 def _check_group(spout: Spout, streaming: bool) -> None:
@@ -300,6 +289,23 @@ def _check_keys(what: str, keys: Sequence[str], schema: pa.Schema) -> None:
                 f"{what} must be columns that can be hashed, got {key!r} of {kind} ({error}); "
                 "use another column, or cast it"
             ) from None
+
+
+def spark_schema(schema: pa.Schema, what: str) -> StructType:
+    """Return an Arrow schema as a Spark schema.
+
+    Raises TypeError for a column of a type that Spark does not have. ``what`` is the owner of the
+    columns, for the message.
+    """
+    for field in schema:
+        try:
+            from_arrow_schema(pa.schema([field]))
+        except (PySparkException, ValueError, TypeError) as error:
+            raise TypeError(
+                f"{what} has a column {field.name!r} of {field.type}, for which Spark has no type "
+                f"({one_line(error)}); use another type"
+            ) from None
+    return from_arrow_schema(schema)
 
 
 def arrow_schema(schema: StructType, what: str) -> pa.Schema:

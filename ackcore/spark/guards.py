@@ -27,7 +27,7 @@ from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.session import refuse_frame, task_slots
 from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.base.workers import check_workers, refuse_unpicklable
-from ackcore.spark.checks import arrow_schema, is_case_sensitive, kept_schema
+from ackcore.spark.checks import arrow_schema, is_case_sensitive, kept_schema, spark_schema
 from ackcore.spark.dead_letters.topic import Place
 from ackcore.spark.engine.progress import Counts
 from ackcore.spark.query import Query, run_batch, start
@@ -317,7 +317,7 @@ def read_outputs(outputs: Any, frame: DataFrame) -> tuple[StructType, pa.Schema]
     if isinstance(outputs, StructType):
         columns = outputs
     elif isinstance(outputs, pa.Schema):
-        columns = _from_arrow(outputs)
+        columns = spark_schema(outputs, "outputs")
     elif isinstance(outputs, str):
         columns = _from_ddl(outputs, frame)
     else:
@@ -344,18 +344,6 @@ def _nullable_within(kind: Any) -> Any:
     if isinstance(kind, MapType):
         return MapType(_nullable_within(kind.keyType), _nullable_within(kind.valueType))
     return kind
-
-
-def _from_arrow(outputs: pa.Schema) -> StructType:
-    for field in outputs:
-        try:
-            from_arrow_schema(pa.schema([field]))
-        except PySparkException as error:
-            raise TypeError(
-                f"outputs has a column {field.name!r} of {field.type}, for which Spark has no type "
-                f"({one_line(error)}); declare another type, and the answers are cast to it"
-            ) from None
-    return from_arrow_schema(outputs)
 
 
 def _from_ddl(outputs: str, frame: DataFrame) -> StructType:

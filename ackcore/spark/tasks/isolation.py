@@ -26,7 +26,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -193,26 +193,19 @@ class AttemptIsolation:
 
     # --------------------------------------------------------------------------- rows in flight
 
-    @contextmanager
-    def of_chunk(self, chunk: int, rows: int, roots: Int64s | None) -> Iterator[None]:
+    def of_chunk(self, chunk: int, rows: int, roots: Int64s | None) -> AbstractContextManager[None]:
         """Mark a chunk, or its roots, as in flight."""
-        with self._marked(CHUNK if roots is None else ROOTS, chunk, rows, roots):
-            yield
+        return self._marked(CHUNK if roots is None else ROOTS, chunk, rows, roots)
 
-    @contextmanager
-    def of_roots(self, roots: Int64s) -> Iterator[None]:
+    def of_roots(self, roots: Int64s) -> AbstractContextManager[None]:
         """Mark suspects as in flight; for a single one, also block the executor's other bolts."""
-        with self._marked(ALONE if len(roots) == 1 else ROOTS, 0, 0, roots):
-            yield
+        return self._marked(ALONE if len(roots) == 1 else ROOTS, 0, 0, roots)
 
-    @contextmanager
-    def of_flush(self, roots: Int64s | None) -> Iterator[None]:
+    def of_flush(self, roots: Int64s | None) -> AbstractContextManager[None]:
         """Mark the open rows of bolts as in flight, unless a marker is set already."""
         if self._inside or (roots is not None and not len(roots)):
-            yield
-            return
-        with self._marked(FLUSH if roots is None else ROOTS, 0, 0, roots):
-            yield
+            return nullcontext()
+        return self._marked(FLUSH if roots is None else ROOTS, 0, 0, roots)
 
     @contextmanager
     def _marked(self, kind: int, chunk: int, rows: int, roots: Int64s | None) -> Iterator[None]:
