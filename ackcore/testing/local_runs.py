@@ -48,8 +48,7 @@ from ackcore.spark.tasks.row_files import read_whole
 from ackcore.spark.tasks.settle_stage import SettleStage
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.spout_stage import RetryStage, SpoutStage
-from ackcore.spark.tasks.task import called_as
-from ackcore.spark.tasks.task_results import RESULT_SCHEMA
+from ackcore.spark.tasks.task import RESULT_SCHEMA, called_as
 from ackcore.tables.folding import finished
 from ackcore.testing.results import ByName, DeadLetter, Kill, TopologyRun
 from ackcore.testing.task_kills import Kills, TaskKilled

@@ -34,7 +34,7 @@ from ackcore.spark.stores.run_files import read_table_at
 from ackcore.spark.tasks import row_files
 from ackcore.spark.tasks.failed_rows import FailedRows
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
-from ackcore.spark.tasks.task_results import (
+from ackcore.spark.tasks.task import (
     PICKED,
     RESULT_SCHEMA,
     from_stream,

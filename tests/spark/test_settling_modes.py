@@ -29,7 +29,7 @@ from ackcore.spark.tasks.cohorts import settle_cohorts
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.record_ids import RETRIES, SpoutSpec, roots_of
 from ackcore.spark.tasks.spout_stage import SpoutStage, due_records
-from ackcore.spark.tasks.task_results import RESULT_SCHEMA
+from ackcore.spark.tasks.task import RESULT_SCHEMA
 from ackcore.testing import Source
 from ackcore.topology import BatchBolt, Bolt, TopologyBuilder
 

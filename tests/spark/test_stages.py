@@ -33,8 +33,7 @@ from ackcore.spark.tasks.record_ids import SpoutSpec
 from ackcore.spark.tasks.settle_stage import SettleStage
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.spout_stage import RowSample, SpoutStage
-from ackcore.spark.tasks.task import called_as
-from ackcore.spark.tasks.task_results import RESULT_SCHEMA
+from ackcore.spark.tasks.task import RESULT_SCHEMA, called_as
 from ackcore.testing import Source
 from ackcore.topology import BatchBolt, TopologyBuilder
 from ackcore.topology.expectations import expect

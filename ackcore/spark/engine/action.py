@@ -50,8 +50,7 @@ from ackcore.spark.tasks.row_files import RowFile
 from ackcore.spark.tasks.settle_stage import SettleStage
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.spout_stage import RetryStage, SpoutStage
-from ackcore.spark.tasks.task import called_as
-from ackcore.spark.tasks.task_results import (
+from ackcore.spark.tasks.task import (
     COUNTED,
     DISPUTED,
     NAMED,
@@ -62,6 +61,7 @@ from ackcore.spark.tasks.task_results import (
     TASK_REPORT,
     TRAILER_RECEIPTS,
     UNSETTLED,
+    called_as,
     from_stream,
     results_in,
 )

@@ -30,9 +30,8 @@ from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries, non
 from ackcore.spark.checkpoint.segments import untried_in
 from ackcore.spark.engine.check import Disagreement
 from ackcore.spark.engine.progress import Account
-from ackcore.spark.tasks.failed_rows import FailedRows, Rules
+from ackcore.spark.tasks.failed_rows import INLINE_BYTES, FailedRows, Rules
 from ackcore.spark.tasks.row_files import ROOTS, RowFile, has_several_roots, read_rows
-from ackcore.spark.tasks.task_results import INLINE_BYTES
 from ackcore.topology.settings import Settings
 from ackcore.topology.tuples import Reason
 

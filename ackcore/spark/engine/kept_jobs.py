@@ -28,7 +28,7 @@ from ackcore.spark.engine.setup import InputFrame, PlannedReader, RunSetup
 from ackcore.spark.tasks.record_ids import SpoutSpec
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.spout_stage import SpoutStage
-from ackcore.spark.tasks.task_results import RESULT_TYPE
+from ackcore.spark.tasks.task import RESULT_TYPE
 
 #: The local property, and its largest length: each task gets a copy.
 _PROPERTY, _LONGEST = "ackcore.run", 1 << 14

@@ -39,7 +39,7 @@ from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.base.session import collected
 from ackcore.spark.engine.setup import RunResult, RunSetup
 from ackcore.spark.stores.run_files import making_in
-from ackcore.spark.tasks.failed_rows import FailedRows, Rules
+from ackcore.spark.tasks.failed_rows import INLINE_BYTES, FailedRows, Rules
 from ackcore.spark.tasks.record_ids import SourceRecords, SpoutSpec, pick, positions_of
 from ackcore.spark.tasks.reread_stage import (
     DealtPieces,
@@ -50,13 +50,7 @@ from ackcore.spark.tasks.reread_stage import (
 )
 from ackcore.spark.tasks.row_files import ROOT_ID, RowFile, among, partition_in
 from ackcore.spark.tasks.spout_stage import Slice, SpoutStage, records_in
-from ackcore.spark.tasks.task_results import (
-    INLINE_BYTES,
-    RESULT_TYPE,
-    TASK_REPORT,
-    from_stream,
-    results_in,
-)
+from ackcore.spark.tasks.task import RESULT_TYPE, TASK_REPORT, from_stream, results_in
 
 #: The most bytes of files that the driver searches for records itself, without a slower job.
 _READ_HERE = 1 << 25

@@ -36,7 +36,9 @@ from ackcore.spark.base.schemas import (
 from ackcore.spark.stores.run_files import read_run_table
 from ackcore.spark.tasks.record_ids import READ_AGAIN, SourceRecords
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
-from ackcore.spark.tasks.task_results import INLINE_BYTES
+
+#: The most bytes of failures that a task returns to the driver; it writes more to files.
+INLINE_BYTES = 1 << 17
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The judgement of failed records in a task, and the files of the run that hold them.
 
-Up to `Rules.inline_bytes` of records (by default `task_results.INLINE_BYTES`) go to the driver with
+Up to `Rules.inline_bytes` of records (by default `INLINE_BYTES`) go to the driver with
 the task's report.  Beyond that the task writes files, which the decision adopts: waiting records
 sorted by due time, and dead letters.
 

@@ -21,8 +21,7 @@ from ackcore.spark.tasks.failed_writer import FailedWriter
 from ackcore.spark.tasks.record_ids import RETRIES, SourceRecords, key_hashes, pick
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
 from ackcore.spark.tasks.spout_stage import RowSample, Slice, SpoutStage, records_in
-from ackcore.spark.tasks.task import attempt_at
-from ackcore.spark.tasks.task_results import PICKED, TASK_REPORT, result_batch, to_stream
+from ackcore.spark.tasks.task import PICKED, TASK_REPORT, attempt_at, result_batch, to_stream
 
 #: A record's root, its row number among the due records (null for a new one), its attempt, and the
 #: hash of its key (null if it has none).

@@ -19,12 +19,11 @@ from ackcore.spark.stores.run_files import making_in
 from ackcore.spark.tasks.cohorts import settle_cohorts
 from ackcore.spark.tasks.exchange import Inbox
 from ackcore.spark.tasks.exchange_format import SETTLE, origin_of
+from ackcore.spark.tasks.failed_rows import INLINE_BYTES
 from ackcore.spark.tasks.spec import TaskSpec
-from ackcore.spark.tasks.task import attempt_at
-from ackcore.spark.tasks.task_results import (
+from ackcore.spark.tasks.task import (
     COUNTED,
     DISPUTED,
-    INLINE_BYTES,
     NOT_ACKED,
     NOT_ACKED_FILE,
     NOT_ACKED_SCHEMA,
@@ -32,6 +31,7 @@ from ackcore.spark.tasks.task_results import (
     TASK_REPORT,
     TRAILER_RECEIPTS,
     UNSETTLED,
+    attempt_at,
     result_batch,
     to_stream,
 )

@@ -1,4 +1,4 @@
-"""One task of a stage: combines its parts and ends its output."""
+"""One task of a stage: combines its parts and ends its output, with results for the driver."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ackcore._records import Status
 from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.reasons import first_reasons
 from ackcore.spark.base.schemas import SinkFile
+from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.tasks.bolts import Bolts
 from ackcore.spark.tasks.exchange import Outbox
 from ackcore.spark.tasks.exchange_format import origin_of
@@ -29,16 +30,34 @@ from ackcore.spark.tasks.record_ids import SourceRecords
 from ackcore.spark.tasks.row_files import RowFileWriter
 from ackcore.spark.tasks.shuffle_writer import ShuffleWriter
 from ackcore.spark.tasks.spec import TaskSpec
-from ackcore.spark.tasks.task_results import (
-    NAMED,
-    NOT_ACKED,
-    NOT_ACKED_SCHEMA,
-    PICKED,
-    TASK_REPORT,
-    result_batch,
-    to_stream,
-)
 from ackcore.spark.tasks.tracking import Chunk, Chunks
+
+# Results are rows of a kind and a blob.
+RESULT_SCHEMA = pa.schema([("kind", pa.int8()), ("blob", pa.binary())])
+RESULT_TYPE = from_arrow_schema(RESULT_SCHEMA)
+
+# The kinds of results, and the content of the blob:
+TASK_REPORT = 1  # the report of a task, in JSON
+TRAILER_RECEIPTS = 2  # receipts of trailers, as `Inbox.receipts` returns them
+NOT_ACKED = 3  # an Arrow stream of `NOT_ACKED_SCHEMA`
+COUNTED = 4  # the number of ACKED roots by spout number, in JSON
+PICKED = 5  # an Arrow stream of records that were read again or judged
+NOT_ACKED_FILE = 6  # the name of a file of `NOT_ACKED_SCHEMA` among the run's files of failures
+UNSETTLED = 7  # the number of cohorts that could not be settled
+NAMED = 8  # like `PICKED`, but other tasks may have failed the judged records too
+DISPUTED = 9  # the roots, as int64, that failed with several reasons
+
+#: Names of `Status`; records that are not ACKED have one of three.
+STATUS_NAMES = pa.dictionary(pa.int8(), pa.string())
+#: Records that are not ACKED, including those whose trees are still OPEN.
+NOT_ACKED_SCHEMA = pa.schema(
+    [
+        ("root_id", pa.int64()),
+        ("task", pa.int32()),
+        ("status", STATUS_NAMES),
+        ("reason", pa.dictionary(pa.int32(), pa.string())),
+    ]
+)
 
 #: The partition and the attempt number if a stage is called without Spark.
 _CALLED_AS: ContextVar[tuple[int, int] | None] = ContextVar("ackcore_task_attempt", default=None)
@@ -223,3 +242,37 @@ def _failed(reasons: pa.Table, number: int) -> pa.Table:
     names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int8)), [Status.FAILED.name])
     texts = reasons["text"].combine_chunks().dictionary_encode()
     return pa.table([reasons["root_id"], tasks, names, texts], schema=NOT_ACKED_SCHEMA)
+
+
+def result_batch(rows: list[tuple[int, bytes]]) -> pa.RecordBatch:
+    """Return results for the driver, pairs of (kind, blob), as a batch."""
+    kinds = pa.array([kind for kind, _ in rows], pa.int8())
+    blobs = pa.array([blob for _, blob in rows], pa.binary())
+    return pa.RecordBatch.from_arrays([kinds, blobs], schema=RESULT_SCHEMA)
+
+
+def results_in(rows: pa.Table) -> Iterator[tuple[int, pa.Buffer]]:
+    """Yield (kind, blob) from the results that the driver got.
+
+    Reading a blob from its batch copies it.  So each batch is released after it was read, and the
+    caller must not keep ``rows``.
+    """
+    batches = rows.to_batches()[::-1]
+    del rows
+    while batches:
+        batch = batches.pop()
+        for kind, blob in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
+            yield kind, blob.as_buffer()
+
+
+def to_stream(table: pa.Table | pa.RecordBatch) -> bytes:
+    """Return a table as an Arrow stream, with its schema."""
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write(table)
+    return out.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def from_stream(blob: bytes | pa.Buffer) -> pa.Table:
+    """Return the table in the bytes that `to_stream` returned."""
+    return pa.ipc.open_stream(blob).read_all()
