@@ -22,7 +22,6 @@ from ackcore.retry import Policy
 from ackcore.spark.engine.insist import RunFailed
 from ackcore.spark.settle.wire import CohortEvents
 from ackcore.spark.tasks import bolt_stage, settle_stage
-from ackcore.spark.tasks.cohorts import Cohorts, settle_cohorts
 from ackcore.spark.tasks.exchange_format import (
     LEDGER,
     TUPLES,
@@ -34,8 +33,9 @@ from ackcore.spark.tasks.exchange_format import (
     untracked,
 )
 from ackcore.spark.tasks.failed_rows import Rules
+from ackcore.spark.tasks.settle_stage import settle_cohorts
 from ackcore.spark.tasks.shuffle_writer import draw_cohort_edges
-from ackcore.spark.tasks.tracking import AnchoredRows, Chunks, Owners
+from ackcore.spark.tasks.tracking import AnchoredRows, Chunks, Cohorts, Owners
 from ackcore.testing import Source
 from ackcore.topology import TopologyBuilder
 

@@ -25,9 +25,9 @@ from ackcore.retry import Policy
 from ackcore.spark.engine.action import read_results
 from ackcore.spark.settle.wire import CohortEvents
 from ackcore.spark.tasks import bolts, exchange, settle_stage, spout_stage
-from ackcore.spark.tasks.cohorts import settle_cohorts
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.record_ids import RETRIES, SpoutSpec, roots_of
+from ackcore.spark.tasks.settle_stage import settle_cohorts
 from ackcore.spark.tasks.spout_stage import SpoutStage, due_records
 from ackcore.spark.tasks.task import RESULT_SCHEMA
 from ackcore.testing import Source

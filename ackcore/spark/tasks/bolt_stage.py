@@ -11,7 +11,6 @@ from ackcore import ACK
 from ackcore._arrow.record_batches import one_batch
 from ackcore._records import Int64s
 from ackcore.spark.base.arrow_batches import Batches
-from ackcore.spark.tasks.cohorts import Cohorts
 from ackcore.spark.tasks.exchange import Inbox
 from ackcore.spark.tasks.exchange_format import (
     RECEIPTS,
@@ -23,7 +22,7 @@ from ackcore.spark.tasks.exchange_format import (
 )
 from ackcore.spark.tasks.spec import IDENTITY_FIELDS, TaskSpec
 from ackcore.spark.tasks.task import Task, attempt_at
-from ackcore.spark.tasks.tracking import AnchoredRows, Owners
+from ackcore.spark.tasks.tracking import AnchoredRows, Cohorts, Owners
 from ackcore.topology.stage_layout import Subscription
 from ackcore.topology.tuples import Identity
 

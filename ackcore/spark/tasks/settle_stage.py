@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ackcore._records import Status
+from ackcore import FAIL
+from ackcore._records import Int32s, Int64s, Status
 from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.checksummed import batches_of, write_batches
 from ackcore.spark.base.reasons import first_reasons, look_up, with_several
 from ackcore.spark.settle import wire
 from ackcore.spark.settle.packing import fold, new_ledger
 from ackcore.spark.stores.run_files import making_in
-from ackcore.spark.tasks.cohorts import settle_cohorts
 from ackcore.spark.tasks.exchange import Inbox
 from ackcore.spark.tasks.exchange_format import SETTLE, origin_of
 from ackcore.spark.tasks.failed_rows import INLINE_BYTES
@@ -117,3 +120,40 @@ class SettleStage:
             batches = batches_of(table)
             file = write_batches(place, name, table.schema, batches, large=True, synced=False)
         return file.encode()
+
+
+class SettledCohorts(NamedTuple):
+    """The outcome of the cohorts of one shard.
+
+    ``acked`` is the number of ACKED roots by spout number.  ``roots`` are the failed ones,
+    ascending, and ``tasks`` the numbers of their spouts.  ``unsettled`` is the number of cohorts
+    whose XOR is not zero, or that were not sent exactly once: none of their roots is decided.
+    """
+
+    acked: dict[int, int]
+    roots: Int64s
+    tasks: Int32s
+    unsettled: int
+
+
+def settle_cohorts(parts: Sequence[wire.CohortEvents]) -> SettledCohorts:
+    """Settle cohorts from all of their ledger rows."""
+    if not parts:
+        return SettledCohorts({}, np.empty(0, np.int64), np.empty(0, np.int32), 0)
+    cohorts, vals, roots, tasks = (np.concatenate(column) for column in zip(*parts, strict=True))
+    ids, of = np.unique(cohorts, return_inverse=True)
+    totals = np.zeros(len(ids), np.int64)
+    np.bitwise_xor.at(totals, of, vals)
+    inits = np.flatnonzero(tasks >= 0)
+    times = np.bincount(of[inits], minlength=len(ids))
+    spouts, sizes = np.full(len(ids), -1, np.int32), np.zeros(len(ids), np.int64)
+    spouts[of[inits]], sizes[of[inits]] = tasks[inits], roots[inits]
+    whole = (totals == 0) & (times == 1)
+    named = np.flatnonzero((tasks == FAIL) & whole[of])
+    failed, firsts = np.unique(roots[named], return_index=True)
+    owners = of[named[firsts]]
+    left = sizes - np.bincount(owners, minlength=len(ids))
+    acked = Counter[int]()
+    for spout, n in zip(spouts[whole].tolist(), left[whole].tolist(), strict=True):
+        acked[spout] += n
+    return SettledCohorts(dict(acked), failed, spouts[owners], int((~whole).sum()))

@@ -1,6 +1,6 @@
 """Sends rows to the tasks of a later stage by grouping, with edges.
 
-An edge is drawn for each blob of rows and each cohort in it (`cohorts`).  If each root is settled
+An edge is drawn for each blob of rows and each cohort in it (`Cohorts`).  If each root is settled
 by itself, an edge is drawn for each pair of a row and an input of the task, or a group of inputs,
 that the row is anchored to (`tracking`).  The edges of a row that have one root are folded into one
 value.

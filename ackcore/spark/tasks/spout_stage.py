@@ -22,7 +22,6 @@ from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.reasons import BEHIND, KILLED_WORKER, null_message_id
 from ackcore.spark.base.schemas import ATTEMPT
 from ackcore.spark.stores.opening import is_bucket
-from ackcore.spark.tasks.cohorts import Cohorts
 from ackcore.spark.tasks.exchange_format import Places
 from ackcore.spark.tasks.record_ids import CLAIM, RETRIES, SourceRecords, SpoutSpec
 from ackcore.spark.tasks.row_files import (
@@ -35,7 +34,7 @@ from ackcore.spark.tasks.row_files import (
 from ackcore.spark.tasks.spec import CHUNK_BYTES, TaskSpec
 from ackcore.spark.tasks.task import Task, attempt_at
 from ackcore.spark.tasks.tracing import Tracer
-from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Owners
+from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Cohorts, Owners
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.tuples import Reason
 

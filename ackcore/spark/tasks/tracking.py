@@ -14,12 +14,14 @@ came and the edges that it sent: ``val ^ XOR(edges sent)``.  Edges sent later, f
 are still open, are acked separately.  Nothing is settled before all ledger rows arrived, so their
 order has no effect (SEMANTICS 4).
 
-That is how each root is settled by itself.  By default roots are settled by `cohorts`: then an edge
-is drawn for each blob of rows and each cohort in it, and a chunk acks once for each cohort.
+That is how each root is settled by itself.  By default roots are settled by `Cohorts`: then an edge
+is drawn for each blob of rows and each cohort in it, and a chunk acks once for each cohort.  So the
+number of ledger rows is that of chunks and destinations, plus one for each failed root.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -29,7 +31,8 @@ import pyarrow as pa
 
 from ackcore._arrow.record_batches import offsets_of, take_rows
 from ackcore._records import Int32s, Int64s
-from ackcore.spark.tasks.cohorts import Cohorts
+from ackcore.ids import edge_ids
+from ackcore.spark.tasks.exchange_format import Places
 from ackcore.topology.tuples import Identity
 
 Bools = npt.NDArray[np.bool_]
@@ -132,6 +135,50 @@ def some_rows(rows: AnchoredRows, places: Int64s) -> AnchoredRows:
     return AnchoredRows(
         take_rows(rows.batch, places), rows.owners.take(places, None), identity, rows.only_chunk
     )
+
+
+class Cohorts:
+    """The cohorts of the roots in one chunk, and their edges.
+
+    A cohort is the roots of one chunk of the spout stage, which are settled together; its id is its
+    first root.  A task that processed a chunk acks, for each cohort in it, the edges on which the
+    chunk's blobs came and the edges that it sent.  A failed root is *named*: its row carries a
+    poison edge, which the task also XORs into its ack of the cohort.  So the XOR becomes zero only
+    if each task that got rows of the cohort has acked them, and if each root that it failed is
+    named.  Then all roots of the cohort that are not named are ACKED (SEMANTICS 6).
+
+    ``ids``, ``vals`` (numpy.ndarray of int64, shape (k,)): the ids, ascending, and for each the XOR
+    of the edges on which its rows came. ``places``: for a chunk of the spout stage, the numbers
+    from which destinations compute the roots; None if the roots are sent.
+    """
+
+    __slots__ = ("_sends", "ids", "places", "totals", "vals")
+
+    def __init__(self, ids: Int64s, vals: Int64s, places: Places | None = None) -> None:
+        self.ids = ids
+        self.vals = vals
+        self.places = places
+        #: The XOR of all edges that came, that were sent, and of the poison of named roots.
+        self.totals = vals.copy()
+        self._sends = Counter[str]()
+
+    def indexes(self, ids: Int64s) -> Int64s:
+        """Return the index of each id among the cohorts."""
+        return np.searchsorted(self.ids, ids)
+
+    def draw(self, key: int, way: str, which: Int64s, dests: Int64s, all_dests: int) -> Int64s:
+        """Draw the edges of blobs: one for each pair of a cohort (``which``) and a destination.
+
+        ``key``: the key of the micro-batch. ``way``: the emitter, stream and receiver.
+        ``all_dests``: the number of destinations.
+        """
+        ordinals = self._sends[way] * all_dests + dests
+        self._sends[way] += 1
+        return edge_ids(key, self.ids[which], way, self.vals[which], ordinals)
+
+    def add(self, which: Int64s, edges: Int64s) -> None:
+        """XOR edges into the acks of the cohorts with the indexes ``which``."""
+        np.bitwise_xor.at(self.totals, which, edges)
 
 
 class Chunk:
