@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore._error_hints import counted
 from ackcore._records import Int64s
 from ackcore.dead_limit import DeadLimit, Excess, TooManyDead
 from ackcore.spark.base.reasons import DEATHS, reason_parts
@@ -27,8 +28,6 @@ _log = logging.getLogger("ackcore")
 
 #: The number of causes that a log line names, and the characters of each message.
 _NAMED, _MESSAGE_CHARS = 3, 160
-#: The least number of reasons that are merged at a time; more if more are known.
-_TOGETHER = 1 << 12
 #: The argument that allows more deaths, by the exceeded limit.
 _WAYS_OUT = {"max_dead": "a larger max_dead", "max_dead_ratio": "max_dead_ratio=None"}
 
@@ -46,7 +45,7 @@ class Cause(NamedTuple):
         message = " ".join(self.message.split())
         if len(message) > _MESSAGE_CHARS:
             message = message[: _MESSAGE_CHARS - 3] + "..."
-        more = f", and {self.messages - 1} other messages" if self.messages > 1 else ""
+        more = f", and {counted(self.messages - 1, 'other message')}" if self.messages > 1 else ""
         return f"{self.deaths} in {self.component!r} of {self.error_type} ({message}{more})"
 
 
@@ -56,7 +55,7 @@ def causes(reasons: Iterable[pa.Table]) -> list[Cause]:
     ``reasons``: tables in the columns of `DEATHS`, with a number of deaths for each reason.
     """
     kind = ["component", "error_type"]
-    summed = _summed(reasons)
+    summed = _each_once([DEATHS.empty_table(), *(_each_once([some]) for some in reasons)])
     of_kinds = summed.group_by(kind).aggregate(
         [("deaths", "sum"), ("deaths", "max"), ("deaths", "count")]
     )
@@ -78,18 +77,8 @@ def causes(reasons: Iterable[pa.Table]) -> list[Cause]:
     return sorted(found, key=lambda cause: (-cause.deaths, cause))
 
 
-def _summed(reasons: Iterable[pa.Table]) -> pa.Table:
-    """Merge tables of reasons (`DEATHS`) as they arrive into one that has each reason once."""
-    summed, more, n = DEATHS.empty_table(), list[pa.Table](), 0
-    for some in reasons:
-        more.append(some)
-        n += len(some)
-        if n > max(_TOGETHER, len(summed)):
-            summed, more, n = _each_once([summed, *more]), [], 0
-    return _each_once([summed, *more])
-
-
 def _each_once(reasons: list[pa.Table]) -> pa.Table:
+    """Merge tables of reasons (`DEATHS`) into one that has each reason once."""
     by_reason = pa.concat_tables(reasons).group_by(DEATHS.names[:-1])
     return by_reason.aggregate([("deaths", "sum")]).rename_columns(DEATHS.names)
 
@@ -109,10 +98,6 @@ def _tracked(dead: Mapping[str, pa.Table]) -> Iterator[pa.Table]:
         yield from dead_of(dead).pieces(spout, payload=False)
 
 
-def _records(n: int) -> str:
-    return f"{n} record{'s' * (n != 1)}"
-
-
 def _told(found: list[Cause]) -> str:
     told = "; ".join(map(str, found[:_NAMED]))
     rest = sum(cause.deaths for cause in found[_NAMED:])
@@ -128,7 +113,7 @@ def warn_of_micro_batch(
 ) -> None:
     """Log one line about the dead records of a micro-batch."""
     found = causes(reason_counts(dead))
-    died = _records(sum(cause.deaths for cause in found))
+    died = counted(sum(cause.deaths for cause in found), "record")
     _log.warning("micro-batch %d: %s died: %s. %s", number, died, _told(found), _look(checkpoint))
 
 
@@ -156,7 +141,7 @@ def check_run(
     limit.ended(counts.records - died, died)
     excess = limit.judge(1, since="")
     if excess is None:
-        _log.warning("%d of %s died: %s. %s", died, _records(counts.records), told, look)
+        _log.warning("%d of %s died: %s. %s", died, counted(counts.records, "record"), told, look)
         return
     raise _too_many(
         excess,
@@ -241,13 +226,13 @@ class StreamLimit:
     def _end(self, excess: Excess | None, counts: Counts) -> None:
         if excess is None:
             return
-        counted = _added(*self._causes)
-        told = self._last if self._limit.window is None else _told(list(counted))
+        found = _added(*self._causes)
+        told = self._last if self._limit.window is None else _told(list(found))
         raise _too_many(
             excess,
             f"{told}. All dead records are recorded: {_look(self._checkpoint)}. Remove the cause. "
             "Then call start() on the same checkpoint, which continues after the dead records, "
             "and ackcore.spark.replay(), which sends them through again",
             counts,
-            counted,
+            found,
         )
