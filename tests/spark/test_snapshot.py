@@ -138,12 +138,13 @@ def test_rows_are_not_taken_that_have_another_length(restless, tmp_path, caplog)
     body = {name: of for name, of in record.read().items() if name not in ("file", "format")}
     assert body["epoch"] == 3
     (one,) = body["inputs"]
-    sizes = [(tmp_path / body["directory"] / name).stat().st_size for name in one["files"]]
-    assert one["bytes"] == sizes
-    wrong = {**one, "bytes": [sizes[0], sizes[1] + 1, sizes[2]]}
+    for name, _, size in one["files"]:
+        assert (tmp_path / body["directory"] / name).stat().st_size == size
+    first, (name, rows, size), last = one["files"]
+    wrong = {**one, "files": [first, [name, rows, size + 1], last]}
     record.replace({**body, "inputs": [wrong]})
     assert load_snapshot(inputs, tmp_path) is None
-    assert f"it has {sizes[1]} bytes instead of {sizes[1] + 1}" in caplog.text
+    assert f"it has {size} bytes instead of {size + 1}" in caplog.text
     record.replace({**body, "inputs": [one]})
     assert rows_of(load_snapshot(inputs, tmp_path)) == held
 

@@ -59,7 +59,7 @@ def _recorded(record: Mapping[str, Any], directory: Place) -> list[list[RowFile 
     return [
         [
             None if name is None else RowFile(os.path.join(place, name), rows, nbytes)
-            for name, rows, nbytes in zip(one["files"], one["rows"], one["bytes"], strict=True)
+            for name, rows, nbytes in one["files"]
         ]
         for one in record["inputs"]
     ]
@@ -86,9 +86,7 @@ def snapshot_inputs(
         write = one.map_in_arrow(_Write(place), columns)
         # Sorted by partition, on which a record's place and its root id depend.
         found = sorted(write.collect())
-        names = [name for _, name, _, _ in found]
-        rows, nbytes = [n for _, _, n, _ in found], [n for _, _, _, n in found]
-        record.append({"reads": reads, "files": names, "rows": rows, "bytes": nbytes})
+        record.append({"reads": reads, "files": [file for _, *file in found]})
     # The record does not name the files of discarded attempts.
     kept.replace({"epoch": epoch, "directory": token, "inputs": record})
     held = load_snapshot(inputs, directory)
