@@ -22,7 +22,7 @@ from ackcore.dead_limit import TooManyDead
 from ackcore.retry import capped_doubling, whole_ms
 from ackcore.spark.base.errors import StateError, one_line
 from ackcore.spark.base.interrupts import RunCancelled
-from ackcore.spark.base.session import is_connect
+from ackcore.spark.base.session import is_connect, is_jvm_lost, is_stopped
 from ackcore.spark.base.versions import Py4JError, Py4JJavaError
 from ackcore.spark.deployment import Deployment
 from ackcore.spark.engine.causes import StreamLimit
@@ -352,17 +352,11 @@ def _java_classes(error: BaseException) -> Iterator[str]:
 
 def end_of(spark: Any) -> str | None:
     """Return the reason why a session ended, or None if it runs or is not known to have ended."""
-    if is_connect(spark):
-        return f"the SparkSession was stopped; {_WAY_OUT}" if spark.is_stopped else None
-    gateway = spark.sparkContext._gateway
+    gateway = None if is_connect(spark) else spark.sparkContext._gateway
     process = getattr(gateway, "proc", None)
     status = None if process is None else process.poll()
     if status is not None:
         return f"Spark's JVM ended with exit status {status}; {_WAY_OUT}"
-    try:
-        context = spark.sparkContext._jsc
-        if context is None or context.sc().isStopped():
-            return f"the SparkSession was stopped; {_WAY_OUT}"
-    except (Py4JError, OSError):
+    if is_jvm_lost(spark):
         return f"Spark's JVM cannot be reached any more; {_WAY_OUT}"
-    return None
+    return f"the SparkSession was stopped; {_WAY_OUT}" if is_stopped(spark) else None
