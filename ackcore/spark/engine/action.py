@@ -269,17 +269,10 @@ def _traces(found: list[dict[str, Any]]) -> tuple[tuple[int, RecordTrace], ...]:
     for one in found:
         for root, *step in one["steps"]:
             steps[root].append(Step(*step))
+    for some in steps.values():
+        some.sort(key=lambda step: step.started_ms)
     return tuple(
-        (
-            root,
-            RecordTrace(
-                spout,
-                message_id,
-                attempt,
-                "",
-                tuple(sorted(steps[root], key=lambda step: step.started_ms)),
-            ),
-        )
+        (root, RecordTrace(spout, message_id, attempt, "", tuple(steps[root])))
         for one in found
         for root, spout, message_id, attempt in one["records"]
     )

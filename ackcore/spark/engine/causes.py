@@ -14,7 +14,6 @@ from itertools import chain
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ackcore._error_hints import counted
 from ackcore._records import Int64s
@@ -54,26 +53,12 @@ def causes(reasons: Iterable[pa.Table]) -> list[Cause]:
 
     ``reasons``: tables in the columns of `DEATHS`, with a number of deaths for each reason.
     """
-    kind = ["component", "error_type"]
     summed = _each_once([DEATHS.empty_table(), *(_each_once([some]) for some in reasons)])
-    of_kinds = summed.group_by(kind).aggregate(
-        [("deaths", "sum"), ("deaths", "max"), ("deaths", "count")]
+    summed = summed.sort_by([("deaths", "descending"), ("error_message", "ascending")])
+    kinds = summed.group_by(["component", "error_type"], use_threads=False).aggregate(
+        [("error_message", "first"), ("deaths", "count"), ("deaths", "sum")]
     )
-    found = []
-    for one in of_kinds.to_pylist():
-        of = pc.and_(
-            pc.and_(
-                pc.equal(summed["component"], one["component"]),
-                pc.equal(summed["error_type"], one["error_type"]),
-            ),
-            pc.equal(summed["deaths"], one["deaths_max"]),
-        )
-        message = pc.min(summed["error_message"].filter(of)).as_py()
-        found.append(
-            Cause(
-                one["component"], one["error_type"], message, one["deaths_count"], one["deaths_sum"]
-            )
-        )
+    found = [Cause(*kind.values()) for kind in kinds.to_pylist()]
     return sorted(found, key=lambda cause: (-cause.deaths, cause))
 
 
@@ -83,13 +68,11 @@ def _each_once(reasons: list[pa.Table]) -> pa.Table:
     return by_reason.aggregate([("deaths", "sum")]).rename_columns(DEATHS.names)
 
 
-def reason_counts(dead: Mapping[str, pa.Table]) -> list[pa.Table]:
-    """Return tables in `DEATHS`: each reason of a micro-batch's dead records, with its count."""
-    found = []
+def reason_counts(dead: Mapping[str, pa.Table]) -> Iterator[pa.Table]:
+    """Yield the reasons of a micro-batch's dead records as tables in `DEATHS`."""
     for table in _tracked(dead):
         columns = [*reason_parts(table[REASON]), pa.repeat(1, len(table))]
-        found.append(_each_once([pa.table(columns, schema=DEATHS)]))
-    return found
+        yield pa.table(columns, schema=DEATHS)
 
 
 def _tracked(dead: Mapping[str, pa.Table]) -> Iterator[pa.Table]:
