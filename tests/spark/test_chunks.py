@@ -19,7 +19,7 @@ from ackcore.spark.base.checksummed import write_table
 from ackcore.spark.stores.run_files import read_table_at
 from ackcore.spark.tasks import spout_stage
 from ackcore.spark.tasks.record_ids import SpoutSpec
-from ackcore.spark.tasks.reread_stage import DealtPieces, Piece, read_again
+from ackcore.spark.tasks.reread_stage import DealtPieces, Piece, RereadStage
 from ackcore.spark.tasks.spout_stage import chunked, due_records, joined
 
 
@@ -158,9 +158,10 @@ def test_a_piece_with_fewer_rows_than_in_the_run_is_refused_by_its_offsets():
     reader = SimpleNamespace(read_pieces=lambda pieces: [(one, iter([rows])) for one in pieces])
     stage = SimpleNamespace(spout="lines", sources={"lines": source})
     numbers = iter([pa.record_batch({"id": [0]})])
-    (read,) = read_again(stage, numbers, DealtPieces(reader, [[piece]]))
+    again = RereadStage(stage, None, pieces=DealtPieces(reader, [[piece]]))
+    ((_, _, records),) = again.partitions(numbers)
     with pytest.raises(RuntimeError, match=r"^t-3 \[10, 12\) has 1 row, and had 2 when the run"):
-        list(read.records)
+        list(records)
 
 
 def test_a_table_of_the_checkpoint_is_written_in_few_batches(tmp_path):

@@ -64,36 +64,6 @@ class DealtPieces(NamedTuple):
     lists: Sequence[Sequence[Piece]]
 
 
-class RereadRows(NamedTuple):
-    """Records that are read again; ``whole``: whether they are all records of their partition."""
-
-    partition: int
-    whole: bool
-    records: Iterator[SourceRecords]
-
-
-def read_again(
-    stage: SpoutStage, batches: Batches, dealt: DealtPieces | None
-) -> Iterator[RereadRows]:
-    """Read a partition again.
-
-    With ``dealt``, read the pieces in those of its lists whose numbers are in the batches.
-
-    Raises `RuntimeError` if a piece has another number of rows than in the run.
-    """
-    if dealt is None:
-        partition = attempt_at(1).partition
-        yield RereadRows(partition, True, stage.records(batches, partition))
-        return
-    for number in (each for batch in batches for each in batch.column(0).to_pylist()):
-        for piece, rows in dealt.reader.read_pieces(dealt.lists[number]):
-            if piece.rows is None:
-                records = stage.records(rows, piece.partition)
-            else:
-                records = _records_of(stage, piece, rows)
-            yield RereadRows(piece.partition, piece.rows is None, records)
-
-
 def _records_of(
     stage: SpoutStage, piece: Piece, rows: Iterator[pa.RecordBatch]
 ) -> Iterator[SourceRecords]:
@@ -228,7 +198,7 @@ class RereadStage:
                 part = self.slices[number]
                 yield from records_in(self.stage.sources[part.spout], part)
             return
-        for partition, whole, records in read_again(self.stage, batches, self.pieces):
+        for partition, whole, records in self.partitions(batches):
             content = RowSample()
             for some in records:
                 name = some.source.name
@@ -237,3 +207,20 @@ class RereadStage:
                     yield some
             if whole:
                 contents.append((partition, content.fingerprints()))
+
+    def partitions(self, batches: Batches) -> Iterator[tuple[int, bool, Iterator[SourceRecords]]]:
+        """Yield the number of each partition, whether all of its records are read, and these.
+
+        Raises `RuntimeError` if a piece has another number of rows than in the run.
+        """
+        if self.pieces is None:
+            partition = attempt_at(1).partition
+            yield partition, True, self.stage.records(batches, partition)
+            return
+        for number in (each for batch in batches for each in batch.column(0).to_pylist()):
+            for piece, rows in self.pieces.reader.read_pieces(self.pieces.lists[number]):
+                if piece.rows is None:
+                    records = self.stage.records(rows, piece.partition)
+                else:
+                    records = _records_of(self.stage, piece, rows)
+                yield piece.partition, piece.rows is None, records
