@@ -10,7 +10,7 @@ from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.checkpoint.decisions import Plan
 from ackcore.spark.engine.decide import with_rejection_reasons
 from ackcore.spark.engine.suspects import (
-    failed_attempt,
+    failed_attempts,
     isolation_progress,
     rejections,
     update_suspects,
@@ -202,5 +202,5 @@ def test_the_task_that_failed_is_read_off_the_error():
         "Job aborted due to stage failure: Task 1 in stage 3.0 failed 4 times, most recent "
         "failure: Lost task 1.3 in stage 3.0 (TID 17) (host executor 1): ExecutorLostFailure"
     )
-    assert failed_attempt(RuntimeError(said)) == (1, 17)
-    assert failed_attempt(RuntimeError("no")) is None
+    assert failed_attempts(RuntimeError(said), 2) == [(1, 1, 17), (2, 1, 17)]
+    assert failed_attempts(RuntimeError("no"), 2) == []

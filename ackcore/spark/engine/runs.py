@@ -75,7 +75,7 @@ from ackcore.spark.engine.setup import InputFrame, PlannedRows, RunPlan, RunResu
 from ackcore.spark.engine.suspects import (
     count_crash,
     crashes_logged,
-    failed_attempt,
+    failed_attempts,
     isolation_progress,
     rejections,
     update_suspects,
@@ -302,15 +302,14 @@ class Runs:
         _log.warning(
             "micro-batch %d crashed, crash %d: %s", plan.number, plan.crashes + 1, one_line(error)
         )
-        failed = failed_attempt(error)
-        named = () if failed is None else failed.at_levels(self._layout.depth)
+        named = failed_attempts(error, self._layout.depth)
         markers = crashed(work, named=named)
         if not plan.careful:
             # Only a record alone in flight is certain; careful runs are needed for others.
             markers = [
                 one if one.kind == ALONE else replace(one, roots=frozenset()) for one in markers
             ]
-        plan = update_suspects(plan, markers, None if failed is None else failed.id)
+        plan = update_suspects(plan, markers, named[0].id if named else None)
         return count_crash(plan, self._topology.settings.careful_after)
 
     def _run_once(

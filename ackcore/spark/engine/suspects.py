@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
 
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import KILLED_WORKER
@@ -38,24 +37,16 @@ _log = logging.getLogger("ackcore")
 _LOST = re.compile(r"most recent failure: Lost task (\d+)\.\d+ in stage \S+ \(TID (\d+)\)")
 
 
-class FailedAttempt(NamedTuple):
-    """The task attempt that ended a Spark job: its index in its stage, and Spark's task id."""
+def failed_attempts(error: BaseException, depth: int) -> list[TaskAttempt]:
+    """Return the attempts that may have ended a Spark job, one per level: its error names no level.
 
-    place: int
-    id: int
-
-    def at_levels(self, depth: int) -> list[TaskAttempt]:
-        """Return the possible task attempts, one per level, as Spark does not report the level.
-
-        The place is the partition, unless Spark ran only some of a stage's tasks again.
-        """
-        return [TaskAttempt(level, self.place, self.id) for level in range(1, depth + 1)]
-
-
-def failed_attempt(error: BaseException) -> FailedAttempt | None:
-    """Return the task attempt that ended a Spark job; None if the job's error names none."""
+    Returns none if the error names no task. The partition is the task's index in its stage, unless
+    Spark ran only some of a stage's tasks again.
+    """
     found = _LOST.search(str(error))
-    return None if found is None else FailedAttempt(int(found[1]), int(found[2]))
+    if found is None:
+        return []
+    return [TaskAttempt(level, int(found[1]), int(found[2])) for level in range(1, depth + 1)]
 
 
 def careful_if_needed(plan: Plan, careful_after: int) -> Plan:
@@ -73,7 +64,7 @@ def update_suspects(plan: Plan, markers: Sequence[Marker], attempt: int | None) 
     """Return the plan with the suspects and the rejected roots that follow from a failed run.
 
     The ``markers`` of the attempts that crashed are in the order of tasks and attempts.
-    ``attempt`` is the ``id`` of `failed_attempt`, at which Spark gave up the run.  Spark cancelled
+    ``attempt`` is the ``id`` of `failed_attempts`, at which Spark gave up the run.  Spark cancelled
     the last attempts at other tasks with it, and may have killed their processes.
     """
     last = {marker.attempt.task: marker for marker in markers}
