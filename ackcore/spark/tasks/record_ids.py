@@ -30,6 +30,7 @@ from ackcore._arrow.shown import as_texts, shown_values
 from ackcore._records import Int64s
 from ackcore._reference.id_hashes import subkey
 from ackcore.ids import edge_ids, root_ids
+from ackcore.spark.base.arrow_batches import as_spark_types
 from ackcore.spark.base.reasons import one_array
 from ackcore.spark.base.schemas import ATTEMPT, CORRUPT_REASON, MESSAGE_ID
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
@@ -107,13 +108,9 @@ class SpoutSpec:
         """Return rows from Spark, cast to the types of the schema."""
         if batch.schema.equals(self.schema):
             return batch
-        columns = batch.columns  # by position, as Spark may have other names for them
-        if len(columns) != len(self.schema):
-            columns = [batch.column(field.name) for field in self.schema]
-        columns = [
-            column.cast(field.type) for column, field in zip(columns, self.schema, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        if batch.num_columns != len(self.schema):
+            batch = batch.select(self.schema.names)
+        return as_spark_types(batch, self.schema)  # Spark may have other names for the columns
 
     def roots(self, partition: int, first: int, n: int, attempts: Any = 0) -> Int64s:
         """Return the root ids of ``n`` records from row ``first`` of a partition on."""
