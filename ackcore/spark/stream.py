@@ -18,7 +18,6 @@ from typing import Any
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ackcore.dead_limit import TooManyDead
 from ackcore.retry import capped_doubling, whole_ms
 from ackcore.spark.base.errors import StateError, one_line
 from ackcore.spark.base.interrupts import RunCancelled
@@ -90,8 +89,6 @@ class Stream(ABC):
         self._at_work: threading.Thread | None = None
         self._changed = threading.Condition()
         self._restarts = 0
-        #: The number of calls that wait for the end and raise its error.
-        self._awaited = 0
         self.spark_query: StreamingQuery | None = None
         self.ended = threading.Event()
         self.error: Exception | None = None
@@ -193,8 +190,7 @@ class Stream(ABC):
             except Exception as error:  # otherwise all that wait for the end would wait for ever
                 self.error = self.error or error
             self.listeners.ended(self.error, self.counts)
-            # `TooManyDead` is not logged if a waiting call raises it.
-            if self.error and not (self._awaited and isinstance(self.error, TooManyDead)):
+            if self.error:
                 _log.error("the query ended: %s", self.error)
             atexit.unregister(self._stop_at_exit)
             with self._changed:
@@ -230,24 +226,22 @@ class Stream(ABC):
 
     def wait(self, timeout: float | None) -> bool:
         """Wait until the stream has ended; see `Query.await_termination`."""
-        with self._awaiting():
-            ended = self.ended.wait(timeout)
+        ended = self.ended.wait(timeout)
         if ended and self.error is not None:
             raise self.error
         return ended
 
     def process_all_available(self) -> None:
         """Wait until all present records are ACKED or DEAD; see `Query.process_all_available`."""
-        with self._awaiting():
-            reached = self._reaching_ends()
-            self._read_all_available()
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: (
-                        self.ended.is_set()
-                        or ((reached is None or reached()) and not self._is_waiting())
-                    )
+        reached = self._reaching_ends()
+        self._read_all_available()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self.ended.is_set()
+                    or ((reached is None or reached()) and not self._is_waiting())
                 )
+            )
         if self.ended.is_set() and self.error is not None:
             raise self.error
 
@@ -271,16 +265,6 @@ class Stream(ABC):
         # may be missing.
         under_way = self._at_work is not None or state.last_plan != state.last_done
         return under_way or bool(self.counts.waiting or state.pending_replays())
-
-    @contextlib.contextmanager
-    def _awaiting(self) -> Iterator[None]:
-        with self._changed:
-            self._awaited += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._awaited -= 1
 
     def stop(self, finish: bool) -> None:
         """End the stream; see `Query.stop`."""
