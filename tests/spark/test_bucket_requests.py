@@ -54,17 +54,7 @@ def stopped_at(monkeypatch):
 
         monkeypatch.setattr(ObjectStore, name, method)
 
-    for name in (
-        "get",
-        "read",
-        "read_range",
-        "put",
-        "replace",
-        "put_file",
-        "copy",
-        "list",
-        "delete",
-    ):
+    for name in ("get", "read", "put", "replace", "put_file", "copy", "list", "delete"):
         stopping(name)
 
     def stopped_at(n, then):

@@ -13,7 +13,7 @@ import pytest
 from mini_hdfs import LosesAnswers
 
 from ackcore.spark.base.errors import CheckpointReadOnly, StateError
-from ackcore.spark.stores import hdfs as module
+from ackcore.spark.stores import file_system_store
 from ackcore.spark.stores.hdfs import HdfsStore, told
 from ackcore.spark.stores.interface import StoreConflict, StoreUnavailable
 from ackcore.spark.stores.opening import open_store, store_url
@@ -121,7 +121,7 @@ def test_a_file_of_a_dead_writer_is_no_object_and_goes_after_an_hour(store, hdfs
     assert [entry.key for entry in store.list()] == ["a/b"]
     remove_abandoned(store)
     assert len(names(store)) == 2  # its writer may live
-    monkeypatch.setattr(module, "_ABANDONED_S", -60)
+    monkeypatch.setattr(file_system_store, "_ABANDONED_S", -60)
     remove_abandoned(store)
     assert names(store) == ["a/b"]
     assert store.put("a/b", b"again") == store.get("a/b").version

@@ -15,7 +15,6 @@ from s3_server import COLLIDED, DENIED, ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_
 from ackcore.spark.base import atomic
 from ackcore.spark.base.errors import CheckpointInUse, CheckpointReadOnly, StateError
 from ackcore.spark.base.paths import local_path
-from ackcore.spark.stores import local
 from ackcore.spark.stores import objects as object_stores
 from ackcore.spark.stores.interface import Store, StoreConflict, StoredObject, StoreUnavailable
 from ackcore.spark.stores.local import LocalStore
@@ -78,12 +77,9 @@ def test_it_is_a_store(store):
 def test_what_was_put_is_there_whole_and_what_was_not_is_not(store):
     assert store.get("a/b") is None
     assert store.read("a/b") is None
-    assert store.read_range("a/b", 0, 1) is None
     version = store.put("a/b", b"some bytes")
     assert store.get("a/b") == (b"some bytes", version)
     assert bytes(store.read("a/b")) == b"some bytes"
-    assert bytes(store.read_range("a/b", 5, 3)) == b"byt"
-    assert bytes(store.read_range("a/b", 5, 100)) == b"bytes"
     assert store.get("a") is None  # which is no object, whatever is below it
     assert store.read("a") is None
     assert store.get("a/b/c") is None
@@ -325,20 +321,20 @@ def test_an_object_that_was_deleted_is_not_replaced(tmp_path, monkeypatch):
     assert store.get("head") is None
 
 
-def test_a_version_that_is_removed_while_it_is_read_is_read_anew(tmp_path, monkeypatch):
+def test_a_version_that_is_removed_while_it_is_read_is_read_anew(tmp_path):
     store = LocalStore(tmp_path)
     now = store.replace("head", b"0", None)
-    look = local._versions
+    look = store._versions
 
-    def late(path):
+    def late(key):
         nonlocal now
-        monkeypatch.setattr(local, "_versions", look)
-        found = look(path)
+        store._versions = look
+        found = look(key)
         for n in (1, 2, 3):
             now = store.replace("head", b"%d" % n, now)
         return found
 
-    monkeypatch.setattr(local, "_versions", late)
+    store._versions = late
     assert store.get("head") == (b"3", "4")
 
 
@@ -352,7 +348,7 @@ def test_what_was_being_written_is_not_listed(tmp_path):
 def test_an_unreadable_file_is_an_error_and_not_absent(tmp_path):
     store = LocalStore(tmp_path)
     (tmp_path / "loop").symlink_to("loop")
-    for read in (store.get, store.read, lambda key: store.read_range(key, 0, 1)):
+    for read in (store.get, store.read):
         with pytest.raises(StateError, match="loop cannot be read"):
             read("loop")
 
@@ -507,7 +503,6 @@ def test_large_objects_go_and_come_in_parts(objects, proxy, tmp_path, monkeypatc
     proxy.fail(ERROR, lambda request: "partNumber=2" in request.path)
     objects.put_file("large", path)
     assert any("partNumber=3" in request.path for request in proxy.requests)
-    assert objects.read("large").equals(objects.read_range("large", 0, len(content)))
     assert bytes(objects.read("large")) == content
 
 

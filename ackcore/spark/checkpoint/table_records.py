@@ -193,7 +193,7 @@ class SegmentFiles:
         for segment in segments:
             key = f"{BELOW}/{segment.file}"
             # A list may lag.
-            if key not in there and self._store.read_range(key, 0, 1) is None:
+            if key not in there and self._store.read(key) is None:
                 raise self._missing(segment)
 
     def _missing(self, segment: SegmentInfo) -> Exception:

@@ -3,8 +3,8 @@
 The NameNode renames a file atomically, and refuses to replace another one if asked to.  So an
 object is first written to a file with a random name beside it, synced to the disks of the
 DataNodes and closed, and then renamed.  No other process ever opens such a file, so the lease of a
-dead writer blocks nobody.  An object that is written by ``replace`` has numbered versions (see
-`ackcore.spark.stores.numbered`), which get their names by a rename that replaces nothing.
+dead writer blocks nobody.  Objects with numbered versions (see
+`ackcore.spark.stores.file_system_store`) get their names by a rename that replaces nothing.
 
 A rename may succeed although its answer is lost, for instance if the NameNode restarts.  Its
 repetition then finds no file under the random name, or one at the target.  In both cases the store
@@ -32,13 +32,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pyarrow as pa
 
-from ackcore.spark.base.atomic import is_temporary
-from ackcore.spark.base.checksummed import digest_of
 from ackcore.spark.base.errors import CheckpointReadOnly, StateError
+from ackcore.spark.stores.file_system_store import FileSystemStore, version_file
 from ackcore.spark.stores.interface import (
     PIECE_BYTES,
-    Stored,
-    StoredObject,
     StoreUnavailable,
     aligned,
     checked_key,
@@ -46,7 +43,6 @@ from ackcore.spark.stores.interface import (
     mapped,
     version_if_equal,
 )
-from ackcore.spark.stores.numbered import VERSION, NumberedVersions, version_name
 
 if TYPE_CHECKING:
     import hdfs_native
@@ -65,8 +61,6 @@ _CLIENT = {
 }
 #: Largest file that is compared with an existing object.
 _COMPARED_BYTES = 64 << 20
-#: Age in seconds from which an unfinished file has no live writer.
-_ABANDONED_S = 3600
 #: Concurrent requests of a delete.
 _AT_ONCE = 16
 #: Attempts of a list: a directory may be deleted while it is listed.
@@ -88,7 +82,7 @@ _WRONG_HOST = re.compile("failed to lookup address|No NameNode hosts")
 _LONGEST = 200
 
 
-class HdfsStore(NumberedVersions):
+class HdfsStore(FileSystemStore):
     """The store at a URL of HDFS.
 
     ``url``: a URL from `ackcore.spark.stores.opening.store_url`. ``retry_s``: the time in seconds
@@ -134,33 +128,13 @@ class HdfsStore(NumberedVersions):
 
     # -- reading ------------------------------------------------------------------------------
 
-    def get(self, key: str) -> Stored | None:
-        """Return an object, or None if it does not exist."""
-        path = self._path(key)
+    def _read_file(self, file: str) -> bytes:
+        def read() -> bytes:
+            with _as_python():
+                reader = self._client.read(f"{self._root}/{file}")
+                return reader.read_range(0, len(reader))
 
-        def read() -> Stored | None:
-            try:
-                data = self._bytes(path)
-            except IsADirectoryError:
-                numbers = self._numbers(key)
-                if not numbers:
-                    return None
-                data = self._bytes(_version_path(path, numbers[-1]))
-                return Stored(data, str(numbers[-1]))
-            return Stored(data, digest_of(data))
-
-        while True:
-            try:
-                return self._ask(key, "read", read)
-            except FileNotFoundError:
-                # Another writer may remove this version once a newer one exists.
-                if not self._numbers(key):
-                    return None
-
-    def _bytes(self, path: str) -> bytes:
-        with _as_python():
-            reader = self._client.read(path)
-            return reader.read_range(0, len(reader))
+        return self._ask(file, "read", read)
 
     def read(self, key: str) -> pa.Buffer | None:
         """Return an object of any size, memory-mapped where possible; None if it does not exist."""
@@ -176,15 +150,14 @@ class HdfsStore(NumberedVersions):
             size, data = self._ask(key, "read", read)
         except (FileNotFoundError, IsADirectoryError):
             return None
-        return aligned(data) if size <= PIECE_BYTES else mapped(partial(self.read_range, key), size)
+        return aligned(data) if size <= PIECE_BYTES else mapped(partial(self._range, key), size)
 
-    def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
+    def _range(self, key: str, start: int, length: int) -> pa.Buffer | None:
         """Return ``length`` bytes of an object from offset ``start``; None if it does not exist."""
-        path = self._path(key)
 
         def read() -> bytes:
             with _as_python():
-                reader = self._client.read(path)
+                reader = self._client.read(self._path(key))
                 # hdfs-native panics at a range that ends after the file.
                 return reader.read_range(start, max(0, min(length, len(reader) - start)))
 
@@ -226,13 +199,8 @@ class HdfsStore(NumberedVersions):
 
     # -- writing ------------------------------------------------------------------------------
 
-    def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
-        """Write an object, return its version. ``if_absent``: raise StoreConflict if one exists."""
-        try:
-            self._write(key, self._path(key), lambda: [data], not if_absent)
-        except FileExistsError:
-            return version_if_equal(self.place(key), self.get(key), data)
-        return digest_of(data)
+    def _write_file(self, file: str, data: bytes, once: bool) -> None:
+        self._write(file, lambda: [data], not once)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
         """Move a local file to an object. ``if_absent``: raise StoreConflict if one exists."""
@@ -243,7 +211,7 @@ class HdfsStore(NumberedVersions):
                     yield piece
 
         try:
-            self._write(key, self._path(key), pieces, not if_absent)
+            self._write(checked_key(key), pieces, not if_absent)
         except FileExistsError:
             if path.stat().st_size > _COMPARED_BYTES:
                 raise conflict(self.place(key)) from None
@@ -262,18 +230,17 @@ class HdfsStore(NumberedVersions):
         def pieces() -> Iterator[pa.Buffer]:
             return (data[at : at + PIECE_BYTES] for at in range(0, data.size, PIECE_BYTES))
 
-        self._write(key, self._path(key), pieces, True)
+        self._write(checked_key(key), pieces, True)
         return int(data.size)
 
-    def _write(
-        self, key: str, path: str, pieces: Callable[[], Iterable[Any]], overwrite: bool
-    ) -> None:
-        """Write a file under a temporary name, and rename it to ``path``.
+    def _write(self, file: str, pieces: Callable[[], Iterable[Any]], overwrite: bool) -> None:
+        """Write a file under a temporary name, and rename it to ``file``.
 
-        Raises FileExistsError if ``path`` exists and ``overwrite`` is false. The file there may be
+        Raises FileExistsError if ``file`` exists and ``overwrite`` is false. The file there may be
         the new one, if the answer to the rename was lost. ``pieces``: returns the content in
         pieces, anew for each attempt.
         """
+        path = f"{self._root}/{file}"
         client = self._client  # raises if hdfs-native is not installed
         from hdfs_native import WriteOptions  # noqa: PLC0415
 
@@ -286,11 +253,11 @@ class HdfsStore(NumberedVersions):
             # To overwrite makes no difference but to a repetition within the client.
             options = WriteOptions(overwrite=True, create_parent=True)
             try:
-                file = client.create(temporary, options)
+                out = client.create(temporary, options)
                 for piece in pieces():
-                    file.write(piece)
-                file.hsync()
-                file.close()
+                    out.write(piece)
+                out.hsync()
+                out.close()
             except (FileNotFoundError, FileExistsError) as error:
                 raise RuntimeError(str(error)) from None  # of this file, not of the target
 
@@ -299,8 +266,8 @@ class HdfsStore(NumberedVersions):
                 self._client.rename(temporary, path, overwrite)
 
         try:
-            self._ask(key, "written", write)
-            self._ask(key, "written", rename)
+            self._ask(file, "written", write)
+            self._ask(file, "written", rename)
         except FileNotFoundError as error:  # the file has another name, or was removed after hours
             raise FileExistsError(str(error)) from None
         except BaseException:
@@ -312,51 +279,43 @@ class HdfsStore(NumberedVersions):
             with contextlib.suppress(Exception):
                 self._client.delete(temporary)
 
-    def _numbers(self, key: str) -> list[int]:
-        path = self._path(key)
-
-        def listed() -> list[int]:
+    def _names(self, directory: str) -> list[str]:
+        def listed() -> list[str]:
             with _as_python():
-                names = [basename(each.path) for each in self._client.list_status(path)]
-            return sorted(int(found[1]) for found in map(VERSION.fullmatch, names) if found)
+                found = self._client.list_status(f"{self._root}/{directory}")
+                return [basename(each.path) for each in found]
 
         try:
-            return self._ask(key, "read", listed)
+            return self._ask(directory, "read", listed)
         except FileNotFoundError:
             return []
 
-    def _add(self, key: str, number: int, data: bytes) -> None:
-        self._write(key, _version_path(self._path(key), number), lambda: [data], False)
-
-    def _remove(self, key: str, number: int) -> None:
-        self._delete(key, _version_path(self._path(key), number))
-
-    def _delete(self, key: str, path: str) -> None:
+    def _remove_file(self, file: str) -> None:
         def delete() -> None:
             with _as_python():
-                self._client.delete(path)
+                self._client.delete(f"{self._root}/{file}")
 
         with contextlib.suppress(FileNotFoundError):
-            self._ask(key, "deleted", delete)
+            self._ask(file, "deleted", delete)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects, and directories that become empty. Missing objects are ignored."""
-        paths = {key: self._path(key) for key in keys}
+        every = [checked_key(key) for key in keys]
         with ThreadPoolExecutor(_AT_ONCE) as beside:
-            list(beside.map(self._delete_object, paths, paths.values()))
-        left = {dirname(path) for path in paths.values()}
+            list(beside.map(self._delete_object, every))
+        left = {dirname(self._path(key)) for key in every}
         for path in sorted(left, key=len, reverse=True):
             above = path
             while above not in ("", self._root) and self._is_removed(above):
                 above = dirname(above)
 
-    def _delete_object(self, key: str, path: str) -> None:
+    def _delete_object(self, key: str) -> None:
         try:
-            self._delete(key, path)
+            self._remove_file(key)
         except IsADirectoryError:  # of versions, or no object
-            for number in self._numbers(key):
-                self._remove(key, number)
-            self._is_removed(path)
+            for number in self._versions(key):
+                self._remove_file(version_file(key, number))
+            self._is_removed(self._path(key))
 
     def _is_removed(self, directory: str) -> bool:
         """Delete a directory if it is empty, and return whether it is gone."""
@@ -365,22 +324,6 @@ class HdfsStore(NumberedVersions):
         except Exception:
             return False  # it is not empty, or the next delete removes it
         return True
-
-    def remove_abandoned(self) -> None:
-        """Delete temporary files that have not changed for an hour: their writers died."""
-        before_ms = (time.time() - _ABANDONED_S) * 1000
-        for key, _, changed_ms in self._files(""):
-            if is_temporary(basename(key)) and changed_ms < before_ms:
-                self._delete(key, f"{self._root}/{key}")
-
-    def list(self, prefix: str = "") -> list[StoredObject]:
-        """Return the objects with keys below ``prefix/``, sorted."""
-        found: dict[str, int] = {}
-        for path, size, _ in self._files(prefix):
-            key = dirname(path) if VERSION.fullmatch(basename(path)) else path
-            with contextlib.suppress(ValueError):
-                found[checked_key(key)] = size
-        return [StoredObject(key, found[key]) for key in sorted(found)]
 
     def list_versions(self) -> Iterator[tuple[str, int, str, int]]:
         """Yield key, bytes, version and last change (nanoseconds since 1970) of each file."""
@@ -430,10 +373,6 @@ class HdfsStore(NumberedVersions):
             f"{what}. All that was recorded before is kept. Check that the NameNode at {host} is "
             "up and not in safe mode, and that its DataNodes have space; then start again"
         ) from None
-
-
-def _version_path(path: str, number: int) -> str:
-    return f"{path}/{version_name(number)}"
 
 
 @contextlib.contextmanager

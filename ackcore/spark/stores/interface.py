@@ -75,11 +75,6 @@ class Store(Protocol):
         buffer starts at a multiple of 64 bytes, so the columns of an Arrow IPC file are aligned.
         """
 
-    def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
-        """Return ``length`` bytes from offset ``start``, fewer at the end; None without such an
-        object.
-        """
-
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
         """Write an object, and return its version.
 

@@ -160,9 +160,9 @@ class ObjectStore:
                     return aligned(found.bytes())
         except FileNotFoundError:
             return None
-        return mapped(partial(self.read_range, key), size)
+        return mapped(partial(self._range, key), size)
 
-    def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
+    def _range(self, key: str, start: int, length: int) -> pa.Buffer | None:
         """Return ``length`` bytes of an object from offset ``start``; None if it does not exist."""
         checked_key(key)
         try:
