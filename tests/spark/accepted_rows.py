@@ -10,7 +10,7 @@ import pytest
 
 from ackcore._arrow.shown import text_of
 from ackcore.spark.sinks.rejects import SinkRejects
-from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch
+from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, files_and_places
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 
 WORDS = pa.schema([("word", pa.string()), ("n", pa.int64())])
@@ -51,7 +51,7 @@ def written_without_refused(sink, batch):
     """Write; return why rows are refused, by file and place, having written the others then."""
     with pytest.raises(SinkRejects) as raised:
         sink.write(batch)
-    of, at = raised.value.places
+    of, at = files_and_places(raised.value.numbers)
     why = [raised.value.reasons[number] for number in raised.value.reason_of]
     known = tuple(
         file._replace(refused=np.sort(at[of == number])) for number, file in enumerate(batch.files)

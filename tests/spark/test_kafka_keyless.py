@@ -16,7 +16,7 @@ from kafka_sinks import kafka_sinks, messages, spark_that_sends
 from ackcore.spark import SinkUnavailable
 from ackcore.spark.sinks import kafka_messages
 from ackcore.spark.sinks.rejects import SinkRejects
-from ackcore.spark.sinks.sink_batch import BatchFile
+from ackcore.spark.sinks.sink_batch import BatchFile, files_and_places
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 
 ROWS = pa.schema([("key", pa.string()), ("value", pa.string()), (ROOT, pa.int64())])
@@ -45,7 +45,7 @@ def files(tmp_path):
 
 
 def refused(answer):
-    of, at = answer.places
+    of, at = files_and_places(answer.numbers)
     assert all(
         "validate record" in why and "cleanup.policy=compact" in why for why in answer.reasons
     )
@@ -132,7 +132,7 @@ def test_rows_without_a_key_that_came_with_one_that_is_too_large_are_refused(
     topic = kafka_broker.new_topic(**sizes)
     out = sink(kafka_broker, topic, key="key", value="value")
     found = out.write(accepted((file,)))
-    assert sorted(found.places[1].tolist()) == [1, 2]
+    assert sorted(found.numbers.tolist()) == [1, 2]
     assert sent(kafka_broker, topic) == Counter([("k", "a"), ("k", "d")])
     topic = kafka_broker.new_topic(**sizes)
     out = sink(kafka_broker, topic, key="key", value="value", transactional=True)
@@ -140,7 +140,7 @@ def test_rows_without_a_key_that_came_with_one_that_is_too_large_are_refused(
     for place in (1, 2):
         with pytest.raises(SinkRejects) as raised:
             out.write(accepted((file._replace(refused=np.array(known)),)))
-        assert raised.value.places[1].tolist() == [place]
+        assert raised.value.numbers.tolist() == [place]
         known.append(place)
     assert out.write(accepted((file._replace(refused=np.array(known)),))) is None
     assert sent(kafka_broker, topic) == Counter([("k", "a"), ("k", "d")])

@@ -449,10 +449,10 @@ def test_a_row_whose_text_is_not_utf8_is_refused_by_itself(
         with pytest.raises(SinkRejects) as raised:
             out.write(accepted([file]))
         refused = raised.value
-        out.write(accepted([file._replace(refused=refused.places[1])]))
+        out.write(accepted([file._replace(refused=refused.numbers)]))
     else:
         refused = out.write(accepted([file]))
-    assert [part.tolist() for part in refused.places] == [[0], [2]]
+    assert refused.numbers.tolist() == [2]
     assert refused.reasons == ["the text of column 'word' is not UTF-8"]
     rows = {dict(one.headers())["ackcore-row"]: one.value() for one in messages(mock_kafka, topic)}
     assert rows.keys() == {b"0.0", b"0.1" if transactional else b"0.2"}

@@ -19,7 +19,7 @@ from ackcore.kafka.producing import Deliveries
 from ackcore.spark import SinkUnavailable
 from ackcore.spark.sinks import kafka_messages
 from ackcore.spark.sinks.rejects import SinkRejects
-from ackcore.spark.sinks.sink_batch import BatchFile
+from ackcore.spark.sinks.sink_batch import BatchFile, files_and_places
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 
 HEADERS = pa.map_(pa.string(), pa.binary())
@@ -41,7 +41,7 @@ LARGE = "x" * 5000
 
 def refused(answer):
     """Rows that a sink refuses, by file and place, and why."""
-    of, at = answer.places
+    of, at = files_and_places(answer.numbers)
     why = [answer.reasons[number] for number in answer.reason_of]
     return dict(zip(zip(of.tolist(), at.tolist(), strict=True), why, strict=True))
 

@@ -300,7 +300,7 @@ def test_upserts_are_those_of_a_dict(postgres, sink, tmp_path, monkeypatch, batc
         try:
             told = one.write(batch)
         except SinkRejects as raised:
-            told = raised.places[1]
+            told = raised.numbers
             known = file._replace(refused=np.sort(told))
             assert one.write(accepted([known], number)) is None
         taken = [(place, row) for place, row in enumerate(rows) if row[2] != 11]

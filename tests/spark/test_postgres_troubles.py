@@ -306,7 +306,7 @@ def test_no_range_of_rows_is_merged_a_second_time(postgres, sink, tmp_path):
     some = [(word, n, None) for word, n in (("a", 1), ("b", 2), ("c", 3), ("d", 400))]
     with pytest.raises(SinkRejects) as raised:
         sink(postgres, keys="word").write(accepted([row_file(tmp_path, some)]))
-    assert raised.value.places[1].tolist() == [3]
+    assert raised.value.numbers.tolist() == [3]
     assert execute(postgres, "SELECT last_value FROM statements") == [(5,)]
 
 

@@ -20,7 +20,7 @@ from ackcore.spark.engine.insist import SinkError
 from ackcore.spark.sinks import rejects
 from ackcore.spark.sinks.rejects import InvalidRejects, TooManyRefused
 from ackcore.spark.sinks.sink import check_sink
-from ackcore.spark.sinks.sink_batch import read_sink_file, read_with_places
+from ackcore.spark.sinks.sink_batch import read_sink_file, row_numbers
 from ackcore.topology import TopologyBuilder
 from ackcore.topology.tuples import Reason
 
@@ -35,16 +35,15 @@ class Refusing(World):
 
     def write(self, accepted):
         rows = [
-            (i, at, line)
-            for i, file in enumerate(accepted.files)
-            for some, places in read_with_places(file, accepted.nonacked)
-            for at, line in zip(places.tolist(), some["line"].to_pylist(), strict=True)
+            (number, line)
+            for some, numbers in accepted.numbered()
+            for number, line in zip(numbers.tolist(), some["line"].to_pylist(), strict=True)
         ]
-        self.calls.append([line for _, _, line in rows])
+        self.calls.append([line for _, line in rows])
         if accepted.batch_id in self.committed:
             return None  # it has seen the batch id
-        refused = [one for one in rows if one[2].lower() in self.bad]
-        kept = [line for _, _, line in rows if line.lower() not in self.bad]
+        refused = [one for one in rows if one[1].lower() in self.bad]
+        kept = [line for _, line in rows if line.lower() not in self.bad]
         if self.how == "raise" and refused:
             raise self._named(refused)
         self.written[accepted.batch_id] = kept
@@ -53,10 +52,10 @@ class Refusing(World):
         return self._named(refused) if refused else None
 
     def _named(self, refused):
-        files, places, lines = (list(column) for column in zip(*refused, strict=True))
+        numbers, lines = (list(column) for column in zip(*refused, strict=True))
         reasons = [ValueError(f"{line} is too long") for line in lines]
-        if self.named == "places":
-            return SinkRejects.at(files, np.array(places), reasons)
+        if self.named == "numbers":
+            return SinkRejects.of_numbers(np.array(numbers), reasons)
         return SinkRejects(pa.table({"line": lines}), reasons)
 
 
@@ -82,7 +81,7 @@ def dying_at(monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["return", "raise"])
-@pytest.mark.parametrize("named", ["values", "places"])
+@pytest.mark.parametrize("named", ["values", "numbers"])
 def test_records_of_refused_rows_are_dead_and_the_others_written(tmp_path, how, named):
     world = Refusing(tmp_path, bad={"b"}, how=how, named=named)
     progress, counts = world.process(0, ["a", "b", "c"])
@@ -189,8 +188,8 @@ def test_all_may_be_refused(tmp_path):
             lambda: SinkRejects(pa.table({"word": ["A"]}), "no"),
             "by columns of the sink.s stream, line",
         ),
-        (lambda: SinkRejects.at([0], [7], "no"), "names 1 row that the sink was not given"),
-        (lambda: SinkRejects.at([9], [0], "no"), "names 1 row that the sink was not given"),
+        (lambda: SinkRejects.of_numbers(np.array([7]), "no"), "1 row that the sink was not given"),
+        (lambda: SinkRejects.of_numbers(row_numbers(9, np.array([0])), "no"), "names 1 row that"),
         (lambda: SinkRejects([{"line": "A"}], "no"), "rows of SinkRejects must .* got list"),
         (lambda: SinkRejects(pa.table({"line": [[1]]}), "no"), "must be string, .* got list<item"),
     ],

@@ -21,18 +21,18 @@ from ackcore.spark.sinks.sink_batch import BatchFile, read_sink_file, read_with_
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 
 
-def test_rows_are_named_by_values_or_by_places():
+def test_rows_are_named_by_values_or_by_numbers():
     found = SinkRejects(pa.table({"id": [1, 2]}), "too long")
-    assert (len(found), found.places, found.reasons) == (2, None, ["too long"])
+    assert (len(found), found.numbers, found.reasons) == (2, None, ["too long"])
     assert found.reason_of.tolist() == [0, 0]
     assert str(found) == "2 rows are refused: too long"
     error = ValueError("no")
-    found = SinkRejects.at([0, 3], np.array([7, 1], np.int32), ["no", error])
-    assert [column.tolist() for column in found.places] == [[0, 3], [7, 1]]
+    found = SinkRejects.of_numbers(np.array([7, 1]), ["no", error])
+    assert (len(found), found.values, found.numbers.tolist()) == (2, None, [7, 1])
     assert found.reasons == ["no", error]
     assert found.reason_of.tolist() == [0, 1]
     assert isinstance(found, Exception)
-    assert SinkRejects.at([], [], "no")  # a refusal of nothing is one, too
+    assert SinkRejects.of_numbers(np.array([], np.int64), "no")  # a refusal of nothing is one, too
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,9 @@ def test_reasons_that_cannot_be_told_are_reasons():
         def __str__(self):
             raise SystemExit("no words")
 
-    assert str(SinkRejects.at([0], [7], Mute())) == "1 row is refused: Mute: Mute"
-    assert SinkRejects.at([0], [7], text_of([b"caf\xe9"])).reasons == [r"caf\xe9"]
+    row = pa.table({"id": [1]})
+    assert str(SinkRejects(row, Mute())) == "1 row is refused: Mute: Mute"
+    assert SinkRejects(row, text_of([b"caf\xe9"])).reasons == [r"caf\xe9"]
 
 
 def test_the_driver_keeps_columns_of_refused_rows(tmp_path):
@@ -95,8 +96,6 @@ def test_the_driver_keeps_columns_of_refused_rows(tmp_path):
             "got a column of string with 1 nulls",
         ),
         (lambda: SinkRejects(pa.table({"id": [1]}), ["a", "b"]), "2 reasons for 1 row;"),
-        (lambda: SinkRejects.at([0.5], [1], "no"), "files of SinkRejects.at.. must be integers"),
-        (lambda: SinkRejects.at([0], [1, 2], "no"), "must pair up one by one"),
     ],
 )
 def test_what_names_no_rows_is_refused(make, words):
@@ -153,7 +152,7 @@ def test_a_refusal_that_a_transactional_sink_returns_rolls_back(tmp_path):
     with pytest.raises(SinkRejects, match="no b") as raised:
         sink.write(rows_accepted([file], nonacked=()))
     assert (sink.rows, sink.last) == ([], None)
-    known = file._replace(refused=raised.value.places[1])
+    known = file._replace(refused=raised.value.numbers)
     for _ in range(2):
         assert sink.write(rows_accepted([known], nonacked=())) is None
     assert sink.rows == ["a", "c"]

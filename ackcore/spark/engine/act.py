@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from ackcore._arrow.shown import shown_rows
 from ackcore._error_hints import counted
-from ackcore._records import Int32s, Int64s
+from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, RowFileDamaged
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.reasons import failures
@@ -28,7 +28,13 @@ from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.engine.insist import Failed, SinkCalls
 from ackcore.spark.sinks.rejects import MAX_REFUSED, InvalidRejects, SinkRejects, too_many_refused
 from ackcore.spark.sinks.sink import as_sink
-from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, read_with_roots
+from ackcore.spark.sinks.sink_batch import (
+    BatchFile,
+    SinkBatch,
+    files_and_places,
+    read_with_roots,
+    row_numbers,
+)
 from ackcore.spark.tables.fold_choice import fold_of
 from ackcore.spark.tasks.record_ids import key_hashes
 from ackcore.spark.tasks.row_files import damage_in
@@ -279,7 +285,8 @@ def refused_rows(rejects: SinkRejects, batch: SinkBatch) -> pa.Table:
 
     Returns the refused rows in `REFUSED`, each once.
     """
-    found, at = _by_places(rejects, batch) if rejects.places else _by_values(rejects, batch)
+    by = _by_values if rejects.numbers is None else _by_numbers
+    found, at = by(rejects, batch)
     texts = pa.array([_reason(batch.sink, one) for one in rejects.reasons], pa.string())
     reasons = texts.take(pa.array(rejects.reason_of[at]))
     return found.append_column(REFUSED.field("reason"), reasons)
@@ -290,29 +297,27 @@ def _reason(sink: str, said: str | BaseException) -> str:
     return (reason if isinstance(said, BaseException) else reason._replace(type="Refused")).encode()
 
 
-def _by_places(rejects: SinkRejects, batch: SinkBatch) -> tuple[pa.Table, Int64s]:
-    """Find the rows that a sink refuses by their files and places.
+def _by_numbers(rejects: SinkRejects, batch: SinkBatch) -> tuple[pa.Table, Int64s]:
+    """Find the rows that a sink refuses by their numbers.
 
     Returns the rows in `REFUSED`, without reasons; and for each row its index in
-    ``rejects.places``, which is also the index of its reason in ``rejects.reason_of``.
+    ``rejects.numbers``, which is also the index of its reason in ``rejects.reason_of``.
     """
-    assert rejects.places is not None
-    files, places = rejects.places
+    assert rejects.numbers is not None
+    wanted, first = np.unique(rejects.numbers, return_index=True)
     found, reasons = [_NONE], [np.empty(0, np.int64)]
-    lost = int(((files < 0) | (files >= len(batch.files))).sum())
+    lost, of = len(wanted), set(files_and_places(wanted)[0].tolist())
     for i, file in enumerate(batch.files):
-        mine = np.flatnonzero(files == i)
-        wanted, first = np.unique(places[mine], return_index=True)
-        for part, there in read_with_roots(file, batch.nonacked) if len(mine) else ():
-            here = np.isin(there, wanted)
+        for part, there in read_with_roots(file, batch.nonacked) if i in of else ():
+            numbers = row_numbers(i, there)
+            here = np.isin(numbers, wanted)
             found.append(_rows(i, there[here], part.filter(pa.array(here))))
-            reasons.append(mine[first[np.isin(wanted, there)]])
+            reasons.append(first[np.isin(wanted, numbers)])
             lost -= int(here.sum())
-        lost += len(wanted)
     if lost:
         raise InvalidRejects(
-            f"SinkRejects names {counted(lost, 'row')} that the sink was not given: their places "
-            "are not in SinkBatch.files, or read_with_places does not yield them"
+            f"SinkRejects names {counted(lost, 'row')} that the sink was not given: their numbers "
+            "are not among those of SinkBatch.numbered"
         )
     return pa.concat_tables(found), np.concatenate(reasons)
 
@@ -423,19 +428,19 @@ def isolate(
     ``sink``: the sink, with the errors that a row may cause. ``error``: the error that it raised
     for the whole batch. ``probe``: calls it with a part of the batch; returns its error, or None.
 
-    Returns the failing rows by file and place, each with its error. Returns None if no row is
+    Returns the failing rows by their numbers, each with its error. Returns None if no row is
     certain to fail: the sink is down, or rows fail only together.
     """
-    files, places = _all_places(batch)
+    numbers = _all_numbers(batch)
     found: list[int] = []
     first: BaseException | None = None  # the error of the first found row
     failed_in_a_row = 0
     witness: tuple[int, int] | None = None  # the shortest part that the sink took
 
     def is_up() -> bool:
-        return witness is None or probe(_part(batch, files, places, *witness)) is None
+        return witness is None or probe(_part(batch, numbers, *witness)) is None
 
-    parts = [(0, len(files), error)]  # parts that fail, with their errors
+    parts = [(0, len(numbers), error)]  # parts that fail, with their errors
     while parts:
         low, high, error = parts.pop()
         if high - low == 1:
@@ -445,7 +450,7 @@ def isolate(
             middle = (low + high) // 2
             bad = []
             for half in ((low, middle), (middle, high)):
-                said = probe(_part(batch, files, places, *half))
+                said = probe(_part(batch, numbers, *half))
                 if said is None:
                     failed_in_a_row = 0
                     if witness is None or half[1] - half[0] < witness[1] - witness[0]:
@@ -480,7 +485,7 @@ def isolate(
         for i, row in enumerate(rows):
             if i % _HOPELESS == 0 and not is_up():
                 return None
-            said = probe(_part(batch, files, places, row, row + 1))
+            said = probe(_part(batch, numbers, row, row + 1))
             if said is None:
                 continue
             if not is_isolated(sink, said):
@@ -490,28 +495,27 @@ def isolate(
         rows = failing
     if not rows or not is_up():
         return None
-    return SinkRejects.at(files[rows], places[rows], errors)
+    return batch.refuse(numbers[rows], errors)
 
 
-def _all_places(batch: SinkBatch) -> tuple[Int32s, Int64s]:
-    """Return the file and the place of each row that the sink is to write: 12 bytes per row."""
-    files, places = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
+def _all_numbers(batch: SinkBatch) -> Int64s:
+    """Return the number of each row that the sink is to write, ascending: 8 bytes per row."""
+    numbers = [np.empty(0, np.int64)]
     for i, file in enumerate(batch.files):
         for _, there in read_with_roots(file, batch.nonacked):
-            files.append(np.full(len(there), i, np.int32))
-            places.append(there)
-    return np.concatenate(files), np.concatenate(places)
+            numbers.append(row_numbers(i, there))
+    return np.concatenate(numbers)
 
 
-def _part(batch: SinkBatch, files: Int32s, places: Int64s, low: int, high: int) -> SinkBatch:
-    """Return the part of a batch with the rows ``low`` to ``high`` - 1 of `_all_places`.
+def _part(batch: SinkBatch, numbers: Int64s, low: int, high: int) -> SinkBatch:
+    """Return the part of a batch with the rows ``low`` to ``high`` - 1 of `_all_numbers`.
 
     The part has one range of places per file. A sink may send it to tasks, so it must be small.
     """
+    files, places = files_and_places(numbers[low:high])
     kept = []
-    for i in np.unique(files[low:high]).tolist():
-        # Rows of a file are consecutive, and their places increase.
+    for i in np.unique(files).tolist():
         first, last = np.searchsorted(files, [i, i + 1])
-        start, stop = places[max(low, first)], places[min(high, last) - 1] + 1
-        kept.append(batch.files[i]._replace(within=(int(start), int(stop))))
+        within = int(places[first]), int(places[last - 1]) + 1
+        kept.append(batch.files[i]._replace(within=within))
     return replace(batch, files=tuple(kept))

@@ -41,8 +41,8 @@ _DRIVER_BYTES = 8 << 20
 #: (``offsets.retention.minutes``, by default a week).
 _REMEMBERED_MS = 86_400_000
 
-#: The result of a sending task: the refused rows (`Refused`), or its error in a row without file.
-_ANSWER = pa.schema([("file", pa.int32()), ("place", pa.int64()), ("said", pa.string())])
+#: The result of a sending task: the refused rows (`Refused`), or its error in a row with a null.
+_ANSWER = pa.schema([("number", pa.int64()), ("said", pa.string())])
 
 _WAY_OUT = (
     "Check that the brokers run and can be reached from the driver and the workers, that options "
@@ -216,7 +216,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         if not refused:
             return None
         self.release(batch.sink, batch.deployment)
-        return _rejects(refused)
+        return _rejects(batch, refused)
 
     @contextlib.contextmanager
     def _as_unavailable(self, sink: str) -> Iterator[None]:
@@ -252,16 +252,16 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         def send(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             kafka = producing()
             deliveries = kafka.Deliveries(settings)
-            found: list[tuple[int | None, int | None, str]] = []
+            found: list[tuple[int | None, str]] = []
             try:
                 mine = [(i, files[i]) for each in ids for i in each.column(0).to_pylist()]
                 found += messages.deliver(deliveries, mine, settings)
             except kafka.DeliveryError as error:
                 # If it were raised, Spark would retry the task and send delivered messages twice.
-                found.append((None, None, str(error)))
+                found.append((None, str(error)))
             finally:
                 deliveries.close()
-            columns = zip(*found, strict=True) if found else ((), (), ())
+            columns = zip(*found, strict=True) if found else ((), ())
             yield pa.RecordBatch.from_arrays(
                 [pa.array(column, f.type) for column, f in zip(columns, _ANSWER, strict=True)],
                 schema=_ANSWER,
@@ -269,10 +269,10 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
 
         frame = batch.spark.range(0, len(files), 1, tasks)
         refused = []
-        for file, place, said in frame.mapInArrow(send, from_arrow_schema(_ANSWER)).collect():
-            if file is None:
+        for number, said in frame.mapInArrow(send, from_arrow_schema(_ANSWER)).collect():
+            if number is None:
                 raise producing().DeliveryError(said)
-            refused.append((file, place, said))
+            refused.append((number, said))
         return refused
 
     # -------------------------------------------------------------------- one transaction for each
@@ -314,7 +314,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         with self._blaming_rows(transaction, batch):
             messages.send(transaction.suspects.of(live.begin()), enumerate(batch.files))
             if messages.unfit:
-                raise _rejects(messages.unfit)
+                raise _rejects(batch, messages.unfit)
 
     def record(self, transaction: KafkaTransaction, batch: SinkBatch, written: Written) -> None:
         """Wait for all deliveries, and add the offset to the transaction."""
@@ -350,7 +350,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
     def _without_key(self, batch: SinkBatch, messages: Messages, suspects: Suspects) -> SinkRejects:
         """Abort the transaction; return the refusal of all rows without a key."""
         self.release(batch.sink, batch.deployment)
-        return _rejects(messages.without_key(dict(enumerate(batch.files)), suspects))
+        return _rejects(batch, messages.without_key(dict(enumerate(batch.files)), suspects))
 
     def _too_large(
         self, batch: SinkBatch, messages: Messages, suspects: Suspects
@@ -382,7 +382,9 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
 
             found += self._alone(batch, messages, is_as_large, refused, taken)
         self.release(batch.sink, batch.deployment)
-        return _rejects([row for row, _ in found]) if found else suspects.none_too_large(self.topic)
+        if not found:
+            return suspects.none_too_large(self.topic)
+        return _rejects(batch, [row for row, _ in found])
 
     def _alone(
         self,
@@ -400,14 +402,14 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         known = sum(len(file.refused) for file in batch.files)
         live = None
         files = dict(enumerate(batch.files))
-        for number, place, row, at, content in messages.chosen(files, chosen):
+        for row in messages.chosen(files, chosen):
             if live is None:
                 self.release(batch.sink, batch.deployment)
                 live = self._transactions(batch)
                 check_fence()
                 deliveries, before = refused.of(live.begin()), refused.count
             try:
-                messages.send_rows(deliveries, number, row, at)
+                messages.send_row(deliveries, row)
                 deliveries.flush()
             except producing().DeliveryError:
                 if refused.keyless:
@@ -415,11 +417,11 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
                 if refused.count == before:
                     raise
                 refused.check(self.topic, known)
-                yield (number, place, refused.said), content_size(content)
+                yield (row.number, refused.said), content_size(row.content)
                 live = None
             else:
-                alike = content_hash(*content[:2])
-                taken[alike] = max(taken.get(alike, -1), content_size(content))
+                alike = content_hash(*row.content[:2])
+                taken[alike] = max(taken.get(alike, -1), content_size(row.content))
 
     def _transactions(self, batch: SinkBatch) -> Transactions:
         """Return the sink's producer with its transactional id; make another one if it failed."""
@@ -440,8 +442,9 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         return Messages(self.topic, self._columns, self._message_id, header, batch.nonacked)
 
 
-def _rejects(refused: Sequence[Refused]) -> SinkRejects:
-    return SinkRejects.at(*(list(column) for column in zip(*refused, strict=True)))
+def _rejects(batch: SinkBatch, refused: Sequence[Refused]) -> SinkRejects:
+    numbers, reasons = zip(*refused, strict=True)
+    return batch.refuse(numbers, reasons)
 
 
 def _is_small(batch: SinkBatch) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -12,7 +12,7 @@ from ackcore._error_hints import counted
 from ackcore._records import Int64s
 from ackcore.spark.base.message_headers import BATCH, MESSAGE_ID, ROW
 from ackcore.spark.sinks.rejects import MAX_REFUSED
-from ackcore.spark.sinks.sink_batch import BatchFile, read_with_places
+from ackcore.spark.sinks.sink_batch import BatchFile, read_with_places, row_numbers
 
 if TYPE_CHECKING:
     from ackcore.kafka.client_settings import ClientSettings
@@ -27,8 +27,8 @@ def producing() -> ModuleType:
     return producing
 
 
-#: A row whose message the topic refuses: its file's index, its place in the file, the reason.
-Refused = tuple[int, int, str]
+#: A row whose message the topic refuses: its number (`row_numbers`) and the reason.
+Refused = tuple[int, str]
 
 
 class Messages:
@@ -74,11 +74,9 @@ class Messages:
         suspects.beside = None
         suspects.check(self._topic)
         if beside:
-            for number, _, row, at, content in self.chosen(
-                of, lambda one: content_hash(*one[:2]) in beside
-            ):
-                if not suspects.keyless or content[0] is not None:
-                    self.send_rows(deliveries, number, row, at)
+            for one in self.chosen(of, lambda one: content_hash(*one[:2]) in beside):
+                if not suspects.keyless or one.content[0] is not None:
+                    self.send_row(deliveries, one)
             deliveries.flush()
         refused: list[Refused] = []
         if suspects.count:
@@ -86,11 +84,11 @@ class Messages:
             alone = found.of(producing().Deliveries(settings))
             try:
                 chosen = self.chosen(of, lambda content: suspects.includes(*content[:2]))
-                for number, place, row, at, _ in chosen:
-                    self.send_rows(alone, number, row, at)
+                for one in chosen:
+                    self.send_row(alone, one)
                     alone.flush()
                     if found.count > before:
-                        refused.append((number, place, found.said))
+                        refused.append((one.number, found.said))
                         before = found.count
             finally:
                 alone.close()
@@ -107,10 +105,9 @@ class Messages:
         Raises DeliveryError if there are more than `MAX_REFUSED`.
         """
         refused: list[Refused] = []
-        for number, place, *_ in (
-            self.chosen(files, lambda one: one[0] is None) if suspects.keyless else ()
-        ):
-            refused.append((number, place, suspects.keyless))
+        chosen = self.chosen(files, lambda one: one[0] is None)
+        for row in chosen if suspects.keyless else ():
+            refused.append((row.number, suspects.keyless))
             if len(refused) > MAX_REFUSED:
                 error: DeliveryError = producing().DeliveryError(
                     f"topic {self._topic!r} takes no messages without a key, and more than "
@@ -129,25 +126,23 @@ class Messages:
             at = 0
             for rows, places in read_with_places(file, self._nonacked):
                 for row, why in self._columns.unfit(rows, self._message_id).items():
-                    self.unfit.append((number, int(places[row]), why))
-                self.send_rows(deliveries, number, rows, at)
+                    self.unfit.append((int(row_numbers(number, places[row])), why))
+                for _, (key, value, headers) in self._contents(number, rows, at):
+                    deliveries.send(self._topic, value, key, headers)
                 at += len(rows)
 
-    def send_rows(self, deliveries: Deliveries, number: int, rows: pa.RecordBatch, at: int) -> None:
-        """Pass rows of a file to a producer.
-
-        ``number``: the file's index. ``at``: the number of the first row among those to be sent.
-        Both are in the header ``ackcore-row``.
-        """
-        for _, (key, value, headers) in self._contents(number, rows, at):
-            deliveries.send(self._topic, value, key, headers)
+    def send_row(self, deliveries: Deliveries, row: ChosenRow) -> None:
+        """Pass a row that `chosen` has yielded to a producer."""
+        key, value, headers = row.content
+        deliveries.send(self._topic, value, key, headers)
 
     def _contents(
         self, number: int, rows: pa.RecordBatch, at: int
     ) -> Iterator[tuple[int, Content]]:
         """Yield key, value and headers of each row whose text is UTF-8, with the row's index.
 
-        The headers include the sink's own.
+        The headers include the sink's own; ``ackcore-row`` has the file's index, ``number``, and
+        the row's number among those to be sent, which is ``at`` for the first row.
         """
         unfit = self._columns.unfit(rows, self._message_id)
         batch = (BATCH, self._batch)
@@ -166,19 +161,22 @@ class Messages:
 
     def chosen(
         self, files: Mapping[int, BatchFile], chosen: Callable[[Content], bool]
-    ) -> Iterator[tuple[int, int, pa.RecordBatch, int, Content]]:
-        """Read the files again, and yield the rows whose message satisfies a predicate.
-
-        Yields the file's index, the row's place, the row, its number for `send_rows`, and the
-        message.
-        """
+    ) -> Iterator[ChosenRow]:
+        """Read the files again, and yield the rows whose message satisfies a predicate."""
         for number, file in files.items():
             at = 0
             for rows, places in read_with_places(file, self._nonacked):
                 for i, content in self._contents(number, rows, at):
                     if chosen(content):
-                        yield number, int(places[i]), rows.slice(i, 1), at + i, content
+                        yield ChosenRow(int(row_numbers(number, places[i])), content)
                 at += len(rows)
+
+
+class ChosenRow(NamedTuple):
+    """A row that is sent again, or refused: its number (`row_numbers`), and its message."""
+
+    number: int
+    content: Content
 
 
 class Suspects:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
@@ -101,53 +100,38 @@ class SinkRejects(Exception):
         rows.  It is a `TypeError` and a `ValueError`; it ends the query without a retry.
     """
 
-    #: The values that name the rows; None if `places` names them.
+    #: The values that name the rows; None if `numbers` names them.
     values: pa.Table | None
-    #: For each row, the index of its file in `SinkBatch.files`, and of the row in this file; None
-    #: if `values` names the rows.
-    places: tuple[Int64s, Int64s] | None
+    #: The numbers of the rows, from `SinkBatch.numbered`; None if `values` names the rows.
+    numbers: Int64s | None
     #: The distinct reasons, and for each row the index of its reason.
     reasons: list[str | BaseException]
     reason_of: Int32s
 
     def __init__(
-        self, rows: pa.Table | pa.RecordBatch | DataFrame, reasons: Reasons, *, _places: Any = None
+        self,
+        rows: pa.Table | pa.RecordBatch | DataFrame,
+        reasons: Reasons,
+        *,
+        _numbers: Int64s | None = None,
     ) -> None:
-        self.places, self.values = _places, None
-        if self.places is None:
-            self.values = _table(rows)
+        self.numbers = _numbers
+        self.values = _table(rows) if _numbers is None else None
         self.reasons, self.reason_of = _reasons(reasons, len(self))
         super().__init__(
             f"{counted(len(self), 'row is', 'rows are')} refused{_first_reason(self.reasons)}"
         )
 
     @classmethod
-    def at(cls, files: npt.ArrayLike, rows: npt.ArrayLike, reasons: Reasons) -> SinkRejects:
-        """Return a `SinkRejects` that names rows by their places in the files of a `SinkBatch`.
-
-        Parameters
-        ----------
-        files : array_like of int
-            For each refused row, the index of its file in `SinkBatch.files`.
-        rows : array_like of int
-            For each refused row, its index in this file, as `read_with_places` yields it.
-        reasons : str, exception, sequence of them, or column of texts
-            One reason for all rows, or one for each.
-        """
-        of, at = _numbers(files, "files"), _numbers(rows, "rows")
-        if len(of) != len(at):
-            raise InvalidRejects(
-                f"files of SinkRejects.at() has {counted(len(of), 'item')} and rows has {len(at)}; "
-                "they must pair up one by one"
-            )
-        return cls(pa.table({}), reasons, _places=(of, at))
+    def of_numbers(cls, numbers: Int64s, reasons: Reasons) -> SinkRejects:
+        """Return a `SinkRejects` that names rows by numbers, as `SinkBatch.refuse` does."""
+        return cls(pa.table({}), reasons, _numbers=numbers)
 
     def __len__(self) -> int:
-        """Return the number of places, or of rows of values, that name refused rows."""
-        if self.places is not None:
-            return len(self.places[0])
-        assert self.values is not None
-        return len(self.values)
+        """Return the number of row numbers, or of rows of values, that name refused rows."""
+        named = self.numbers if self.values is None else self.values
+        assert named is not None
+        return len(named)
 
     def __bool__(self) -> bool:
         return True
@@ -164,13 +148,6 @@ def _table(rows: Any) -> pa.Table:
         "rows of SinkRejects must be a pyarrow.Table, a RecordBatch or a DataFrame with some of "
         f"the stream's columns, got {type(rows).__name__}; pyarrow.table({{'id': [...]}}) makes one"
     )
-
-
-def _numbers(values: npt.ArrayLike, name: str) -> Int64s:
-    found = np.asarray(values)
-    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
-        raise InvalidRejects(f"{name} of SinkRejects.at() must be integers, got {values!r:.80}")
-    return found.astype(np.int64)
 
 
 def _reasons(reasons: Reasons, n: int) -> tuple[list[str | BaseException], Int32s]:

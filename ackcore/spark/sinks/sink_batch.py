@@ -126,8 +126,7 @@ class SinkBatch:
         reasons : str, exception, sequence of them, or column of texts
             One reason for all rows, or one for each.
         """
-        of = np.asarray(numbers, np.int64)
-        return SinkRejects.at(of >> _PLACE_BITS, of & (_NO_END - 1), reasons)
+        return SinkRejects.of_numbers(np.asarray(numbers, np.int64), reasons)
 
     def fingerprint(self) -> str:
         """Return 16 hex digits that identify these rows, made of file names and left-out rows.
@@ -202,6 +201,11 @@ def row_numbers(file: int, places: Int64s) -> Int64s:
     return (np.int64(file) << _PLACE_BITS) | places
 
 
+def files_and_places(numbers: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the indexes of files and the places in them of which `row_numbers` made numbers."""
+    return numbers >> _PLACE_BITS, numbers & (_NO_END - 1)
+
+
 def read_sink_file(file: BatchFile, nonacked: Int64s) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file for the sink, in the stream's columns.
 
@@ -231,7 +235,7 @@ def read_all(files: Sequence[BatchFile], nonacked: Int64s) -> Iterator[pa.Record
 def read_with_places(file: BatchFile, nonacked: Int64s) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
     """Yield the batches of `read_sink_file`, each with the places of its rows in the file.
 
-    `SinkRejects.at` names a row by the index of its file in `SinkBatch.files` and its place.
+    A place is the index of a row among all rows of the file.
     """
     for batch, places in read_with_roots(file, nonacked):
         yield batch.select(batch.schema.names[:-1]), places
