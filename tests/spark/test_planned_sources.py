@@ -580,9 +580,7 @@ def test_a_planned_file_that_cannot_be_read_can_be_left_out(spark, checkpoint, s
         available_now(it, spark, checkpoint)
     done = skipped_as_told(changed.value)
     assert r"left out of micro-batch 0, spout values: no 'a\udcff.gz" in done
-    with pytest.raises(
-        ValueError, match=r"rows of no 'a\\udcff.gz of spout 'values' were left out"
-    ):
+    with pytest.raises(ValueError, match=r"of spout 'values', or it was left out before"):
         skip_planned(checkpoint, "values", [damaged])
     (folder / damaged).rename(folder / "corrected.gz")
     on = available_now(it, spark, checkpoint)
@@ -629,15 +627,19 @@ def test_a_plan_that_cannot_be_read_can_be_left_out(spark, checkpoint, store):
     it = topology(store, lines=Broken("a", "b", "c"), numbers=Table("d"))
     with pytest.raises(SourceError, match=r"'lines', micro-batch 0: read\(\) .* Analysis") as lost:
         available_now(it, spark, checkpoint)
-    with pytest.raises(ValueError, match="has no planned file 'x' of spout 'lines'; it has no fil"):
+    with pytest.raises(
+        ValueError, match="has no planned file 'x' of spout 'lines'.*; it has no fil"
+    ):
         skip_planned(checkpoint, "lines", ["x"])
-    with pytest.raises(ValueError, match=r"no planned rows of spout 'other'; .* lines, numbers"):
+    with pytest.raises(ValueError, match=r"no planned rows of spout 'other'.*; .* lines, numbers"):
         skip_planned(checkpoint, "other")
     with pytest.raises(FileNotFoundError, match="there is no checkpoint at"):
         skip_planned(f"{checkpoint}-no", "lines")
     assert skip_planned(checkpoint, "lines", dry_run=True).plans == 1
     assert "left out of micro-batch 0, spout lines: all rows" in skipped_as_told(lost.value)
-    with pytest.raises(ValueError, match=r"all planned rows of spout 'lines' were left out .* alr"):
+    with pytest.raises(
+        ValueError, match=r"of spout 'lines', or they were left out before; .* numbers"
+    ):
         skip_planned(checkpoint, "lines")
     available_now(it, spark, checkpoint)
     assert store.words == ["c", "d"]

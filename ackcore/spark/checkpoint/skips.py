@@ -125,11 +125,7 @@ def skips_in(records: Records) -> tuple[Skip, ...]:
     """Return the last skips of a checkpoint, 100 at most, the newest last."""
     body = records.read(_RECORD)
     found = () if body is None else body["skips"]
-    names = Skip.__dataclass_fields__
-    return tuple(
-        Skip(**{**{name: one[name] for name in names}, "files": tuple(one["files"])})
-        for one in found
-    )
+    return tuple(Skip(**{**one, "files": tuple(one["files"])}) for one in found)
 
 
 def skip_command(url: str, spout: str, kind: str, plans: Sequence[Any], said: str) -> str:
@@ -179,30 +175,20 @@ def _skipped(url: str, records: Records, spout: str, files: Collection[str]) -> 
             f"spout {spout!r} reads Kafka: give its KafkaSpout lost='dead-letter' instead, which "
             "continues without deleted offsets"
         )
-    skips = [one for one in skips_in(records) if (one.batch_id, one.spout) == (number, spout)]
-    already = f"of spout {spout!r} were left out of {where} already"
-    if skips and not taken.get("rows"):
-        raise ValueError(f"all planned rows {already}: start the query again")
     if not taken.get("rows"):
         have = [name for name, of in plan.offsets.items() if of.get("rows")]
         raise ValueError(
-            f"{where} has no planned rows of spout {spout!r}; it has rows of "
-            f"{', '.join(have) or 'no planned source'}"
+            f"{where} has no planned rows of spout {spout!r}, or they were left out before; it has "
+            f"rows of {', '.join(have) or 'no planned source'}"
         )
     rows = taken["rows"]
     there = {shown(name) for one in rows for name in _files(kind, one)}
     wanted = {shown(name) for name in files}
     unknown = sorted(wanted - there)
-    gone_before = [name for name in unknown if any(name in one.files for one in skips)]
-    if gone_before:
-        raise ValueError(
-            f"the rows of {', '.join(gone_before)} {already}: name other files only, or start the "
-            "query again"
-        )
     if unknown:
         raise ValueError(
-            f"{where} has no planned file {unknown[0]!r} of spout {spout!r}; it has "
-            f"{', '.join(sorted(there)[:10]) or 'no files'}"
+            f"{where} has no planned file {unknown[0]!r} of spout {spout!r}, or it was left out "
+            f"before; it has {', '.join(sorted(there)[:10]) or 'no files'}"
         )
     left = [_without(kind, one, wanted) for one in rows] if wanted else []
     gone = tuple(sorted(wanted or there))

@@ -59,21 +59,17 @@ def columns_of(connection: Connection, table: str) -> dict[str, Column]:
     return {name: Column(*about) for name, *about in found}
 
 
-class WriteAccess(NamedTuple):
-    """The ways in which this user may write into a table."""
+def takes_copy(connection: Connection, table: str) -> bool:
+    """Return whether this user may write into a table by COPY; ``table`` is its name in SQL.
 
-    by_copy: bool  # whether by COPY: not into a view, nor if row security policies apply
-    has_policies: bool  # whether row security policies apply to the user
-
-
-def write_access(connection: Connection, table: str) -> WriteAccess:
-    """Return the ways in which this user may write into a table; ``table`` is its name in SQL."""
+    COPY writes into no view, nor if row security policies apply to the user.
+    """
     found = connection.execute(
-        "SELECT relkind NOT IN ('v', 'm') AND NOT row_security_active(oid),"
-        " row_security_active(oid) FROM pg_class WHERE oid = to_regclass(%s)",
+        "SELECT relkind NOT IN ('v', 'm') AND NOT row_security_active(oid)"
+        " FROM pg_class WHERE oid = to_regclass(%s)",
         [table],
     ).fetchone()
-    return WriteAccess(True, False) if found is None else WriteAccess(*found)
+    return found is None or bool(found[0])
 
 
 def nulls_differ(connection: Connection, table: str, keys: Sequence[str]) -> bool:

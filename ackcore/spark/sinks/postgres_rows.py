@@ -21,7 +21,7 @@ from ackcore.spark.sinks.postgres_catalog import (
     columns_of,
     nulls_differ,
     quoted,
-    write_access,
+    takes_copy,
 )
 from ackcore.spark.sinks.sink_batch import SinkBatch
 
@@ -72,7 +72,7 @@ class PostgresRows:
         columns = columns_of(connection, table)
         #: For each column, True if its lists become PostgreSQL arrays, False if they become JSON.
         self._arrays = [name in columns and columns[name].is_array for name in self._names]
-        self._access = write_access(connection, table)
+        self._takes_copy = takes_copy(connection, table)
         #: The errors of refused rows, by row number.
         self._refused: dict[int, psycopg.Error] = {}
         #: Whether any row was written into the table, or into the temporary table.
@@ -89,7 +89,7 @@ class PostgresRows:
     def _write_and_bisect(self) -> None:
         # A deferred constraint would refuse the whole micro-batch at its end.
         self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        if self._access.by_copy and not self._keys:
+        if self._takes_copy and not self._keys:
             copy = f"COPY {self._table} ({self._named}) FROM STDIN (FORMAT csv)"
             self._copy_all(copy, numbered=False)
             return
@@ -190,12 +190,11 @@ class PostgresRows:
     def _is_of_table(self, error: psycopg.Error) -> bool:
         """Return whether the table may have caused an error, and not the values of a row.
 
-        Such errors are violations of a policy, and nulls in a column that the stream does not have,
-        or that PostgreSQL does not name.
+        Such errors are violations of a policy, missing rights, and nulls in a column that the
+        stream does not have, or that PostgreSQL does not name.
         """
-        if error.sqlstate == _NOT_ALLOWED:
-            return self._access.has_policies
-        return error.sqlstate == _NOT_NULL and error.diag.column_name not in self._names
+        is_null = error.sqlstate == _NOT_NULL and error.diag.column_name not in self._names
+        return is_null or error.sqlstate == _NOT_ALLOWED
 
     def _bisect(
         self,

@@ -134,16 +134,10 @@ class SinkBatch:
         They change when rows are recorded as refused. Those of `content` do not.
         """
         files = [
-            [
-                os.path.basename(file.path),
-                file.rows,
-                *([_digest(file.refused.tobytes())] if len(file.refused) else []),
-                *([] if file.within is None else [file.within]),
-            ]
+            [os.path.basename(file.path), file.rows, _digest(file.refused.tobytes()), file.within]
             for file in self.files
         ]
-        said = json.dumps(files).encode() + self.nonacked.tobytes()
-        return _digest(said)
+        return _digest(json.dumps(files).encode() + self.nonacked.tobytes())
 
     def content(self) -> str:
         """Return 16 hex digits that identify these rows and those that the sink has refused.
