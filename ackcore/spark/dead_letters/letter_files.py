@@ -157,15 +157,7 @@ def read_parts(
     ``wanted``: a mask of the rows to read; all by default. ``columns``: the columns to read, in the
     order of the file; all by default. ``encoded``: text columns to return dictionary-encoded.
     """
-    with (
-        _reading(path),
-        pq.ParquetFile(
-            path.open(),
-            page_checksum_verification=True,
-            buffer_size=1 << 20,
-            read_dictionary=list(encoded),
-        ) as file,
-    ):
+    with reading_letters(path, buffer_size=1 << 20, read_dictionary=list(encoded)) as file:
         start = 0
         for n in range(file.num_row_groups):
             rows = file.metadata.row_group(n).num_rows
@@ -178,20 +170,16 @@ def read_parts(
 
 
 @contextlib.contextmanager
-def reading_letters(path: ObjectFile) -> Iterator[pq.ParquetFile]:
+def reading_letters(path: ObjectFile, **options: Any) -> Iterator[pq.ParquetFile]:
     """Open a file of letters as a ParquetFile for a ``with`` block.
 
     Raises CheckpointCorrupt if the file is damaged or missing, also for an error in the block.
+
+    ``options``: more arguments of ParquetFile.
     """
-    with _reading(path), pq.ParquetFile(path.open(), page_checksum_verification=True) as file:
-        yield file
-
-
-@contextlib.contextmanager
-def _reading(path: ObjectFile) -> Iterator[None]:
-    """Convert errors of reading a file in the block to CheckpointCorrupt."""
     try:
-        yield
+        with pq.ParquetFile(path.open(), page_checksum_verification=True, **options) as file:
+            yield file
     except (pa.ArrowException, OSError) as error:
         way_out = (
             "Put the file back from a backup; or make an empty file beside it whose name ends in "
@@ -248,10 +236,8 @@ def read_letters(path: ObjectFile, columns: list[str] | None = None) -> pa.Table
 
     Raises CheckpointCorrupt if the file is damaged or missing.
     """
-    with _reading(path):
-        return pq.read_table(
-            path.open(), columns=columns, page_checksum_verification=True, partitioning=None
-        )
+    with reading_letters(path) as file:
+        return file.read(columns)
 
 
 def read_schema(path: ObjectFile) -> pa.Schema:
@@ -259,8 +245,8 @@ def read_schema(path: ObjectFile) -> pa.Schema:
 
     Raises CheckpointCorrupt if the file is damaged or missing.
     """
-    with _reading(path):
-        return pq.read_schema(path.open())
+    with reading_letters(path) as file:
+        return file.schema_arrow
 
 
 class BatchRows(NamedTuple):
