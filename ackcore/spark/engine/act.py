@@ -431,7 +431,7 @@ def isolate(
     Returns the failing rows by their numbers, each with its error. Returns None if no row is
     certain to fail: the sink is down, or rows fail only together.
     """
-    numbers = _all_numbers(batch)
+    numbers = batch.all_numbers()
     found: list[int] = []
     first: BaseException | None = None  # the error of the first found row
     failed_in_a_row = 0
@@ -498,17 +498,8 @@ def isolate(
     return batch.refuse(numbers[rows], errors)
 
 
-def _all_numbers(batch: SinkBatch) -> Int64s:
-    """Return the number of each row that the sink is to write, ascending: 8 bytes per row."""
-    numbers = [np.empty(0, np.int64)]
-    for i, file in enumerate(batch.files):
-        for _, there in read_with_roots(file, batch.nonacked):
-            numbers.append(row_numbers(i, there))
-    return np.concatenate(numbers)
-
-
 def _part(batch: SinkBatch, numbers: Int64s, low: int, high: int) -> SinkBatch:
-    """Return the part of a batch with the rows ``low`` to ``high`` - 1 of `_all_numbers`.
+    """Return the part of a batch with the rows ``low`` to ``high`` - 1 of `SinkBatch.all_numbers`.
 
     The part has one range of places per file. A sink may send it to tasks, so it must be small.
     """

@@ -22,7 +22,6 @@ from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
@@ -39,6 +38,8 @@ from ackcore.spark.sinks.sink_batch import SinkBatch
 _log = logging.getLogger("ackcore")
 
 _ROW = "ackcore_row"
+#: A number above those of all rows.
+_LAST = 1 << 62
 #: The SQLSTATE class of values that do not fit; the maximum number of failed parts without success.
 _UNFIT, _HOPELESS = "22", 40
 _PART = r"""(?:"[^"]+"|`[^`]+`|\[[^\]]+\]|[^\s."`\[\];,()']+)"""
@@ -111,6 +112,7 @@ class JdbcTransaction:
         #: The staging table that the marker table names from an earlier attempt.
         self._before: str | None = None
         self._is_staging = False  # whether the marker table names the staging table of this attempt
+        self._any_moved = False  # whether any row is in the table
         #: The columns that the stream does not have; True if the column is NOT NULL.
         self._others: dict[str, bool] = {}
         where = f"sink {batch.sink!r}, table {names.table},"
@@ -226,8 +228,7 @@ class JdbcTransaction:
         It names the rows that do not fit alone. ``error``: the error of all rows together. It is
         raised if no part could be filled.
         """
-        read = [numbers for _, numbers in self._batch.numbered()]
-        numbers = np.concatenate(read)
+        numbers = self._batch.all_numbers()
         refused: dict[int, JdbcError] = {}
         tried, any_written = 0, False
         parts = [(0, len(numbers), error)]
@@ -291,9 +292,7 @@ class JdbcTransaction:
         check_fence()
         if keys:
             self._drop_earlier(keys)
-        found = self._bounds(-1, 1 << 62)
-        if found is not None:
-            self._move_all(wanted, keys, *found)
+        self._move_all(wanted, keys)
 
     def _index(self, keys: Sequence[str]) -> None:
         """Create an index on the staged rows' keys, if the database can."""
@@ -319,47 +318,31 @@ class JdbcTransaction:
             f" AND b.{row} > a.{row}) d)"
         )
 
-    def _bounds(self, start: int, stop: int) -> tuple[int, int] | None:
-        """Return the lowest and highest staged row number in a range; None if it has no row."""
-        row = self.connection.quoted(_ROW)
-        found = self.connection.row(
-            f"SELECT MIN({row}), MAX({row}) FROM {self._staging} WHERE {row} >= ? AND {row} <= ?",
-            start,
-            stop,
-        )
-        if found is None or found[0] is None or found[1] is None:
-            return None
-        return int(found[0]), int(found[1])
-
-    def _move_all(self, wanted: dict[str, str], keys: list[str], first: int, last: int) -> None:
-        """Move the staged rows from number ``first`` to ``last``.
+    def _move_all(self, wanted: dict[str, str], keys: list[str]) -> None:
+        """Move the staged rows.
 
         Raises SinkRejects if the database refuses rows, which are found by bisection.
         """
-        error = self._try_move(wanted, keys, first, last)
+        error = self._try_move(wanted, keys, 0, _LAST)
         if error is None:
             return
+        numbers = self._batch.all_numbers()
         refused: dict[int, JdbcError] = {}
-        any_written = False
-        pending: list[tuple[int, int, JdbcError | None]] = [(first, last, error)]
+        pending: list[tuple[int, int, JdbcError | None]] = [(0, len(numbers), error)]
         while pending:
-            first, last, why = pending.pop()
-            found = self._bounds(first, last)
-            if found is None:
-                continue
-            first, last = found
-            why = why or self._try_move(wanted, keys, first, last)
+            start, stop, why = pending.pop()
+            why = why or self._try_move(wanted, keys, *numbers[[start, stop - 1]].tolist())
             if why is None:
-                any_written = True
-            elif first == last:
-                refused[first] = why
+                continue
+            if stop - start == 1:
+                refused[int(numbers[start])] = why
                 self._check(refused)
             else:
-                middle = (first + last) // 2
-                pending += [(middle + 1, last, None), (first, middle, None)]
+                middle = (start + stop) // 2
+                pending += [(middle, stop, None), (start, middle, None)]
         if not refused:
             return
-        if not any_written and any(self._others.values()):
+        if not self._any_moved and any(self._others.values()):
             raise error  # perhaps a column that the stream does not have: no row is at fault
         self.connection.rollback()
         raise self._batch.refuse(list(refused), list(refused.values()))
@@ -370,20 +353,21 @@ class JdbcTransaction:
         """Move a range of rows; if the database refuses a row, move none and return the error."""
         saved = self.connection.save() if self.connection.can_save else None
         try:
-            self._move_some(list(wanted.values()), keys, first, last)
+            moved = self._move_some(list(wanted.values()), keys, first, last)
         except JdbcError as error:
             if saved is None or not error.sqlstate.startswith(REFUSALS):
                 raise
             self.connection.rollback(saved)
             return error
+        self._any_moved = self._any_moved or moved > 0
         return None
 
-    def _move_some(self, columns: list[str], keys: list[str], first: int, last: int) -> None:
-        """Update the rows with existing keys, and insert the others."""
+    def _move_some(self, columns: list[str], keys: list[str], first: int, last: int) -> int:
+        """Update the rows with existing keys, and insert the others; return how many these are."""
         table, stage = self._names.table, self._staging
         row = self.connection.quoted(_ROW)
         within = f"s.{row} >= ? AND s.{row} <= ?"
-        missing = ""
+        missing, moved = "", 0
         if keys:
             same = " AND ".join(f"s.{key} = {table}.{key}" for key in keys)
             sets = [
@@ -392,14 +376,14 @@ class JdbcTransaction:
                 if column not in keys
             ]
             if sets:
-                self.connection.execute(
+                moved = self.connection.execute(
                     f"UPDATE {table} SET {', '.join(sets)}"
                     f" WHERE EXISTS (SELECT 1 FROM {stage} s WHERE {same} AND {within})",
                     first,
                     last,
                 )
             missing = f" AND NOT EXISTS (SELECT 1 FROM {table} WHERE {same})"
-        self.connection.execute(
+        return moved + self.connection.execute(
             f"INSERT INTO {table} ({', '.join(columns)}) SELECT"
             f" {', '.join(f's.{column}' for column in columns)} FROM {stage} s"
             f" WHERE {within}{missing}",

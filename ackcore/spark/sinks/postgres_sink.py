@@ -11,7 +11,6 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, LiteralString
 
-import numpy as np
 import psycopg
 import pyarrow as pa
 from psycopg import errors, sql
@@ -182,8 +181,8 @@ class PostgresSink(TransactionalSink[PostgresSession]):
         errors_of = PostgresRows(connection, table, target.keys, batch, check).write()
         if not errors_of:
             return None
-        numbers = np.concatenate([numbers for _, numbers in batch.numbered()])
-        return batch.refuse(numbers[list(errors_of)], list(map(_shown, errors_of.values())))
+        numbers = batch.all_numbers()[list(errors_of)]
+        return batch.refuse(numbers, list(map(_shown, errors_of.values())))
 
     def record(self, transaction: PostgresSession, batch: SinkBatch, written: Written) -> None:
         """Write the number and the content into the sink's row of the marker table."""

@@ -116,6 +116,10 @@ class SinkBatch:
             for rows, places in read_with_places(file, self.nonacked):
                 yield rows, row_numbers(i, places)
 
+    def all_numbers(self) -> Int64s:
+        """Return the `numbered` numbers of all rows, ascending: 8 bytes per row."""
+        return np.concatenate([_NO_PLACES, *(numbers for _, numbers in self.numbered())])
+
     def refuse(self, numbers: npt.ArrayLike, reasons: Reasons) -> SinkRejects:
         """Return a `SinkRejects` of the rows with the given `numbered` numbers.
 
