@@ -158,7 +158,7 @@ class Letters:
             for spout in body["spouts"]:
                 files = _of_spout(body, spout)["files"]
                 left = [each for each in files if each["object"] not in keys]
-                body = _with_files(body, spout, left)
+                body = _with(body, spout, files=left)
             return body
 
         if keys:
@@ -219,12 +219,11 @@ class Letters:
                 written[spout] = self._put(spout, "columns", fill)
 
         def change(body: Body) -> Body:
-            spouts = dict(body["spouts"])
-            for spout in {*spouts, *written} if sources else ():
-                of = _of_spout(body, spout)
-                now = written.get(spout, of["columns"]) if spout in sources else None
-                spouts[spout] = {**of, "columns": now}
-            return {**body, "spouts": spouts}
+            for spout in {*body["spouts"], *written} if sources else ():
+                known = _of_spout(body, spout)["columns"]
+                now = written.get(spout, known) if spout in sources else None
+                body = _with(body, spout, columns=now)
+            return body
 
         spouts = self._index.read()["spouts"]
         others = any(of["columns"] for name, of in spouts.items() if name not in sources)
@@ -293,7 +292,7 @@ class Letters:
             after = [each for each in files if each["first"] > number]
             gone.clear()
             gone.update(each["object"] for each in files if each["first"] == number)
-            return _with_files(body, spout, [*before, *entries, *after])
+            return _with(body, spout, files=[*before, *entries, *after])
 
         self._change(change)
         self._delete(gone - {*keys})
@@ -339,10 +338,8 @@ class Letters:
             done = True
             at = there.index(keys[0])
             left = [each for each in files if each["object"] not in keys]
-            new = _with_files(body, spout, [*left[:at], whole, *left[at:]])
             log = [*_of_spout(body, spout)["merged"], {**merged, "at_ms": self._clock()}]
-            new["spouts"][spout]["merged"] = log
-            return new
+            return _with(body, spout, files=[*left[:at], whole, *left[at:]], merged=log)
 
         self._change(change)
         if not done:
@@ -360,11 +357,9 @@ class Letters:
         keys = {key for each in old for key in self._merged_keys(each)}
 
         def change(body: Body) -> Body | None:
-            of = _of_spout(body, spout)
-            left = [each for each in of["merged"] if each["object"] not in lists]
-            if len(left) == len(of["merged"]):
-                return None
-            return {**body, "spouts": {**body["spouts"], spout: {**of, "merged": left}}}
+            log = _of_spout(body, spout)["merged"]
+            left = [each for each in log if each["object"] not in lists]
+            return None if len(left) == len(log) else _with(body, spout, merged=left)
 
         # The files first: without their list they could not be found.
         self._delete(keys)
@@ -406,7 +401,7 @@ class Letters:
                 return None
             done = True
             changed = [{**each, **new} if each["object"] == key else each for each in files]
-            return _with_files(body, spout, changed)
+            return _with(body, spout, files=changed)
 
         for _ in range(_TRIES):
             epoch = self._index.read()["epoch"]
@@ -526,9 +521,9 @@ def _of_spout(body: Body, spout: str) -> dict[str, Any]:
     return {**nothing, **body.get("spouts", {}).get(spout, {})}
 
 
-def _with_files(body: Body, spout: str, files: list[Any]) -> Body:
-    """Return a copy of an index with other files for a spout."""
-    return {**body, "spouts": {**body["spouts"], spout: {**_of_spout(body, spout), "files": files}}}
+def _with(body: Body, spout: str, **changes: Any) -> Body:
+    """Return a copy of an index with other fields for a spout."""
+    return {**body, "spouts": {**body["spouts"], spout: {**_of_spout(body, spout), **changes}}}
 
 
 def _merged(body: Body) -> Iterator[Mapping[str, Any]]:

@@ -242,9 +242,9 @@ def make_marker(dsn: str, target: SinkTable, what: str) -> None:
     """Create the marker table if it does not exist."""
     with contextlib.closing(connect(dsn)) as connection:
         schema, _ = resolve(connection, target.table, what)
-        if _find(connection, marker_name(connection, schema, target.marker)):
-            return
         name = marker_name(connection, schema, target.marker)
+        if _find(connection, name):
+            return
         create = sql.SQL("CREATE TABLE IF NOT EXISTS {} {}").format(sql.SQL(name), sql.SQL(_MARKER))
         try:
             connection.execute(create)
