@@ -134,19 +134,13 @@ def making_in(directory: Place) -> Iterator[Path]:
         place.close()
 
 
-def read_file(path: Place) -> pa.Buffer:
-    """Return the bytes of a file, memory-mapped where possible.
+def read_file(path: Place) -> pa.Buffer | None:
+    """Return the bytes of a file, memory-mapped where possible; None if it does not exist.
 
-    Raises FileNotFoundError if it does not exist, OSError or StateError if it cannot be read.
+    Raises StateError if the file cannot be read.
     """
-    if not is_bucket(path):
-        with pa.memory_map(os.fspath(path)) as source:
-            return source.read_buffer()
     store, key = object_at(path)
-    data = store.read(key)
-    if data is None:
-        raise FileNotFoundError(f"{os.fspath(path)} does not exist")
-    return data
+    return store.read(key)
 
 
 def is_missing(path: Place) -> bool:
@@ -161,12 +155,9 @@ def read_table_at(path: Place, *, way_out: str = WAY_OUT) -> pa.Table:
 
     ``way_out``: the end of the message about damage: a sentence without the full stop.
     """
-    try:
-        data = read_file(path)
-    except FileNotFoundError:
-        raise corrupt(path, "is missing, though the checkpoint refers to it", way_out) from None
-    except OSError as error:
-        raise StateError(f"{os.fspath(path)} cannot be read: {error}") from error
+    data = read_file(path)
+    if data is None:
+        raise corrupt(path, "is missing, though the checkpoint refers to it", way_out)
     return table_in(data, path, way_out=way_out)
 
 

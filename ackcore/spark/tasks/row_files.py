@@ -32,7 +32,7 @@ from ackcore._arrow.record_batches import offsets_of
 from ackcore._backend import fingerprint
 from ackcore._error_hints import counted
 from ackcore._records import Int64s
-from ackcore.spark.base.errors import RowFileDamaged, StateError
+from ackcore.spark.base.errors import RowFileDamaged
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.stores.run_files import made_in, publish, read_file
@@ -249,15 +249,9 @@ def damage_in(error: BaseException | None) -> RowFileDamaged | None:
 
 def _read(file: RowFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
     path, rows, nbytes = file
-    try:
-        data = read_file(path)
-    except FileNotFoundError:
-        raise _damaged(path, "is missing, though the checkpoint refers to it") from None
-    except OSError as error:
-        raise StateError(
-            f"{path}, a file of the checkpoint, cannot be read: {error}; make it readable, and "
-            "start again"
-        ) from error
+    data = read_file(path)
+    if data is None:
+        raise _damaged(path, "is missing, though the checkpoint refers to it")
     named = _NAME.fullmatch(os.path.basename(path))
     if named is None:
         raise _damaged(path, "has no fingerprint in its name, as row files have")
