@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import itertools
+import logging
 import os
 import socket
 import subprocess
@@ -255,13 +256,18 @@ _ANSWERS = {
 
 
 def _serve() -> None:
-    from moto.server import ThreadedMotoServer  # noqa: PLC0415
+    from moto.moto_server.werkzeug_app import MotoRequestHandler  # noqa: PLC0415
+    from moto.server import create_backend_app  # noqa: PLC0415
+    from werkzeug.serving import make_server  # noqa: PLC0415
 
     # moto's own, which it makes up where there are none.
     os.environ.update(environment("http://127.0.0.1"))
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    print(server.get_host_and_port()[1], flush=True)
+    logging.getLogger("werkzeug").disabled = True
+    # Of S3 alone: moto's server for all services searches them for the one of each request.
+    app = create_backend_app("s3")
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(server.server_port, flush=True)
     sys.stdin.read()
     os._exit(0)
 
