@@ -3,6 +3,8 @@ const byId = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const EVERY_MS = 3000;
 let at = 0, state = null, timer = null, drawn = "";
+// Answers may come in another order than their requests: only the last request's is shown.
+let refreshes = 0, searches = 0;
 
 const make = (name, text, className) => {
   const node = document.createElement(name);
@@ -269,9 +271,10 @@ const pretty = (text) => {
   try { return JSON.stringify(JSON.parse(text), null, 2); } catch { return text; }
 };
 const showLetters = async () => {
-  const query = new URLSearchParams(new FormData(byId("search")));
+  const query = new URLSearchParams(new FormData(byId("search"))), mine = ++searches;
   try {
     const found = await ask(`api/${at}/letters?${query}`);
+    if (mine !== searches) return;
     table("letters", [["choose", ""], ["letter", ""], ["died", "time"], ["component", ""], ["error", ""], ["attempts", "number"], ["replays", "number"], ["sent", "number"], ["message and record", "text"]],
       found.letters.map((letter) => {
         const box = make("input");
@@ -314,9 +317,12 @@ const send = async (event) => {
 
 const refresh = async () => {
   clearTimeout(timer);
+  const mine = ++refreshes;
   if (!document.hidden) {
     try {
-      state = await ask(`api/${at}/status`);
+      const found = await ask(`api/${at}/status`);
+      if (mine !== refreshes) return;
+      state = found;
       showHead(state); showTiles(state); showCounts(state); showWaiting(state);
       showExpectations(state.batches);
       showUsage(state.batches);
@@ -327,7 +333,7 @@ const refresh = async () => {
     } catch (error) { trouble(error); }
     document.body.dataset.ready = "yes";
   }
-  timer = setTimeout(refresh, EVERY_MS);
+  if (mine === refreshes) timer = setTimeout(refresh, EVERY_MS);
 };
 
 // The drawing fills the room, up to twice its size; a drawing that does not fit can be scrolled.

@@ -143,11 +143,22 @@ def test_a_search_that_finds_nothing_says_what_there_is(chromium, server):
     chromium.look(400, 1000, "light")
     chromium.open(server.url)
     chromium.until("document.querySelector('#found').textContent === '7 letters'")
+    # A search whose answer comes after that of the next one.
     chromium.run(
+        "const real = window.fetch, late = new Promise(done => { window.deliver = done; });"
+        "window.fetch = async (...request) => {"
+        "  window.fetch = real; const answer = await real(...request), body = await answer.json();"
+        "  const shown = () => { window.delivered = true; };"
+        "  const json = async () => { setTimeout(shown); return body; };"
+        "  await late; return { ok: true, json }; };"
+        "document.querySelector('#search').requestSubmit();"
         "document.querySelector('#search').elements.component.value = 'splitt';"
         "document.querySelector('#search').requestSubmit()"
     )
     chromium.until("document.querySelectorAll('#letters tbody tr').length === 0")
+    chromium.run("deliver()")
+    chromium.until("window.delivered")
+    assert chromium.run("document.querySelectorAll('#letters tbody tr').length") == 0
     assert chromium.run("document.querySelector('#found').textContent") == (
         "no dead letter of 7 matches"
     )
