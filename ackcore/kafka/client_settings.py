@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping
 from logging import INFO, WARNING, Logger, LoggerAdapter
 from typing import TYPE_CHECKING, Any
@@ -10,6 +12,8 @@ if TYPE_CHECKING:
     _Adapter = LoggerAdapter[Logger]
 else:
     _Adapter = LoggerAdapter
+
+_log = logging.getLogger(__name__)
 
 #: Settings that ackcore's guarantees fix, with the reason or the alternative.
 _OURS = {
@@ -77,7 +81,9 @@ class ClientSettings:
         options override.
         """
         where = {"bootstrap.servers": self.bootstrap_servers}
-        return {**where, **(defaults or {}), **self.options, **own}
+        found = {**where, **(defaults or {}), **self.options, **own}
+        given = self.options.get("oauth_cb")
+        return {**found, "oauth_cb": Tokens(given, self)} if callable(given) else found
 
     def redacted(self, text: str) -> str:
         """Replace each secret of these settings in a text by "[redacted]"."""
@@ -117,6 +123,32 @@ class ClientSettings:
 def without_consumers(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a client's configuration without the settings that are for consumers only."""
     return {name: of for name, of in config.items() if not name.startswith(_OF_CONSUMERS)}
+
+
+class Tokens:
+    """The user's ``oauth_cb``, with a check of its result and a warning for each failure.
+
+    Attributes: ``failure``: why there is no token; None before the first call, and after a call
+    that gave one.
+    """
+
+    def __init__(self, given: Callable[..., Any], settings: ClientSettings) -> None:
+        self._given = given
+        self._settings = settings
+        self.failure: str | None = None
+
+    def __call__(self, config: str) -> Any:
+        """Return a token, its expiry in seconds since 1970, and what else the user returned."""
+        self.failure = "it has not returned yet"
+        try:
+            found = self._given(config)
+            _check_token(found)
+        except BaseException as error:
+            self.failure = self._settings.redacted(f"{type(error).__name__}: {error}")
+            _log.warning("oauth_cb gave no token, and is called again in 10 s: %s", self.failure)
+            raise
+        self.failure = None
+        return found
 
 
 class RedactedLog(_Adapter):
@@ -167,6 +199,30 @@ def _checked(options: Any) -> dict[str, Value]:
                 f"{type(value).__name__}"
             )
     return dict(options)
+
+
+def _check_token(found: Any) -> None:
+    """Raise if a result of ``oauth_cb`` is not one that confluent-kafka takes."""
+    if not (
+        isinstance(found, tuple)
+        and len(found) >= 2
+        and isinstance(found[0], str)
+        and isinstance(found[1], (int, float))
+    ):
+        # The result itself is a secret.
+        kind = type(found).__name__
+        if isinstance(found, tuple):
+            kind = f"a tuple of {', '.join(type(each).__name__ for each in found)}"
+        raise TypeError(
+            "oauth_cb must return a tuple (token, expiry), a string and seconds since 1970, got "
+            f"{kind}"
+        )
+    left = found[1] - time.time()
+    if left <= 0:
+        raise ValueError(
+            f"oauth_cb must return an expiry in the future, in seconds since 1970, got {found[1]}, "
+            f"which is {-left:.0f} s ago"
+        )
 
 
 def _is_secret(name: str) -> bool:

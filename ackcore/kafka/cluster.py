@@ -21,8 +21,9 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from ackcore._error_hints import nearest
 from ackcore.kafka.client_settings import ClientSettings, without_consumers
+from ackcore.kafka.clients import new_client
 from ackcore.kafka.committer import DEFAULTS, CommitAnswer, Committer, commit_requests
-from ackcore.kafka.kafka_errors import error_text
+from ackcore.kafka.kafka_errors import NoToken, error_text
 from ackcore.offsets import Commit
 from ackcore.retry import capped_doubling
 
@@ -133,7 +134,8 @@ class Cluster:
 
     ``settings``: the connection to the brokers. ``timeout_s``: the time-out of each request.
 
-    Raises ValueError if librdkafka refuses the settings.
+    Raises ValueError if librdkafka refuses the settings. Raises ClusterFailed if ``oauth_cb`` gives
+    no token within 10 s.
     """
 
     def __init__(self, settings: ClientSettings, *, timeout_s: float = 30.0) -> None:
@@ -152,7 +154,9 @@ class Cluster:
         #: By group. A committer with overdue answers is given up, so that no answer comes late.
         self._committers: dict[str, Committer] = {}
         try:
-            self._admin = AdminClient(without_consumers(made))
+            self._admin = new_client(AdminClient, without_consumers(made))
+        except NoToken as error:
+            raise ClusterFailed(str(error)) from None
         except KafkaException as error:
             text = settings.redacted(error_text(error.args[0]))
             raise ValueError(f"options are refused by librdkafka: {text}") from None
@@ -308,7 +312,11 @@ class Cluster:
         if not keys:
             return PartitionAnswers({}, {})
         own: dict[str, Any] = {"group.id": group, "enable.auto.commit": False}
-        consumer = Consumer(self._settings.client_config(own, DEFAULTS))
+        config = self._settings.client_config(own, DEFAULTS)
+        try:
+            consumer = new_client(Consumer, config)
+        except NoToken as error:
+            return PartitionAnswers({}, dict.fromkeys(keys, self._failure(error.args[0])))
         try:
             return self._retry_moves(lambda: self._committed(consumer, keys))
         finally:
@@ -375,7 +383,10 @@ class Cluster:
     ) -> list[CommitAnswer]:
         committer = self._committers.get(group)
         if committer is None:
-            committer = self._committers[group] = Committer(self._settings, group)
+            try:
+                committer = self._committers[group] = Committer(self._settings, group)
+            except NoToken as error:
+                return [(error.args[0], [])] * len(requests)
         answers = committer.commit(
             [[ClientPartition(*key, *wanted[key]) for key in keys] for keys in requests],
             min(self._timeout_s, _COMMIT_S, patience_s),

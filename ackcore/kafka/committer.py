@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 
 from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.clients import new_client
 
 _Key = TypeVar("_Key", bound=tuple[str, int])
 
@@ -80,7 +81,7 @@ class Committer:
         self.overdue = 0
         self._has_coordinator = False
         self._answers = answers
-        self._consumer = Consumer(settings.client_config(own, DEFAULTS))
+        self._consumer = new_client(Consumer, settings.client_config(own, DEFAULTS))
 
     def abandon(self) -> None:
         """Close the client in a background thread, since closing waits for overdue answers."""

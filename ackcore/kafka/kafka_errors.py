@@ -27,6 +27,13 @@ class OffsetsOutOfRange(ConsumerError):
     """The next offset to read was deleted, or is above the end of its partition."""
 
 
+class NoToken(KafkaException):
+    """The user's ``oauth_cb`` gave a new client no token within 10 s. No broker was asked."""
+
+    def __str__(self) -> str:
+        return str(self.args[0].str())
+
+
 class OffsetsLost(RuntimeError):
     """Offsets of a range were deleted, or the partition now ends before the range.
 

@@ -14,8 +14,9 @@ from typing import Any, Literal, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from ackcore.kafka.client_settings import ClientSettings
-from ackcore.kafka.kafka_errors import error_text
+from ackcore.kafka.client_settings import ClientSettings, Value
+from ackcore.kafka.clients import new_client
+from ackcore.kafka.kafka_errors import NoToken, error_text
 
 #: Settings that a guaranteed delivery requires.
 _OURS = {
@@ -198,7 +199,10 @@ class Deliveries:
             own["transactional.id"] = transactional_id
             defaults = {**SIZES, "transaction.timeout.ms": _TRANSACTION_MS}
         try:
-            self._producer: Producer | None = Producer(settings.client_config(own, defaults))
+            config = settings.client_config(own, defaults)
+            self._producer: Producer | None = new_client(Producer, config)
+        except NoToken as error:
+            raise DeliveryError(str(error)) from None
         except KafkaException as error:
             raise DeliveryError(
                 f"librdkafka refused the producer's settings: {self._error_text(error.args[0])}"
@@ -409,16 +413,13 @@ class Transactions:
             self._call("could not be initialized", self._producer.init_transactions)
             # After the call above all earlier transactions are committed or aborted, so the offset
             # that this reads does not change any more.
-            consumer = Consumer(
-                settings.client_config(
-                    {
-                        "group.id": transactional_id,
-                        "enable.auto.commit": False,
-                        "isolation.level": "read_committed",
-                        "log_level": 3,  # it would warn about options for the producer
-                    }
-                )
-            )
+            own: dict[str, Value] = {
+                "group.id": transactional_id,
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "log_level": 3,  # it would warn about options for the producer
+            }
+            consumer = new_client(Consumer, settings.client_config(own))
             self._group = consumer.consumer_group_metadata()
             found = self._committed(consumer)
         except KafkaException as error:

@@ -16,7 +16,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from ackcore._records import RawMessage
 from ackcore.kafka.client_settings import ClientSettings
-from ackcore.kafka.kafka_errors import OffsetsLost, ReadFailed, ReadTimedOut, error_text
+from ackcore.kafka.clients import new_client
+from ackcore.kafka.kafka_errors import NoToken, OffsetsLost, ReadFailed, ReadTimedOut, error_text
 from ackcore.kafka.ranges import OffsetRange, RecordColumns
 from ackcore.kafka.raw_consumer import event_error, raw_consumer
 
@@ -77,7 +78,8 @@ class RangeReader:
 
     Only one thread may use it.
 
-    Raises ValueError if librdkafka refuses the settings.
+    Raises ValueError if librdkafka refuses the settings, and NoToken if ``oauth_cb`` gives no token
+    within 10 s.
 
     ``settings``: the connection to the brokers. ``batch_bytes``: the approximate bytes of keys,
     values and headers in a batch, at most 1 GiB; a single record may have more. ``batch_rows``: the
@@ -110,7 +112,10 @@ class RangeReader:
 
         try:
             conf = settings.client_config(_OWN, _DEFAULTS)
-            self._consumer = raw_consumer(conf, hear) or Consumer({**conf, "error_cb": hear})
+            raw = raw_consumer(conf, hear)
+            self._consumer = raw or new_client(Consumer, {**conf, "error_cb": hear})
+        except NoToken:
+            raise
         except KafkaException as error:
             text = settings.redacted(error_text(error.args[0]))
             raise ValueError(f"options are refused by librdkafka: {text}") from None

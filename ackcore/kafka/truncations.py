@@ -12,6 +12,8 @@ import time
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from ackcore.kafka.client_settings import ClientSettings, Value
+from ackcore.kafka.clients import new_client
+from ackcore.kafka.kafka_errors import NoToken
 
 _OWN: dict[str, Value] = {
     "group.id": "ackcore",
@@ -53,7 +55,10 @@ def truncated_at(
     def is_same(offset: int) -> bool:
         where = TopicPartition(*partition, offset, leader_epoch=epoch)
         # A new client per request: one that already has an offset of the partition sends none.
-        consumer = Consumer(settings.client_config(_OWN, _DEFAULTS))
+        try:
+            consumer = new_client(Consumer, settings.client_config(_OWN, _DEFAULTS))
+        except NoToken as error:
+            raise ConnectionError(str(error)) from None
         try:
             return _is_same(consumer, where, until)
         finally:

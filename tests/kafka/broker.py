@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from confluent_kafka import KafkaException, TopicPartition
@@ -94,13 +94,14 @@ def free_ports(n: int) -> list[int]:
 
     A broker that was killed takes its own again: in between no client's connection may have it.
     """
-    with socket.socket() as one, socket.socket() as other:
-        for sock in (one, other)[:n]:
+    with ExitStack() as open_:
+        sockets = [open_.enter_context(socket.socket()) for _ in range(n)]
+        for sock in sockets:
             while True:
                 with suppress(OSError):
                     sock.bind(("127.0.0.1", random.SystemRandom().randrange(20_000, 32_000)))
                     break
-        return [sock.getsockname()[1] for sock in (one, other)[:n]]
+        return [sock.getsockname()[1] for sock in sockets]
 
 
 class Broker(KafkaServer):
@@ -161,15 +162,27 @@ class Broker(KafkaServer):
         return self._process.pid
 
     def _format(self) -> None:
-        port, controller = free_ports(2)
+        port, controller, tokens = free_ports(3)
         self.bootstrap_servers = f"127.0.0.1:{port}"
+        #: For clients that log in with a token: any JSON web token without a signature will do.
+        self.token_servers = f"127.0.0.1:{tokens}"
+        clients = f"PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{tokens}"
+        oauth = "org.apache.kafka.common.security.oauthbearer"
         properties = {
             "process.roles": "broker,controller",
             "node.id": 1,
-            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+            "listeners": f"{clients},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": clients,
             "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
+            "SASL_PLAINTEXT:SASL_PLAINTEXT",
+            "sasl.enabled.mechanisms": "OAUTHBEARER",
+            "listener.name.sasl_plaintext.oauthbearer.sasl.jaas.config": (
+                f"{oauth}.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub=broker;"
+            ),
+            "listener.name.sasl_plaintext.oauthbearer.sasl.server.callback.handler.class": (
+                f"{oauth}.internals.unsecured.OAuthBearerUnsecuredValidatorCallbackHandler"
+            ),
             "inter.broker.listener.name": "PLAINTEXT",
             "controller.quorum.voters": f"1@127.0.0.1:{controller}",
             "log.dirs": self._directory / "data",

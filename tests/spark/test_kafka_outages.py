@@ -188,6 +188,7 @@ def test_what_keeps_offsets_from_being_read(mock_kafka, monkeypatch):
             "a (UNKNOWN_TOPIC_OR_PART)",
         ),
         ("ackcore.kafka.kafka_errors.ReadFailed: a (TOPIC_AUTHORIZATION_FAILED)", None),
+        ("ackcore.kafka.kafka_errors.NoToken: oauth_cb gave no token", "oauth_cb gave no token"),
         ("builtins.ValueError: no", None),
     ],
 )

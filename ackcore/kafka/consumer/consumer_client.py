@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from ackcore._error_hints import counted
 from ackcore.kafka.client_settings import Log, Value
+from ackcore.kafka.clients import new_client
 from ackcore.kafka.committer import commit_requests
 from ackcore.kafka.consumer.consumer_records import (
     UNREADABLE_HEADERS,
@@ -22,7 +23,7 @@ from ackcore.kafka.consumer.consumer_records import (
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.held_partition import Key, PartitionCommit
 from ackcore.kafka.consumer.held_records import HeldRecords
-from ackcore.kafka.kafka_errors import ConsumerError, is_fatal
+from ackcore.kafka.kafka_errors import ConsumerError, NoToken, is_fatal
 from ackcore.kafka.producing import PASSING
 
 _log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> C
     defaults["topic.metadata.refresh.interval.ms"] = round(settings.refresh_s * 1000)
     config = settings.client.client_config(own, defaults)
     try:
-        return Consumer(config)
+        return new_client(Consumer, config)
     except KafkaException as error:
         raise settings_refused(settings, error) from None
 
@@ -82,6 +83,8 @@ def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> C
 def settings_refused(settings: ConsumerSettings, error: KafkaException) -> ConsumerError:
     """Return a ConsumerError for librdkafka's refusal of a client's settings."""
     said = settings.client.redacted(error.args[0].str())
+    if isinstance(error, NoToken):
+        return ConsumerError(said)
     return ConsumerError(f"librdkafka refused the settings of the client: {said}; correct options=")
 
 

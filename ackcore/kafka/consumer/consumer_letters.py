@@ -19,11 +19,12 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from ackcore.kafka.client_settings import Log, Value, without_consumers
+from ackcore.kafka.clients import new_client
 from ackcore.kafka.consumer.consumer_client import settings_refused
 from ackcore.kafka.consumer.consumer_records import Failure, Headers, KafkaRecord
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.held_partition import DyingRecord
-from ackcore.kafka.kafka_errors import ConsumerError, error_text, is_fatal
+from ackcore.kafka.kafka_errors import ConsumerError, NoToken, error_text, is_fatal
 from ackcore.kafka.producing import SIZES, remedy
 from ackcore.retry import capped_doubling
 
@@ -129,7 +130,7 @@ class TopicLetterStore:
         self._log = log
         self._topic = topic
         self._config = config
-        self._producer = Producer(config)
+        self._producer = new_client(Producer, config)
         self._fatal: KafkaError | None = None
 
     def store(self, letter: DyingRecord, report: Report) -> None:
@@ -170,7 +171,8 @@ class TopicLetterStore:
             self._log.warning(
                 "the producer of dead letters ended, and is replaced: %s", self._fatal.str()
             )
-            self._producer, self._fatal = Producer(self._config), None
+            with suppress(NoToken):  # a later poll tries again
+                self._producer, self._fatal = new_client(Producer, self._config), None
 
     def _end(self) -> int:
         """Cancel the undelivered letters. Return the number of those not reported within 1 s."""

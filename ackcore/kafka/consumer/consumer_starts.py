@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from confluent_kafka import Consumer, TopicPartition
 
-from ackcore.kafka.cluster import Cluster
+from ackcore.kafka.cluster import Cluster, ClusterFailed
 from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.consumer.consumer_client import (
     REQUEST_S,
@@ -153,8 +153,12 @@ def _shorter_log(
     low, high = watermarks(client, partition)
     if done > high:
         # A reader of uncommitted records may have committed offsets of an open transaction.
-        with closing(Cluster(settings.client)) as cluster:
-            marks, failed = cluster.watermarks([key], {key: done})
+        try:
+            with closing(Cluster(settings.client)) as cluster:
+                marks, failed = cluster.watermarks([key], {key: done})
+        except ClusterFailed as error:
+            where = f"the end of {key[0]}-{key[1]}"
+            raise ConsumerError(f"{where} could not be read: {error}") from None
         if failed:
             raise ConsumerError(
                 f"the end of {key[0]}-{key[1]} could not be read: {failed}; start the consumer "

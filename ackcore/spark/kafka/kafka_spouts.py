@@ -34,7 +34,7 @@ _FRAMES = 8
 _ASK_S = 5.0
 #: The last line of a task's traceback if offsets could not be read yet.
 _UNREAD = re.compile(
-    r"\backcore\.kafka\.kafka_errors\.(?:ReadTimedOut|OffsetsLost"
+    r"\backcore\.kafka\.kafka_errors\.(?:ReadTimedOut|NoToken|OffsetsLost"
     r"|ReadFailed(?=: .*\((?:UNKNOWN_TOPIC_OR_PART|UNKNOWN_TOPIC_ID|_UNKNOWN_TOPIC"
     r"|_UNKNOWN_PARTITION)\))): (.+)"
 )
