@@ -127,7 +127,7 @@ def replay_letters(
     DeliveryError
         If a letter was not delivered; letters before it may have been. If its topic or partition is
         missing, the message names it, and the letters before it in its partition were sent.
-    UnknownTopics, ClusterFailed, OffsetsLost, ReadTimedOut, ReadFailed
+    UnknownTopics, ClusterFailed, NoToken, OffsetsLost, ReadTimedOut, ReadFailed
         If the topic cannot be read.
     """
     check_topic(topic)
