@@ -1,7 +1,9 @@
 """Calls whose time passes at once: the event loop's waits set the clock instead."""
 
+import asyncio
 import selectors
 
+from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
 from ackcore.flow.consumers import state_of
 
@@ -35,6 +37,17 @@ class SimCalls(Calls):
     @property
     def now_s(self):
         return self.sim.now_ns / S
+
+
+def called(function, items, **settings):
+    """Call a function with each item in simulated time. Return the outcomes, and the `Calls`."""
+    with SimCalls(function, CallSettings(**settings)) as calls:
+        return list(calls.run(items)), calls
+
+
+def now_s():
+    """Return the simulated time, within a call."""
+    return asyncio.get_running_loop().time()
 
 
 def states(calls):

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from simulated_loop import S, SimCalls, states
+from simulated_loop import S, SimCalls, called, now_s, states
 
 from ackcore.calls import Reject, Retry, Unavailable, call_workers
 from ackcore.calls.call_settings import CallSettings
@@ -26,7 +26,7 @@ class Service:
         return self.calls
 
     async def call(self, item, endpoint=None):
-        began = self.calls.now_s
+        began = now_s()
         self.made.append((began, endpoint))
         self.out += 1
         state = self.states()[endpoint]
@@ -168,16 +168,16 @@ def test_a_service_that_refuses_what_is_too_much_is_used_in_full(window):
 
     async def call(item):
         nonlocal tokens, since
-        tokens, since = min(20.0, tokens + (calls.now_s - since) * 200), calls.now_s
+        tokens, since = min(20.0, tokens + (now_s() - since) * 200), now_s()
         if tokens < 1:
             await asyncio.sleep(0.001)
             raise Retry("429", after_s=1)
         tokens -= 1
         await asyncio.sleep(0.05)
 
-    with SimCalls(call, CallSettings(max_concurrency=window, wait_in_task_s=60)) as calls:
-        assert not [outcome for outcome in calls.run(range(3000)) if outcome.error]
-        assert 3000 / calls.now_s > 0.93 * 200
+    outcomes, calls = called(call, range(3000), max_concurrency=window, wait_in_task_s=60)
+    assert not any(outcome.error for outcome in outcomes)
+    assert 3000 / calls.now_s > 0.93 * 200
 
 
 @pytest.mark.parametrize("wait_s", [0, 0.001, 0.1])
@@ -190,8 +190,7 @@ def test_a_record_that_is_refused_by_itself_holds_nothing_up(wait_s):
             raise Retry("not this one", after_s=3600)
         return item
 
-    with SimCalls(call, CallSettings(max_concurrency=8)) as calls:
-        outcomes = list(calls.run(range(1000)))
+    outcomes, _ = called(call, range(1000), max_concurrency=8)
     assert [n for n, outcome in enumerate(outcomes) if outcome.error] == list(range(7, 1000, 10))
 
 
@@ -205,8 +204,7 @@ def test_with_no_waits_in_the_task_a_refusal_costs_the_record_that_was_refused(t
         if item % 20 == 10:
             raise Retry("busy", after_s=30)
 
-    with SimCalls(call, CallSettings(max_concurrency=window, wait_in_task_s=0)) as calls:
-        outcomes = list(calls.run(range(100)))
+    outcomes, _ = called(call, range(100), max_concurrency=window, wait_in_task_s=0)
     assert [n for n, outcome in enumerate(outcomes) if outcome.error] == list(range(10, 100, 20))
     assert [outcome.attempts for outcome in outcomes] == [1] * 100
 
@@ -218,9 +216,8 @@ def test_an_item_that_opens_the_breaker_by_itself_has_had_its_attempt(monkeypatc
         raise ConnectionResetError("reset")
 
     monkeypatch.setattr(call_workers, "_BACKOFF_NS", 10**6)
-    settings = CallSettings(retry_on=(ConnectionError,), max_attempts=100, wait_in_task_s=4)
-    with SimCalls(reset, settings) as calls:
-        ((_, error, attempts, after_s),) = calls.run(["poison"])
+    settings = {"retry_on": (ConnectionError,), "max_attempts": 100, "wait_in_task_s": 4}
+    ((_, error, attempts, after_s),), _ = called(reset, ["poison"], **settings)
     assert (type(error), error.args, attempts) == (ConnectionResetError, ("reset",), 10)
     assert 4 < after_s <= 5
 
@@ -252,7 +249,6 @@ def test_without_a_breaker_one_item_that_is_refused_stops_no_others():
             raise Retry("busy", after_s=60)
         return item
 
-    settings = CallSettings(max_concurrency=4, breaker_failures=None, wait_in_task_s=0)
-    with SimCalls(call, settings) as calls:
-        outcomes = list(calls.run(range(200)))
+    settings = {"max_concurrency": 4, "breaker_failures": None, "wait_in_task_s": 0}
+    outcomes, _ = called(call, range(200), **settings)
     assert [n for n, outcome in enumerate(outcomes) if outcome.error] == [*range(20, 60)]

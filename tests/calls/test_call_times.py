@@ -9,15 +9,11 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_loop import MS, SimCalls, states
+from simulated_loop import MS, SimCalls, called, now_s, states
 
 from ackcore.calls import RateLimit, Reject, Retry
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
-
-
-async def nothing(item):
-    return item
 
 
 def test_a_call_that_takes_too_long_is_cancelled_to_the_millisecond():
@@ -28,10 +24,9 @@ def test_a_call_that_takes_too_long_is_cancelled_to_the_millisecond():
             await asyncio.sleep(item)
             return item
         finally:
-            ended[item] = calls.now_s
+            ended[item] = now_s()
 
-    with SimCalls(call, CallSettings(max_concurrency=10, timeout_s=2)) as calls:
-        outcomes = list(calls.run([1, 1.9, 2.1, 50, 0.5]))
+    outcomes, _ = called(call, [1, 1.9, 2.1, 50, 0.5], max_concurrency=10, timeout_s=2)
     assert [outcome.value for outcome in outcomes] == [1, 1.9, None, None, 0.5]
     assert type(outcomes[2].error) is TimeoutError
     assert str(outcomes[2].error) == "no answer within 2 s"
@@ -55,8 +50,7 @@ def test_a_time_out_strikes_no_other_call():
                 return "late"  # as a careless cleanup does
             raise OSError("broke off") from None
 
-    with SimCalls(call, CallSettings(max_concurrency=1, timeout_s=1)) as calls:
-        outcomes = list(calls.run(range(9)))
+    outcomes, _ = called(call, range(9), max_concurrency=1, timeout_s=1)
     assert [outcome.value for outcome in outcomes[::3]] == [0, 3, 6]
     assert [type(outcome.error) for outcome in outcomes[1::3]] == [TimeoutError] * 3
     assert [str(outcome.error) for outcome in outcomes[2::3]] == ["broke off"] * 3
@@ -101,21 +95,20 @@ def test_a_thread_that_hangs_is_not_waited_for(at_once):
 
 def test_a_short_wait_is_waited_in_the_task_and_gives_its_place_up():
     """With a window of one, the others are called while the first one waits."""
-    called = []
+    made = []
 
     async def call(item):
-        called.append((item, calls.now_s))
+        made.append((item, now_s()))
         await asyncio.sleep(0.1)
-        if item == 0 and len(called) == 1:
+        if item == 0 and len(made) == 1:
             raise Retry("429", after_s=1)
         return item
 
-    with SimCalls(call, CallSettings(max_concurrency=1)) as calls:
-        outcomes = list(calls.run(range(5)))
+    outcomes, _ = called(call, range(5), max_concurrency=1)
     assert [outcome.value for outcome in outcomes] == list(range(5))
     assert [outcome.attempts for outcome in outcomes] == [2, 1, 1, 1, 1]
-    assert [item for item, _ in called] == [0, 1, 2, 3, 4, 0]
-    assert called[-1][1] == pytest.approx(1.1, abs=0.001)
+    assert [item for item, _ in made] == [0, 1, 2, 3, 4, 0]
+    assert made[-1][1] == pytest.approx(1.1, abs=0.001)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +123,7 @@ def test_a_long_wait_is_given_back_with_the_time_that_was_asked_for(asked_s, att
     async def call(item):
         raise Retry("quota", after_s=asked_s)
 
-    with SimCalls(call, CallSettings(wait_in_task_s=5)) as calls:
-        (outcome,) = calls.run([1])
+    (outcome,), calls = called(call, [1], wait_in_task_s=5)
     assert isinstance(outcome.error, Retry)
     assert calls.now_s <= took_s + 0.01
     if asked_s is not None:
@@ -146,9 +138,7 @@ def test_a_service_that_asks_for_no_time_is_called_by_the_backoff(asked_s, break
     async def call(item):
         raise Retry("429", after_s=asked_s)
 
-    settings = CallSettings(wait_in_task_s=5, breaker_failures=breaker_failures)
-    with SimCalls(call, settings) as calls:
-        outcomes = list(calls.run(range(5)))
+    outcomes, _ = called(call, range(5), wait_in_task_s=5, breaker_failures=breaker_failures)
     assert all(isinstance(outcome.error, Retry) for outcome in outcomes)
     assert sum(outcome.attempts for outcome in outcomes) < 5 * 30
 
@@ -161,8 +151,7 @@ def test_how_long_is_waited_may_be_not_at_all_or_for_ever(wait_in_task_s):
         if next(made) < 4:
             raise Retry(after_s=3600)
 
-    with SimCalls(call, CallSettings(wait_in_task_s=wait_in_task_s)) as calls:
-        (outcome,) = calls.run([1])
+    (outcome,), _ = called(call, [1], wait_in_task_s=wait_in_task_s)
     assert outcome.attempts == (1 if wait_in_task_s == 0 else 4)
 
 
@@ -171,38 +160,27 @@ def test_errors_that_may_pass_are_tried_again_with_back_off():
     times = []
 
     async def call(item):
-        times.append(calls.now_s)
+        times.append(now_s())
         failed[item] += 1
         if item == "passes" and failed[item] < 3:
             raise ConnectionResetError
-        if item == "stays":
-            raise ConnectionRefusedError("down")
-        if item == "other":
-            raise ValueError("wrong")
-        if item == "reject":
-            raise BrokenPipeError
-        if item == "Reject":
-            raise Reject("never")
+        if item in errors:
+            raise errors[item]
         return item
 
-    settings = CallSettings(
-        max_attempts=3,
-        retry_on=(Exception,),
-        reject=(ValueError, BrokenPipeError),
-        breaker_failures=None,
+    errors = {
+        "stays": ConnectionRefusedError("down"),
+        "other": ValueError("wrong"),
+        "reject": BrokenPipeError(),
+        "Reject": Reject("never"),
+    }
+    settings = {"retry_on": (Exception,), "reject": (ValueError, BrokenPipeError)}
+    outcomes, _ = called(
+        call, ["passes", *errors], max_attempts=3, breaker_failures=None, **settings
     )
-    with SimCalls(call, settings) as calls:
-        outcomes = dict(
-            zip(
-                ["passes", "stays", "other", "reject", "Reject"],
-                calls.run(["passes", "stays", "other", "reject", "Reject"]),
-                strict=True,
-            )
-        )
-    assert outcomes["passes"].value == "passes"
-    made = {item: outcome.attempts for item, outcome in outcomes.items()}
-    assert made == {"passes": 3, "stays": 3, "other": 1, "reject": 1, "Reject": 1}
-    assert str(outcomes["stays"].error) == "down"
+    assert outcomes[0].value == "passes"
+    assert [outcome.error for outcome in outcomes[1:]] == [*errors.values()]
+    assert [outcome.attempts for outcome in outcomes] == [3, 3, 1, 1, 1]
     assert 0.01 <= max(times) <= 0.3
 
 
@@ -213,9 +191,8 @@ def test_a_time_out_may_be_tried_again():
         await asyncio.sleep(next(waits))
         return item
 
-    settings = CallSettings(timeout_s=1, retry_on=(TimeoutError,), max_attempts=2)
-    with SimCalls(call, settings) as calls:
-        assert next(calls.run("x"))[:3] == ("x", None, 2)
+    (outcome,), _ = called(call, "x", timeout_s=1, retry_on=(TimeoutError,), max_attempts=2)
+    assert outcome[:3] == ("x", None, 2)
 
 
 @given(rate=st.floats(0.5, 5000), n=st.integers(0, 300))
@@ -224,12 +201,10 @@ def test_calls_begin_at_a_rate_and_never_faster(rate, n):
     begun = []
 
     async def call(item):
-        begun.append(calls.now_s)
+        begun.append(now_s())
 
-    with SimCalls(
-        call, CallSettings(max_concurrency=50, limit=RateLimit(calls_per_s=rate))
-    ) as calls:
-        assert len(list(calls.run(range(n)))) == n
+    called(call, range(n), max_concurrency=50, limit=RateLimit(calls_per_s=rate))
+    assert len(begun) == n
     for place, at in enumerate(begun):
         assert place + 1 <= rate * at + 1e-3
     if n:
@@ -243,24 +218,20 @@ def test_a_rate_holds_for_the_calls_that_are_made_again():
         if next(made) <= 10:
             raise Retry(after_s=0)
 
-    settings = CallSettings(
-        max_concurrency=10, limit=RateLimit(calls_per_s=2), breaker_failures=None, wait_in_task_s=60
-    )
-    with SimCalls(call, settings) as calls:
-        list(calls.run(range(10)))
-        assert calls.now_s == pytest.approx(10, abs=0.01)
+    settings = {"limit": RateLimit(calls_per_s=2), "breaker_failures": None, "wait_in_task_s": 60}
+    _, calls = called(call, range(10), max_concurrency=10, **settings)
+    assert calls.now_s == pytest.approx(10, abs=0.01)
 
 
 def test_a_bucket_keeps_no_more_than_a_tenth_of_a_second():
     begun = []
 
     async def call(item):
-        begun.append(calls.now_s)
+        begun.append(now_s())
         await asyncio.sleep(0.01)
 
-    with SimCalls(
-        call, CallSettings(max_concurrency=1000, limit=RateLimit(calls_per_s=100))
-    ) as calls:
+    settings = CallSettings(max_concurrency=1000, limit=RateLimit(calls_per_s=100))
+    with SimCalls(call, settings) as calls:
         list(calls.run(range(100)))
         calls.sim.now_ns += 3600_000 * MS
         since = calls.now_s

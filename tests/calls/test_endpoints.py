@@ -4,10 +4,9 @@ import asyncio
 
 import pytest
 from round_robin import RoundRobin
-from simulated_loop import SimCalls
+from simulated_loop import called, now_s
 
 from ackcore.calls import Retry, endpoints
-from ackcore.calls.call_settings import CallSettings
 
 
 @pytest.fixture(autouse=True)
@@ -28,13 +27,11 @@ class Service:
         self.made = []  # when, which item, where
 
     def run(self, items, **settings):
-        settings = CallSettings(max_concurrency=1, endpoints=list(self.endpoints), **settings)
-        with SimCalls(self.call, settings) as self.calls:
-            outcomes = list(self.calls.run(items))
-        return outcomes
+        endpoints = list(self.endpoints)
+        return called(self.call, items, max_concurrency=1, endpoints=endpoints, **settings)[0]
 
     async def call(self, item, endpoint):
-        self.made.append((round(self.calls.now_s, 2), item, endpoint))
+        self.made.append((round(now_s(), 2), item, endpoint))
         planned = self.plan.get((item, endpoint), 0.1)
         if isinstance(planned, Exception):
             raise planned

@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import re
 from collections import Counter, defaultdict
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_loop import SimCalls
+from simulated_loop import SimCalls, called, now_s
 
 from ackcore.calls import RateLimit, Retry, Unavailable, call_queues, used
 from ackcore.calls.call_settings import CallSettings
@@ -24,21 +25,20 @@ def by_tenant(item):
     return item[0]
 
 
-def settings(calls_per_s=None, concurrency=None, **others):
-    limit = RateLimit(per=by_tenant, calls_per_s=calls_per_s, concurrency=concurrency)
-    return CallSettings(limit=limit, **others)
+PER_TENANT = RateLimit(per=by_tenant)
 
 
 class Answering:
     """A service that takes the same time for each call, and what it was called with, and when."""
 
-    def __init__(self, took_s=0.1, **given):
+    def __init__(self, took_s=0.1, calls_per_s=None, **settings):
         self.took_s = took_s
         self.begun = defaultdict(list)  # by tenant
-        self.calls = SimCalls(self.call, settings(**given))
+        limit = replace(PER_TENANT, calls_per_s=calls_per_s)
+        self.calls = SimCalls(self.call, CallSettings(limit=limit, **settings))
 
     async def call(self, item):
-        self.begun[item[0]].append(self.calls.now_s)
+        self.begun[item[0]].append(now_s())
         await asyncio.sleep(self.took_s)
         return item
 
@@ -66,7 +66,7 @@ def test_each_key_keeps_its_rate_and_its_calls_at_once(items, rate, concurrency,
         for key in (tenant, "all"):
             out[key] += 1
             most[key] = max(most[key], out[key])
-        begun[tenant].append(calls.now_s)
+        begun[tenant].append(now_s())
         try:
             await asyncio.sleep(wait_ms / 1000)
             if wait_ms % 7 == 1 and item not in refused:
@@ -79,9 +79,8 @@ def test_each_key_keeps_its_rate_and_its_calls_at_once(items, rate, concurrency,
             out[tenant] -= 1
             out["all"] -= 1
 
-    given = settings(rate, concurrency, max_concurrency=window, wait_in_task_s=3600)
-    with SimCalls(call, given) as calls:
-        outcomes = list(calls.run(items))
+    limit = replace(PER_TENANT, calls_per_s=rate, concurrency=concurrency)
+    outcomes, _ = called(call, items, limit=limit, max_concurrency=window, wait_in_task_s=3600)
     for item, outcome in zip(items, outcomes, strict=True):
         assert outcome.value == item or outcome.error.args == (item,)
     assert most["all"] <= window
@@ -97,11 +96,11 @@ def test_a_key_with_few_items_waits_for_its_part_only(slow_s):
     begun = {}
 
     async def call(item):
-        begun[item] = calls.now_s
+        begun[item] = now_s()
         await asyncio.sleep(slow_s if item[0] == "many" else 0.1)
 
     items = [("many", n) for n in range(20_000)] + [("few", n) for n in range(50)]
-    with SimCalls(call, settings(max_concurrency=10)) as calls:
+    with SimCalls(call, CallSettings(limit=PER_TENANT, max_concurrency=10)) as calls:
         outcomes = calls.run(items)
         next(outcomes)
         while ("few", 49) not in begun:
@@ -120,7 +119,7 @@ def test_equal_keys_have_equal_parts():
         done[item[0]] += 1
 
     items = [(tenant, n) for tenant in range(10) for n in range(2_000)]
-    with SimCalls(call, settings(max_concurrency=25)) as calls:
+    with SimCalls(call, CallSettings(limit=PER_TENANT, max_concurrency=25)) as calls:
         outcomes = calls.run(items)
         while sum(done.values()) < 5_000:
             next(outcomes)
@@ -139,18 +138,13 @@ def test_a_key_that_is_throttled_slows_down_alone():
             if item[0] == down:
                 raise ConnectionError("down")
 
-        given = settings(concurrency=2, max_concurrency=64, wait_in_task_s=0.5)
-        with SimCalls(call, given) as calls:
-            items = [(tenant, n) for n in range(100) for tenant in "abcd"]
-            outcomes = list(calls.run(items))
-            took_s.append(calls.now_s)
-        failed = [
-            type(outcome.error)
-            for item, outcome in zip(items, outcomes, strict=True)
-            if item[0] == "a"
-        ]
-        others = [o for item, o in zip(items, outcomes, strict=True) if item[0] != "a"]
-        assert not any(outcome.error for outcome in others)
+        limit = replace(PER_TENANT, concurrency=2)
+        items = [(tenant, n) for n in range(100) for tenant in "abcd"]
+        outcomes, calls = called(call, items, limit=limit, max_concurrency=64, wait_in_task_s=0.5)
+        took_s.append(calls.now_s)
+        failed = [type(outcome.error) for outcome in outcomes[::4]]
+        del outcomes[::4]
+        assert not any(outcome.error for outcome in outcomes)
     assert set(failed) == {ConnectionError, Unavailable}
     assert failed.count(ConnectionError) <= 12
     assert took_s[1] <= took_s[0] * 1.01
@@ -165,9 +159,9 @@ def test_calls_whose_times_differ_are_not_taken_for_a_queue(keyed, quick_s):
         await asyncio.sleep(quick_s if item[0] == "quick" else 0.1)
 
     items = [(tenant, n) for n in range(1_000) for tenant in (*range(8), "quick")]
-    with SimCalls(call, settings() if keyed else CallSettings()) as calls:
-        assert not any(outcome.error for outcome in calls.run(items))
-        assert calls.now_s <= 8_000 * 0.1 / 100
+    outcomes, calls = called(call, items, limit=PER_TENANT if keyed else None)
+    assert not any(outcome.error for outcome in outcomes)
+    assert calls.now_s <= 8_000 * 0.1 / 100
 
 
 class Throttling:
@@ -182,7 +176,7 @@ class Throttling:
 
     async def call(self, item):
         tenant = item[0]
-        rate, (tokens, since), now = self.per_s[tenant], self.tokens[tenant], self.calls.now_s
+        rate, (tokens, since), now = self.per_s[tenant], self.tokens[tenant], now_s()
         tokens = min(max(1, rate / 10), tokens + (now - since) * rate)
         if taken := tokens >= 1:
             tokens -= 1
@@ -193,7 +187,7 @@ class Throttling:
             raise Retry("429", after_s=1)
         await asyncio.sleep(0.05)
         self.taken[tenant] += 1
-        self.last_s[tenant] = self.calls.now_s
+        self.last_s[tenant] = now_s()
 
 
 def test_limits_that_only_the_service_knows_are_used():
@@ -201,8 +195,9 @@ def test_limits_that_only_the_service_knows_are_used():
     per_s = {"a": 4, "b": 20, "c": 60}
     service = Throttling(per_s)
     items = [(tenant, n) for n in range(240) for tenant in "abc" for _ in range(per_s[tenant] // 2)]
-    with SimCalls(service.call, settings(max_concurrency=64, wait_in_task_s=3600)) as service.calls:
-        outcomes = list(service.calls.run(items))
+    outcomes, _ = called(
+        service.call, items, limit=PER_TENANT, max_concurrency=64, wait_in_task_s=3600
+    )
     assert not any(outcome.error for outcome in outcomes)
     for tenant, rate in per_s.items():
         assert service.taken[tenant] == 120 * rate
@@ -213,13 +208,8 @@ def test_limits_that_only_the_service_knows_are_used():
 def test_an_item_without_a_key_fails_alone():
     service = Answering()
     outcomes = service.run([("a", 0), ((), 1), ([], 2), 3, ("a", 4)])
-    assert [type(outcome.error) for outcome in outcomes] == [
-        type(None),
-        type(None),
-        TypeError,
-        TypeError,
-        type(None),
-    ]
+    assert [type(outcome.error) for outcome in outcomes[2:4]] == [TypeError] * 2
+    assert [outcome.error for outcome in outcomes[:2] + outcomes[4:]] == [None] * 3
     assert "must be hashable, got list" in str(outcomes[2].error)
     assert outcomes[2].attempts == 0
 
@@ -260,11 +250,11 @@ def test_answers_do_not_wait_for_many_slow_items():
             yield n % 10, n
 
     async def call(item):
-        began_s = calls.now_s
+        began_s = now_s()
         await asyncio.sleep(0.1)
-        assert calls.now_s - began_s < 0.5
+        assert now_s() - began_s < 0.5
 
-    with SimCalls(call, settings(max_concurrency=10)) as calls:
+    with SimCalls(call, CallSettings(limit=PER_TENANT, max_concurrency=10)) as calls:
         assert not any(outcome.error for outcome in calls.run(items()))
 
 
@@ -309,7 +299,7 @@ def test_no_call_begins_while_more_tokens_are_used_than_allowed(items, per_s, wi
     async def call(item):
         tenant, tokens, wait_ms = item
         of = tenant if keyed else "all"
-        assert ended[of] <= per_s * calls.now_s + 1.001
+        assert ended[of] <= per_s * now_s() + 1.001
         await asyncio.sleep(wait_ms / 1000)
         if tokens % 3 == 1 and item not in refused:
             refused.add(item)
@@ -321,9 +311,7 @@ def test_no_call_begins_while_more_tokens_are_used_than_allowed(items, per_s, wi
         return item
 
     limit = RateLimit(per=by_tenant if keyed else None, tokens_per_min=60 * per_s)
-    given = CallSettings(limit=limit, max_concurrency=window, wait_in_task_s=3600)
-    with SimCalls(call, given) as calls:
-        outcomes = list(calls.run(items))
+    outcomes, calls = called(call, items, limit=limit, max_concurrency=window, wait_in_task_s=3600)
     for item, outcome in zip(items, outcomes, strict=True):
         assert outcome.value == item or outcome.error.args == (item,)
     assert sum(calls.counts.used.tokens.values()) == sum(tokens for _, tokens, _ in items)
@@ -333,7 +321,7 @@ def test_a_key_that_used_too_many_tokens_waits_also_after_it_was_forgotten(few_k
     begun = defaultdict(list)
 
     async def call(item):
-        begun[item[0]].append(calls.now_s)
+        begun[item[0]].append(now_s())
         used(tokens=600)
 
     limit = RateLimit(per=by_tenant, tokens_per_min=600)
@@ -355,8 +343,8 @@ def test_the_tokens_of_a_minute_are_used_in_full():
         used(tokens=100 * (item % 9 + 1))
 
     limit = RateLimit(tokens_per_min=60_000)
-    with SimCalls(call, CallSettings(limit=limit, max_concurrency=8)) as calls:
-        assert not any(outcome.error for outcome in calls.run(range(400)))
+    outcomes, calls = called(call, range(400), limit=limit, max_concurrency=8)
+    assert not any(outcome.error for outcome in outcomes)
     assert sum(calls.counts.used.tokens.values()) / 1_000 == pytest.approx(calls.now_s, rel=0.03)
 
 
@@ -376,8 +364,8 @@ def test_threads_and_started_coroutines_report_for_their_call():
 
         await asyncio.gather(part(), part())
 
-    with SimCalls(start, CallSettings(limit=limit)) as started:
-        assert not any(outcome.error for outcome in started.run(range(10)))
+    outcomes, started = called(start, range(10), limit=limit)
+    assert not any(outcome.error for outcome in outcomes)
     assert sum(started.counts.used.tokens.values()) == 2 * sum(range(10))
 
 
@@ -419,9 +407,7 @@ def test_failed_calls_are_counted_if_none_reports_its_use():
         raise (ValueError, Retry, ConnectionError)[item % 3]("no")
 
     limit = RateLimit(cost_per_run=5)
-    settings = CallSettings(limit=limit, wait_in_task_s=0, breaker_failures=None)
-    with SimCalls(call, settings) as calls:
-        list(calls.run(range(9)))
+    _, calls = called(call, range(9), limit=limit, wait_in_task_s=0, breaker_failures=None)
     assert unreported(limit, calls.counts.used, "limit of frame") == {
         "cost_per_run": "limit of frame has cost_per_run=5, and none of 0 answered and 3 failed "
         "calls reported its cost, so nothing is limited; let each call report it by used(cost=...) "
@@ -457,8 +443,8 @@ def test_reports_and_limits_are_real_numbers_of_any_type(one):
 
     limit = RateLimit(tokens_per_min=one * 2000, cost_per_run=one)
     assert (limit.tokens_per_min, limit.cost_per_run) == (1000, 0.5)
-    with SimCalls(call, CallSettings(limit=limit)) as calls:
-        assert not any(outcome.error for outcome in calls.run(range(4)))
+    outcomes, calls = called(call, range(4), limit=limit)
+    assert not any(outcome.error for outcome in outcomes)
     assert calls.counts.used.tokens == {"": 2.0}
     assert type(calls.counts.used.tokens[""]) is float
 
