@@ -1,5 +1,8 @@
 """Consumers, limits and clocks that do as a test says."""
 
+import asyncio
+import time
+
 from ackcore.dispatch import Dispatcher
 from ackcore.flow import Fixed
 
@@ -30,6 +33,12 @@ def failing(times, done, error=ValueError):
     return call
 
 
+async def turns(n):
+    """Let other tasks of the loop have so many turns."""
+    for _ in range(n):
+        await asyncio.sleep(0)
+
+
 def one():
     return Fixed(1)
 
@@ -39,6 +48,13 @@ class Clock:
 
     def __call__(self):
         return self.ns
+
+
+class GoingClock(Clock):
+    """A clock that goes on by itself, too."""
+
+    def __call__(self):
+        return self.ns + time.monotonic_ns()
 
 
 class TickingClock(Clock):

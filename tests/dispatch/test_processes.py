@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,23 @@ from ackcore.dispatch.processes import ProcessDied
 
 def fork(function, *args):
     return Process(function, *args, context="fork")
+
+
+def outcomes(process, *items):
+    """Call a process with each item. Return what it returns, or raises."""
+
+    async def main():
+        await process.start()
+        try:
+            for item in items:
+                async with asyncio.timeout(60):
+                    found.extend(await asyncio.gather(process.call(item), return_exceptions=True))
+        finally:
+            await process.close()
+
+    found = []
+    asyncio.run(main())
+    return found
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
@@ -49,21 +67,11 @@ def test_one_that_dies_is_seen_though_its_pipe_stays_open(tmp_path):
         return ours, theirs
 
     process._context = SimpleNamespace(Pipe=copied, Process=process._context.Process)
-
-    async def main():
-        await process.start()
-        try:
-            async with asyncio.timeout(60):
-                with pytest.raises(ProcessDied, match="ended with exit code -9"):
-                    await process.call(1)
-                await process.call(2)
-        finally:
-            for copy in copies:
-                os.close(copy)
-            await process.close()
-
-    asyncio.run(main())
-    assert effects(tmp_path) == [2]
+    died, _ = outcomes(process, 1, 2)
+    for copy in copies:
+        os.close(copy)
+    assert (type(died), effects(tmp_path)) == (ProcessDied, [2])
+    assert "ended with exit code -9" in str(died)
     assert process.starts == 2
 
 
@@ -76,20 +84,12 @@ def test_a_process_that_hangs_is_killed_and_the_record_done_elsewhere(tmp_path):
 
 
 def test_what_a_process_raises_comes_back():
-    async def main():
-        process = fork(raise_or_return)
-        await process.start()
-        try:
-            with pytest.raises(ValueError, match="bad record"):
-                await process.call("bad")
-            with pytest.raises(RuntimeError, match=r"lock.*not sent: cannot pickle"):
-                await process.call("unsendable")
-            assert await process.call("good") is None
-            assert process.starts == 1
-        finally:
-            await process.close()
-
-    asyncio.run(main())
+    process = fork(raise_or_return)
+    bad, unsendable, good = outcomes(process, "bad", "unsendable", "good")
+    assert (type(bad), str(bad)) == (ValueError, "bad record")
+    assert isinstance(unsendable, RuntimeError)
+    assert re.search(r"lock.*not sent: cannot pickle", str(unsendable))
+    assert (good, process.starts) == (None, 1)
 
 
 def test_a_function_that_cannot_be_sent_is_refused():
@@ -108,15 +108,6 @@ def test_a_function_that_cannot_be_sent_is_refused():
     ],
 )
 def test_an_error_that_cannot_be_rebuilt_keeps_its_kind_and_text(kind, expected, text, asked_s):
-    process = fork(raise_own)
-
-    async def main():
-        await process.start()
-        try:
-            with pytest.raises(expected) as raised:
-                await process.call(kind)
-        finally:
-            await process.close()
-        assert (str(raised.value), getattr(raised.value, "asked_s", None)) == (text, asked_s)
-
-    asyncio.run(main())
+    (raised,) = outcomes(fork(raise_own), kind)
+    assert isinstance(raised, expected)
+    assert (str(raised), getattr(raised, "asked_s", None)) == (text, asked_s)

@@ -2,10 +2,9 @@
 
 import asyncio
 import itertools
-import time
 
 import pytest
-from scripted import Clock, one
+from scripted import GoingClock, one, turns
 
 from ackcore.calls import Reject
 from ackcore.dispatch import Dispatcher
@@ -40,7 +39,7 @@ def test_sources_of_each_kind():
 
 def test_while_an_asynchronous_source_is_idle_all_else_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(dispatching, "_COMMIT_S", 0.01)
-    clock, done = Clock(), []
+    clock, done = GoingClock(), []
 
     async def call(record):
         if record == 0 and not clock.ns:
@@ -52,7 +51,7 @@ def test_while_an_asynchronous_source_is_idle_all_else_goes_on(tmp_path, monkeyp
         dispatcher = Dispatcher(
             idle_after(2),
             {"a": call, "b": call},
-            clock=lambda: clock.ns + time.monotonic_ns(),
+            clock=clock,
             backoff_s=0.001,
             timeout_s=0.5,
             checkpoint=tmp_path / "rt",
@@ -71,29 +70,15 @@ def test_while_an_asynchronous_source_is_idle_all_else_goes_on(tmp_path, monkeyp
 
 
 def test_a_batch_does_not_wait_for_an_idle_source():
-    async def main():
-        async def call(records):
-            sizes.append(len(records))
-            if sum(sizes) == 13:
-                dispatcher.stop()
+    async def call(records):
+        sizes.append(len(records))
+        if sum(sizes) == 13:
+            dispatcher.stop()
 
-        sizes = []
-        dispatcher = Dispatcher(idle_after(13), {"a": call}, batch=10)
-        counts = await dispatcher.run_async()
-        return counts.acked, sizes
-
-    assert asyncio.run(asyncio.wait_for(main(), 30)) == (13, [10, 3])
-
-
-def test_an_error_of_an_asynchronous_source_ends_the_run_and_what_came_before_is_sent():
-    async def source(start):
-        for record in range(start, 3):
-            yield record
-        raise OSError("the log is gone")
-
-    done = []
-    with pytest.raises(OSError, match="the log is gone"):
-        Dispatcher(source, {"a": done.append}).run()
+    sizes = []
+    dispatcher = Dispatcher(idle_after(13), {"a": call}, batch=10)
+    assert asyncio.run(asyncio.wait_for(dispatcher.run_async(), 30)).acked == 13
+    assert sizes == [10, 3]
 
 
 def test_an_error_of_the_source_or_of_the_dead_ends_the_run(tmp_path):
@@ -101,8 +86,13 @@ def test_an_error_of_the_source_or_of_the_dead_ends_the_run(tmp_path):
         yield from range(start, 5)
         raise OSError("the log is gone")
 
-    with pytest.raises(OSError, match="the log is gone"):
-        Dispatcher(source, {"a": print}, limit=one, checkpoint=tmp_path / "rt").run()
+    async def asynchronous(start):
+        for record in source(start):
+            yield record
+
+    for each in (source, asynchronous):
+        with pytest.raises(OSError, match="the log is gone"):
+            Dispatcher(each, {"a": print}, limit=one, checkpoint=tmp_path / "rt").run()
 
     async def bad(record):
         raise Reject("x")
@@ -119,16 +109,13 @@ def test_an_error_of_the_source_or_of_the_dead_ends_the_run(tmp_path):
 def test_stopped_in_between_it_ends_with_what_was_read():
     done = []
 
-    async def main():
-        async def call(record):
-            done.append(record)
-            if record == 20:
-                dispatcher.stop()
+    async def call(record):
+        done.append(record)
+        if record == 20:
+            dispatcher.stop()
 
-        dispatcher = Dispatcher(lambda start: itertools.count(start), {"a": call}, limit=one)
-        return await dispatcher.run_async()
-
-    counts = asyncio.run(main())
+    dispatcher = Dispatcher(itertools.count, {"a": call}, limit=one)
+    counts = dispatcher.run()
     assert counts.read == counts.acked == counts.committed == len(done)
     assert counts.read in (21, 22)
 
@@ -153,8 +140,7 @@ def test_a_bound_limits_what_is_read_beyond_a_record_that_is_not_done(monkeypatc
 
         dispatcher = Dispatcher(source, {"a": call}, limit=lambda: Fixed(100))
         run = asyncio.ensure_future(dispatcher.run_async())
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await turns(100)
         assert reads == list(range(10))
         release.set()
         return await run

@@ -4,13 +4,12 @@ import asyncio
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from contextlib import suppress
 
 import pytest
 from round_robin import RoundRobin
-from scripted import Clock, dispatched, one
+from scripted import Clock, GoingClock, dispatched, one, turns
 
 from ackcore.dispatch import Dispatcher, Function
 from ackcore.flow import Fixed
@@ -49,26 +48,20 @@ def test_an_answer_that_comes_after_its_tree_timed_out_counts():
 def test_what_timed_out_with_another_is_not_acked_and_dead():
     """Both time out at once; the first is being kept when the second's consumer answers."""
     clock, done, dead = Clock(), [], []
+    answer = asyncio.Event()
 
-    async def main():
-        answer = asyncio.Event()
+    async def call(record):
+        clock.ns += 10**9
+        await answer.wait()
+        done.append(record)
 
-        async def call(record):
-            clock.ns += 10**9
-            await answer.wait()
-            done.append(record)
+    async def keep(position, record, error):
+        answer.set()
+        await turns(50)
+        dead.append(record)
 
-        async def keep(position, record, error):
-            answer.set()
-            for _ in range(50):
-                await asyncio.sleep(0)
-            dead.append(record)
-
-        return await Dispatcher(
-            range(2), {"a": call}, clock=clock, timeout_s=0.5, max_attempts=1, dead_letters=keep
-        ).run_async()
-
-    counts = asyncio.run(main())
+    settings = {"clock": clock, "timeout_s": 0.5, "max_attempts": 1}
+    counts = Dispatcher(range(2), {"a": call}, dead_letters=keep, **settings).run()
     assert (counts.dead, counts.acked, sorted(dead), done) == (2, 0, [0, 1], [])
 
 
@@ -76,29 +69,24 @@ def test_what_was_given_up_is_not_acked_by_its_late_answer():
     """It answers although it was cancelled, while the record is being kept."""
     clock, dead = Clock(), []
 
-    async def main():
-        async def stubborn(record):
-            clock.ns += 10**9
-            with suppress(asyncio.CancelledError):
-                await asyncio.Event().wait()
+    async def stubborn(record):
+        clock.ns += 10**9
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
 
-        async def keep(position, record, error):
-            for _ in range(50):
-                await asyncio.sleep(0)
-            dead.append(record)
+    async def keep(position, record, error):
+        await turns(50)
+        dead.append(record)
 
-        return await Dispatcher(
-            [7], {"a": stubborn}, clock=clock, timeout_s=0.5, max_attempts=1, dead_letters=keep
-        ).run_async()
-
-    counts = asyncio.run(main())
+    settings = {"clock": clock, "timeout_s": 0.5, "max_attempts": 1}
+    counts = Dispatcher([7], {"a": stubborn}, dead_letters=keep, **settings).run()
     assert (counts.dead, counts.acked, counts.committed, dead) == (1, 0, 1, [7])
 
 
 @pytest.mark.parametrize("sent_again", [False, True])
 def test_a_late_answer_counts_until_its_record_is_sent_again(sent_again):
     """It comes while the record waits; or while another consumer has it, and fails it for good."""
-    clock, sent, acked = Clock(), asyncio.Event(), []
+    clock, sent, acked = GoingClock(), asyncio.Event(), []
 
     async def stubborn(record):
         clock.ns += 10**9
@@ -109,14 +97,13 @@ def test_a_late_answer_counts_until_its_record_is_sent_again(sent_again):
 
     async def fails(record):
         sent.set()
-        for _ in range(50):
-            await asyncio.sleep(0)
+        await turns(50)
         raise ValueError("no")
 
     counts = Dispatcher(
         [7],
         {"a": stubborn, "b": fails},
-        clock=lambda: clock.ns + time.monotonic_ns(),
+        clock=clock,
         chooser=RoundRobin(),
         backoff_s=0.001 if sent_again else 200.0,
         timeout_s=0.5,
@@ -129,30 +116,20 @@ def test_a_late_answer_counts_until_its_record_is_sent_again(sent_again):
 
 def test_a_call_that_goes_on_when_it_timed_out_decides_nothing():
     """Its record was split off, re-sent or kept since; it counts once."""
-    clock = Clock()
+    clock = GoingClock()
 
-    async def main():
-        async def stubborn(record):
-            clock.ns += 10**9
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                raise ValueError("late") from None
+    async def stubborn(record):
+        clock.ns += 10**9
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ValueError("late") from None
 
-        async def works(record):
-            pass
+    async def works(record):
+        pass
 
-        return await Dispatcher(
-            range(4),
-            {"a": stubborn, "b": works},
-            clock=lambda: clock.ns + time.monotonic_ns(),
-            backoff_s=0.001,
-            timeout_s=0.5,
-            max_attempts=2,
-            limit=one,
-        ).run_async()
-
-    counts = asyncio.run(main())
+    settings = {"clock": clock, "timeout_s": 0.5, "max_attempts": 2, "backoff_s": 0.001}
+    counts = Dispatcher(range(4), {"a": stubborn, "b": works}, limit=one, **settings).run()
     assert (counts.acked, counts.failed, counts.committed) == (4, 0, 4)
 
 
