@@ -387,6 +387,12 @@ def kafka_broker(tmp_path_factory):
         yield broker
 
 
+@pytest.fixture(params=["mock", pytest.param("real", marks=pytest.mark.broker)])
+def kafka(request):
+    """Either Kafka, by one interface."""
+    return request.getfixturevalue({"mock": "mock_kafka", "real": "kafka_broker"}[request.param])
+
+
 @pytest.fixture
 def own_kafka_broker(tmp_path):
     """One for this test alone, which may `kill` and `restart` it."""

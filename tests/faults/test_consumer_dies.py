@@ -106,8 +106,7 @@ def test_a_member_that_dies_at_a_point_loses_nothing(counts, point):
 @pytest.mark.parametrize("point", sorted(REVOCATION))
 def test_a_member_that_dies_as_its_partitions_go_loses_nothing(kafka_broker, tmp_path, point):
     """F7: on a broker that takes commits while a group rebalances; all of them go."""
-    counts = Counts(kafka_broker, tmp_path)
-    counts.produce(1000)
+    counts = Counts(kafka_broker, tmp_path, records=1000)
     arguments = {"protocol": "eager", "poison": NONE}
     with members(counts, 1, at=point, commit_interval_s=1000, **arguments) as (first,):
         wait_until(counts.effects, "it works")
@@ -245,8 +244,7 @@ def test_a_member_is_told_to_end_and_then_once_more(counts, then):
 
 def test_the_broker_is_killed_under_load(own_kafka_broker, tmp_path):
     """F20: kill -9 of a real one, three times, on what it had."""
-    counts = Counts(own_kafka_broker, tmp_path)
-    counts.produce(2000)
+    counts = Counts(own_kafka_broker, tmp_path, records=2000)
     with members(counts, 2) as running:
         for _ in range(3):
             before = sum(counts.effects().values())

@@ -26,7 +26,9 @@ class Counts:
     Effects are appended to a file, each by one write: none is lost with its process.
     """
 
-    def __init__(self, server: KafkaServer, directory: Path, partitions: int = 4) -> None:
+    def __init__(
+        self, server: KafkaServer, directory: Path, partitions: int = 4, records: int = 0
+    ) -> None:
         self.server = server
         self.partitions = partitions
         self.topic = server.new_topic(partitions)
@@ -36,6 +38,8 @@ class Counts:
         self.file.touch()
         self.delivered: dict[tuple[int, int], bytes] = {}
         self._highest = [-(1 << 20)] * partitions
+        if records:
+            self.produce(records)
 
     def produce(self, n: int, name=b"%d") -> None:
         """Append n records, dealt out to the partitions."""

@@ -71,6 +71,12 @@ class KafkaServer(ABC):
         self.create_topic(topic, partitions, **config)
         return topic
 
+    def topic_of(self, values) -> str:
+        """Make a topic of one partition, with these values."""
+        topic = self.new_topic()
+        self.produce(topic, values)
+        return topic
+
     def make_anew(self, topic: str) -> None:
         """Delete a topic, and make one of its name as soon as that can be."""
 

@@ -45,10 +45,10 @@ class Unreadable(Message):
 
 
 class Client:
-    """One partition; whatever is in ``script`` happens in the next poll, one after the other."""
+    """One partition. Once it is assigned, the next polls return what is in ``script``, or do it."""
 
-    def __init__(self):
-        self.script = []
+    def __init__(self, *script):
+        self.script = [lambda: assigned(self), *script]
         self.committed_offset, self.metadata = 0, ""
         self.app_position, self.app_epoch = -1001, -1
         self.behind = []  # what comes together with the next message
@@ -60,7 +60,8 @@ class Client:
         self.on_assign, self.on_revoke, self.on_lost = on_assign, on_revoke, on_lost
 
     def poll(self, timeout):
-        return self.script.pop(0)() if self.script else None
+        found = self.script.pop(0) if self.script else None
+        return found() if callable(found) else found
 
     def consume(self, n, timeout):
         behind, self.behind = self.behind, []
@@ -156,7 +157,6 @@ def test_a_message_that_came_with_its_assignment_is_read_again_and_not_passed(
 
 def test_a_position_that_was_none_and_is_one_passes_markers(monkeypatch):
     client, asked = Client(), []
-    client.script = [lambda: assigned(client)]
 
     def position(partitions):
         asked.append(1)
@@ -172,7 +172,6 @@ def test_a_position_that_was_none_and_is_one_passes_markers(monkeypatch):
 def test_what_comes_while_a_time_is_asked_for_is_read(monkeypatch):
     client = Client()
     client.committed_offset = -1001
-    client.script = [lambda: assigned(client)]
 
     def offsets_for_times(asked, timeout):
         client.ends = 0, 11
@@ -198,11 +197,11 @@ def test_a_partition_is_read_on_after_it_was_out_of_range(monkeypatch, caplog, a
         first, *client.behind = [*map(message, before), out_of_range(asked)]
         return first
 
-    client.script = [lambda: assigned(client), lambda: message(0), refused]
+    client.script += [message(0), refused]
     with consuming(monkeypatch, client) as consumer:
         wait_until(lambda: client.assigned == [(0, len(read))], "it is read from where it was")
         assert [one.offset for one in consumer.poll(5, 20.0)] == read
-        client.script.append(lambda: message(len(read)))
+        client.script.append(message(len(read)))
         assert [one.offset for one in consumer.poll(1, 20.0)] == [len(read)]
     assert "as out of range: the read is " in caplog.text
 
@@ -212,8 +211,8 @@ def test_a_log_that_was_truncated_and_filled_up_again_is_read_from_there(
     monkeypatch, caplog, policy
 ):
     """Records of the log before are done first; a leader that does not say is asked again."""
-    client, asked = Client(), []
-    answers = [ConnectionError("nobody says"), 1]
+    client = Client(*(message(n, epoch=4) for n in range(3)), out_of_range(3))
+    asked, answers = [], [ConnectionError("nobody says"), 1]
 
     def truncated_at(settings, key, low, position, epoch, timeout_s):
         asked.append((key, low, position, epoch))
@@ -223,14 +222,12 @@ def test_a_log_that_was_truncated_and_filled_up_again_is_read_from_there(
         return answer
 
     monkeypatch.setattr(partition_reading, "truncated_at", truncated_at)
-    records = [lambda n=n: message(n, epoch=4) for n in range(3)]
-    client.script = [lambda: assigned(client), *records, lambda: out_of_range(3)]
     says = "t-0 was read up to offset 3, and then its log was truncated at offset 1"
     ends = pytest.raises(ConsumerError, match=says) if policy == "fail" else nullcontext()
     with ends, consuming(monkeypatch, client, out_of_range=policy) as consumer:
         first = take(consumer, 3)
         wait_until(lambda: client.assigned == [(0, 3)], "it is read on where nobody says")
-        client.script.append(lambda: out_of_range(3))
+        client.script.append(out_of_range(3))
         if policy == "fail":
             wait_until(lambda: consumer.poll(9, 0.1), "the error")
         consumer.ack_many(first[:2])
@@ -239,7 +236,7 @@ def test_a_log_that_was_truncated_and_filled_up_again_is_read_from_there(
         wait_until(lambda: client.committed_offset == 1, "no more than that is committed as done")
         consumer.ack(first[2])
         wait_until(lambda: client.assigned == [(0, 1)], "it is read from where it is another one")
-        client.script.append(lambda: message(1, epoch=5))
+        client.script.append(message(1, epoch=5))
         assert [one.offset for one in consumer.poll(1, 20.0)] == [1]
     if policy != "fail":
         assert f"{says} and written anew; it is read again from that offset" in caplog.text
@@ -257,12 +254,12 @@ def test_leaders_are_asked_for_the_log_of_the_last_marker_that_was_passed(monkey
     def passed():
         client.app_position, client.app_epoch = 3, 5
 
-    client.script = [lambda: assigned(client), lambda: message(0, epoch=4), passed]
+    client.script += [message(0, epoch=4), passed]
     with consuming(monkeypatch, client, out_of_range="fail") as consumer:
         (record,) = take(consumer, 1)
         consumer.ack(record)
         wait_until(lambda: client.committed_offset == 3, "the marker is passed")
-        client.script.append(lambda: out_of_range(3))
+        client.script.append(out_of_range(3))
         wait_until(lambda: asked, "leaders are asked")
     assert asked == [(3, 5)]
 
@@ -275,7 +272,7 @@ def test_what_came_with_the_error_is_not_lost_with_what_was_deleted(monkeypatch)
         client.behind = [out_of_range(2)]
         return message(1)
 
-    client.script = [lambda: assigned(client), lambda: message(0), refused]
+    client.script += [message(0), refused]
     with consuming(monkeypatch, client) as consumer:
         wait_until(lambda: client.assigned == [(0, 5)], "it is read from where there is something")
         assert [one.offset for one in take(consumer, 2)] == [0, 1]
@@ -283,14 +280,13 @@ def test_what_came_with_the_error_is_not_lost_with_what_was_deleted(monkeypatch)
 
 
 def test_a_partition_that_is_another_log_is_read_when_what_it_had_is_done(monkeypatch):
-    client = Client()
+    client = Client(*map(message, range(3)))
 
     def refused():
         client.ends = 0, 1
         return out_of_range(3)
 
-    records = [lambda n=n: message(n) for n in range(3)]
-    client.script = [lambda: assigned(client), *records, refused]
+    client.script.append(refused)
     with consuming(monkeypatch, client, max_in_flight=3, out_of_range="latest") as consumer:
         wait_until(lambda: not client.script, "it is known that it is another log")
         taken = take(consumer, 3)
@@ -298,15 +294,13 @@ def test_a_partition_that_is_another_log_is_read_when_what_it_had_is_done(monkey
         assert consumer.ack_many(taken) == 3
         wait_until(lambda: client.assigned == [(0, 1)], "the other log is read from its end")
         wait_until(lambda: client.resumed > resumed, "it may have been paused")
-        client.script.append(lambda: message(1, b"new"))
+        client.script.append(message(1, b"new"))
         (record,) = consumer.poll(1, 20.0)
         assert (record.offset, record.value) == (1, b"new")
 
 
 def test_a_record_whose_headers_cannot_be_read_is_dead_and_the_next_one_handed_out(monkeypatch):
-    client, letters = Client(), []
-    unreadable = message(0, kind=Unreadable)
-    client.script = [lambda: assigned(client), lambda: unreadable, lambda: message(1)]
+    client, letters = Client(message(0, kind=Unreadable), message(1)), []
     kept = {"dead_letters": lambda record, failure: letters.append((record.offset, failure))}
     with consuming(monkeypatch, client, **kept) as consumer:
         assert [one.offset for one in take(consumer, 1)] == [1]
@@ -328,7 +322,7 @@ def test_of_what_cannot_be_taken_apart_no_more_dies_than_ends_a_consumer_and_tha
             client.behind = messages[1:]
             return messages[0]
 
-        client.script = [lambda client=client: assigned(client), read]
+        client.script.append(read)
         kept = {"dead_letters": lambda record, failure: letters.append(record.offset)}
         with (
             pytest.raises(
@@ -343,8 +337,7 @@ def test_of_what_cannot_be_taken_apart_no_more_dies_than_ends_a_consumer_and_tha
 
 
 def test_a_keeper_that_keeps_nothing_does_not_hold_up_the_end(monkeypatch):
-    client = Client()
-    client.script = [lambda: assigned(client), lambda: message(0)]
+    client = Client(message(0))
 
     def refuse(record, failure):
         raise OSError("the disk is full")
@@ -364,8 +357,7 @@ class Mute(Exception):
 
 
 def test_an_error_without_a_text_is_a_reason_to_try_again_as_any_other(monkeypatch, caplog):
-    client, kept = Client(), []
-    client.script = [lambda: assigned(client), lambda: message(0)]
+    client, kept = Client(message(0)), []
 
     def keep(record, failure):
         if not kept:
@@ -388,9 +380,7 @@ def test_a_callback_whose_error_has_no_text_ends_the_consumer(monkeypatch):
     def on_assign(consumer, partitions):
         raise Mute
 
-    client = Client()
-    client.script = [lambda: assigned(client)]
-    consumer = consumer_of(monkeypatch, client, on_assign=on_assign)
+    consumer = consumer_of(monkeypatch, Client(), on_assign=on_assign)
     with pytest.raises(Mute):
         consumer.poll(1, 20.0)
 
@@ -406,16 +396,15 @@ def told_of_secret(code=KafkaError._AUTHENTICATION):
 @pytest.mark.parametrize(
     ("happens", "kind"),
     [
-        (lambda client: message(0, error=told_of_secret()), ConsumerError),
-        (lambda client: message(0, error=told_of_secret(KafkaError._BAD_MSG)), ConsumerError),
-        (lambda client: throw(KafkaException(told_of_secret())), KafkaException),
-        (lambda client: throw(chained(ConsumerError("no"), ValueError(SECRET))), ConsumerError),
-        (lambda client: throw(UnicodeDecodeError("utf-8", b"", 0, 1, SECRET)), RuntimeError),
+        (message(0, error=told_of_secret()), ConsumerError),
+        (message(0, error=told_of_secret(KafkaError._BAD_MSG)), ConsumerError),
+        (lambda: throw(KafkaException(told_of_secret())), KafkaException),
+        (lambda: throw(chained(ConsumerError("no"), ValueError(SECRET))), ConsumerError),
+        (lambda: throw(UnicodeDecodeError("utf-8", b"", 0, 1, SECRET)), RuntimeError),
     ],
 )
 def test_no_secret_is_in_what_a_consumer_ends_with(monkeypatch, caplog, happens, kind):
-    client = Client()
-    client.script = [lambda: assigned(client), lambda: happens(client)]
+    client = Client(happens)
     with pytest.raises(kind) as caught, consuming(monkeypatch, client, **SASL) as consumer:
         consumer.poll(1, 20.0)
     shown = "".join(traceback.format_exception(caught.value)) + caplog.text
@@ -436,7 +425,8 @@ def chained(error, cause):
 
 def test_no_secret_is_in_what_a_consumer_logs(monkeypatch, caplog):
     """The client reports a refused commit and letters that were not kept."""
-    client, refused = Client(), []
+    error = told_of_secret(KafkaError._TRANSPORT)
+    client, refused = Client(message(0, error=error), message(0), message(1)), []
 
     def commit(offsets, asynchronous):
         refused.append(1)
@@ -445,14 +435,7 @@ def test_no_secret_is_in_what_a_consumer_logs(monkeypatch, caplog):
     def refuse(record, failure):
         raise OSError(f"no {SECRET}")
 
-    error = told_of_secret(KafkaError._TRANSPORT)
     client.commit = commit
-    client.script = [
-        lambda: assigned(client),
-        lambda: message(0, error=error),
-        lambda: message(0),
-        lambda: message(1),
-    ]
     consumer = consumer_of(monkeypatch, client, dead_letters=refuse, drain_s=0, **SASL)
     record, done = take(consumer, 2)
     consumer.fail(record, Reject("no"))
@@ -497,7 +480,7 @@ def test_what_cannot_be_read_is_no_gap(monkeypatch):
         client.behind = [damaged, message(5), message(6)]
         return message(0)
 
-    client.script = [lambda: assigned(client), lambda: None, read]
+    client.script += [None, read]
     consumer = consumer_of(monkeypatch, client)
     read = []
     with pytest.raises(

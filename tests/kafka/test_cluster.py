@@ -29,12 +29,6 @@ from ackcore.kafka.cluster import (
 from ackcore.offsets import KAFKA_LIMIT, Commit, decode_metadata, encode_metadata
 
 
-@pytest.fixture(params=["mock", pytest.param("real", marks=pytest.mark.broker)])
-def kafka(request):
-    """Either, by one interface."""
-    return request.getfixturevalue({"mock": "mock_kafka", "real": "kafka_broker"}[request.param])
-
-
 def cluster_of(kafka, timeout_s=TIMEOUT_S, **options):
     quick = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100, "log_level": 0}
     return Cluster(
@@ -116,8 +110,7 @@ def test_watermarks_follow_what_is_written_and_deleted(kafka, cluster):
 
 @pytest.mark.broker
 def test_an_open_transaction_is_the_end_of_what_can_be_read(kafka_broker):
-    topic = kafka_broker.new_topic()
-    kafka_broker.produce(topic, [b"x"])
+    topic = kafka_broker.topic_of([b"x"])
     producer = Producer(kafka_broker.conf(transactional_id=topic))
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -144,8 +137,7 @@ def test_offsets_are_found_by_time(kafka_broker):
 
 
 def test_what_comes_while_a_time_is_asked_for_is_not_below_its_offset(mock_kafka, monkeypatch):
-    topic = mock_kafka.new_topic()
-    mock_kafka.produce(topic, [b"x"] * 3)
+    topic = mock_kafka.topic_of([b"x"] * 3)
     cluster = cluster_of(mock_kafka)
     ask = cluster._offsets
 
@@ -321,8 +313,7 @@ def test_no_commit_waits_for_long_where_there_is_no_coordinator(mock_kafka, monk
     mock_kafka.clear_request_errors(mock_broker.FIND_COORDINATOR)
     assert cluster.commit(group, {(topic, 0): (3, "")}).found == {(topic, 0): (3, "")}
     assert time.monotonic() - began < 40
-    for broker in (1, 2, 3):
-        mock_kafka.broker_set_down(broker)
+    mock_kafka.broker_set_down(-1)
     assert cluster.commit(group, {(topic, 0): (4, "")}, patience_s=0.3).found == {}
     assert given_up()
     wait_until(lambda: not given_up(), "its client is released", 20)

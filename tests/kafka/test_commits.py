@@ -23,11 +23,12 @@ from ackcore.kafka.kafka_errors import ConsumerError
 from ackcore.offsets import KAFKA_LIMIT, decode_metadata
 from ackcore.retry import Policy
 
+RECORD = KafkaRecord("t", 0, 7, None, b"", [], None)
+NO = Failure("ValueError", "no")
+
 
 def test_a_reason_is_no_longer_than_a_header_may_be_and_what_is_not_kept_is_said_again(caplog):
-    letter = DyingRecord(
-        KafkaRecord("t", 0, 7, None, b"", [], None), Failure("E", "é" * 2_000_000), 1
-    )
+    letter = DyingRecord(RECORD, Failure("E", "é" * 2_000_000), 1)
     reason = dict(headers_of(letter))["ackcore-reason"]
     assert 8190 <= len(reason) <= 8192
     assert reason.decode().startswith("E: é")
@@ -50,7 +51,10 @@ def held_partitions(n, records=10, done=lambda offset: offset == 0):
     held = HeldRecords(Policy(3, 1, 1))
     for key in [("t" * 200, partition) for partition in range(n)]:
         held.assign(*key, 1, decode_metadata(*key, 0, None).state)
-        some = [KafkaRecord(*key, offset, None, b"", [], None) for offset in range(records)]
+        some = [
+            RECORD._replace(partition=key[1], topic=key[0], offset=offset)
+            for offset in range(records)
+        ]
         held.read(key, some, [1] * records, 0)
     for record in held.take(records * n, 0):
         if done(record.offset):
@@ -66,9 +70,7 @@ def test_what_comes_back_again_and_again_is_not_kept_for_ever():
     """A loop of dead letters ends with its cause; what is no number of deaths counts for none."""
 
     def died(times):
-        headers = [("ackcore-deaths", times)]
-        record = KafkaRecord("t", 0, 7, None, b"", headers, None)
-        return DyingRecord(record, Failure("E", "no"), 1)
+        return DyingRecord(RECORD._replace(headers=[("ackcore-deaths", times)]), NO, 1)
 
     assert dict(headers_of(died(b"19")))["ackcore-deaths"] == b"20"
     for foreign in (b"-20", b"many", None):
@@ -110,9 +112,7 @@ def test_no_letter_is_forgotten_when_their_producer_is_made_anew(monkeypatch):
         consumer_letters, "Producer", lambda config: made.append(1) or Ended(config)
     )
     letters = PendingLetters(TopicLetterStore("dead", {}))
-    record = KafkaRecord("t", 0, 0, None, b"", [], None)
-    failure = Failure("ValueError", "no")
-    letters.put([DyingRecord(record._replace(offset=n), failure, 1) for n in range(5)], 0)
+    letters.put([DyingRecord(RECORD._replace(offset=n), NO, 1) for n in range(5)], 0)
     while len(made) < 2:
         assert letters.poll(0, lambda letter: True) == []
     assert len(letters._waiting) == letters.under_way == 5
@@ -123,9 +123,7 @@ def test_a_dead_letter_topic_that_is_missing_is_named(monkeypatch):
     missing = type("Missing", (Ended,), {"fatal": KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)})
     monkeypatch.setattr(consumer_letters, "Producer", missing)
     store, said = TopicLetterStore("orders-dead", {}), []
-    record = KafkaRecord("t", 0, 0, None, b"", [], None)
-    letter = DyingRecord(record, Failure("ValueError", "no"), 1)
-    store.store(letter, lambda letter, error: said.append(error))
+    store.store(DyingRecord(RECORD, NO, 1), lambda letter, error: said.append(error))
     store.poll()
     assert said[0].startswith("topic 'orders-dead': ")
     assert said[0].endswith("create the topic")

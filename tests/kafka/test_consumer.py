@@ -397,8 +397,7 @@ def test_brokers_go_and_come_back(counts):
 
 def test_what_was_deleted_before_it_was_read_is_dead_lettered_or_refused(mock_kafka, tmp_path):
     """F12"""
-    counts = Counts(mock_kafka, tmp_path, partitions=1)
-    counts.produce(100)
+    counts = Counts(mock_kafka, tmp_path, partitions=1, records=100)
     with consuming(counts, **by_hand(counts)) as consumer:
         consumer.ack_many(take(consumer, 100)[:10])
         wait_until(lambda: counts.committed()[0][0] == 10, "ten are done")
@@ -421,8 +420,7 @@ def test_what_was_deleted_before_it_was_read_is_dead_lettered_or_refused(mock_ka
 
 
 def test_what_waits_is_retried_though_it_was_deleted(mock_kafka, tmp_path):
-    counts = Counts(mock_kafka, tmp_path, partitions=1)
-    counts.produce(10)
+    counts = Counts(mock_kafka, tmp_path, partitions=1, records=10)
     with consuming(counts) as consumer:
         taken = take(consumer, 10)
         consumer.fail(taken[0], "once")
@@ -535,8 +533,7 @@ def test_a_producer_of_dead_letters_that_can_do_no_more_is_made_anew(counts, cap
 
 def test_memory_is_bounded_while_workers_are_slow(mock_kafka, tmp_path):
     """F19: no more is held than may be, however much there is to read, and nothing gets stuck."""
-    counts = Counts(mock_kafka, tmp_path, partitions=2)
-    counts.produce(20_000)
+    counts = Counts(mock_kafka, tmp_path, partitions=2, records=20_000)
     most = 0
     with consuming(counts, max_in_flight=1000) as consumer:
         wait_until(
@@ -696,8 +693,7 @@ def test_the_session_in_the_readme_is_true(mock_kafka, run_readme):
 
 def test_a_partition_that_was_paused_is_read_when_it_comes_back(mock_kafka, tmp_path):
     """Fenced while it is full: the client's pause outlasts the assignment."""
-    counts = Counts(mock_kafka, tmp_path, partitions=1)
-    counts.produce(2000)
+    counts = Counts(mock_kafka, tmp_path, partitions=1, records=2000)
     with consuming(counts, max_in_flight=10, drain_s=0, options=SHORT) as consumer:
         wait_until(lambda: [p.paused for p in consumer.stats().partitions] == ["in flight"], "full")
         first = take(consumer, 1)

@@ -52,8 +52,7 @@ def test_too_many_dead_end_a_consumer_and_nothing_is_lost(mock_kafka, tmp_path, 
 
     What is on its way to the dead letters then may be both, without a time for that.
     """
-    counts = Counts(mock_kafka, tmp_path, partitions=2)
-    counts.produce(2000)
+    counts = Counts(mock_kafka, tmp_path, partitions=2, records=2000)
     consumer = consumer_of(counts, drain_s=0, **by_hand(counts), **limit)
     taken = take(consumer, 2000)
     with closing(Effects(counts.file)) as effects:
@@ -79,8 +78,7 @@ def test_too_many_dead_end_a_consumer_and_nothing_is_lost(mock_kafka, tmp_path, 
 
 
 def test_a_range_that_was_lost_is_no_record_that_died(mock_kafka, tmp_path):
-    counts = Counts(mock_kafka, tmp_path, partitions=1)
-    counts.produce(10)
+    counts = Counts(mock_kafka, tmp_path, partitions=1, records=10)
     mock_kafka.delete_records(counts.topic, 5)
     arguments = {"start": {(counts.topic, 0): 0}, "partitions": [(counts.topic, 0)]}
     with consuming(counts, max_dead=0, **arguments) as consumer:
@@ -91,8 +89,7 @@ def test_a_range_that_was_lost_is_no_record_that_died(mock_kafka, tmp_path):
 
 def test_a_slow_network_loses_nothing_and_does_nothing_twice(mock_kafka, tmp_path):
     """F11: each answer of all brokers takes longer than the time between two commits."""
-    counts = Counts(mock_kafka, tmp_path)
-    counts.produce(1000)
+    counts = Counts(mock_kafka, tmp_path, records=1000)
     with consuming(counts) as consumer, workers(consumer, counts):
         wait_until(counts.effects, "it works")
         for broker in (1, 2, 3):

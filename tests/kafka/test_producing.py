@@ -39,9 +39,17 @@ def closing():
         one.close()
 
 
-def test_what_was_sent_is_there_when_flush_returns(mock_kafka, closing):
-    topic = mock_kafka.new_topic()
-    deliveries = closing(Deliveries(settings(mock_kafka)))
+@pytest.fixture
+def topic(mock_kafka):
+    return mock_kafka.new_topic()
+
+
+@pytest.fixture
+def deliveries(mock_kafka, closing):
+    return closing(Deliveries(settings(mock_kafka)))
+
+
+def test_what_was_sent_is_there_when_flush_returns(mock_kafka, topic, deliveries):
     deliveries.send(topic, "text", "key", [("a", b"1"), ("a", None)])
     deliveries.send(topic, None)
     deliveries.send(topic, b"bytes", b"")
@@ -72,9 +80,7 @@ def test_a_message_without_the_key_that_a_topic_asks_for_is_told_so(kafka_broker
         deliveries.flush()
 
 
-def test_what_passes_by_itself_is_no_failure_and_sends_nothing_twice(mock_kafka, closing):
-    topic = mock_kafka.new_topic()
-    deliveries = closing(Deliveries(settings(mock_kafka)))
+def test_what_passes_by_itself_is_no_failure_and_sends_nothing_twice(mock_kafka, topic, deliveries):
     mock_kafka.fail_requests(mock_broker.PRODUCE, NOT_ENOUGH_REPLICAS, CLOSES, NOT_ENOUGH_REPLICAS)
     for n in range(3000):
         deliveries.send(topic, b"%d" % n)
@@ -82,9 +88,7 @@ def test_what_passes_by_itself_is_no_failure_and_sends_nothing_twice(mock_kafka,
     assert values(mock_kafka, topic) == [b"%d" % n for n in range(3000)]
 
 
-def test_a_message_that_is_not_delivered_is_an_error(mock_kafka, closing):
-    topic = mock_kafka.new_topic()
-    deliveries = closing(Deliveries(settings(mock_kafka)))
+def test_a_message_that_is_not_delivered_is_an_error(mock_kafka, topic, deliveries):
     mock_kafka.fail_requests(mock_broker.PRODUCE, TOPIC_AUTHORIZATION_FAILED)
     deliveries.send(topic, b"x")
     refused = rf"topic '{topic}' did not take 1 of 1 messages .*authorization failed.*let this user"
@@ -93,9 +97,7 @@ def test_a_message_that_is_not_delivered_is_an_error(mock_kafka, closing):
             deliveries.flush()
 
 
-def test_a_failure_is_met_while_others_are_sent(mock_kafka, closing):
-    topic = mock_kafka.new_topic()
-    deliveries = closing(Deliveries(settings(mock_kafka)))
+def test_a_failure_is_met_while_others_are_sent(mock_kafka, topic, deliveries):
     mock_kafka.fail_requests(mock_broker.PRODUCE, TOPIC_AUTHORIZATION_FAILED)
 
     def send():
@@ -106,10 +108,8 @@ def test_a_failure_is_met_while_others_are_sent(mock_kafka, closing):
         send()
 
 
-def test_no_broker_is_an_error_that_says_so(mock_kafka, closing):
-    topic = mock_kafka.new_topic()
-    for broker in (1, 2, 3):
-        mock_kafka.broker_set_down(broker)
+def test_no_broker_is_an_error_that_says_so(mock_kafka, closing, topic):
+    mock_kafka.broker_set_down(-1)
     deliveries = closing(Deliveries(settings(mock_kafka, message_timeout_ms=1000)))
     deliveries.send(topic, b"x")
     refused = r"timed out.*after .*(refused|[Dd]isconnected|failed).*can be reached"
@@ -139,8 +139,7 @@ def test_a_setting_that_librdkafka_does_not_have_is_refused(mock_kafka):
         Deliveries(settings(mock_kafka, colour="red"))
 
 
-def test_a_full_queue_is_waited_for(mock_kafka, closing):
-    topic = mock_kafka.new_topic()
+def test_a_full_queue_is_waited_for(mock_kafka, closing, topic):
     deliveries = closing(Deliveries(settings(mock_kafka, queue_buffering_max_messages=10)))
     for n in range(500):
         deliveries.send(topic, b"%d" % n)
@@ -148,8 +147,7 @@ def test_a_full_queue_is_waited_for(mock_kafka, closing):
     assert len(values(mock_kafka, topic)) == 500
 
 
-def test_the_coordinator_may_be_slow_or_elsewhere(mock_kafka, closing):
-    topic = mock_kafka.new_topic()
+def test_the_coordinator_may_be_slow_or_elsewhere(mock_kafka, closing, topic):
     mock_kafka.fail_requests(mock_broker.INIT_PRODUCER_ID, NOT_COORDINATOR, CONCURRENT_TRANSACTIONS)
     mock_kafka.fail_requests(mock_broker.OFFSET_FETCH, *[NOT_COORDINATOR] * 5)
     transactions = closing(Transactions(settings(mock_kafka), "id", topic))
@@ -161,14 +159,12 @@ def test_the_coordinator_may_be_slow_or_elsewhere(mock_kafka, closing):
     assert values(mock_kafka, topic) == [b"row"]
 
 
-def test_an_open_transaction_is_closed_though_no_broker_is_there(mock_kafka):
-    topic = mock_kafka.new_topic()
+def test_an_open_transaction_is_closed_though_no_broker_is_there(mock_kafka, topic):
     transactions = Transactions(settings(mock_kafka), "id", topic)
     deliveries = transactions.begin()
     deliveries.send(topic, b"x")
     deliveries.flush()
-    for broker in (1, 2, 3):
-        mock_kafka.broker_set_down(broker)
+    mock_kafka.broker_set_down(-1)
     closing = threading.Thread(target=transactions.close, daemon=True)
     closing.start()
     closing.join(15)
@@ -178,11 +174,8 @@ def test_an_open_transaction_is_closed_though_no_broker_is_there(mock_kafka):
         transactions.begin()
 
 
-def test_what_may_be_tried_again_is_tried_at_intervals_and_not_for_ever(
-    mock_kafka, closing, monkeypatch
-):
+def test_what_may_be_tried_again_is_tried_at_intervals_and_not_for_ever(monkeypatch, deliveries):
     monkeypatch.setattr(producing, "_TIMEOUT_MS", 250)
-    deliveries = closing(Deliveries(settings(mock_kafka)))
     calls = []
 
     def fails(timeout_s):
@@ -199,12 +192,9 @@ class Interrupted(BaseException):
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_a_call_that_does_not_return_is_left_to_itself(
-    mock_kafka, closing, monkeypatch, interrupted
-):
+def test_a_call_that_does_not_return_is_left_to_itself(monkeypatch, interrupted, deliveries):
     monkeypatch.setattr(producing, "_APART_S", 60.0 if interrupted else 0.1)
     monkeypatch.setattr(producing, "_OVERDUE_S", 0.1)
-    deliveries = closing(Deliveries(settings(mock_kafka)))
     producer, returns = deliveries.producer, threading.Event()
 
     def interrupt(number, frame):

@@ -29,8 +29,7 @@ def made(heard=lambda error: None, **options):
 
 @native
 def test_plain_settings_need_no_object_for_a_message(mock_kafka):
-    topic = mock_kafka.new_topic()
-    mock_kafka.produce(topic, [b"one"])
+    topic = mock_kafka.topic_of([b"one"])
     with RangeReader(ClientSettings(mock_kafka.bootstrap_servers, {"log_level": 0})) as reader:
         assert isinstance(reader._consumer, raw_consumer.RawConsumer)
         (batch,) = reader.read(OffsetRange(topic, 0, 0, 1))
@@ -81,8 +80,7 @@ def test_settings_are_taken_or_refused_by_name():
 
 
 def test_an_iterator_that_outlasts_its_reader_ends_in_an_error(mock_kafka):
-    topic = mock_kafka.new_topic()
-    mock_kafka.produce(topic, [b"%d" % n for n in range(500)])
+    topic = mock_kafka.topic_of([b"%d" % n for n in range(500)])
     settings = ClientSettings(mock_kafka.bootstrap_servers, {"log_level": 0})
     with RangeReader(settings, batch_bytes=50) as reader:
         some, others = reader.read(OffsetRange(topic, 0, 0, 500)), []

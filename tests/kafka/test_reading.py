@@ -168,8 +168,7 @@ def test_headers_count_among_the_bytes_of_a_batch(mock_kafka):
 
 
 def test_a_batch_ends_behind_so_many_records_of_all_ranges(mock_kafka):
-    topic = mock_kafka.new_topic()
-    mock_kafka.produce(topic, [b"%d" % n for n in range(500)])
+    topic = mock_kafka.topic_of([b"%d" % n for n in range(500)])
     with RangeReader(settings_of(mock_kafka), batch_rows=64) as reader:
         ends = [0]
         for start, stop in [(0, 100), (100, 130), (130, 500)]:
@@ -180,8 +179,7 @@ def test_a_batch_ends_behind_so_many_records_of_all_ranges(mock_kafka):
 
 
 def test_a_reader_that_was_left_begins_anew(kafka):
-    topic = kafka.new_topic()
-    kafka.produce(topic, [b"%d" % n for n in range(500)])
+    topic = kafka.topic_of([b"%d" % n for n in range(500)])
     with RangeReader(settings_of(kafka), batch_bytes=50) as reader:
         first = next(reader.read(OffsetRange(topic, 0, 0, 500)))
         assert first.column("offset")[0].as_py() == 0
@@ -190,8 +188,7 @@ def test_a_reader_that_was_left_begins_anew(kafka):
 
 def test_nothing_is_fetched_while_a_user_has_the_last_batch(mock_kafka, monkeypatch):
     monkeypatch.setattr(range_reader, "raw_consumer", no_raw_consumer)
-    topic = mock_kafka.new_topic()
-    mock_kafka.produce(topic, [b"%d" % n for n in range(500)])
+    topic = mock_kafka.topic_of([b"%d" % n for n in range(500)])
     with RangeReader(settings_of(mock_kafka), batch_bytes=2000) as reader:
         left = 500
         for batch in reader.read(OffsetRange(topic, 0, 0, 500)):
@@ -201,8 +198,7 @@ def test_nothing_is_fetched_while_a_user_has_the_last_batch(mock_kafka, monkeypa
 
 
 def test_a_reader_reads_one_range_at_a_time(mock_kafka):
-    topic = mock_kafka.new_topic()
-    mock_kafka.produce(topic, [b"%d" % n for n in range(500)])
+    topic = mock_kafka.topic_of([b"%d" % n for n in range(500)])
     with RangeReader(settings_of(mock_kafka), batch_bytes=50) as reader:
         first = reader.read(OffsetRange(topic, 0, 0, 500))
         found = offsets_of([next(first)])
@@ -302,8 +298,7 @@ def test_a_range_ends_where_its_last_offsets_were_compacted_away(kafka_broker):
 
 
 def test_offsets_that_were_deleted_are_an_error(kafka):
-    topic = kafka.new_topic()
-    kafka.produce(topic, [b"x"] * 10)
+    topic = kafka.topic_of([b"x"] * 10)
     kafka.delete_records(topic, before=6)
     with pytest.raises(OffsetsLost, match="below 6 were deleted") as caught:
         read(kafka, topic, 3, 9)
@@ -329,8 +324,7 @@ def test_offsets_that_are_deleted_meanwhile_are_an_error(kafka):
 
 
 def test_offsets_above_the_end_are_lost_or_waited_for(kafka):
-    topic = kafka.new_topic()
-    kafka.produce(topic, [b"x"] * 10)
+    topic = kafka.topic_of([b"x"] * 10)
     with pytest.raises(OffsetsLost, match="ends at offset 10; it was truncated"):
         read(kafka, topic, 11, 20)
     with pytest.raises(ReadTimedOut, match=r"\[10, 20\) .* 1 s: the partition ends at offset 10"):
@@ -338,8 +332,7 @@ def test_offsets_above_the_end_are_lost_or_waited_for(kafka):
 
 
 def test_a_topic_that_may_not_be_read_is_an_error(mock_kafka):
-    topic = mock_kafka.new_topic()
-    mock_kafka.produce(topic, [b"x"])
+    topic = mock_kafka.topic_of([b"x"])
     mock_kafka.topic_set_error(topic, 29)
     with pytest.raises(ReadFailed, match="TOPIC_AUTHORIZATION_FAILED") as caught:
         read(mock_kafka, topic, 0, 1, timeout_s=20)
@@ -352,8 +345,7 @@ def test_a_topic_that_is_not_there_is_an_error(kafka_broker):
 
 
 def test_brokers_that_are_not_there_are_named_when_time_is_up(mock_kafka):
-    topic = mock_kafka.new_topic()
-    mock_kafka.produce(topic, [b"x"])
+    topic = mock_kafka.topic_of([b"x"])
     mock_kafka.broker_set_down(-1)
     with pytest.raises(ReadTimedOut, match=r"brokers are down|refused|Disconnected"):
         read(mock_kafka, topic, 0, 1, timeout_s=1)

@@ -23,14 +23,8 @@ from ackcore.kafka.start_positions import time_ms
 from ackcore.offsets import decode_metadata
 
 
-@pytest.fixture(params=["mock", pytest.param("real", marks=pytest.mark.broker)])
-def kafka(request):
-    """Either, by one interface."""
-    return request.getfixturevalue({"mock": "mock_kafka", "real": "kafka_broker"}[request.param])
-
-
-def counts_of(kafka, tmp_path, partitions=1):
-    return Counts(kafka, tmp_path, partitions)
+def counts_of(kafka, tmp_path, partitions=1, records=0):
+    return Counts(kafka, tmp_path, partitions, records)
 
 
 def first_of(counts, **arguments):
@@ -86,8 +80,7 @@ def test_a_time_before_all_records_is_none_of_kafkas_own():
 
 def test_what_others_committed_is_committed_with_the_topics_id_at_once(mock_kafka, tmp_path):
     """Else a topic that was made anew before the next record is done would not be noticed."""
-    counts = counts_of(mock_kafka, tmp_path)
-    counts.produce(10)
+    counts = counts_of(mock_kafka, tmp_path, records=10)
     client = Client(mock_kafka.conf(group_id=counts.group))
     client.commit(offsets=[TopicPartition(counts.topic, 0, 10)], asynchronous=False)
     client.close()
@@ -102,8 +95,7 @@ def test_what_others_committed_is_committed_with_the_topics_id_at_once(mock_kafk
 def test_what_was_read_of_an_open_transaction_is_no_truncated_log(kafka_broker, tmp_path, caplog):
     """The isolation level was read_uncommitted before: records above the stable ones are done."""
     caplog.set_level(logging.INFO)
-    counts = counts_of(kafka_broker, tmp_path)
-    counts.produce(2)
+    counts = counts_of(kafka_broker, tmp_path, records=2)
     producer = Producer(kafka_broker.conf(transactional_id=counts.topic))
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -124,8 +116,7 @@ def test_what_was_read_of_an_open_transaction_is_no_truncated_log(kafka_broker, 
 
 def test_a_deployment_begins_anew_once(mock_kafka, tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    counts = counts_of(mock_kafka, tmp_path)
-    counts.produce(10)
+    counts = counts_of(mock_kafka, tmp_path, records=10)
     with consuming(counts, **by_hand(counts)) as consumer:
         consumer.ack_many(take(consumer, 5))
         wait_until(lambda: counts.committed()[0][0] == 5, "five are done")
@@ -156,8 +147,7 @@ def test_a_partition_whose_leader_moves_begins_when_it_has_one(
 
 
 def test_a_start_that_is_not_there_is_out_of_range(mock_kafka, tmp_path):
-    counts = counts_of(mock_kafka, tmp_path)
-    counts.produce(10)
+    counts = counts_of(mock_kafka, tmp_path, records=10)
     mock_kafka.delete_records(counts.topic, 4)
     with consuming(counts, **by_hand(counts), start={(counts.topic, 0): 2}) as consumer:
         assert take(consumer, 1)[0].offset == 4
@@ -172,8 +162,7 @@ def take_of_new_group(counts, **arguments):
 
 
 def test_what_is_too_far_behind_is_passed_over_with_a_dead_letter(mock_kafka, tmp_path, caplog):
-    counts = counts_of(mock_kafka, tmp_path)
-    counts.produce(100)
+    counts = counts_of(mock_kafka, tmp_path, records=100)
     with consuming(counts, **by_hand(counts)) as consumer:
         taken = take(consumer, 100)
         consumer.ack_many([*taken[:10], *taken[12:20], taken[85]])
@@ -205,8 +194,7 @@ def test_a_topic_that_is_made_anew_while_it_is_read_is_read_from_its_beginning(
     What is done of the one before is not committed to it: were this process to end while a record
     of that is out, another one would begin where nobody has read.
     """
-    counts = counts_of(kafka, tmp_path)
-    counts.produce(5)
+    counts = counts_of(kafka, tmp_path, records=5)
     with consuming(counts, refresh_s=0.2) as consumer:
         (*taken, out) = take(consumer, 5)
         consumer.ack_many(taken)
@@ -231,8 +219,7 @@ def test_a_topic_that_is_made_anew_while_it_is_read_is_read_from_its_beginning(
 
 def test_a_topic_that_was_made_anew_between_runs_is_noticed_by_its_id(mock_kafka, tmp_path, caplog):
     """A commit of the one before may have crossed its deletion."""
-    counts = counts_of(mock_kafka, tmp_path)
-    counts.produce(10)
+    counts = counts_of(mock_kafka, tmp_path, records=10)
     with consuming(counts, **by_hand(counts)) as consumer:
         consumer.ack_many(take(consumer, 10)[:5])
         wait_until(lambda: counts.committed()[0][0] == 5, "five are done")
@@ -261,8 +248,7 @@ def test_a_topic_that_was_made_anew_between_runs_is_noticed_by_its_id(mock_kafka
 
 
 def test_tasks_read_each_so_manieth_partition(mock_kafka, tmp_path, caplog):
-    counts = counts_of(mock_kafka, tmp_path, partitions=5)
-    counts.produce(50)
+    counts = counts_of(mock_kafka, tmp_path, partitions=5, records=50)
     with consuming(counts, tasks=2, task=0) as one, consuming(counts, tasks=2, task=1) as other:
         for consumer, partitions in ((one, {0, 2, 4}), (other, {1, 3})):
             taken = take(consumer, 10 * len(partitions))
@@ -284,8 +270,7 @@ def test_a_task_whose_topic_is_not_there_says_so(mock_kafka):
 
 
 def test_tasks_read_new_partitions_and_those_of_a_pattern(kafka_broker, tmp_path):
-    counts = counts_of(kafka_broker, tmp_path, partitions=1)
-    counts.produce(5)
+    counts = counts_of(kafka_broker, tmp_path, partitions=1, records=5)
     pattern = {"topics": f"^{counts.topic[:-1]}[{counts.topic[-1]}]$", "refresh_s": 0.2}
     with consuming(counts, tasks=1, task=0, **pattern) as consumer:
         out = take(consumer, 5)
@@ -305,8 +290,7 @@ def test_what_comes_to_a_new_partition_before_it_is_noticed_is_read(
 ):
     """Though its topic was begun at its end: that is of the partitions that there were then."""
     caplog.set_level(logging.INFO)
-    counts = counts_of(kafka_broker, tmp_path, partitions=2)
-    counts.produce(4)
+    counts = counts_of(kafka_broker, tmp_path, partitions=2, records=4)
     how = {"tasks": 1, "task": 0} if by == "tasks" else {}
     options = {"topic.metadata.refresh.interval.ms": 200}
     with consuming(counts, start=start, refresh_s=0.2, options=options, **how) as consumer:

@@ -248,8 +248,7 @@ def test_a_commit_that_did_not_arrive_is_repeated_though_nothing_new_comes(
 ):
     """The group's own cluster can refuse; the records come from the one that Spark reads."""
     monkeypatch.setattr(group_commits, "_AGAIN_S", 0.2)
-    topic = kafka_broker.new_topic()
-    kafka_broker.produce(topic, [b"a"])
+    topic = kafka_broker.topic_of([b"a"])
     mock_kafka.create_topic(topic)
     mock_kafka.produce(topic, [b"a", b"b"])
     told = KafkaGroup("g", mock_kafka.bootstrap_servers)
