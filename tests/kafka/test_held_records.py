@@ -164,20 +164,6 @@ def test_an_answer_of_another_generation_changes_nothing():
     assert held.ack(held.take(1, 0)[0])
 
 
-def test_what_was_done_above_the_prefix_is_not_handed_out_after_a_restart():
-    held = holder()
-    read(held, 0, 1, 2, 3)
-    taken = held.take(4, 0)
-    held.ack(taken[1])
-    held.ack(taken[3])
-    held.fail(taken[2], NO, 0)
-    (one,) = held.commits()
-    again = holder(*one.commit, generation=2)
-    assert read(again, 0, 1, 2, 3, 4) == 3
-    assert [(each.offset, each.attempt) for each in again.take(9, 0)] == [(0, 0), (2, 1), (4, 0)]
-    assert again.counts.skipped == 2
-
-
 def test_what_had_died_when_its_dead_letter_was_lost_dies_again():
     held = holder(max_attempts=1)
     read(held, 0)
@@ -301,17 +287,6 @@ def test_a_partition_that_is_taken_away_gives_nothing_more():
     assert held.unanswered([KEY]) == 0
     assert committed(held) == [1]
     assert read(held, 3) == 0
-
-
-def test_answers_count_until_the_last_commit_of_a_partition_is_made():
-    held = holder()
-    read(held, 0, 1)
-    first, second = held.take(2, 0)
-    held.close([KEY])
-    assert held.ack(first)
-    held.seal([KEY])
-    assert not held.ack(second)
-    assert committed(held) == [1]
 
 
 def test_what_stops_intake_is_said_if_it_is_what_waits():
