@@ -289,6 +289,11 @@ def as_count(value: Any, name: str, least: int, most: int | None = None) -> int:
     return count
 
 
+def count_or_none(value: Any, name: str, least: int) -> int | None:
+    """Return an integer of at least ``least`` as an int, and None as it is."""
+    return None if value is None else as_count(value, name, least)
+
+
 def as_ms(value: Any, name: str) -> int:
     """Return a time in milliseconds as an int; raise OverflowError if it has over 64 bits."""
     ms = as_int(value, name)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ackcore._columns import as_count, positive, real
+from ackcore._columns import as_count, count_or_none, positive, real
 from ackcore.calls.outcomes import Reject, Retry, is_marked_final
 from ackcore.calls.rate_limits import RateLimit, check_concurrency, checked_limit
 from ackcore.flow import DelayTarget, Limit
@@ -58,9 +58,7 @@ class CallSettings:
         self._set("breaker_reset_s", reset_s)
         self._set("wait_in_task_s", _wait(self.wait_in_task_s))
         self._set("max_attempts", as_count(self.max_attempts, "max_attempts", 1))
-        if self.breaker_failures is not None:
-            failures = as_count(self.breaker_failures, "breaker_failures", 1)
-            self._set("breaker_failures", failures)
+        self._set("breaker_failures", count_or_none(self.breaker_failures, "breaker_failures", 1))
         self._set("endpoints", _endpoints(self.endpoints))
         if self.endpoints is not None and self.limit is not None and self.limit.per is not None:
             raise ValueError(

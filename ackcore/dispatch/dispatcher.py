@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ackcore._backend import OffsetTracker
-from ackcore._columns import as_count, nanoseconds, positive
+from ackcore._columns import as_count, count_or_none, nanoseconds, positive
 from ackcore._error_hints import counted, naming_arguments
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.calls.endpoints import Breaker, BreakerState
@@ -198,10 +198,9 @@ class Dispatcher:
                 "increase the first or decrease the second"
             )
         self._max_backoff_ms = whole_ms(longest_s)
-        if breaker_failures is not None:
-            breaker_failures = as_count(breaker_failures, "breaker_failures", 1)
+        failures = count_or_none(breaker_failures, "breaker_failures", 1)
         reset_ns = nanoseconds(breaker_reset_s, "breaker_reset_s")
-        self._breakers = {name: Breaker(breaker_failures, reset_ns) for name in self._targets}
+        self._breakers = {name: Breaker(failures, reset_ns) for name in self._targets}
         self._trials: set[Lease] = set()
         self._acked = acked
         self._dead_letters = dead_letters
@@ -587,10 +586,7 @@ class Dispatcher:
 
     def _stored(self, record: Record, task: asyncio.Future[Any]) -> None:
         self._storing.discard(task)
-        if task.cancelled():
-            error: BaseException | None = asyncio.CancelledError()
-        else:
-            error = task.exception()
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
             self._done(record, "dead")
         else:

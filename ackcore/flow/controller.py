@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ackcore._columns import as_count, nanoseconds
+from ackcore._columns import count_or_none, nanoseconds
 from ackcore._error_hints import naming_arguments
 from ackcore.flow.choosers import Chooser, Idlest
 from ackcore.flow.consumers import ConsumerState, Lease, state_of
@@ -90,7 +90,7 @@ class FlowController:
             )
         self._clock = clock
         self._make_limit = limit
-        pending = None if max_pending is None else as_count(max_pending, "max_pending", 1)
+        pending = count_or_none(max_pending, "max_pending", 1)
         timeout_ns = nanoseconds(timeout_s, "timeout_s")
         self._chooser: Chooser = Idlest() if chooser is None else chooser
         self._windows = Windows(self._chooser, pending, timeout_ns, clock)

@@ -12,7 +12,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from ackcore._arrow.arrow_tables import nullable_within
 from ackcore._arrow.lossless import short_repr
-from ackcore._columns import as_count, positive
+from ackcore._columns import count_or_none, positive
 from ackcore._error_hints import naming_arguments
 from ackcore.calls.threads import is_async
 from ackcore.kafka.client_settings import ClientSettings
@@ -115,14 +115,10 @@ class KafkaSpout:
             raise TypeError(f"group_id must be the name of a group or None, got {group_id!r}")
         self.group_id = group_id
         self.start = _start(start, group_id)
-        self.max_records = None if max_records is None else as_count(max_records, "max_records", 1)
+        self.max_records = count_or_none(max_records, "max_records", 1)
         self.target_batch_s = positive(target_batch_s, "target_batch_s", unit="seconds")
         self.refresh_s = positive(refresh_s, "refresh_s", unit="seconds")
-        self.max_offset_behind = (
-            None
-            if max_offset_behind is None
-            else as_count(max_offset_behind, "max_offset_behind", 0)
-        )
+        self.max_offset_behind = count_or_none(max_offset_behind, "max_offset_behind", 0)
         if lost not in POLICIES:
             raise ValueError(f"lost must be one of {', '.join(map(repr, POLICIES))}, got {lost!r}")
         self.lost = lost

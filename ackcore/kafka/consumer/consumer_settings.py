@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ackcore._columns import as_count, positive
+from ackcore._columns import as_count, count_or_none, positive
 from ackcore.dead_limit import DeadLimit
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord
@@ -91,8 +91,7 @@ class ConsumerSettings:
         for name in ("max_in_flight", "max_in_flight_bytes", "max_waiting", "max_waiting_bytes"):
             as_count(getattr(self, name), name, 1)
         for name, least in (("max_offset_behind", 0), ("max_dead_window", 1)):
-            if getattr(self, name) is not None:
-                as_count(getattr(self, name), name, least)
+            count_or_none(getattr(self, name), name, least)
         self.dead_limit()
         if self.force_from_start is not None and not isinstance(self.force_from_start, str):
             raise TypeError(

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from ackcore._columns import as_count
+from ackcore._columns import as_count, count_or_none
 from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.errors import StateError, one_line
 from ackcore.spark.planned.file_reading import read_files
@@ -81,11 +81,7 @@ class DeltaSpout(PlannedSource):
         if not isinstance(skip_changes, bool):
             raise TypeError(f"skip_changes must be True or False, got {skip_changes!r}")
         self._skips = skip_changes
-        self._most = (
-            None
-            if max_files_per_batch is None
-            else as_count(max_files_per_batch, "max_files_per_batch", 1)
-        )
+        self._most = count_or_none(max_files_per_batch, "max_files_per_batch", 1)
         #: Whether later versions are left out, and the newest version at the first plan.
         self._ends = False
         self._last: int | None = None

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from ackcore._columns import as_count
+from ackcore._columns import count_or_none
 from ackcore._error_hints import as_seconds, naming_arguments
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.schemas import CORRUPT_REASON, CORRUPT_RECORD, with_corrupt
@@ -120,11 +120,7 @@ class FileSpout(PlannedSource):
             raise ValueError(f"glob must be a pattern such as '*.json', got {glob!r}")
         self._matches = re.compile(fnmatch.translate(glob)).match
         self._by_path = "/" in glob
-        self._most = (
-            None
-            if max_files_per_batch is None
-            else as_count(max_files_per_batch, "max_files_per_batch", 1)
-        )
+        self._most = count_or_none(max_files_per_batch, "max_files_per_batch", 1)
         self._lateness = round(as_seconds(lateness_s, "lateness_s", 0, 1e9) * 1_000_000_000)
         #: Whether later files are left out, and the names at the first plan.
         self._ends = False
@@ -233,10 +229,10 @@ class FileSpout(PlannedSource):
         else:
             found = _walked(self._root, "", frozenset())
         for one in found:
-            *directories, name = one.name.split("/")
-            if name[0] in "._" or any(part[0] in "._" for part in directories):
-                continue
-            if name.endswith("._COPYING_"):  # `hdfs dfs -put` has not renamed it yet
+            parts = one.name.split("/")
+            name = parts[-1]
+            # `hdfs dfs -put` has not renamed a file yet that ends so.
+            if any(part[0] in "._" for part in parts) or name.endswith("._COPYING_"):
                 continue
             if self._matches(one.name if self._by_path else name):
                 yield one

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from ackcore._columns import as_count, positive
+from ackcore._columns import as_count, count_or_none, positive
 from ackcore._error_hints import naming_arguments
 
 
@@ -152,7 +152,7 @@ class RateSpout(PlannedSource):
     ) -> None:
         if rows is None and per_s is None:
             raise ValueError("RateSpout must have rows or per_s, got neither")
-        self._rows = None if rows is None else as_count(rows, "rows", 0)
+        self._rows = count_or_none(rows, "rows", 0)
         self._per_s = None if per_s is None else positive(per_s, "per_s", unit="rows a second")
         self._most = as_count(max_rows_per_batch, "max_rows_per_batch", 1)
         self._clock = clock
