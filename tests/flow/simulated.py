@@ -15,7 +15,7 @@ import itertools
 import math
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ackcore.flow import FlowController
 
@@ -153,29 +153,13 @@ class World:
         return done
 
 
-@dataclass
-class Result:
+class Result(NamedTuple):
     """The result of a run; latencies from arrival at the producer to the last ack, in ms."""
 
     efficiency: float  # work done in the time that is counted, of the capacity
-    latencies_ms: list[float] = field(repr=False)
-    acquired: int
-    done: int  # records, each once
+    latencies_ms: list[float]
     duplicates: int  # records done again
-    pending: int  # records out or re-queued at the end
-    work: list[float] = field(repr=False)  # by consumer
-
-    def percentile(self, percent):
-        ordered = sorted(self.latencies_ms)
-        return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
-
-    @property
-    def p50(self):
-        return self.percentile(50)
-
-    @property
-    def p99(self):
-        return self.percentile(99)
+    missing: int  # records that are neither done, nor out or re-queued; fewer if some are out twice
 
 
 def controllers(producers, limit=None, chooser=None, max_pending=None):
@@ -197,7 +181,7 @@ def controllers(producers, limit=None, chooser=None, max_pending=None):
     return make
 
 
-def run(world, make, load=None, seed=1):
+def run(world, make, load=None):
     """Let controllers loose on a world.
 
     Parameters
@@ -207,17 +191,15 @@ def run(world, make, load=None, seed=1):
         ``make(clock, n)`` returns the controllers, one a producer.
     load : float or None
         Tuples arrive at random, as so much of the capacity; by default there are always more.
-    seed : int
-        Of the work and the arrivals.
     """
     world.reset()
     clock = SimClock()
     flows = make(clock, world.N)
-    rng = random.Random(seed)
+    rng = random.Random(1)
     works, came = [], []  # by record
     is_done = bytearray()
     backlog = [deque() for _ in flows]
-    served = [0.0] * world.N
+    served = 0.0
     latencies = []
     events, order = [], itertools.count()
     acquired = duplicates = 0
@@ -281,24 +263,18 @@ def run(world, make, load=None, seed=1):
             else:
                 is_done[record] = 1
                 if at_ns >= world.begin_ns:
-                    served[lease.name] += works[record]
+                    served += works[record]
                     latencies.append((at_ns - came[record]) / MS)
             send(producer)
-    return Result(
-        sum(served) / world.capacity,
-        latencies,
-        acquired,
-        sum(is_done),
-        duplicates,
-        sum(flow.in_flight + flow.requeued for flow in flows),
-        served,
-    )
+    pending = sum(flow.in_flight + flow.requeued for flow in flows)
+    missing = acquired - sum(is_done) - pending
+    return Result(served / world.capacity, latencies, duplicates, missing)
 
 
-def ideal(world, load, seed=1):
+def ideal(world, load):
     """A central queue: a free consumer takes the next tuple, the quickest of them first."""
     world.reset()
-    rng = random.Random(seed)
+    rng = random.Random(1)
     rate = load * world.capacity / (world.end_ns - world.begin_ns)
     latencies = []
     at = rng.expovariate(rate)
@@ -319,7 +295,7 @@ def ideal(world, load, seed=1):
         if world.begin_ns <= done < world.end_ns:
             latencies.append((done - at + 2 * HOP_NS) / MS)
         at += rng.expovariate(rate)
-    return Result(math.nan, latencies, 0, 0, 0, 0, [])
+    return Result(math.nan, latencies, 0, 0)
 
 
 def speed_at(speed, at_ns):

@@ -24,8 +24,7 @@ class Pooled:
         ordered = sorted(chain.from_iterable(r.latencies_ms for r in results))
         self.p50, self.p99 = (ordered[int(len(ordered) * part)] for part in (0.5, 0.99))
         self.duplicates = sum(r.duplicates for r in results)
-        # What is out twice is counted twice.
-        self.lost = max(0, sum(r.acquired - r.done - r.pending for r in results))
+        self.lost = max(0, sum(r.missing for r in results))
 
     def print(self, name):
         print(
