@@ -124,28 +124,15 @@ def test_a_user_in_the_url_is_sent_and_not_shown():
         Http("ftp://user:secret@host")
 
 
+MEANINGS = {
+    Reject: [400, 413, 422],
+    HttpError: [301, 403, 404, 405, 408, 409, 410, 425, 500],
+    Unavailable: [401, 407, 429, 502, 503, 504],
+}
+
+
 @pytest.mark.parametrize(
-    ("status", "error"),
-    [
-        (400, Reject),
-        (413, Reject),
-        (422, Reject),
-        (301, HttpError),
-        (403, HttpError),
-        (404, HttpError),
-        (405, HttpError),
-        (408, HttpError),
-        (409, HttpError),
-        (410, HttpError),
-        (425, HttpError),
-        (500, HttpError),
-        (401, Unavailable),
-        (407, Unavailable),
-        (429, Unavailable),
-        (502, Unavailable),
-        (503, Unavailable),
-        (504, Unavailable),
-    ],
+    ("status", "error"), [(each, error) for error, some in MEANINGS.items() for each in some]
 )
 def test_what_a_status_means(status, error):
     with pytest.raises(error, match=f"{status} from http://127.0.0.1.*: said so"):
