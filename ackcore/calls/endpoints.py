@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.outcomes import Retry, Unavailable
+from ackcore.calls.rate_limits import made_by
 from ackcore.calls.usage import CallCounts
 from ackcore.flow.choosers import Idlest
 from ackcore.flow.consumers import FlowConsumer, Lease
@@ -379,10 +380,4 @@ def made_limit(settings: CallSettings, clock: Callable[[], int]) -> Limit:
     make = settings.max_concurrency
     if isinstance(make, int):
         return Fixed(make)
-    limit = DelayTarget(clock=clock) if make is DelayTarget else make()
-    if not isinstance(limit, Limit):
-        raise TypeError(
-            "max_concurrency must make a Limit, an object with limit and on_sample, got "
-            f"{type(limit).__name__}"
-        )
-    return limit
+    return DelayTarget(clock=clock) if make is DelayTarget else made_by(make, "max_concurrency")

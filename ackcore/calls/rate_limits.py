@@ -12,8 +12,8 @@ from ackcore._error_hints import naming_arguments
 from ackcore.calls.usage import MOST_COST, UsageCounts
 from ackcore.flow.limits import MAX_LIMIT, Limit
 
-#: Larger rates are refused as mistakes.
-_MOST_PER_S = 1e9
+#: Larger limits are refused as mistakes.
+_MOST = {"calls_per_s": 1e9, "tokens_per_min": 60e9, "cost_per_run": MOST_COST}
 #: The key of all NaN.
 _NAN = math.nan
 
@@ -91,19 +91,12 @@ cost_per_run=None)
             )
         if self.per == "":
             raise ValueError("per must not be empty; leave it out for one limit for all")
-        if self.calls_per_s is not None:
-            rate = positive(self.calls_per_s, "calls_per_s", _MOST_PER_S)
-            object.__setattr__(self, "calls_per_s", rate)
-        if self.tokens_per_min is not None:
-            rate = positive(self.tokens_per_min, "tokens_per_min", 60 * _MOST_PER_S)
-            object.__setattr__(self, "tokens_per_min", rate)
-        if self.cost_per_run is not None:
-            cost = positive(self.cost_per_run, "cost_per_run", MOST_COST)
-            object.__setattr__(self, "cost_per_run", cost)
+        for name, most in _MOST.items():
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, positive(given, name, most))
         if self.concurrency is not None:
             self._check_concurrency()
-        limits = (self.per, self.calls_per_s, self.tokens_per_min, self.cost_per_run)
-        if all(limit is None for limit in limits):
+        if all(getattr(self, name) is None for name in ("per", *_MOST)):
             raise ValueError(
                 "a RateLimit must limit something; give calls_per_s=..., tokens_per_min=..., "
                 "cost_per_run=... or per=..."
@@ -117,14 +110,9 @@ cost_per_run=None)
                 f"{given!r}; max_concurrency limits the calls of a task"
             )
         if callable(given):
-            made = given()
-            if not isinstance(made, Limit):
-                raise TypeError(
-                    "concurrency must make a Limit, an object with limit and on_sample, got "
-                    f"{type(made).__name__}"
-                )
-            return
-        check_concurrency(given, "concurrency", "key")
+            made_by(given, "concurrency")
+        else:
+            check_concurrency(given, "concurrency", "key")
 
     def share(self, tasks: int) -> RateLimit:
         """Return the limit for one of ``tasks`` tasks: with an equal share of calls and tokens."""
@@ -170,6 +158,17 @@ def check_concurrency(given: Any, name: str, owner: str) -> None:
             f"{type(given).__name__}; each {owner} needs its own limit, so pass the class"
         )
     as_count(given, name, 1, MAX_LIMIT)
+
+
+def made_by(make: Callable[[], Any], name: str) -> Limit:
+    """Return the `Limit` that an argument makes. Raises TypeError if it makes something else."""
+    made = make()
+    if not isinstance(made, Limit):
+        raise TypeError(
+            f"{name} must make a Limit, an object with limit and on_sample, got "
+            f"{type(made).__name__}"
+        )
+    return made
 
 
 def checked_limit(given: Any) -> RateLimit | None:

@@ -78,19 +78,15 @@ class UsageCounts:
 
     def add(self, other: UsageCounts) -> None:
         """Add other counts to these."""
-        self.answered += other.answered
-        self.with_tokens += other.with_tokens
-        self.with_cost += other.with_cost
-        self.late += other.late
-        self.failed += other.failed
+        for name in ("answered", "with_tokens", "with_cost", "late", "failed"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         for key, tokens in other.tokens.items():
             self.tokens.add(key, tokens)
 
     def taken(self) -> UsageCounts:
         """Return a copy of the counts, and set these to 0."""
         found = replace(self)
-        self.answered = self.failed = self.with_tokens = self.with_cost = self.late = 0
-        self.tokens = KeySums()
+        vars(self).update(vars(UsageCounts()))
         return found
 
     def to_json(self) -> dict[str, Any]:

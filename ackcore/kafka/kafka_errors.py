@@ -127,7 +127,7 @@ def redacted_error(error: BaseException, settings: ClientSettings) -> BaseExcept
     Otherwise returns a new error without causes, of the same class if the class takes one text.
     An error of confluent-kafka keeps its code.
     """
-    shown = [shown_error(each) for each in (error, *_chain(error))]
+    shown = [shown_error(each) for each in _with_causes(error)]
     if all(settings.redacted(text) == text for text in shown):
         return error
     cause = error.args[0] if error.args else None
@@ -143,11 +143,11 @@ def redacted_error(error: BaseException, settings: ClientSettings) -> BaseExcept
     return other.with_traceback(error.__traceback__)
 
 
-def _chain(error: BaseException) -> list[BaseException]:
-    """Return the cause of an error, the cause of that cause, and so on."""
+def _with_causes(error: BaseException) -> list[BaseException]:
+    """Return an error, its cause, the cause of that cause, and so on."""
     found: list[BaseException] = []
-    behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    while behind is not None and behind not in found:
-        found.append(behind)
-        behind = behind.__cause__ or (None if behind.__suppress_context__ else behind.__context__)
+    one: BaseException | None = error
+    while one is not None and one not in found:
+        found.append(one)
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
     return found

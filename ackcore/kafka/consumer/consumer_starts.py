@@ -39,7 +39,7 @@ from ackcore.offsets import Restored, decode_metadata
 _log = logging.getLogger(__name__)
 
 ANOTHER_LOG = "another log"
-_WAY_OUT = "to read the new topic from its beginning, set out_of_range='earliest' or 'latest'"
+WAY_OUT = "to read the new topic from its beginning, set out_of_range='earliest' or 'latest'"
 
 
 class AssignedStart(NamedTuple):
@@ -98,7 +98,7 @@ def decide_starts(
         log.log(level, "%s-%d begins at %d, %s", *key, offset, why)
         if why == MADE_ANEW and settings.on_out_of_range == "fail":
             raise OffsetsOutOfRange(
-                f"the topic of {key[0]}-{key[1]} was deleted and created again; {_WAY_OUT}"
+                f"the topic of {key[0]}-{key[1]} was deleted and created again; {WAY_OUT}"
             )
         name = settings.force_from_start
         origin = CommitOrigin.of(topic_id, name)

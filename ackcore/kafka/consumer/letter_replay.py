@@ -314,9 +314,7 @@ def _letter(headers: Headers) -> _Letter | None:
     partition, attempts = (header_number(told[name]) for name in (PARTITION, ATTEMPTS))
     kind, _, _ = (told[REASON] or b"").partition(b": ")
     # Without attempts the letter represents a range.
-    if partition is None or not attempts:
-        return None
-    if kind == UNREADABLE_HEADERS.encode():
+    if partition is None or not attempts or kind == UNREADABLE_HEADERS.encode():
         return None
     topic = (told[TOPIC] or b"").decode(errors="replace")
     if _NAME_OF_TOPIC.fullmatch(topic) is None:

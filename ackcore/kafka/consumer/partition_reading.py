@@ -15,7 +15,7 @@ from ackcore._error_hints import counted
 from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.consumer.consumer_client import record_of, watermarks
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
-from ackcore.kafka.consumer.consumer_starts import AssignedStart
+from ackcore.kafka.consumer.consumer_starts import WAY_OUT, AssignedStart
 from ackcore.kafka.consumer.held_partition import Key
 from ackcore.kafka.consumer.held_records import TOO_FAR_BEHIND, HeldRecords
 from ackcore.kafka.kafka_errors import ConsumerError, OffsetsOutOfRange, is_fatal
@@ -174,10 +174,7 @@ class PartitionReading:
                 continue
             recreated = f"the topic of {key[0]}-{key[1]} was deleted and created again"
             if self._settings.on_out_of_range == "fail":
-                raise OffsetsOutOfRange(
-                    f"{recreated}; to read the new topic from its beginning, set "
-                    "out_of_range='earliest' or 'latest'"
-                )
+                raise OffsetsOutOfRange(f"{recreated}; {WAY_OUT}")
             self._log.warning("%s, and is read from its beginning", recreated)
             # Records that come now are ignored, and read again when the former ones are done.
             self._plan_other_log(key, 0)

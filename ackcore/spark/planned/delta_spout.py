@@ -19,7 +19,7 @@ from ackcore._columns import as_count, count_or_none
 from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.errors import StateError, one_line
 from ackcore.spark.planned.file_reading import read_files
-from ackcore.spark.planned.planned_source import PlannedSource, SourceError
+from ackcore.spark.planned.planned_source import DividedSource, SourceError
 from ackcore.spark.stores.opening import is_bucket, open_store, place_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _REWRITES = ("OPTIMIZE", "REORG")
 _VERSIONS = 100
 
 
-class DeltaSpout(PlannedSource):
+class DeltaSpout(DividedSource):
     """The rows that are appended to a Delta table, version by version.
 
     Needs ``ackcore[delta]`` on the driver. The columns are those of the table when the object is
@@ -65,7 +65,6 @@ class DeltaSpout(PlannedSource):
     """
 
     source_kind: ClassVar[str] = "delta"
-    repeatable = True
 
     @naming_arguments
     def __init__(
@@ -249,10 +248,6 @@ class DeltaSpout(PlannedSource):
                 adds["path"].to_pylist(), adds["size_bytes"].to_pylist(), rows, strict=True
             )
         }
-
-    def divided(self, plan: Any, tasks: int) -> Any:
-        """Return the plan with the number of tasks among which `read` divides its files."""
-        return {**plan, "tasks": tasks}
 
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
         """Return the rows of the Parquet files of a plan."""

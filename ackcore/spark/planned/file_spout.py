@@ -20,7 +20,7 @@ from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.schemas import CORRUPT_REASON, CORRUPT_RECORD, with_corrupt
 from ackcore.spark.checkpoint.skips import shown
 from ackcore.spark.planned.file_reading import FORMATS, LINE_FORMATS, check_types, read_files
-from ackcore.spark.planned.planned_source import PlannedSource, SourceError
+from ackcore.spark.planned.planned_source import DividedSource, SourceError
 from ackcore.spark.stores.hdfs import HdfsStore
 from ackcore.spark.stores.objects import ObjectStore
 from ackcore.spark.stores.opening import is_bucket, place_of, store_at
@@ -39,7 +39,7 @@ class _File(NamedTuple):
     version: str
 
 
-class FileSpout(PlannedSource):
+class FileSpout(DividedSource):
     """The files of a directory, a bucket or HDFS, as a source for `TopologyBuilder.spout`.
 
     Each file is read once, in the order of time and name. A plan names the files of a micro-batch
@@ -77,7 +77,6 @@ class FileSpout(PlannedSource):
     """
 
     source_kind: ClassVar[str] = "files"
-    repeatable = True
 
     @naming_arguments
     def __init__(
@@ -184,10 +183,6 @@ class FileSpout(PlannedSource):
         }
         files = [[*one] for one in taken]
         return {"files": files, "newest": newest, "oldest": oldest, "seen": kept}
-
-    def divided(self, plan: Any, tasks: int) -> Any:
-        """Return the plan with the number of tasks among which `read` divides its files."""
-        return {**plan, "tasks": tasks}
 
     def check(self, plan: Any) -> None:
         """Raise `SourceError` with the names of the planned files that have changed, if any."""

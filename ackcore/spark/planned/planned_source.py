@@ -119,7 +119,17 @@ class PlannedSource(ABC):
         return self.schema
 
 
-class RateSpout(PlannedSource):
+class DividedSource(PlannedSource):
+    """The base class of sources with equal rows in each `read`, divided as the plan says."""
+
+    repeatable = True
+
+    def divided(self, plan: Any, tasks: int) -> Any:
+        """Return the plan with the number of tasks among which `read` divides its rows."""
+        return {**plan, "tasks": tasks}
+
+
+class RateSpout(DividedSource):
     """The numbers 0, 1, 2, ... as a source for tests and demonstrations.
 
     It emits one column, ``value`` (int64).
@@ -139,7 +149,6 @@ class RateSpout(PlannedSource):
 
     source_kind: ClassVar[str] = "rate"
     schema = pa.schema([pa.field("value", pa.int64())])
-    repeatable = True
 
     @naming_arguments
     def __init__(
@@ -179,10 +188,6 @@ class RateSpout(PlannedSource):
         if self._rows is not None:
             last = min(last, self._rows)
         return {"from": first, "to": last, "began": began} if first < last else None
-
-    def divided(self, plan: Any, tasks: int) -> Any:
-        """Return the plan with the number of tasks among which `read` divides the numbers."""
-        return {**plan, "tasks": tasks}
 
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
         """Return the numbers of a plan."""
