@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
+from scripted import turns
 
 from ackcore.calls import Reject, Unavailable
 from ackcore.dispatch import Dispatcher, Http
@@ -206,18 +207,15 @@ def test_a_record_that_the_server_dies_of_comes_to_its_end():
 
 
 def test_a_request_that_was_not_sent_whole_does_not_count():
-    async def main():
-        async def serve(reader, writer):
+    class Closes(Server):
+        async def _serve(self, reader, writer):
             await reader.read(10)
             writer.close()
 
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        http = Http(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
-        try:
+    async def main():
+        async with Closes() as server:
             with pytest.raises(Unavailable, match="closed the connection without a response"):
-                await http.call(bytes(32 << 20))
-        finally:
-            server.close()
+                await Http(server.url).call(bytes(32 << 20))
 
     asyncio.run(asyncio.wait_for(main(), 30))
 
@@ -231,27 +229,23 @@ def test_an_informational_answer_is_passed_over(status):
 
 
 def test_a_body_that_ends_with_the_connection_is_read_whole():
-    async def main():
-        async def serve(reader, writer):
+    half = asyncio.Event()
+
+    class Halves(Server):
+        async def _serve(self, reader, writer):
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 200 OK\r\n\r\nfirst ")
             await asyncio.wait_for(half.wait(), 30)
             writer.write(b"x" * 300_000 + b" last")
             writer.close()
 
-        def decode(got):
-            return got.body
-
-        half = asyncio.Event()
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        http = Http(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", decode=decode)
-        call = asyncio.ensure_future(http.call(""))
-        for _ in range(1000):  # what came first is there to be read
-            await asyncio.sleep(0)
-        half.set()
-        body = await asyncio.wait_for(call, 30)
-        server.close()
-        return body
+    async def main():
+        async with Halves() as server:
+            http = Http(server.url, decode=lambda got: got.body)
+            call = asyncio.ensure_future(http.call(""))
+            await turns(1000)  # what came first is there to be read
+            half.set()
+            return await asyncio.wait_for(call, 30)
 
     assert asyncio.run(main()) == b"first " + b"x" * 300_000 + b" last"
 
