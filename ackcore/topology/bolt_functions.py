@@ -40,41 +40,40 @@ class Kind(enum.Enum):
     BATCH = "a function of batches"
 
 
-def kind_of(function: Any, name: str = "fn") -> Kind:
+def kind_of(function: Any) -> Kind:
     """Return the kind of a function, or raise TypeError if ackcore cannot call it.
 
     It is a function of batches if its first parameter is annotated as a `pyarrow.RecordBatch`, and
     otherwise a function of a row.
 
-    ``function``: a function, a `functools.partial` or an object with a ``__call__``. ``name``: the
-    name of the argument in errors.
+    ``function``: a function, a `functools.partial` or an object with a ``__call__``.
     """
     if isinstance(function, type):
         raise TypeError(
-            f"{name} must be a function, got the class {function.__name__}; pass an instance that "
+            f"fn must be a function, got the class {function.__name__}; pass an instance that "
             "can be called, or a function that uses one"
         )
     if not callable(function):
         raise TypeError(
-            f"{name} must be a function of a row or of a pyarrow.RecordBatch, got "
+            f"fn must be a function of a row or of a pyarrow.RecordBatch, got "
             f"{type(function).__name__} {function!r}"
         )
     called = _called(function)
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         raise TypeError(
-            f"{name} must return one answer, got a function with 'yield'; return the values, or "
+            "fn must return one answer, got a function with 'yield'; return the values, or "
             "write a bolt, which may emit any number of tuples"
         )
     takes = refused_call(function, ("row",))
     if takes is not None:
         raise TypeError(
-            f"{name} must take one argument, a row or a pyarrow.RecordBatch, got a function of "
+            f"fn must take one argument, a row or a pyarrow.RecordBatch, got a function of "
             f"{takes}; bind the other arguments with functools.partial(...) or a lambda"
         )
     annotated = _annotation(function)
     if annotated in _OTHER_BATCHES:
         raise TypeError(
-            f"{name} must take a row or a pyarrow.RecordBatch, got a function whose argument is "
+            f"fn must take a row or a pyarrow.RecordBatch, got a function whose argument is "
             f"annotated as {annotated}; annotate it as pyarrow.RecordBatch, and convert it in the "
             "function"
         )
@@ -82,7 +81,7 @@ def kind_of(function: Any, name: str = "fn") -> Kind:
         return Kind.ASYNC if is_async(function) else Kind.ROW
     if is_async(function):
         raise TypeError(
-            f"{name} must be a plain function if it takes a pyarrow.RecordBatch, got an async one; "
+            "fn must be a plain function if it takes a pyarrow.RecordBatch, got an async one; "
             "let it take one row: ackcore calls it for many rows at once"
         )
     return Kind.BATCH

@@ -313,7 +313,7 @@ class Guard:
     ``any_address``: whether any IP address is accepted as well.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str], any_address: bool = False):
+    def __init__(self, app: ASGIApp, hosts: Collection[str], any_address: bool):
         self._app = app
         self._any_address = any_address
         self._hosts = frozenset(host.lower() for host in hosts)
