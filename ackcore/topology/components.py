@@ -187,14 +187,11 @@ class Context:
         The number of the task, which is the partition.
     batch_id : int, optional
         The number of the micro-batch; None outside of one.
-    collector : Collector, optional
-        The same as ``self.collector``; None for bolts whose methods receive their collector.
     """
 
     component: str
     task: int = 0
     batch_id: int | None = None
-    collector: Collector | None = None
 
 
 class UsedTables(dict[str, Any]):

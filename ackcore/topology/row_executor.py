@@ -51,9 +51,7 @@ class RowExecutor:
         # only repeat, fails its input without a retry.
         self._is_paid = isinstance(component, AsyncBolt) or component.journal
         self.collector = RowCollector(reasons, output_streams(component), basic, self._is_paid)
-        self.context = Context(
-            context.component, context.task, context.batch_id, None if basic else self.collector
-        )
+        self.context = context
         self._emit = "collector.emit(...)" if basic else "self.collector.emit(...)"
         self._seen = 0
         self._prepared = False

@@ -91,7 +91,7 @@ def test_handles_go_on_from_batch_to_batch_in_one_loop():
 
     class Client(Asyncly):
         async def prepare(self, context):
-            assert (context.component, context.task, context.collector) == ("b", 3, None)
+            assert (context.component, context.task) == ("b", 3)
             loops.add(asyncio.get_running_loop())
 
         async def cleanup(self):

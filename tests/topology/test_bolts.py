@@ -131,7 +131,7 @@ def test_a_bolt_that_did_not_get_ready_has_no_collector():
         outputs = OUT
 
         def prepare(self, context):
-            kept.append(context.collector)
+            kept.append(self.collector)
             self.collector.emit((1,))
             raise ValueError("half way")
 
@@ -175,7 +175,6 @@ def test_a_collector_is_there_from_prepare_on():
         outputs = OUT
 
         def prepare(self, context):
-            assert context.collector is self.collector
             self.collector.emit((1,))
 
         def execute(self, tuple):
