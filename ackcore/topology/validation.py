@@ -131,12 +131,10 @@ def problems(
     yield from _shared(bolts)
     times = Counter([*(spout.name for spout in spouts), *(bolt.name for bolt in bolts)])
     broken = broken | {name for name in times if times[name] > 1}
-    # The closed windows of a table without a window, or with a problem that is reported elsewhere.
-    unknown = {f"{name}{CLOSED}" for name in names} - {spout.name for spout in closed}
+    # The closed windows of a table with a problem that is reported elsewhere.
+    unknown = {f"{table.name}{CLOSED}" for table in tables if table.window is not None}
+    unknown -= {spout.name for spout in closed}
     find = _finder([*spouts, *closed], bolts, broken | unknown, tables)
-    for bolt in bolts:
-        for each in bolt.inputs:
-            yield from _windowless(f"bolt {bolt.name!r}", each.component, tables)
     for bolt in bolts:
         for each in bolt.inputs:
             found = find(f"bolt {bolt.name!r}", each.component, each.stream)
@@ -151,7 +149,6 @@ def problems(
             yield found
     untyped = {spout.name for spout in spouts if spout.kind is None} - broken
     for table in tables:
-        yield from _windowless(f"table {table.name!r}", table.component, tables)
         if table.component in untyped:
             yield (
                 f"table {table.name!r} reads spout {table.component!r}, whose columns have no "
@@ -565,6 +562,11 @@ def _finder(
             for table in tables:
                 if component == table.name:
                     return f"{reads}is a table, whose rows are no stream; {_advice(kind, table)}"
+                if component == f"{table.name}{CLOSED}" and table.window is None:
+                    return (
+                        f"{subject} reads the closed windows of table {table.name!r}, which has no "
+                        "window; declare the table with window=tumbling(...)"
+                    )
             if component in ends:
                 return f"{reads}a {kind} cannot read; {_advice(kind, ends[component])}"
             names = list(dict.fromkeys([*streams, *ends, *(table.name for table in tables)]))
@@ -709,19 +711,6 @@ def change_problems(sink: SinkSpec, shape: TableShape) -> Iterator[str]:
             f"isolate of sink {sink.name!r} makes the records of refused rows dead letters, and "
             f"the {rows} of table {table!r} belong to no single record; remove isolate"
         )
-
-
-def _windowless(subject: str, component: str, tables: Sequence[DeclaredTable]) -> Iterator[str]:
-    """Yield a problem if ``component`` is the closed windows of a table that has no windows.
-
-    ``subject``: the bolt or table that reads them.
-    """
-    for table in tables:
-        if component == f"{table.name}{CLOSED}" and table.window is None:
-            yield (
-                f"{subject} reads the closed windows of table {table.name!r}, which has no "
-                "window; declare the table with window=tumbling(...)"
-            )
 
 
 def window_problems(topology: Parts) -> Iterator[str]:
