@@ -248,18 +248,13 @@ def _spout(spout: Spout) -> Iterator[str]:
     yield from _field_names(f"the source of {subject}", spout.fields, "drop or rename one")
     if len(set(spout.message_id)) < len(spout.message_id):
         yield f"message_id of {subject} must name a column once, got {listed(spout.message_id)}"
-    for column in dict.fromkeys(spout.message_id):
-        if column not in spout.fields:
-            yield (
-                f"message_id of {subject} names {column!r}, which its source does not have; "
-                f"{near_miss(column, spout.fields, 'columns')}"
-            )
-    for column in spout.ordered_by:
-        if column not in spout.fields:
-            yield (
-                f"ordered_by of {subject} names {column!r}, which its source does not have; "
-                f"{near_miss(column, spout.fields, 'columns')}"
-            )
+    for argument, columns in (("message_id", spout.message_id), ("ordered_by", spout.ordered_by)):
+        for column in dict.fromkeys(columns):
+            if column not in spout.fields:
+                yield (
+                    f"{argument} of {subject} names {column!r}, which its source does not have; "
+                    f"{near_miss(column, spout.fields, 'columns')}"
+                )
     if spout.ordered_by and not spout.tracked:
         yield (
             f"{subject} is ordered_by {listed(spout.ordered_by)} but untracked, and "
