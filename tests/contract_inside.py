@@ -191,8 +191,11 @@ def check_results_are_copies(factory: Factory) -> None:
     expect(entries.vals.tolist(), [5, 5], "vals that were handed out")
 
 
-def check_max_entries(factory: Factory) -> None:
-    """Rows of roots that are not pending may not pass the bound; nothing of a call is applied."""
+def check_max_entries(factory: Factory) -> str:
+    """Rows of roots that are not pending may not pass the bound; nothing of a call is applied.
+
+    Returns the words of a refusal.
+    """
     ledger = factory(max_entries=3, capacity=1)
     ledger.apply(int64s([1, 1, 2]), int64s([5, 1, 5]), int32s([4, ACK, ACK]))
     before = snapshot(ledger)
@@ -222,15 +225,15 @@ def check_max_entries(factory: Factory) -> None:
     expect(len(ledger), 3, "pending; what expired does not count")
     three = ledger.entries()
     expect(len(type(ledger).from_entries(three, max_entries=3)), 3, "as many as may be")
-    _refused_as_full(lambda: type(ledger).from_entries(three, max_entries=2))
+    return _refused_as_full(lambda: type(ledger).from_entries(three, max_entries=2))
 
 
-def _refused_as_full(call: Any) -> None:
+def _refused_as_full(call: Any) -> str:
     try:
         call()
     except LedgerFull as error:
         expect("max_entries" in str(error), True, f"{error} names max_entries")
-        return
+        return str(error)
     raise AssertionError("a call that passes max_entries was not refused")
 
 

@@ -1,4 +1,7 @@
-"""Refused input: the error's type, the argument that it names, and that nothing was applied."""
+"""Refused input: the error's type, the argument that it names, and that nothing was applied.
+
+Each case returns the words of the refusals, which must be the same in both backends.
+"""
 
 from __future__ import annotations
 
@@ -280,26 +283,30 @@ def refused(call: Callable[[], Any], error: type[Exception], word: str, what: st
     raise AssertionError(f"{what} was not refused")
 
 
-def check_refusals(factory: Factory) -> None:
+def check_refusals(factory: Factory) -> list[str]:
     """Each refused call leaves the ledger as it was, and the clock unread."""
     clock = Clock(5)
     ledger = factory(clock=clock)
     ledger.apply(int64s([1, 2, 1]), int64s([5, 6, 7]), int32s([3, ACK, ACK]))
-    before, reads = snapshot(ledger), clock.reads
+    before, reads, words = snapshot(ledger), clock.reads, []
     for what, (error, word, call) in refusals().items():
-        refused(functools.partial(call, ledger), error, word, what)
+        words.append(refused(functools.partial(call, ledger), error, word, what))
         expect(snapshot(ledger), before, f"the ledger after {what}")
     expect(clock.reads, reads, "reads of the clock by calls that are refused")
+    return words
 
 
-def check_refused_options(factory: Factory) -> None:
+def check_refused_options(factory: Factory) -> list[str]:
     """Options are checked when a ledger is made."""
-    for what, (error, word, options) in BAD_OPTIONS.items():
+    return [
         refused(functools.partial(factory, **options), error, word, what)
+        for what, (error, word, options) in BAD_OPTIONS.items()
+    ]
 
 
-def check_refused_times(factory: Factory) -> None:
+def check_refused_times(factory: Factory) -> list[str]:
     """A clock that returns anything but milliseconds is refused, before the first row."""
+    words = []
     for what, (error, time) in BAD_TIMES.items():
         ledger = factory(clock=Clock(time))
         for call in (
@@ -308,8 +315,9 @@ def check_refused_times(factory: Factory) -> None:
             methodcaller("fold", int64s([7]), int64s([1]), int32s([4])),
             methodcaller("settle", None, 5),
         ):
-            refused(functools.partial(call, ledger), error, "clock", what)
+            words.append(refused(functools.partial(call, ledger), error, "clock", what))
         expect(len(ledger), 0, f"{what}: pending")
+    return words
 
 
 def check_no_times_without_a_clock(factory: Factory) -> None:

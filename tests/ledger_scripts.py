@@ -26,7 +26,7 @@ from ackcore._records import ACK, FAIL, RESET, Entries, Entry, Int32s, Int64s, S
 #: What makes a ledger: takes the arguments of `ackcore.Ledger`.
 Factory = Callable[..., Any]
 #: One case of the contract: raises AssertionError where a backend does not keep it.
-Case = Callable[[Factory], None]
+Case = Callable[[Factory], object]
 Row = tuple[int, int, int]
 
 MIN, MAX = -(2**63), 2**63 - 1

@@ -8,7 +8,6 @@ import contract_messages
 import contract_refusals
 import numpy as np
 import pytest
-from contract_refusals import BAD_OPTIONS, BAD_TIMES, refusals, refused
 from ledger_scripts import Clock, int32s, int64s
 
 from ackcore._records import RESET
@@ -53,42 +52,17 @@ def test_check_backend_shows_the_calls_up_to_the_difference(
     assert re.search(says, str(told.value), re.DOTALL)
 
 
-def test_both_refuse_in_the_same_words(native, reference):
-    ledgers = [backend.Ledger(clock=Clock()) for backend in (native, reference)]
-    for what, (error, word, call) in refusals().items():
-        words = [refused(lambda: call(ledger), error, word, what) for ledger in ledgers]  # noqa: B023
-        assert words[0] == words[1], what
-
-
-def test_both_refuse_options_and_clocks_in_the_same_words(native, reference):
-    for what, (error, word, options) in BAD_OPTIONS.items():
-        words = [
-            refused(lambda: backend.Ledger(**options), error, word, what)  # noqa: B023
-            for backend in (native, reference)
-        ]
-        assert words[0] == words[1], what
-    for what, (error, time) in BAD_TIMES.items():
-        words = [
-            refused(
-                lambda: backend.Ledger(clock=Clock(time)).ack(1, 1),  # noqa: B023
-                error,
-                "clock",
-                what,
-            )
-            for backend in (native, reference)
-        ]
-        assert words[0] == words[1], what
-
-
-def test_both_refuse_a_full_ledger_in_the_same_words(native, reference):
-    words = []
-    for backend in (native, reference):
-        ledger = backend.Ledger(max_entries=2)
-        ledger.ack(1, 1)
-        with pytest.raises(RuntimeError) as refusal:
-            ledger.ack_many(int64s([1, 2, 3]), int64s([1, 1, 1]))
-        words.append(str(refusal.value))
-    assert words[0] == words[1]
+@pytest.mark.parametrize(
+    "case",
+    [
+        contract_refusals.check_refusals,
+        contract_refusals.check_refused_options,
+        contract_refusals.check_refused_times,
+        contract_inside.check_max_entries,
+    ],
+)
+def test_both_refuse_in_the_same_words(native, reference, case):
+    assert case(native.Ledger) == case(reference.Ledger)
 
 
 def test_clock_may_use_the_ledger(Ledger):
