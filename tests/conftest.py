@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from ackcore import Acker
 
-sys.path.insert(0, str(Path(__file__).parent))  # `definitions`, `mutations`
+sys.path.insert(0, str(Path(__file__).parent))  # `mutations`
 sys.path.insert(1, str(Path(__file__).parent / "kafka"))  # `broker`, `mock_broker`, `servers`
 
 # The first two are deterministic: a run that fails on one machine fails on the next.

@@ -18,9 +18,7 @@ Started = dict[str, tuple[subprocess.Popen[bytes], Path]]
 
 TESTS = Path(__file__).parent
 FILES = ["test_ledger.py", "test_conformance.py", "test_ledger_model.py", "test_memory.py"]
-FILES += [
-    f"test_hashes.py::test_fingerprints_{name}" for name in ("are_as_defined", "of_long_data")
-]
+FILES += [f"test_hashes.py::test_fingerprints_{name}" for name in ("are_alike", "of_long_data")]
 #: The tests that run on each level: no others than those whose result a level could change.
 ON_EACH = "not (_reference or check_backend or pages or beyond_the_caches and not options0)"
 
