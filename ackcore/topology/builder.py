@@ -200,7 +200,7 @@ class TopologyBuilder:
             Whether its records are tracked and retried.
         unique : bool, default False
             Whether you guarantee that `message_id` is unique. Otherwise each micro-batch is checked
-            for duplicates, which are an error.
+            for duplicates, which are an error; not if ``tracked=False`` or with `dedup`.
         ordered_by : str or sequence of str, optional
             The columns of a key. While a record waits for a retry, later records with the same key
             wait too, and this counts no attempt of theirs. A record whose key has a null waits for

@@ -256,7 +256,8 @@ def _count(number: int, what: str) -> str:
 
 def _spout(spout: Spout, parts: Parts, layout: Layout) -> list[str]:
     if spout.message_id:
-        known = "unique" if spout.unique else "checked to be unique"
+        known = "checked to be unique" if spout.checks_ids else "duplicates allowed"
+        known = "unique" if spout.unique else known
         ids = f"message id ({', '.join(spout.message_id)}), {known}"
     else:
         ids = "ackcore assigns the message ids"

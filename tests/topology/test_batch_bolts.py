@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from acting import emitted, failed, whys
+from acting import OUT, TWO, batch_of, emitted, failed, run, whys
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
@@ -20,18 +20,6 @@ from ackcore.calls import Reject
 from ackcore.topology.components import BatchBolt
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Identity, Reason
-
-OUT = pa.schema([("x", pa.int64())])
-TWO = {"default": OUT, "side": OUT}
-
-
-def batch_of(values):
-    return pa.record_batch({"n": pa.array(values, pa.int64())})
-
-
-def run(executor, *batches):
-    results = [executor.process("src", "default", batch_of(values), None) for values in batches]
-    return [*results, executor.flush()]
 
 
 class Doing(BatchBolt):
@@ -397,7 +385,7 @@ def test_identity_goes_with_its_rows():
     identity = Identity(
         pa.array(["a", "b", "c"]), np.array([0, 1, 2], np.int32), np.array([7, 8, 9])
     )
-    results = [executor.process("lines", "side", batch_of([1, 2, 3]), identity)]
+    results = [executor.process("lines", "side", batch_of(1, 2, 3), identity)]
     assert seen == [
         (0, ["a", "b", "c"], [0, 1, 2], [7, 8, 9]),
         (0, ["a"], [0], [7]),

@@ -139,43 +139,8 @@ def test_a_diamond(builder, make):
     )
 
 
-def test_two_spouts_joined_by_their_fields(builder, make):
-    builder.spout("orders", make.frame("user", "item"), message_id="item")
-    builder.spout("clicks", make.frame("user", "page"), tracked=False)
-    builder.bolt("join", Join()).fields("orders", "user").fields("clicks", "user")
-    builder.sink("join", make.write, name="joined")
-    assert drawn(builder) == expected(
-        """
-        2 spouts, 1 bolt, 1 sink, 2 stages, 1 shuffle
-        settings: max_attempts=5, backoff_s=1.0, max_backoff_s=300.0
-
-        stage 1, reads the source
-          spout orders: message id (item), checked to be unique
-          └─ default (user, item)
-             └══▶ join: fields(user), to stage 2
-
-          spout clicks: untracked: a record that fails is not retried
-          └─ default (user, page)
-             └══▶ join: fields(user), to stage 2
-
-        ══ shuffle ═══════════════════════════════════════════════════════════════════
-          orders ══▶ join: fields(user)
-          clicks ══▶ join: fields(user)
-
-        stage 2
-          bolt join: Join
-          └─ default (user: string, n: int64)
-             └──▶ sink joined: write
-
-        ══ settle ════════════════════════════════════════════════════════════════════
-          every tracked record ends ACKED, waiting for its retry, or in the dead letters
-          message ids are checked: a duplicate in a micro-batch is an error
-        """
-    )
-
-
 def test_a_stream_that_skips_a_level(builder, make):
-    builder.spout("events", make.frame("user", "line"))
+    builder.spout("events", make.frame("user", "line"), message_id="line")
     builder.bolt("add", Add()).fields("events", "user")
     builder.bolt("total", Multiply()).global_("add").all("events").local_or_shuffle("watch")
     builder.bolt("watch", Add()).local_or_shuffle("events")
@@ -185,7 +150,7 @@ def test_a_stream_that_skips_a_level(builder, make):
         settings: max_attempts=5, backoff_s=1.0, max_backoff_s=300.0
 
         stage 1, reads the source
-          spout events: ackcore assigns the message ids
+          spout events: message id (line), checked to be unique
           └─ default (user, line)
              ├══▶ add: fields(user), to stage 2
              ├══▶ total: all, to stage 3
@@ -217,12 +182,13 @@ def test_a_stream_that_skips_a_level(builder, make):
 
         ══ settle ════════════════════════════════════════════════════════════════════
           every tracked record ends ACKED, waiting for its retry, or in the dead letters
+          message ids are checked: a duplicate in a micro-batch is an error
         """
     )
 
 
 def test_named_streams_with_their_errors_to_a_sink_and_no_shuffle_at_all(builder, make):
-    builder.spout("events", make.frame("line"))
+    builder.spout("events", make.frame("line"), tracked=False)
     builder.bolt("parse", Parse()).shuffle("events")
     builder.bolt("alert", Alert()).local_or_shuffle("parse", stream="errors")
     builder.sink("parse", make.write)
@@ -233,7 +199,7 @@ def test_named_streams_with_their_errors_to_a_sink_and_no_shuffle_at_all(builder
         settings: max_attempts=5, backoff_s=1.0, max_backoff_s=300.0
 
         stage 1, reads the source
-          spout events: ackcore assigns the message ids
+          spout events: untracked: a record that fails is not retried
           └─ default (line)
              └──▶ parse: shuffle, in the same task
 
@@ -337,7 +303,8 @@ def test_a_drawing_has_what_users_declared_and_nothing_of_its_carrying_out(build
     frame.schema = pa.schema([("id", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us"))])
     times = pa.schema([*USERS, ("at", pa.timestamp("us"))])
     given = {"dedup": "id", "within_s": 86_400, "within_keys": 9, "event_time": "at"}
-    builder.spout("events", frame, **given, expect=expect(lambda batch: batch["n"], on_fail="fail"))
+    checked = expect(lambda batch: batch["n"], on_fail="fail")
+    builder.spout("events", frame, message_id="id", **given, expect=checked)
     builder.spout("users", make.frame("user"), ordered_by="user")
     add = type("Add", (Add,), {"outputs": {"default": times, "rest": USERS}, "uses": ["visits"]})()
     positive = expect("n > 0", "n < 9", on_fail="drop", stream="rest")
@@ -356,7 +323,7 @@ def test_a_drawing_has_what_users_declared_and_nothing_of_its_carrying_out(build
     assert drawn(builder).partition("300.0\n\n")[2] == expected(
         """
         stage 1, reads the source
-          spout events: ackcore assigns the message ids
+          spout events: message id (id), duplicates allowed
             dedup: id, within_s=86400, within_keys=9, event_time=at
             expect: <lambda>; on_fail=fail
           └─ default (id, user, n, at)
