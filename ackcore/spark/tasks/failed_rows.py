@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from ackcore._records import Int64s
 from ackcore.retry import Policy
 from ackcore.spark.base.reasons import Reasons
-from ackcore.spark.base.root_ids import Bools, distinct, found_in, ids_in
+from ackcore.spark.base.root_ids import Bools, ids_in, in_order
 from ackcore.spark.base.schemas import (
     ATTEMPT,
     DUE_MS,
@@ -183,8 +183,7 @@ class FailedRows:
 
     def have(self, root_ids: Int64s) -> Bools:
         """Return, for each root, whether its record is among the failed records."""
-        ordered = distinct(root_ids)
-        return among(root_ids, ordered[found_in(ordered, self.roots())])
+        return among(root_ids, in_order(*self.roots()) if len(root_ids) else root_ids)
 
     def without(self, failed: pa.Table) -> pa.Table:
         """Return the rows of ``failed`` whose ``root_id`` is none of these failed records."""
