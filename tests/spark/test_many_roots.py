@@ -104,19 +104,6 @@ def test_places_are_those_of_what_was_due():
     assert in_order(*found.roots()).tolist() == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_new_records_have_for_places_takes_no_room():
-    n = 1 << 18
-    found = written((np.arange(n), pa.nulls(n)))
-    pool = pa.proxy_memory_pool(pa.default_memory_pool())
-    before = pa.default_memory_pool()
-    pa.set_memory_pool(pool)
-    try:
-        assert not len(found.places("lines"))
-    finally:
-        pa.set_memory_pool(before)
-    assert (pool.max_memory() or 0) < n
-
-
 def test_what_came_from_a_task_is_let_go_when_it_was_taken_out():
     rows = 1 << 15
     sink = pa.BufferOutputStream()
