@@ -116,8 +116,8 @@ class Backlog(NamedTuple):
     """The parts of a source, such as partitions of a topic, with rows for later micro-batches."""
 
     parts: Sequence[str]
-    #: By part, whether the micro-batch reads none of its rows, although its source answers, or no
-    #: part does.
+    #: By part, whether the micro-batch reads none of its rows, and not because this part's server
+    #: alone did not answer.
     waits: Sequence[bool]
     #: By task, its ranges in order: the number of the part, or -1 if the range is of no such part,
     #: and the maximum number of rows.
