@@ -209,7 +209,7 @@ class FailedWriter:
         for spout, some in self._found.items():
             found = pa.concat_tables(some).combine_chunks()
             if self._in_files and found.nbytes > self._rules.inline_bytes:
-                # Sorted by root, since the driver sorts the roots of all tasks.
+                # Sorted: the driver merges sorted columns faster than it sorts others.
                 found = found.take(pa.array(np.argsort(found[ROOT_ID].to_numpy())))
                 files.append((spout, self._write_found(spout, found)))
             else:
