@@ -53,6 +53,8 @@ _STATUSES = tuple(Status)
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 UInt8s = npt.NDArray[np.uint8]
+UInt64s = npt.NDArray[np.uint64]
+Bools = npt.NDArray[np.bool_]
 
 
 class LedgerFull(RuntimeError):

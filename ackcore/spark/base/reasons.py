@@ -15,12 +15,11 @@ from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._arrow.shown import as_texts
-from ackcore._records import Int64s
+from ackcore._records import Bools, Int64s
 from ackcore.spark.base.schemas import DUE_MS, REASON, REASON_TYPE, TRACKING, without_numbers
 from ackcore.topology.tuples import UNCOUNTED, UNIT, Reason
 
@@ -154,8 +153,6 @@ def look_up(reasons: pa.Table, root_ids: Int64s) -> tuple[pa.Array, pa.Array]:
         reasons["ms"].combine_chunks().take(found),
     )
 
-
-Bools = npt.NDArray[np.bool_]
 
 #: The reasons of dead records, and the number of deaths for each.
 DEATHS = pa.schema(

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ackcore._records import Int64s
-
-Bools = npt.NDArray[np.bool_]
 
 
 def in_order(*columns: Int64s) -> Int64s:

@@ -14,16 +14,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._records import Int64s
+from ackcore._records import Bools, Int64s, UInt64s
 from ackcore.spark.base.reasons import BEHIND
-from ackcore.spark.base.root_ids import Bools
 from ackcore.spark.base.schemas import DEDUP_KEY, FIRST_MS, REASON, SinkFile
 from ackcore.spark.checkpoint.decisions import Retries
 from ackcore.spark.checkpoint.waiting import Fit
 from ackcore.spark.engine.key_order import hold
 from ackcore.spark.tasks.dedup_executor import key_columns
 from ackcore.spark.tasks.row_files import ROOT, RowFile, among, read_rows
-from ackcore.tables.key_groups import UInt64s, hashes_of
+from ackcore.tables.key_groups import hashes_of
 from ackcore.topology.dedup import SEEN
 from ackcore.topology.parts import Spout
 

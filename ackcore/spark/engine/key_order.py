@@ -23,9 +23,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._records import Int64s
+from ackcore._records import Bools, Int64s
 from ackcore.spark.base.reasons import BEHIND, FAILED, Reasons, failures
-from ackcore.spark.base.root_ids import Bools, distinct
+from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, ORDER, ORDER_BITS
 from ackcore.spark.checkpoint.decisions import Retries
 from ackcore.spark.checkpoint.waiting import Fit, Waiting

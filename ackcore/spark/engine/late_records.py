@@ -18,14 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._error_hints import counted
-from ackcore._records import Int64s
+from ackcore._records import Bools, Int64s
 from ackcore.spark.base.reasons import FAILED, failures
 from ackcore.spark.base.schemas import FIRST_MS, REPLAYED, SinkFile
 from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.engine.setup import Backlog
 from ackcore.spark.sinks.sink_batch import BatchFile, read_with_roots
 from ackcore.spark.tasks.record_ids import RETRIES, positions_of
-from ackcore.tables.key_groups import Bools
 from ackcore.tables.time_windows import Window
 from ackcore.tables.watermarks import EVER, NEVER, UNSURE, WindowWatermarks
 from ackcore.topology.dedup import AT_MS

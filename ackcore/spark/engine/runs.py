@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from ackcore._arrow.record_batches import rebatched
-from ackcore._records import Int64s
+from ackcore._records import Int64s, UInt64s
 from ackcore.ids import spout_key
 from ackcore.retry import capped_doubling
 from ackcore.spark.base.clocks import Clock
@@ -87,7 +87,6 @@ from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.inflight_markers import ALONE, crashed
 from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, damage_in
 from ackcore.spark.tasks.spec import CHUNK_BYTES
-from ackcore.tables.key_groups import UInt64s
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 from ackcore.topology.table_views import TableSource

@@ -24,11 +24,10 @@ import pyarrow.compute as pc
 
 from ackcore._arrow.record_batches import has_offsets
 from ackcore._arrow.shown import as_texts
-from ackcore._records import Int64s
+from ackcore._records import Bools, Int64s, UInt64s
 from ackcore.spark.base.reasons import BEHIND
-from ackcore.spark.base.root_ids import Bools
 from ackcore.spark.tasks.row_files import among
-from ackcore.tables.key_groups import UInt64s, hashes_of
+from ackcore.tables.key_groups import hashes_of
 from ackcore.tables.table_segments import TableReader, TableSegment
 from ackcore.tables.table_shape import EXPIRES, TableShape, one_chunk
 from ackcore.topology.components import DEFAULT_STREAM

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._records import Int64s
+from ackcore._records import Bools, Int64s
 from ackcore.retry import Policy
 from ackcore.spark.base.reasons import Reasons
-from ackcore.spark.base.root_ids import Bools, ids_in, in_order
+from ackcore.spark.base.root_ids import ids_in, in_order
 from ackcore.spark.base.schemas import (
     ATTEMPT,
     DUE_MS,

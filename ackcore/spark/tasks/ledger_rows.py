@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore import ACK, FAIL
-from ackcore._records import Int64s
+from ackcore._records import Bools, Int64s
 from ackcore.ids import edge_ids
 from ackcore.spark.base.reasons import NO_TIME, reasons_of
 from ackcore.spark.settle import wire
@@ -24,7 +24,6 @@ from ackcore.spark.tasks.exchange_format import xor_by
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.tracking import (
     AnchoredRows,
-    Bools,
     Chunk,
     Chunks,
     Owners,

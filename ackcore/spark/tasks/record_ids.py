@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._arrow.hashing import hash_columns
 from ackcore._arrow.record_batches import take_rows
 from ackcore._arrow.shown import as_texts, shown_values
-from ackcore._records import Int64s
+from ackcore._records import Bools, Int64s, UInt64s
 from ackcore._reference.id_hashes import subkey
 from ackcore.ids import edge_ids, root_ids
 from ackcore.spark.base.arrow_batches import as_spark_types
@@ -46,8 +45,6 @@ RETRIES = (1 << 16) - 1
 LAST_ATTEMPT = (1 << 6) - 1
 #: Claims are INITs with a task that no spout has: the spout's number plus this.
 CLAIM = 1 << 20
-
-UInt64s = npt.NDArray[np.uint64]
 
 #: The factors of `ackcore._reference.id_hashes.mix_many`, inverted modulo 2 ** 64.
 _FACTORS = tuple(
@@ -122,7 +119,7 @@ class SpoutSpec:
         columns = [batch.column(name) for name in self.message_id]
         return edge_ids(self.key, hash_columns(columns, len(batch)), "claim", 0, 0)
 
-    def lacks_message_id(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+    def lacks_message_id(self, batch: pa.RecordBatch) -> Bools | None:
         """Return which records have null in all message id columns; None if no record has."""
         columns = [batch.column(name) for name in self.message_id]
         if columns and CORRUPT_REASON in self.schema.names:
@@ -130,7 +127,7 @@ class SpoutSpec:
         if not columns or not all(column.null_count for column in columns):
             return None
         nulls = [column.is_null().to_numpy(zero_copy_only=False) for column in columns]
-        found: npt.NDArray[np.bool_] = np.logical_and.reduce(nulls)
+        found: Bools = np.logical_and.reduce(nulls)
         return found if found.any() else None
 
     def refusals(self, batch: pa.RecordBatch) -> dict[int, Reason]:
@@ -278,9 +275,7 @@ def _unshifted(words: UInt64s, bits: int) -> UInt64s:
     return found
 
 
-def key_hashes(
-    rows: pa.Table | pa.RecordBatch, columns: Sequence[str]
-) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+def key_hashes(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> tuple[Int64s, Bools]:
     """Return the hash of each record's key, and whether the key is complete, without a null."""
     arrays = [one_array(rows[name]) for name in columns]
     ordered = np.ones(len(rows), np.bool_)

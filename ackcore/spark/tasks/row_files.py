@@ -31,7 +31,7 @@ import pyarrow as pa
 from ackcore._arrow.record_batches import offsets_of
 from ackcore._backend import fingerprint
 from ackcore._error_hints import counted
-from ackcore._records import Int64s
+from ackcore._records import Bools, Int64s
 from ackcore.spark.base.errors import RowFileDamaged
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.stores.opening import is_bucket
@@ -291,7 +291,7 @@ def _damaged(path: str, what: str) -> RowFileDamaged:
     )
 
 
-def acked_rows(batch: pa.RecordBatch, failed: Int64s) -> npt.NDArray[np.bool_] | None:
+def acked_rows(batch: pa.RecordBatch, failed: Int64s) -> Bools | None:
     """Return, for each row of a sink's file, whether all its roots are ACKED; None if all are.
 
     ``failed``: the roots that are not ACKED, sorted.
@@ -312,7 +312,7 @@ def acked_rows(batch: pa.RecordBatch, failed: Int64s) -> npt.NDArray[np.bool_] |
     return ~bad if bad.any() else None
 
 
-def among(numbers: npt.NDArray[Number], known: npt.NDArray[Number]) -> npt.NDArray[np.bool_]:
+def among(numbers: npt.NDArray[Number], known: npt.NDArray[Number]) -> Bools:
     """Return whether each number is among the known ones, which must be sorted."""
     found = np.zeros(len(numbers), np.bool_)
     for start in range(0, len(numbers) if len(known) else 0, _LOOKED_UP):

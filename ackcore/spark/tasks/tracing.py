@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from ackcore._records import Int64s
+from ackcore._records import Bools, Int64s
 from ackcore.spark.tasks.tracking import AnchoredRows, Chunks
 
 #: The most entries of a task's trace, so that no setting fills the driver's memory.
@@ -31,10 +30,10 @@ class Tracer:
         self._records: list[tuple[int, str, str, int]] = []
         self._steps: list[tuple[int, str, int, int, float, float, int]] = []
 
-    def sampled(self, roots: Int64s) -> npt.NDArray[np.bool_]:
+    def sampled(self, roots: Int64s) -> Bools:
         """Return whether each root is traced."""
         spread = roots.view(np.uint64) * _SPREAD
-        found: npt.NDArray[np.bool_] = (spread >> np.uint64(32)) < self._below
+        found: Bools = (spread >> np.uint64(32)) < self._below
         return found
 
     def record(self, roots: Int64s, spout: str, message_ids: pa.Array, attempts: Any) -> None:

@@ -26,16 +26,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ackcore._arrow.record_batches import offsets_of, take_rows
-from ackcore._records import Int32s, Int64s
+from ackcore._records import Bools, Int32s, Int64s
 from ackcore.ids import edge_ids
 from ackcore.spark.tasks.exchange_format import Places
 from ackcore.topology.tuples import Identity
-
-Bools = npt.NDArray[np.bool_]
 
 #: The owner of a row that is anchored to no group.
 NONE = -1
