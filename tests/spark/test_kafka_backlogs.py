@@ -154,7 +154,7 @@ def test_the_newest_record_of_each_part_is_never_taken_for_a_newer_one(data):
         times.append(99)
     tasks = [[(part, size) for part, size, _ in ranges] for ranges in of_tasks]
     backlog = Backlog([*map(str, range(parts))], [False] * parts, tasks)
-    records = ReadRecords({"lines": 7}, read, {}, lambda: None, {"lines": backlog})
+    records = ReadRecords({"lines": 7}, read, {}, None, {"lines": backlog})
     found = records.newest_of_parts("lines", np.array(roots), np.array(times)).tolist()
     for one, true in zip(found, newest, strict=True):
         assert NEVER < one <= true if true > NEVER else one <= UNSURE

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,8 +41,7 @@ class ReadRecords:
     keys: Mapping[str, int]  # the key of the root ids of each tracked spout
     read: Mapping[int, Mapping[str, int]]  # by partition and spout, the number of new records
     due: Mapping[str, pa.Table]  # by spout, the retried records
-    #: Returns what `first_copies` returns.
-    find_copies: Callable[[], tuple[Int64s, Int64s]]
+    copies: tuple[Int64s, Int64s]  # the copies of due records, as `first_copies` returns them
     backlogs: Mapping[str, Backlog]  # by spout, the parts with rows for later micro-batches
 
     def owners(self, roots: Int64s) -> Int64s:
@@ -73,10 +72,6 @@ class ReadRecords:
             found[spout] = sizes
         return found
 
-    @cached_property
-    def _copies(self) -> tuple[Int64s, Int64s]:
-        return self.find_copies()
-
     def bounds(self, roots: Int64s, watermarks: WindowWatermarks) -> Int64s:
         """Return a time in milliseconds for each root.
 
@@ -85,7 +80,7 @@ class ReadRecords:
         found = np.full(len(roots), max(watermarks.reached, watermarks.closed))
         for tried, first_ms in self._retried(roots, FIRST_MS):
             found[tried] = _bounds(watermarks, first_ms)
-        copies, first_ms = self._copies
+        copies, first_ms = self.copies
         if len(copies):
             places = np.minimum(np.searchsorted(copies, roots), len(copies) - 1)
             known = np.flatnonzero(copies[places] == roots)

@@ -402,13 +402,10 @@ class Runs:
         tables = (None if plan.parent is None else self._state.tables.of(plan.parent)) or {}
         keys = {name: self._spout_key(run_plan, name) for name in self.spouts}
         work = run_plan.work
-
-        def find_copies() -> tuple[Int64s, Int64s]:
-            return first_copies(retries.due, ran.files, work, self._deduped)
-
+        copies = first_copies(retries.due, ran.files, work, self._deduped)
         backlogs = self._offsets.backlogs(plan)
         tracked = {name: one for name, one in backlogs.items() if name in keys}
-        records = ReadRecords(keys, ran.read, retries.due, find_copies, tracked)
+        records = ReadRecords(keys, ran.read, retries.due, copies, tracked)
         return WindowedRows(self._topology, tables, records, ran.files, work, plan.now_ms)
 
     def _spout_key(self, run_plan: RunPlan, spout: str) -> int:
