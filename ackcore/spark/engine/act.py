@@ -21,6 +21,7 @@ from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, RowFileDamaged
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.reasons import failures
+from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.checkpoint.state import State
@@ -123,7 +124,7 @@ def fold_tables(
     # The records of refused rows are dead, though their run ACKED them.
     refused = [pc.list_flatten(one.rows["roots"]) for one in state.refusals.of(number)]
     roots = [decision.nonacked["root_id"], *refused]
-    nonacked = np.unique(np.concatenate([each.to_numpy() for each in roots]))
+    nonacked = distinct(*(each.to_numpy() for each in roots))
     after: dict[str, TableState] = {}
     for table in topology.tables_in_order:
         name = table.name
