@@ -6,6 +6,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from copy import copy
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from s3_server import COLLIDED, DENIED, ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_
 from ackcore.spark.base import atomic
 from ackcore.spark.base.errors import CheckpointInUse, CheckpointReadOnly, StateError
 from ackcore.spark.base.paths import local_path
+from ackcore.spark.stores import file_system_store
 from ackcore.spark.stores import objects as object_stores
 from ackcore.spark.stores.interface import Store, StoreConflict, StoredObject, StoreUnavailable
 from ackcore.spark.stores.local import LocalStore
@@ -266,83 +268,87 @@ def test_nothing_gets_its_name_once_another_driver_has_taken_over(tmp_path):
     assert store.get("a") is None
 
 
-def test_directories_go_with_what_is_in_them_and_come_with_what_is_put(tmp_path):
-    store = LocalStore(tmp_path / "root")
+@pytest.fixture(params=["local", pytest.param("hdfs_place", id="hdfs")])
+def files(request, tmp_path):
+    """A store on a file system."""
+    local = request.param == "local"
+    return open_store(tmp_path if local else request.getfixturevalue(request.param), "path")
 
+
+def names(store):
+    """The names of all files, those that are being written included."""
+    return [name for name, _, _ in store._files("")]
+
+
+def test_directories_go_with_what_is_in_them_and_come_with_what_is_put(files):
     def put(n):
-        for i in range(30):
-            store.put(f"a/b/{n}-{i}", b"")
-            store.delete([f"a/b/{n}-{i}"])
+        for i in range(4):
+            files.put(f"a/b/{n}-{i}", b"")
+            files.delete([f"a/b/{n}-{i}"])
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(put, range(3)))
-    assert store.list() == []
-    assert list((tmp_path / "root").iterdir()) == []
+    assert files.list() == []
+    assert files._names("") == []
 
 
-def test_a_writer_that_slept_replaces_nothing(tmp_path, monkeypatch):
-    """The name that it gives its version is free again: that version was removed since."""
-    store, others = LocalStore(tmp_path), LocalStore(tmp_path)
-    version = store.replace("head", b"0", None)
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_writer_that_slept_replaces_nothing(files, exists):
+    """The number that it gives its version is free again: that version was removed since."""
+    version = files.replace("head", b"0", None) if exists else None
+    others, write = copy(files), files._write_file
 
-    def sleep():
-        monkeypatch.setattr(atomic, "link_if_free", link)
+    def slept(*version_of):
         now = version
-        for n in range(5):
-            now = others.replace("head", b"%d" % n, now)
+        while now != "4":
+            now = others.replace("head", b"new", now)
+        write(*version_of)
 
-    link = atomic.link_if_free
-
-    def slept(*names):
-        sleep()
-        return link(*names)
-
-    monkeypatch.setattr(atomic, "link_if_free", slept)
+    files._write_file = slept
     with pytest.raises(StoreConflict):
-        store.replace("head", b"late", version)
-    assert others.get("head") == (b"4", "6")
-    assert others.replace("head", b"5", "6") == "7"
-    assert sorted(os.listdir(tmp_path / "head")) == ["000000000006.version", "000000000007.version"]
+        files.replace("head", b"late", version)
+    assert others.get("head") == (b"new", "4")
+    assert others.replace("head", b"3", "4") == "5"
+    assert names(others) == ["head/000000000004.version", "head/000000000005.version"]
 
 
-def test_an_object_that_was_deleted_is_not_replaced(tmp_path, monkeypatch):
-    store = LocalStore(tmp_path)
-    version = store.replace("head", b"0", None)
-    link = atomic.link_if_free
+def test_an_object_that_was_deleted_is_not_replaced(files):
+    version, others, write = files.replace("head", b"0", None), copy(files), files._write_file
 
-    def deleted(*names):
-        monkeypatch.setattr(atomic, "link_if_free", link)
-        (tmp_path / "head/000000000001.version").unlink()
-        return link(*names)
+    def deleted(*version_of):
+        others.delete(["head"])
+        write(*version_of)
 
-    monkeypatch.setattr(atomic, "link_if_free", deleted)
+    files._write_file = deleted
     with pytest.raises(StoreConflict):
-        store.replace("head", b"late", version)
-    assert store.get("head") is None
+        files.replace("head", b"late", version)
+    assert others.get("head") is None
 
 
-def test_a_version_that_is_removed_while_it_is_read_is_read_anew(tmp_path):
-    store = LocalStore(tmp_path)
-    now = store.replace("head", b"0", None)
-    look = store._versions
+def test_a_version_that_is_removed_while_it_is_read_is_read_anew(files):
+    now, look = files.replace("head", b"0", None), files._versions
 
     def late(key):
         nonlocal now
-        store._versions = look
+        files._versions = look
         found = look(key)
         for n in (1, 2, 3):
-            now = store.replace("head", b"%d" % n, now)
+            now = files.replace("head", b"%d" % n, now)
         return found
 
-    store._versions = late
-    assert store.get("head") == (b"3", "4")
+    files._versions = late
+    assert files.get("head") == (b"3", "4")
 
 
-def test_what_was_being_written_is_not_listed(tmp_path):
-    store = LocalStore(tmp_path)
-    store.replace("a", b"2", store.replace("a", b"1", None))
-    (tmp_path / ".b.0123.tmp").write_bytes(b"")
-    assert store.list() == [("a", 1)]
+def test_what_is_being_written_is_not_listed_and_goes_after_an_hour(files, monkeypatch):
+    files.replace("a", b"2", files.replace("a", b"1", None))
+    files._write_file(".b.0123.tmp", b"half", once=True)
+    files.remove_abandoned()
+    assert files.list() == [("a", 1)]
+    assert len(names(files)) == 3  # its writer may live
+    monkeypatch.setattr(file_system_store, "_ABANDONED_S", -60)
+    files.remove_abandoned()
+    assert names(files) == ["a/000000000001.version", "a/000000000002.version"]
 
 
 def test_an_unreadable_file_is_an_error_and_not_absent(tmp_path):
