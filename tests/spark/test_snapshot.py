@@ -12,13 +12,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as sql
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-from ackcore.spark.base.errors import CheckpointCorrupt, StateError
+from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointInUse, StateError
 from ackcore.spark.base.sources import has_fixed_order
 from ackcore.spark.base.versions import to_arrow
 from ackcore.spark.engine import snapshot as module
 from ackcore.spark.engine.setup import InputFrame
 from ackcore.spark.engine.snapshot import load_snapshot, snapshot_inputs
-from ackcore.spark.stores.run_files import RecordFile, remove_all
+from ackcore.spark.stores.run_files import remove_all
 from ackcore.spark.tasks.row_files import damage_in
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -134,19 +134,33 @@ def test_rows_that_are_damaged_are_read_from_the_source_again(restless, tmp_path
 def test_rows_are_not_taken_that_have_another_length(restless, tmp_path, caplog):
     inputs = [InputFrame(restless, "lines")]
     held = rows_of(snapshot_inputs(inputs, tmp_path, 3))
-    record = RecordFile(tmp_path / "snapshot.json", "snapshot.json")
-    body = {name: of for name, of in record.read().items() if name not in ("file", "format")}
+    record = module._record(tmp_path)
+    body = record.load()
     assert body["epoch"] == 3
     (one,) = body["inputs"]
     for name, _, size in one["files"]:
         assert (tmp_path / body["directory"] / name).stat().st_size == size
     first, (name, rows, size), last = one["files"]
     wrong = {**one, "files": [first, [name, rows, size + 1], last]}
-    record.replace({**body, "inputs": [wrong]})
+    record.replace(lambda _: {**body, "inputs": [wrong]})
     assert load_snapshot(inputs, tmp_path) is None
     assert f"it has {size} bytes instead of {size + 1}" in caplog.text
-    record.replace({**body, "inputs": [one]})
+    record.replace(lambda _: body)
     assert rows_of(load_snapshot(inputs, tmp_path)) == held
+
+
+def test_the_record_of_another_driver_is_not_replaced(restless, tmp_path, monkeypatch):
+    inputs, reads = [InputFrame(restless, "lines")], module._reads
+
+    def overtaken(inputs):
+        monkeypatch.setattr(module, "_reads", reads)
+        snapshot_inputs(inputs, tmp_path, 2)
+        return reads(inputs)
+
+    monkeypatch.setattr(module, "_reads", overtaken)
+    with pytest.raises(CheckpointInUse, match="was written by another driver"):
+        snapshot_inputs(inputs, tmp_path, 1)
+    assert module._record(tmp_path).load()["epoch"] == 2
 
 
 def test_files_that_cannot_be_read_back_are_an_error(restless, tmp_path, monkeypatch):

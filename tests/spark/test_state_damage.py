@@ -21,7 +21,9 @@ from ackcore.spark.base.errors import (
 )
 from ackcore.spark.base.schemas import FORMAT
 from ackcore.spark.checkpoint.records import HEAD
-from ackcore.spark.stores.run_files import RecordFile, read_table_at
+from ackcore.spark.checkpoint.shared_record import SharedRecord
+from ackcore.spark.stores.local import LocalStore
+from ackcore.spark.stores.run_files import read_table_at
 
 
 def made(checkpoint):
@@ -90,14 +92,14 @@ def test_a_record_that_is_missing_is_told(checkpoint):
         "batches/2.decision": "batches/2.decision is missing",
         "meta.json": "meta.json is missing, though batches/",
     }.items():
-        head = RecordFile(root / HEAD, HEAD)
-        whole = head.read()
-        body = {key: of for key, of in whole.items() if key not in ("file", "format")}
-        head.replace({**body, "records": {k: v for k, v in body["records"].items() if k != name}})
+        head = SharedRecord(LocalStore(root), HEAD)
+        body = head.load()
+        left = {key: of for key, of in body["records"].items() if key != name}
+        head.replace(lambda _, left=left, body=body: {**body, "records": left})
         with pytest.raises(CheckpointCorrupt, match=told):
             OPEN(checkpoint)
-        head.read()
-        head.replace(body)
+        head.load()
+        head.replace(lambda _, body=body: body)
     OPEN(checkpoint).close()
 
 

@@ -21,10 +21,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from ackcore.spark.base.arrow_batches import Batches
-from ackcore.spark.base.errors import RowFileDamaged, StateError
+from ackcore.spark.base.atomic import check_fence
+from ackcore.spark.base.errors import CheckpointInUse, RowFileDamaged, StateError
 from ackcore.spark.base.paths import Place
+from ackcore.spark.checkpoint.shared_record import Body, SharedRecord
 from ackcore.spark.engine.setup import InputFrame, Snapshot
-from ackcore.spark.stores.run_files import RecordFile
+from ackcore.spark.stores.opening import open_store
 from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, read_rows
 
 _log = logging.getLogger("ackcore")
@@ -40,8 +42,8 @@ def load_snapshot(inputs: Sequence[InputFrame], directory: Place) -> list[InputF
     ``inputs``: the inputs that the snapshot replaces. ``directory``: the directory that was given
     to `snapshot_inputs`.
     """
-    record = _record(directory).read()
-    if record is None or [one["reads"] for one in record["inputs"]] != _reads(inputs):
+    record = _record(directory).load()
+    if not record or [one["reads"] for one in record["inputs"]] != _reads(inputs):
         return None
     found = _recorded(record, directory)
     try:
@@ -78,7 +80,7 @@ def snapshot_inputs(
     """
     # Tasks of an earlier snapshot may still run and write here, so the path is new.
     token, kept = secrets.token_hex(8), _record(directory)
-    kept.read()  # so as not to overwrite another driver's record
+    before = kept.load()
     place = os.path.join(directory, token)
     record: list[dict[str, Any]] = []
     for one, reads in zip(inputs, _reads(inputs), strict=True):
@@ -87,8 +89,18 @@ def snapshot_inputs(
         # Sorted by partition, on which a record's place and its root id depend.
         found = sorted(write.collect())
         record.append({"reads": reads, "files": [file for _, *file in found]})
-    # The record does not name the files of discarded attempts.
-    kept.replace({"epoch": epoch, "directory": token, "inputs": record})
+
+    def change(now: Body) -> Body:
+        check_fence()
+        if now != before:
+            raise CheckpointInUse(
+                f"{kept.place} was written by another driver after this one had read it. Let the "
+                "other driver run, or stop it and start this query again"
+            )
+        # The record does not name the files of discarded attempts.
+        return {"epoch": epoch, "directory": token, "inputs": record}
+
+    kept.replace(change)
     held = load_snapshot(inputs, directory)
     if held is None:
         raise StateError(
@@ -98,8 +110,8 @@ def snapshot_inputs(
     return held
 
 
-def _record(directory: Place) -> RecordFile:
-    return RecordFile(os.path.join(directory, _RECORD), _RECORD)
+def _record(directory: Place) -> SharedRecord:
+    return SharedRecord(open_store(directory, "checkpoint"), _RECORD)
 
 
 def _reads(inputs: Sequence[InputFrame]) -> list[list[Any]]:

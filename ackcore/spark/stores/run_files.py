@@ -15,27 +15,25 @@ import contextlib
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from ackcore._files import sync_directory
 from ackcore.spark.base.atomic import check_fence, make_directory, remove
-from ackcore.spark.base.checksummed import RUN_AGAIN, record_bytes, record_in, table_in
+from ackcore.spark.base.checksummed import RUN_AGAIN, table_in
 from ackcore.spark.base.errors import (
     WAY_OUT,
     CheckpointCorrupt,
-    CheckpointInUse,
     RowFileDamaged,
     StateError,
     corrupt,
 )
 from ackcore.spark.base.paths import Place
 from ackcore.spark.stores.hdfs import HdfsStore
-from ackcore.spark.stores.interface import Store, StoreConflict
+from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.objects import ObjectStore
 from ackcore.spark.stores.opening import is_bucket, store_at
@@ -171,40 +169,6 @@ def read_run_table(path: Place) -> pa.Table:
         return read_table_at(path, way_out=RUN_AGAIN)
     except CheckpointCorrupt as error:
         raise RowFileDamaged(str(error)) from error
-
-
-class RecordFile:
-    """A record that only the driver that read its current version can replace, as a whole.
-
-    ``path``: the place of the record. ``name``: the name that the record's content must state.
-    """
-
-    def __init__(self, path: Place, name: str) -> None:
-        self._path = path
-        self._name = name
-        self._store, self._key = object_at(path)
-        self._version: str | None = None
-
-    def read(self) -> dict[str, Any] | None:
-        """Return the record, or None if it does not exist. Raises the errors of `record_in`."""
-        found = self._store.get(self._key)
-        self._version = None if found is None else found.version
-        return None if found is None else record_in(found.data, self._path, self._name)
-
-    def replace(self, body: Mapping[str, Any]) -> None:
-        """Replace the version that `read` found.
-
-        Raises CheckpointInUse if another driver has written the record since, or has taken over.
-        """
-        check_fence()
-        data = record_bytes(self._name, body)
-        try:
-            self._version = self._store.replace(self._key, data, self._version)
-        except StoreConflict:
-            raise CheckpointInUse(
-                f"{os.fspath(self._path)} was written by another driver after this one had read "
-                "it. Let the other driver run, or stop it and start this query again"
-            ) from None
 
 
 def is_beside(place: Place, store: Store) -> bool:
