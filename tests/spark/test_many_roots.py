@@ -160,7 +160,7 @@ def test_what_had_no_room_is_written_a_little_at_a_time(tmp_path, no_syncing, n,
     store.place.own({}, lambda: None)
     with own_pool() as pool:
         store.write(0, Dead({"lines": parts}))
-    ((file,),) = files_of(store.place).values()
+    ((_, file),) = files_of(store.place)
     assert read_letters(file.path)["error_type"].value_counts().to_pylist() == [
         {"values": "WaitingFull", "counts": 2 * n}
     ]

@@ -27,8 +27,8 @@ from ackcore.spark.dead_letters.letter_files import (
     read_schema,
     reading_letters,
 )
-from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
-from ackcore.spark.dead_letters.listing import LetterFilter, wanted_rows
+from ackcore.spark.dead_letters.letter_store import Letters, files_of
+from ackcore.spark.dead_letters.listing import LetterFilter
 from ackcore.spark.dead_letters.notes import (
     Note,
     Spans,
@@ -82,14 +82,12 @@ def drop(path: str | os.PathLike[str], where: LetterFilter, *, dry_run: bool = F
 def _note(store: Letters, where: LetterFilter, request: str, dry_run: bool) -> Spans:
     """Return the positions of the letters to drop; unless ``dry_run``, add a note of them."""
     notes = notes_of(store)
-    kinds = kinds_of(store, where.spout)
-    chosen = wanted_rows(kinds, notes, where)
     rows: dict[str, dict[str, list[list[int]]]] = {}
-    for kind in kinds:
-        for file in kind.files:
-            if file.path in chosen:
-                places = places_of(chosen[file.path], batch_rows(file.path))
-                add_places(rows.setdefault(kind.spout, {}), places)
+    for spout, file in files_of(store, where.spout):
+        chosen = where.rows(file, spout, notes)
+        if len(chosen):
+            places = places_of(chosen, batch_rows(file.path))
+            add_places(rows.setdefault(spout, {}), places)
     if rows and not dry_run:
         store.add_note(request, Note(request, wall_clock_ms(), rows, dropped=True)._asdict())
     return rows

@@ -552,20 +552,15 @@ def _epoch_in(key: str) -> int:
 # -- of all spouts --------------------------------------------------------------------------------
 
 
-def files_of(store: Letters) -> dict[str, list[LetterFile]]:
-    """Return the valid files by spout, without spouts that have no letters."""
-    found = {spout: store.files(spout) for spout in store.spouts()}
-    return {spout: files for spout, files in found.items() if files}
+def files_of(store: Letters, spout: str | None = None) -> list[tuple[str, LetterFile]]:
+    """Return the valid files of one spout, or of all for None, each with its spout."""
+    spouts = store.spouts() if spout is None else [spout]
+    return [(name, file) for name in spouts for file in store.files(name)]
 
 
 def kinds_of(store: Letters, spout: str | None) -> list[FileGroup]:
     """Return the valid files of one spout, or of all for None, grouped by columns."""
-    kinds = []
-    for name, files in files_of(store).items():
-        if spout in (None, name):
-            by_columns: dict[pa.StructType, list[LetterFile]] = {}
-            for file in files:
-                payload = read_schema(file.path).field("payload").type
-                by_columns.setdefault(payload, []).append(file)
-            kinds += [FileGroup(name, tuple(each), payload) for payload, each in by_columns.items()]
-    return kinds
+    kinds: dict[tuple[str, pa.StructType], list[LetterFile]] = {}
+    for name, file in files_of(store, spout):
+        kinds.setdefault((name, read_schema(file.path).field("payload").type), []).append(file)
+    return [FileGroup(name, tuple(files), payload) for (name, payload), files in kinds.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,6 @@ from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.schemas import LETTER, TIME
 from ackcore.spark.dead_letters.letter_files import (
     Bools,
-    FileGroup,
     LetterFile,
     ObjectFile,
     batch_rows,
@@ -154,8 +153,7 @@ def list_letters(
     """
     notes = notes_of(store)
     left = 2**63 if limit is None else limit
-    files = [(spout, file) for spout, some in files_of(store).items() for file in some]
-    for spout, file in sorted(files, key=_newest, reverse=True):
+    for spout, file in sorted(files_of(store, wanted.spout), key=_newest, reverse=True):
         if left <= 0:
             return
         with _noting(damaged):
@@ -192,10 +190,9 @@ def count_letters(
     """
     notes = notes_of(store)
     many = 0
-    for spout, files in files_of(store).items():
-        for file in files:
-            with _noting(damaged):
-                many += len(wanted.rows(file, spout, notes))
+    for spout, file in files_of(store, wanted.spout):
+        with _noting(damaged):
+            many += len(wanted.rows(file, spout, notes))
     return many
 
 
@@ -205,16 +202,6 @@ def none_found(store: Letters) -> str:
     if not many:
         return "there are no dead letters"
     return f"no dead letter of {many:,} matches"
-
-
-def wanted_rows(
-    kinds: Iterable[FileGroup], notes: Sequence[Note], wanted: LetterFilter
-) -> dict[ObjectFile, Int64s]:
-    """Return the numbers of the matching rows by file, without files that have none."""
-    found = {
-        file.path: wanted.rows(file, kind.spout, notes) for kind in kinds for file in kind.files
-    }
-    return {path: rows for path, rows in found.items() if len(rows)}
 
 
 def _column(path: ObjectFile, name: str) -> pa.ChunkedArray:

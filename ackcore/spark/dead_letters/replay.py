@@ -37,8 +37,8 @@ from ackcore.spark.dead_letters.letter_files import (
     read_parts,
     read_schema,
 )
-from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
-from ackcore.spark.dead_letters.listing import LetterFilter, wanted_rows
+from ackcore.spark.dead_letters.letter_store import Letters, files_of, kinds_of
+from ackcore.spark.dead_letters.listing import LetterFilter
 from ackcore.spark.dead_letters.notes import (
     Note,
     add_places,
@@ -173,28 +173,28 @@ def _replay(
     before = note_of(notes, name)
     if before is not None:
         return Replay(name, counts_by_spout(before.rows), before.left_out or {})
-    kinds = kinds_of(store, spout)
-    chosen: Mapping[ObjectFile, Int64s] | None = None
-    if isinstance(where, LetterFilter):
-        chosen = wanted_rows(kinds, notes, where)
-    elif where is not None:
-        matching = import_module("ackcore.spark.dead_letters.reading").matching_rows
-        chosen = matching(spark, kinds, notes, where)
+    matching: Mapping[ObjectFile, Int64s] = {}
+    if where is not None and not isinstance(where, LetterFilter):
+        reading = import_module("ackcore.spark.dead_letters.reading")
+        matching = reading.matching_rows(spark, kinds_of(store, spout), notes, where)
     counting = [note for note in notes if note.dropped or not again]
     rows: dict[str, dict[str, list[list[int]]]] = {}
     wanted: dict[str, list[_Chosen]] = {}
     left_out: Counter[str] = Counter()
-    for kind in kinds:
-        for file in kind.files:
-            if chosen is not None and file.path not in chosen:
-                continue
-            some = None if chosen is None else chosen[file.path]
-            one, often = _choose(file, kind.spout, some, counting, notes, bound)
-            if often:
-                left_out[kind.spout] += often
-            if one.places:
-                add_places(rows.setdefault(kind.spout, {}), one.places)
-                wanted.setdefault(kind.spout, []).append(one)
+    for each, file in files_of(store, spout):
+        some: Int64s | None = None
+        if isinstance(where, LetterFilter):
+            some = where.rows(file, each, notes)
+        elif where is not None:
+            some = matching.get(file.path, np.empty(0, np.int64))
+        if some is not None and not len(some):
+            continue
+        one, often = _choose(file, each, some, counting, notes, bound)
+        if often:
+            left_out[each] += often
+        if one.places:
+            add_places(rows.setdefault(each, {}), one.places)
+            wanted.setdefault(each, []).append(one)
     tables = {each: _fitting(store, each, files) for each, files in wanted.items()}
     if tables and not dry_run:
         note = Note(name, note_time(notes), rows, left_out=dict(left_out))

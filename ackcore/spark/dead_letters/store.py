@@ -183,12 +183,11 @@ class DeadLetters:
         columns = DEATHS.names[:-1]
         self.place.refresh()  # other processes may have sent or dropped letters meanwhile
         notes = notes_of(self.place)
-        for spout, files in files_of(self.place).items():
-            for file in files:
-                # Many letters have the same error: dictionaries store its text once.
-                for letters in letters_left(file.path, spout, notes, columns):
-                    counted = letters.group_by(columns).aggregate([([], "count_all")])
-                    yield counted.rename_columns(DEATHS.names).cast(DEATHS)
+        for spout, file in files_of(self.place):
+            # Many letters have the same error: dictionaries store its text once.
+            for letters in letters_left(file.path, spout, notes, columns):
+                counted = letters.group_by(columns).aggregate([([], "count_all")])
+                yield counted.rename_columns(DEATHS.names).cast(DEATHS)
 
 
 def check_letters_url(url: str, checkpoint: str) -> None:

@@ -117,9 +117,9 @@ class DeadCounter:
         letters = sent = 0
         found: list[ReasonCount] = []
         damaged: list[str] = []
-        for spout, files in files_of(store).items():
+        for spout in store.spouts():
             tables = []
-            for file in files:
+            for _, file in files_of(store, spout):
                 key = (file.path, about)
                 try:
                     counted[key] = self._counted.get(key) or _of_file(file, spout, notes)
