@@ -29,10 +29,11 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ackcore.spark.base.checksummed import digest_of, record_bytes, record_in
+from ackcore.spark.base.checksummed import record_bytes, record_in
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError, corrupt
 from ackcore.spark.base.lock import Lock, process_name
 from ackcore.spark.checkpoint.progress_log import ProgressLog
+from ackcore.spark.checkpoint.shared_record import object_of, put_object
 from ackcore.spark.stores.interface import Store, StoreConflict
 from ackcore.spark.stores.local import LocalStore
 
@@ -312,12 +313,10 @@ class Records:
             return body
         key = body["object"]
         if key not in self._large:
-            found = self._store.get(key)
-            if found is None:
-                raise corrupt(self.place(key), "is missing, though the head names it")
-            if len(found.data) != body["bytes"] or digest_of(found.data) != body["blake2b"]:
-                raise corrupt(self.place(key), "differs from its length or checksum in the head")
-            self._large[key] = json.loads(found.data)
+            data = object_of(self._store, body)
+            if data is None:
+                raise corrupt(self.place(key), "is missing or damaged, though the head names it")
+            self._large[key] = json.loads(data)
         return self._large[key]
 
     def write(
@@ -346,11 +345,8 @@ class Records:
         data = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
         kept: dict[str, Any] = json.loads(data)
         if len(data) > _LARGE:
-            digest = digest_of(data)
-            key = f"{_BELOW}/{name}.e{self.epoch}.{digest}"
-            self._store.put(key, data)
-            self._large[key] = kept
-            kept = {"object": key, "bytes": len(data), "blake2b": digest}
+            entry = put_object(self._store, f"{_BELOW}/e{self.epoch}", data)
+            self._large[entry["object"]], kept = kept, entry
         if with_next:
             with self._lock:
                 self._next = {**self._next, name: kept}
@@ -425,5 +421,5 @@ def _objects_of(records: Bodies) -> set[str]:
 
 def _epoch_in(key: str) -> int:
     """Return the epoch in the key of a large record, or a huge number if the key has none."""
-    epoch = key.rsplit(".", 2)[-2].removeprefix("e")
+    epoch = key.split("/")[1].removeprefix("e")
     return int(epoch) if epoch.isdecimal() else 1 << 63
