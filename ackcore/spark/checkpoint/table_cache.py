@@ -27,7 +27,7 @@ from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.paths import Place
 from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.local import LocalStore
-from ackcore.spark.stores.run_files import StagingDirectory, adopt_object
+from ackcore.spark.stores.run_files import adopt_object, making_in
 
 _BELOW = "state"
 #: Largest table in bytes that stays in memory after it was written to a bucket.
@@ -174,20 +174,15 @@ class TableCache:
         self, prefix: str, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
     ) -> str:
         """Write a table, and return its file name. The name is durable after the next `sync`."""
-        shop = StagingDirectory(f"{self._store.url}/{_BELOW}")
         if self._is_local:
             check_fence()
-        try:
-            made = shop.path
+        with making_in(f"{self._store.url}/{_BELOW}") as made:
             file = write_batches(made, f"{prefix}.{name}", schema, batches, named=False)
             nbytes = (made / file).stat().st_size
             if nbytes <= _SMALL and not self._is_local:
                 # It is read right away: this saves a request.
                 data = pa.py_buffer((made / file).read_bytes())
                 self._mapped[file] = table_in(data, self.place(file), check=False)
-            shop.publish(file)
-        finally:
-            shop.close()
         self._has(file, nbytes)
         return file
 

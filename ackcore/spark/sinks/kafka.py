@@ -160,6 +160,8 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise ValueError or TypeError if a column is missing, or cannot be converted to bytes."""
+        from ackcore.kafka.messages import is_text_or_bytes  # noqa: PLC0415
+
         what = f"sink {sink!r}"
         self._columns.check(what, schema)
         found = self._message_id
@@ -170,10 +172,11 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
                 f"{what}: message_id must be one of the columns {', '.join(schema.names)}, "
                 f"got {found!r}"
             )
-        if not _is_id(schema.field(found).type):
+        kind = schema.field(found).type
+        if not (is_text_or_bytes(kind) or pa.types.is_integer(kind)):
             raise TypeError(
                 f"{what}: the column {found!r}, the message id, must be of text, bytes or whole "
-                f"numbers, got {schema.field(found).type}; have the bolt emit it as a string"
+                f"numbers, got {kind}; have the bolt emit it as a string"
             )
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
@@ -450,13 +453,6 @@ def _rejects(batch: SinkBatch, refused: Sequence[Refused]) -> SinkRejects:
 def _is_small(batch: SinkBatch) -> bool:
     size = sum(file.size() for file in batch.files)
     return batch.rows <= _DRIVER_ROWS and size <= _DRIVER_BYTES
-
-
-def _is_id(kind: pa.DataType) -> bool:
-    is_ = pa.types
-    return any(
-        test(kind) for test in (is_.is_string, is_.is_large_string, is_.is_binary, is_.is_integer)
-    )
 
 
 def _id(sink: str, deployment: str) -> str:
