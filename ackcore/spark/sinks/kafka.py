@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -248,8 +249,8 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         if _is_small(batch):
             live = self._connected(batch, lambda: producing().Deliveries(self._settings))
             check_fence()
-            return messages.deliver(live, list(enumerate(batch.files)), self._settings)
-        settings, files = self._settings, batch.files
+            return messages.deliver(live, self._settings)
+        settings, files = self._settings, messages.files
         tasks = min(len(files), task_slots(batch.spark))
 
         def send(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -257,8 +258,8 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
             deliveries = kafka.Deliveries(settings)
             found: list[tuple[int | None, str]] = []
             try:
-                mine = [(i, files[i]) for each in ids for i in each.column(0).to_pylist()]
-                found += messages.deliver(deliveries, mine, settings)
+                mine = [files[i] for each in ids for i in each.column(0).to_pylist()]
+                found += replace(messages, files=mine).deliver(deliveries, settings)
             except kafka.DeliveryError as error:
                 # If it were raised, Spark would retry the task and send delivered messages twice.
                 found.append((None, str(error)))
@@ -315,9 +316,9 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         if live.last is None:
             _refuse_forgotten(batch, live.transactional_id, self.topic)
         with self._blaming_rows(transaction, batch):
-            messages.send(transaction.suspects.of(live.begin()), enumerate(batch.files))
+            messages.send(transaction.suspects.of(live.begin()), messages.rows())
             if messages.unfit:
-                raise _rejects(batch, messages.unfit)
+                raise _rejects(batch, [*messages.unfit.items()])
 
     def record(self, transaction: KafkaTransaction, batch: SinkBatch, written: Written) -> None:
         """Wait for all deliveries, and add the offset to the transaction."""
@@ -353,7 +354,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
     def _without_key(self, batch: SinkBatch, messages: Messages, suspects: Suspects) -> SinkRejects:
         """Abort the transaction; return the refusal of all rows without a key."""
         self.release(batch.sink, batch.deployment)
-        return _rejects(batch, messages.without_key(dict(enumerate(batch.files)), suspects))
+        return _rejects(batch, messages.without_key(suspects))
 
     def _too_large(
         self, batch: SinkBatch, messages: Messages, suspects: Suspects
@@ -404,15 +405,15 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         """
         known = sum(len(file.refused) for file in batch.files)
         live = None
-        files = dict(enumerate(batch.files))
-        for row in messages.chosen(files, chosen):
+        for row in messages.chosen(chosen):
+            number, content = row
             if live is None:
                 self.release(batch.sink, batch.deployment)
                 live = self._transactions(batch)
                 check_fence()
                 deliveries, before = refused.of(live.begin()), refused.count
             try:
-                messages.send_row(deliveries, row)
+                messages.send(deliveries, [row])
                 deliveries.flush()
             except producing().DeliveryError:
                 if refused.keyless:
@@ -420,11 +421,11 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
                 if refused.count == before:
                     raise
                 refused.check(self.topic, known)
-                yield (row.number, refused.said), content_size(row.content)
+                yield (number, refused.said), content_size(content)
                 live = None
             else:
-                alike = content_hash(*row.content[:2])
-                taken[alike] = max(taken.get(alike, -1), content_size(row.content))
+                alike = content_hash(*content[:2])
+                taken[alike] = max(taken.get(alike, -1), content_size(content))
 
     def _transactions(self, batch: SinkBatch) -> Transactions:
         """Return the sink's producer with its transactional id; make another one if it failed."""
@@ -442,7 +443,8 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
 
     def _messages(self, batch: SinkBatch) -> Messages:
         header = f"{batch.deployment}/{batch.sink}/{batch.batch_id}".encode()
-        return Messages(self.topic, self._columns, self._message_id, header, batch.nonacked)
+        files = list(enumerate(batch.files))
+        return Messages(self.topic, self._columns, self._message_id, header, files, batch.nonacked)
 
 
 def _rejects(batch: SinkBatch, refused: Sequence[Refused]) -> SinkRejects:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ackcore._error_hints import counted
 from ackcore._records import Int64s
@@ -29,154 +28,123 @@ def producing() -> ModuleType:
 
 #: A row whose message the topic refuses: its number (`row_numbers`) and the reason.
 Refused = tuple[int, str]
+#: A row to send: its number, and its message.
+Row: TypeAlias = "tuple[int, Content]"
 
 
+@dataclass
 class Messages:
-    """The rows of a micro-batch as Kafka messages; pickled to tasks.
+    """The rows of files as Kafka messages; pickled to tasks.
 
-    ``batch``: the value of the header ``ackcore-batch``. ``nonacked``: `SinkBatch.nonacked`.
+    ``batch``: the value of the header ``ackcore-batch``. ``files``: the files, with their indexes
+    in `SinkBatch.files`. ``nonacked``: `SinkBatch.nonacked`.
+
+    Attributes: ``unfit``: by number, the reasons of rows that were read and not sent because their
+    text is not UTF-8.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        columns: MessageColumns,
-        message_id: str | None,
-        batch: bytes,
-        nonacked: Int64s,
-    ) -> None:
-        self._topic = topic
-        self._columns = columns
-        self._message_id = message_id
-        self._batch = batch
-        self._nonacked = nonacked
-        #: Rows that `send` has left out because their text is not UTF-8.
-        self.unfit: list[Refused] = []
+    topic: str
+    columns: MessageColumns
+    message_id: str | None
+    batch: bytes
+    files: Sequence[tuple[int, BatchFile]]
+    nonacked: Int64s
+    unfit: dict[int, str] = field(default_factory=dict)
 
-    def deliver(
-        self,
-        deliveries: Deliveries,
-        files: Sequence[tuple[int, BatchFile]],
-        settings: ClientSettings,
-    ) -> list[Refused]:
-        """Send the rows of files without a transaction; return the rows that the topic refuses.
+    def deliver(self, deliveries: Deliveries, settings: ClientSettings) -> list[Refused]:
+        """Send the rows without a transaction; return the rows that the topic refuses.
 
         A broker checks the size of a whole request. So each message of a request that was too large
-        is sent again alone, by a second producer with ``settings``. ``files``: files with their
-        indexes in `SinkBatch.files`.
+        is sent again alone, by a second producer with ``settings``.
         """
-        suspects, of = self.suspects(), dict(files)
-        self.unfit = []
+        suspects = self.suspects()
         beside: set[int] = set()
         suspects.beside = beside
-        self.send(suspects.of(deliveries), files)
+        self.send(suspects.of(deliveries), self.rows())
         deliveries.flush()
         suspects.beside = None
-        suspects.check(self._topic)
+        suspects.check(self.topic)
         if beside:
-            for one in self.chosen(of, lambda one: content_hash(*one[:2]) in beside):
-                if not suspects.keyless or one.content[0] is not None:
-                    self.send_row(deliveries, one)
+            again = self.chosen(
+                lambda one: (
+                    content_hash(*one[:2]) in beside
+                    and (not suspects.keyless or one[0] is not None)
+                )
+            )
+            self.send(deliveries, again)
             deliveries.flush()
         refused: list[Refused] = []
         if suspects.count:
             found, before = self.suspects(), 0
             alone = found.of(producing().Deliveries(settings))
             try:
-                chosen = self.chosen(of, lambda content: suspects.includes(*content[:2]))
-                for one in chosen:
-                    self.send_row(alone, one)
+                for row in self.chosen(lambda content: suspects.includes(*content[:2])):
+                    self.send(alone, [row])
                     alone.flush()
                     if found.count > before:
-                        refused.append((one.number, found.said))
+                        refused.append((row[0], found.said))
                         before = found.count
             finally:
                 alone.close()
             suspects.keyless = suspects.keyless or found.keyless
-        return self.unfit + refused + self.without_key(of, suspects)
+        return [*self.unfit.items(), *refused, *self.without_key(suspects)]
 
     def suspects(self) -> Suspects:
         """Return an empty record of undelivered messages."""
-        return Suspects(self._columns.key is not None)
+        return Suspects(self.columns.key is not None)
 
-    def without_key(self, files: Mapping[int, BatchFile], suspects: Suspects) -> list[Refused]:
+    def without_key(self, suspects: Suspects) -> list[Refused]:
         """Return all rows without a key if the topic has refused one for that reason; else none.
 
         Raises DeliveryError if there are more than `MAX_REFUSED`.
         """
         refused: list[Refused] = []
-        chosen = self.chosen(files, lambda one: one[0] is None)
-        for row in chosen if suspects.keyless else ():
-            refused.append((row.number, suspects.keyless))
+        keyless = self.chosen(lambda one: one[0] is None)
+        for number, _ in keyless if suspects.keyless else ():
+            refused.append((number, suspects.keyless))
             if len(refused) > MAX_REFUSED:
                 error: DeliveryError = producing().DeliveryError(
-                    f"topic {self._topic!r} takes no messages without a key, and more than "
+                    f"topic {self.topic!r} takes no messages without a key, and more than "
                     f"{MAX_REFUSED} rows have no key: {suspects.keyless}"
                 )
                 raise error
         return refused
 
-    def send(self, deliveries: Deliveries, files: Iterable[tuple[int, BatchFile]]) -> None:
-        """Pass the rows of files to a producer, whose flush waits for their delivery.
+    def send(self, deliveries: Deliveries, rows: Iterable[Row]) -> None:
+        """Pass rows to a producer, whose flush waits for their delivery."""
+        for _, (key, value, headers) in rows:
+            deliveries.send(self.topic, value, key, headers)
 
-        Rows with text that is not UTF-8 are not sent, and added to `unfit`. ``files``: files with
-        their indexes in `SinkBatch.files`.
+    def chosen(self, chosen: Callable[[Content], bool]) -> Iterator[Row]:
+        """Yield the rows whose message satisfies a predicate."""
+        return (row for row in self.rows() if chosen(row[1]))
+
+    def rows(self) -> Iterator[Row]:
+        """Read the files, and yield the rows whose text is UTF-8; add the others to `unfit`.
+
+        The headers of a message include the sink's own; ``ackcore-row`` has the index of the file,
+        and the row's number among those to be sent.
         """
-        for number, file in files:
+        batch = (BATCH, self.batch)
+        ours = {BATCH, ROW} if self.message_id is None else {BATCH, ROW, MESSAGE_ID}
+        of_rows = self.columns.headers is not None
+        for index, file in self.files:
             at = 0
-            for rows, places in read_with_places(file, self._nonacked):
-                for row, why in self._columns.unfit(rows, self._message_id).items():
-                    self.unfit.append((int(row_numbers(number, places[row])), why))
-                for _, (key, value, headers) in self._contents(number, rows, at):
-                    deliveries.send(self._topic, value, key, headers)
+            for rows, places in read_with_places(file, self.nonacked):
+                numbers = row_numbers(index, places).tolist()
+                unfit = self.columns.unfit(rows, self.message_id)
+                self.unfit |= {numbers[i]: why for i, why in unfit.items()}
+                ids = None if self.message_id is None else rows.column(self.message_id)
+                for i, (key, value, headers) in enumerate(self.columns.contents(rows)):
+                    if i in unfit:
+                        continue
+                    if of_rows:  # a row read from another sink's messages has such headers
+                        headers = [each for each in headers if each[0] not in ours]
+                    headers += (batch, (ROW, b"%d.%d" % (index, at + i)))
+                    if ids is not None:
+                        headers.append((MESSAGE_ID, _id_bytes(ids[i].as_py())))
+                    yield numbers[i], (key, value, headers)
                 at += len(rows)
-
-    def send_row(self, deliveries: Deliveries, row: ChosenRow) -> None:
-        """Pass a row that `chosen` has yielded to a producer."""
-        key, value, headers = row.content
-        deliveries.send(self._topic, value, key, headers)
-
-    def _contents(
-        self, number: int, rows: pa.RecordBatch, at: int
-    ) -> Iterator[tuple[int, Content]]:
-        """Yield key, value and headers of each row whose text is UTF-8, with the row's index.
-
-        The headers include the sink's own; ``ackcore-row`` has the file's index, ``number``, and
-        the row's number among those to be sent, which is ``at`` for the first row.
-        """
-        unfit = self._columns.unfit(rows, self._message_id)
-        batch = (BATCH, self._batch)
-        ours = {BATCH, ROW} if self._message_id is None else {BATCH, ROW, MESSAGE_ID}
-        of_rows = self._columns.headers is not None
-        ids = None if self._message_id is None else rows.column(self._message_id)
-        for i, (key, value, headers) in enumerate(self._columns.contents(rows)):
-            if i in unfit:
-                continue
-            if of_rows:  # a row read from another sink's messages has such headers
-                headers = [each for each in headers if each[0] not in ours]
-            headers += (batch, (ROW, b"%d.%d" % (number, at + i)))
-            if ids is not None:
-                headers.append((MESSAGE_ID, _id_bytes(ids[i].as_py())))
-            yield i, (key, value, headers)
-
-    def chosen(
-        self, files: Mapping[int, BatchFile], chosen: Callable[[Content], bool]
-    ) -> Iterator[ChosenRow]:
-        """Read the files again, and yield the rows whose message satisfies a predicate."""
-        for number, file in files.items():
-            at = 0
-            for rows, places in read_with_places(file, self._nonacked):
-                for i, content in self._contents(number, rows, at):
-                    if chosen(content):
-                        yield ChosenRow(int(row_numbers(number, places[i])), content)
-                at += len(rows)
-
-
-class ChosenRow(NamedTuple):
-    """A row that is sent again, or refused: its number (`row_numbers`), and its message."""
-
-    number: int
-    content: Content
 
 
 class Suspects:
