@@ -47,18 +47,25 @@ def two_files(directory):
     )
 
 
+def refused(rejects):
+    """Rows that a sink refuses, by file and place, and why."""
+    places = (column.tolist() for column in files_and_places(rejects.numbers))
+    why = [rejects.reasons[number] for number in rejects.reason_of]
+    return dict(zip(zip(*places, strict=True), why, strict=True))
+
+
 def written_without_refused(sink, batch):
     """Write; return why rows are refused, by file and place, having written the others then."""
     with pytest.raises(SinkRejects) as raised:
         sink.write(batch)
-    of, at = files_and_places(raised.value.numbers)
-    why = [raised.value.reasons[number] for number in raised.value.reason_of]
+    why = refused(raised.value)
     known = tuple(
-        file._replace(refused=np.sort(at[of == number])) for number, file in enumerate(batch.files)
+        file._replace(refused=np.sort([at for of, at in why if of == number]).astype(np.int64))
+        for number, file in enumerate(batch.files)
     )
     for _ in range(2):
         assert sink.write(replace(batch, files=known)) is None
-    return dict(zip(zip(of.tolist(), at.tolist(), strict=True), why, strict=True))
+    return why
 
 
 def accepted(files, batch_id=0, nonacked=(11,), **changes):

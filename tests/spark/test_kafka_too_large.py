@@ -12,14 +12,14 @@ import pytest
 pytest.importorskip("confluent_kafka")
 
 import mock_broker
-from accepted_rows import accepted, row_file, two_files
+from accepted_rows import accepted, refused, row_file, two_files
 from kafka_sinks import kafka_sinks, messages, spark_that_sends, words
 
 from ackcore.kafka.producing import Deliveries
 from ackcore.spark import SinkUnavailable
 from ackcore.spark.sinks import kafka_messages
 from ackcore.spark.sinks.rejects import SinkRejects
-from ackcore.spark.sinks.sink_batch import BatchFile, files_and_places
+from ackcore.spark.sinks.sink_batch import BatchFile
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 
 HEADERS = pa.map_(pa.string(), pa.binary())
@@ -37,13 +37,6 @@ def sink():
 
 
 LARGE = "x" * 5000
-
-
-def refused(answer):
-    """Rows that a sink refuses, by file and place, and why."""
-    of, at = files_and_places(answer.numbers)
-    why = [answer.reasons[number] for number in answer.reason_of]
-    return dict(zip(zip(of.tolist(), at.tolist(), strict=True), why, strict=True))
 
 
 def test_a_message_that_is_too_large_for_the_client_is_refused(mock_kafka, sink, tmp_path):
