@@ -14,7 +14,7 @@ import contextlib
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from posixpath import basename, dirname
 
 from ackcore.spark.base.atomic import is_temporary
@@ -58,10 +58,13 @@ class FileSystemStore(ABC):
         """Return the names in a directory; none if it does not exist or is a file."""
 
     @abstractmethod
-    def _files(self, prefix: str) -> Iterable[tuple[str, int, int]]:
+    def _files(
+        self, prefix: str, is_wanted: Callable[[str], bool] = bool
+    ) -> Iterable[tuple[str, int, int]]:
         """Return the files below a prefix: name, bytes, last change in ms since 1970.
 
-        The versions of an object are in ascending order.
+        The versions of an object are in ascending order. ``is_wanted``: a test of the last part of
+        a file's name; all by default.
         """
 
     def _versions(self, key: str) -> list[int]:
@@ -130,8 +133,8 @@ class FileSystemStore(ABC):
     def remove_abandoned(self) -> None:
         """Delete temporary files that have not changed for an hour: their writers died."""
         before_ms = (time.time() - _ABANDONED_S) * 1000
-        for file, _, changed_ms in self._files(""):
-            if is_temporary(basename(file)) and changed_ms < before_ms:
+        for file, _, changed_ms in self._files("", is_temporary):
+            if changed_ms < before_ms:
                 self._remove_file(file)
 
 

@@ -166,8 +166,9 @@ class HdfsStore(FileSystemStore):
         except (FileNotFoundError, IsADirectoryError):
             return None
 
-    def _files(self, prefix: str) -> list[tuple[str, int, int]]:
-        """Return the files below a prefix, sorted: key, bytes, last change in ms since 1970."""
+    def _files(
+        self, prefix: str, is_wanted: Callable[[str], bool] = bool
+    ) -> list[tuple[str, int, int]]:
         below = self._path(prefix) if prefix else self._root
 
         def listed() -> list[tuple[str, int, int]]:
@@ -175,7 +176,7 @@ class HdfsStore(FileSystemStore):
                 return sorted(
                     (each.path[len(self._root) + 1 :], each.length, each.modification_time)
                     for each in self._client.list_status(below or "/", True)
-                    if not each.isdir and each.path != below
+                    if not each.isdir and each.path != below and is_wanted(basename(each.path))
                 )
 
         def is_there() -> bool:

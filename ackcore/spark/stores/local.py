@@ -127,10 +127,12 @@ class LocalStore(FileSystemStore):
             if self.path(prefix).is_dir():
                 sync_directory(self.path(prefix))
 
-    def _files(self, prefix: str) -> Iterator[tuple[str, int, int]]:
+    def _files(
+        self, prefix: str, is_wanted: Callable[[str], bool] = bool
+    ) -> Iterator[tuple[str, int, int]]:
         below = self.path(prefix) if prefix else self.root
         for directory, _, names in os.walk(below, onerror=_raise_unless_absent):
-            for name in sorted(names):
+            for name in sorted(filter(is_wanted, names)):
                 path = Path(directory, name)
                 with contextlib.suppress(*_ABSENT):
                     found = path.stat()
