@@ -24,7 +24,6 @@ from ackcore.spark.base.errors import corrupt
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.schema_changes import fit_columns
 from ackcore.spark.checkpoint.shared_record import INDEX, Body, SharedRecord
-from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.opening import open_store
 
 #: The record with the place of the dead-letter store, if that is outside the checkpoint.
@@ -62,21 +61,13 @@ class Requests:
 
     def __init__(self, where: Callable[[], str], owner: Records) -> None:
         self._where, self._owner = where, owner
-        self._opened: tuple[Store, SharedRecord] | None = None
-
-    @property
-    def _store(self) -> Store:
-        return self._open()[0]
+        self._opened: SharedRecord | None = None
 
     @property
     def _index(self) -> SharedRecord:
-        return self._open()[1]
-
-    def _open(self) -> tuple[Store, SharedRecord]:
         url = self._where()
-        if self._opened is None or self._opened[0].url != url:
-            store = open_store(url, "dead_letters")
-            self._opened = store, SharedRecord(store, INDEX)
+        if self._opened is None or self._opened.store.url != url:
+            self._opened = SharedRecord(open_store(url, "dead_letters"), INDEX)
         return self._opened
 
     def names(self, taken: Collection[str]) -> list[str]:
@@ -92,7 +83,7 @@ class Requests:
         return sorted({*there} - marked)
 
     def _marked(self, name: str) -> bool:
-        return self._store.get(f"{REQUESTS}/{name}{_WITHDRAWN}") is not None
+        return self._index.store.get(f"{REQUESTS}/{name}{_WITHDRAWN}") is not None
 
     def _withdraw(self, names: Collection[str]) -> None:
         """Move these requests in the index to the withdrawn ones: their letters were not sent.
@@ -115,13 +106,14 @@ class Requests:
         Raises CheckpointCorrupt if the request is damaged or missing. Raises ColumnsChanged if the
         rows do not fit these columns.
         """
-        place = f"{self._store.url}/{REQUESTS}/{name}"
+        index = self._index
+        place = f"{index.store.url}/{REQUESTS}/{name}"
         way_out = (
             f"To continue without it, make an empty file {place}{_WITHDRAWN} and start again: its "
             "dead letters then count as not sent, and replay() sends them"
         )
-        entry = self._index.read().get("requests", {}).get(name)
-        data = None if entry is None else self._store.read(entry["object"])
+        entry = index.read().get("requests", {}).get(name)
+        data = None if entry is None else index.store.read(entry["object"])
         if data is None:
             raise corrupt(place, "is missing, though the checkpoint refers to it", way_out)
         table = table_in(data, place, way_out=way_out).replace_schema_metadata(None)
@@ -150,7 +142,7 @@ class Requests:
 
         self._index.replace(change)
         if gone:
-            self._store.delete(gone)
+            self._index.store.delete(gone)
 
 
 def _without(body: Body, names: Collection[str]) -> Body:

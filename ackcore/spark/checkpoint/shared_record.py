@@ -26,12 +26,12 @@ _TRIES = 50
 class SharedRecord:
     """A record of a store that several processes change.
 
-    ``store``: the store of the record. ``key``: the record's key, which its content states as its
-    name too.
+    ``store``: the store of the record, also an attribute. ``key``: the record's key, which its
+    content states as its name too.
     """
 
     def __init__(self, store: Store, key: str) -> None:
-        self._store, self._key = store, key
+        self.store, self._key = store, key
         self._lock = threading.RLock()
         self._body: Body = {}
         self._version: str | None = None
@@ -40,7 +40,7 @@ class SharedRecord:
     @property
     def place(self) -> str:
         """The URL of the record, for messages."""
-        return f"{self._store.url}/{self._key}"
+        return f"{self.store.url}/{self._key}"
 
     def read(self) -> Body:
         """Return the record as last read or replaced; empty if it does not exist.
@@ -53,7 +53,7 @@ class SharedRecord:
     def load(self) -> Body:
         """Read the record again from the store."""
         with self._lock:
-            found = self._store.get(self._key)
+            found = self.store.get(self._key)
             body = {} if found is None else record_in(found.data, self.place, self._key)
             self._body, self._version = body, None if found is None else found.version
             self._known = True
@@ -78,7 +78,7 @@ class SharedRecord:
                 # Unknown until there is an answer: an interrupt may come anywhere.
                 version, self._known = self._version, False
                 try:
-                    self._version = self._store.replace(self._key, data, version)
+                    self._version = self.store.replace(self._key, data, version)
                 except StoreConflict:
                     continue
                 self._body, self._known = new, True
