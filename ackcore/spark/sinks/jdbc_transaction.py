@@ -109,19 +109,14 @@ class JdbcTransaction:
         # At most 30 characters, the limit of older databases.
         self._bare = f"ackcore_{said}_{secrets.token_hex(4)}"
         self._staging = names.schema + connection.quoted(self._bare)
-        #: The staging table that the marker table names from an earlier attempt.
-        self._before: str | None = None
+        #: The staging table that the sink's row named when it was last read.
+        self._named: str | None = None
         self._is_staging = False  # whether the marker table names the staging table of this attempt
         self._any_moved = False  # whether any row is in the table
         #: The columns that the stream does not have; True if the column is NOT NULL.
         self._others: dict[str, bool] = {}
         where = f"sink {batch.sink!r}, table {names.table},"
         self._check = partial(check_refused, where, batch.batch_id, JdbcError.without_values)
-
-    def read_number(self) -> Written:
-        """Return the number and the content in the sink's row of the marker table; lock the row."""
-        last, content, self._before = self._locked()
-        return Written(last, content)
 
     def write_rows(self) -> None:
         """Fill a staging table, and move its rows to the table without a commit."""
@@ -168,11 +163,11 @@ class JdbcTransaction:
         self._mark("staging = ?", self._bare)
         self.connection.commit()
         self._is_staging = True
-        if self._before is not None:
-            self._drop(self._names.schema + self.connection.quoted(self._before))
+        if self._named is not None:
+            self._drop(self._names.schema + self.connection.quoted(self._named))
 
-    def _locked(self) -> tuple[int, str, str | None]:
-        """Lock the sink's row; return its batch id, content and staging table."""
+    def read_number(self) -> Written:
+        """Return the number and the content in the sink's row of the marker table; lock the row."""
         self._mark("sink = sink")
         found = self.connection.row(
             f"SELECT batch_id, content, staging FROM {self._names.marker}"
@@ -184,7 +179,8 @@ class JdbcTransaction:
                 f"the row of sink {self._batch.sink!r} in {self._names.marker} was deleted while "
                 "the query ran; start the query again, which inserts the row"
             )
-        return int(found[0] or 0), found[1] or "", found[2]
+        self._named = found[2]
+        return Written(int(found[0] or 0), found[1] or "")
 
     def _mark(self, sets: str, *values: str | int) -> None:
         """Update the sink's row; ``sets``: the assignments in SQL, with parameters."""
@@ -283,7 +279,8 @@ class JdbcTransaction:
         keys = [wanted[key] for key in self._keys]
         if keys:
             self._index(keys)
-        if self._locked()[2] != self._bare:
+        self.read_number()
+        if self._named != self._bare:
             raise CheckpointInUse(
                 f"another driver has begun to write micro-batch {number} of sink "
                 f"{self._batch.sink!r} into table {self._names.table}; this one writes nothing. "
