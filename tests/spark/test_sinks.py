@@ -300,6 +300,7 @@ def test_two_sinks_with_one_directory_are_refused_in_build(tmp_path, monkeypatch
 @pytest.mark.parametrize("note", [None, "{"], ids=["absent", "torn"])
 def test_a_directory_of_somebody_else_is_not_written_to(spark, files, tmp_path, note):
     (tmp_path / "out" / "batch_id=0").mkdir(parents=True)
+    (tmp_path / "out" / "batch_id=0" / "part.parquet").touch()
     if note is not None:
         (tmp_path / "out" / "_ackcore.json").write_text(note)
     with pytest.raises(CheckpointForeign, match="its own directory"):

@@ -77,13 +77,6 @@ class ParquetSink(ParquetDirectory):
         super().__init__(local_path(path, "path"), compression)
         self._stages = os.path.join(self.path, _STAGES)
 
-    def _has_rows(self) -> bool:
-        """Return whether there is a directory of a micro-batch."""
-        try:
-            return any(name.startswith("batch_id=") for name in os.listdir(self.path))
-        except (FileNotFoundError, NotADirectoryError):  # `put` makes it, or names the file
-            return False
-
     def write(self, batch: SinkBatch) -> None:
         """Write the rows of a micro-batch directly from the files of its run."""
         self.claim(batch.sink, batch.deployment, batch.checkpoint)
