@@ -318,9 +318,9 @@ def test_a_decision_without_effects_is_recorded_with_the_mark(tmp_path, dying_at
         engine.process(0, [("lines", "a"), ("lines", "b")])
     state.records._file_lock.close()  # not that of the checkpoint, which would write the rest
     found = recorded(tmp_path)
-    assert found.numbers("batches", ".plan") == [0]
+    assert found.numbers(".plan") == [0]
     ended = [0] if step is None else []
-    assert found.numbers("batches", ".decision") == found.numbers("batches", ".done") == ended
+    assert found.numbers(".decision") == found.numbers(".done") == ended
     _, counts = world.process(0, ["a", "b"])
     assert len(world.runs) == (1 if step is None else 2)
     assert (counts.records, counts.acked, counts.waiting) == (2, 1, 1)

@@ -81,7 +81,7 @@ def when_said():
 def crashes(checkpoint):
     """The number of crashes in each plan on record."""
     found = recorded(checkpoint)
-    return [found.read(f"batches/{n}.plan")["crashes"] for n in found.numbers("batches", ".plan")]
+    return [found.read(f"batches/{n}.plan")["crashes"] for n in found.numbers(".plan")]
 
 
 def down(kafka):

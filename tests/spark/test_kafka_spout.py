@@ -108,7 +108,7 @@ def plans(checkpoint):
     found = recorded(checkpoint)
     return {
         number: found.read(f"batches/{number}.plan")["offsets"]["lines"]["tasks"]
-        for number in found.numbers("batches", ".plan")
+        for number in found.numbers(".plan")
     }
 
 

@@ -105,7 +105,7 @@ def plans(checkpoint, spout="lines"):
     found = recorded(checkpoint)
     return {
         number: found.read(f"batches/{number}.plan")["offsets"][spout]["rows"]
-        for number in found.numbers("batches", ".plan")
+        for number in found.numbers(".plan")
     }
 
 

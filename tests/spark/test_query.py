@@ -346,7 +346,7 @@ def test_a_sink_that_is_another_checkpoints_is_refused_before_anything_runs(spar
     assert run_batch(topology(), spark, tmp_path / "cp").acked == 1
     with pytest.raises(CheckpointForeign, match="whose micro-batches have the same numbers"):
         run_batch(topology(), spark, tmp_path / "other")
-    assert recorded(tmp_path / "other").numbers("batches", ".plan") == []
+    assert recorded(tmp_path / "other").numbers(".plan") == []
     # A refused start records no accepted change, and no other place of the dead letters.
     changed = TopologyBuilder()
     changed.spout("lines", spark.createDataFrame([("a b",)], LINE))
@@ -530,7 +530,7 @@ def test_records_that_wait_are_not_forced_into_other_types(spark, tmp_path, stor
     wide = topology(spark.range(3).selectExpr("id AS n"))
     with pytest.raises(Patience):
         run_batch(wide, spark, tmp_path, clock=lambda: 10**15, wait=no_time)
-    assert recorded(tmp_path).numbers("batches", ".done")[-1] == 1
+    assert recorded(tmp_path).numbers(".done")[-1] == 1
 
 
 class Never(BatchBolt):

@@ -153,7 +153,7 @@ def test_pruning_keeps_two_micro_batches_and_no_work_of_done_ones(checkpoint):
         ):
             state.prune(3)
         for kind in ("plan", "decision", "done"):
-            assert state.records.numbers("batches", f".{kind}") == [3, 4]
+            assert state.records.numbers(f".{kind}") == [3, 4]
         assert [path.name for path in (checkpoint / "ackcore/work").iterdir()] == [work.name]
         assert state.decision(3) is not None
         assert state.is_done(4)

@@ -48,7 +48,8 @@ _LARGE = 1 << 16
 _PROGRESS_LINES = 50
 #: Attempts of a put that conflicts with an earlier put of this driver.
 _TRIES = 5
-_NUMBERED = re.compile(r"(0|[1-9][0-9]{0,18})(.*)")
+#: The name of a record of a micro-batch: the number, and the ending that names its kind.
+_OF_BATCH = re.compile(r"batches/(0|[1-9][0-9]{0,18})(.*)")
 
 Bodies = dict[str, dict[str, Any]]
 
@@ -366,15 +367,10 @@ class Records:
             text = json.dumps(line, default=float)
             self._progress = [*self._progress, json.loads(text)][-_PROGRESS_LINES:]
 
-    def numbers(self, directory: str, ending: str = "") -> list[int]:
-        """Return the numbers in the names ``<directory>/<number><ending>`` of records, sorted."""
-        found = set()
-        for name in self._records:
-            above, _, rest = name.partition("/")
-            number = _NUMBERED.fullmatch(rest)
-            if above == directory and number is not None and number[2] == ending:
-                found.add(int(number[1]))
-        return sorted(found)
+    def numbers(self, ending: str) -> list[int]:
+        """Return the micro-batches with a record ``batches/<number><ending>``, sorted."""
+        found = map(_OF_BATCH.fullmatch, self._records)
+        return sorted(int(each[1]) for each in found if each is not None and each[2] == ending)
 
     # -- removal ------------------------------------------------------------------------------
 
@@ -407,9 +403,8 @@ class Records:
         """Return the records without those of removed micro-batches."""
 
         def is_old(name: str) -> bool:
-            directory, _, rest = name.partition("/")
-            found = _NUMBERED.fullmatch(rest)
-            return directory == "batches" and found is not None and int(found[1]) < self._first
+            found = _OF_BATCH.fullmatch(name)
+            return found is not None and int(found[1]) < self._first
 
         return {name: body for name, body in records.items() if not is_old(name)}
 

@@ -159,7 +159,7 @@ def _skipped(url: str, records: Records, spout: str, files: Collection[str]) -> 
     Raises ValueError as `skip_planned` does.
     """
     meta = records.read_meta()
-    number = max(records.numbers("batches", ".plan"), default=None)
+    number = max(records.numbers(".plan"), default=None)
     body = None if number is None else records.read(f"batches/{number}.plan")
     if meta is None or body is None or records.read(f"batches/{number}.decision") is not None:
         raise ValueError(

@@ -192,8 +192,8 @@ class State:
         Raises CheckpointCorrupt if a plan or a mark is missing.
         """
         records = self.records
-        plans, dones = records.numbers("batches", ".plan"), records.numbers("batches", ".done")
-        last = max([*plans, *dones, *records.numbers("batches", ".decision")], default=None)
+        plans, dones = records.numbers(".plan"), records.numbers(".done")
+        last = max([*plans, *dones, *records.numbers(".decision")], default=None)
         if last is None:
             if self._meta["begun"]:
                 what = "is missing or empty, though micro-batches were run"
@@ -538,7 +538,7 @@ class State:
             # Before the plans that name the taken requests are removed.
             self._requests.forget(self._history.taken)
         self.runs.remove_done(number)
-        numbers = self.records.numbers("batches", ".decision")
+        numbers = self.records.numbers(".decision")
         kept = [self.decision(each) for each in numbers if each >= number - 1]
         # None: a decision that was removed after its number was read.
         named = {file for each in kept if each is not None for file in each.table_files}

@@ -98,7 +98,7 @@ class TableRecords:
 
         None means that there is no such record.
         """
-        numbers = [each for each in self._records.numbers("batches", ".tables") if each >= first]
+        numbers = [each for each in self._records.numbers(".tables") if each >= first]
         if not numbers:
             return None
         return {

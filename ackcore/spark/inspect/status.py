@@ -212,8 +212,8 @@ def steady(checkpoint: CheckpointView, read: Callable[[CheckpointView], T]) -> T
 
 def _names(checkpoint: CheckpointView) -> list[list[int]]:
     records = checkpoint.records()
-    found = [records.numbers("batches", ".plan"), records.numbers("batches", ".done")]
-    return [*found, records.numbers("batches", ".decision")]
+    found = [records.numbers(".plan"), records.numbers(".done")]
+    return [*found, records.numbers(".decision")]
 
 
 def _read(checkpoint: CheckpointView, now_ms: int, batches: int) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def _read(checkpoint: CheckpointView, name: str) -> TableSnapshot:
             + near_miss(name, list(shapes), "tables")
         )
     shape = read_shape(name, shapes[name])
-    number = max(records.numbers("batches", ".done"), default=None)
+    number = max(records.numbers(".done"), default=None)
     state = (TableRecords(records).of(number) or {}).get(name)
     files = checkpoint.segments()
     if state is None:
