@@ -22,10 +22,10 @@ PYTEST := $(PY) -m pytest $(if $(K),-k "$(K)")
 CORE := tests --ignore tests/spark --ignore tests/cli --ignore tests/ui --ignore tests/faults
 # What runs compiled code; the rest is Python, alike in every build.
 COMPILED := $(filter-out $(patsubst %,tests/test_%.py,fault_list imports journal mutations retry),$(wildcard tests/test_*.py))
-# By three at a time, because many tests wait: on two cores 14 minutes instead of 18.  One area, tests
-# with a mark, or with a debugger run one by one.  With Spark a file stays together: its tests share a
-# session.
-by_two = $(if $(K)$(findstring pdb,$(ARGS))$(filter -m,$(ARGS)),,-n 3 --dist $1 -p no:benchmark)
+# By four at a time, because many tests wait; one of the four begins with the tests without Spark.  One
+# area, tests with a mark, or with a debugger run one by one.  With Spark a file stays together: its
+# tests share a session.
+by_four = $(if $(K)$(findstring pdb,$(ARGS))$(filter -m,$(ARGS)),,-n 4 --dist $1 -p no:benchmark)
 BENCH := $(PYTEST) --benchmark-columns=median,iqr,rounds --benchmark-sort=fullname
 
 # Spark's workers must run the interpreter that the extension was built for.
@@ -55,7 +55,7 @@ soak: java .venv/.built ## an hour of chaos: drivers, executors, workers killed 
 	@ACKCORE_REQUIRE_NATIVE=1 ACKCORE_SOAK_S=$(SOAK_S) $(PYTEST) tests/faults/test_soak.py -m faults -s $(ARGS)
 
 test: java .venv/.built .venv/spark-classes.jsa ## all tests but the slow fault runs (K=expression, ARGS="pytest options")
-	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(call by_two,loadfile) $(ARGS)
+	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(call by_four,loadfile) $(ARGS)
 
 # A server that is not there fails its tests: what is skipped here is shown nowhere else.
 # `ACKCORE_REQUIRE_KAFKA= make faults` skips those of a broker, and the end names each skip.
@@ -71,7 +71,7 @@ cluster-faults: java .venv/.built ## a Spark cluster of hosts that are cut off f
 	@ACKCORE_REQUIRE_NATIVE=1 ACKCORE_REQUIRE_S3=1 $(PYTEST) tests/faults/test_hosts_cut_off.py -m cluster -rs $(ARGS)
 
 test-core: .venv/.built ## the kernel and all that stands below Spark, in a minute; no Java (K=..., ARGS=...)
-	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(CORE) -m "not faults and not broker" $(call by_two,worksteal) $(ARGS)
+	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(CORE) -m "not faults and not broker" $(call by_four,worksteal) $(ARGS)
 
 test-spark: java .venv/.built ## tests/spark on another version of Spark (VERSION=4.0, K=..., ARGS=...)
 	@.ci/test-spark "$(VERSION)" $(if $(K),-k "$(K)") $(ARGS)
@@ -133,7 +133,7 @@ sanitize: .venv/.built ## the tests of what is compiled, on an ASan and UBSan bu
 	@LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
 	PYTHONPATH=$(CURDIR)/build/sanitize/lib PYTHONSAFEPATH=1 ACKCORE_REQUIRE_NATIVE=1 \
-	$(PYTEST) $(COMPILED) -k "$(or $(K),not ackcore._reference)" $(call by_two,worksteal) $(ARGS)
+	$(PYTEST) $(COMPILED) -k "$(or $(K),not ackcore._reference)" $(call by_four,worksteal) $(ARGS)
 
 sdist: .venv/.tools
 	@rm -rf dist

@@ -124,15 +124,19 @@ def make_acker(Ledger, request):
 ORDER = {"test_each_level_can_be_ordered": -1, "test_level_keeps_the_contract": 1}
 
 
-#: The files that take longest, from the longest on: one that began late would run alone in the end.
-#: The others run in the order of their names, which ends with short ones.
-LONGEST = [
-    f"tests/spark/test_{name}.py"
+#: The files that take longest: those that began late would run alone in the end.
+LONGEST = {
+    f"tests/{name}.py"
     for name in (
-        *("planned_sources", "kafka_spout", "bucket_runs", "failed_files", "word_count"),
-        "letter_stores",
+        *("spark/test_planned_sources", "spark/test_kafka_spout", "spark/test_bucket_runs"),
+        *("spark/test_query", "spark/test_letter_stores", "spark/test_letter_troubles"),
+        *("spark/test_failed_files", "spark/test_jdbc_postgres", "spark/test_parquet_objects"),
+        *("spark/test_interrupts", "spark/test_table_folds", "spark/test_buckets"),
+        *("spark/test_object_journal", "spark/test_batch", "spark/test_windows"),
+        *("kafka/test_consumer", "kafka/test_consumer_model", "faults/test_stopped_worlds"),
+        *("faults/test_workers_die", "test_imports"),
     )
-]
+}
 
 
 #: The files whose tests start a server, by the kind of the server.  One of xdist's workers gets
@@ -164,7 +168,11 @@ TOGETHER = {
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With ``--dist loadfile``, the files of one kind in `TOGETHER` count as one file."""
+    """With ``--dist loadfile``, the files of one kind in `TOGETHER` count as one file.
+
+    One process takes files from the end of the list, where those without Spark are. It starts no
+    session, which takes a minute of CPU until its code is compiled.
+    """
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - where xdist is
@@ -174,11 +182,21 @@ def pytest_xdist_make_scheduler(config, log):
             file = super()._split_scope(nodeid)
             return TOGETHER.get(file, file)
 
+        def mark_test_complete(self, node, item_index, duration=0):
+            if node is not self.nodes[0] or not self.workqueue:
+                super().mark_test_complete(node, item_index, duration)
+                return
+            last = next(reversed(self.workqueue))
+            self.workqueue.move_to_end(last, last=False)
+            super().mark_test_complete(node, item_index, duration)
+            if last in self.workqueue:
+                self.workqueue.move_to_end(last)
+
     return Scheduling(config, log)
 
 
 def pytest_configure(config):
-    """Files go to xdist's workers in the order of `LONGEST`."""
+    """Files go to xdist's workers in the order of the items."""
     # By itself it begins with those of the most tests, and ends with the longest ones.
     config.option.loadscopereorder = False
 
@@ -195,16 +213,28 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items):
-    """Whatever asks for a Spark or a real Kafka broker is marked so; `LONGEST` comes first."""
+    """Whatever asks for a Spark or a real Kafka broker is marked so.
+
+    Files that use the session of Spark come first, of these the ones in `LONGEST`.  Files without
+    it come last, of these the ones in `LONGEST` at the end.
+    """
+    with_spark = set()
     for item in items:
         names = getattr(item, "fixturenames", ())
         if "spark" in names or "connect" in names:
             item.add_marker("spark")
         if "kafka_broker" in names or "own_kafka_broker" in names:
             item.add_marker("broker")
-    first = {name: at - len(LONGEST) for at, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: first.get(item.nodeid.partition("::")[0], 0))
-    items.sort(key=lambda item: ORDER.get(getattr(item, "originalname", ""), 0))
+        if "live_spark" in names:
+            with_spark.add(item.nodeid.partition("::")[0])
+
+    def place(item):
+        file = item.nodeid.partition("::")[0]
+        is_long = file in LONGEST
+        rank = 1 - is_long if file in with_spark else 2 + is_long
+        return ORDER.get(getattr(item, "originalname", ""), 0), rank
+
+    items.sort(key=place)
 
 
 class LiveSpark:
