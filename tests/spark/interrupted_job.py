@@ -103,7 +103,9 @@ def sinks_that_are_interrupted(directory, spark, ways):
 def main(directory):
     from ackcore.examples.quiet_spark import spark_session  # noqa: PLC0415
 
-    with spark_session("local[2]", {}) as (spark, _):
+    # A job that is cancelled frees its slots at once, and not after 2 s.
+    conf = {"spark.python.task.killTimeout": "100ms"}
+    with spark_session("local[2]", conf) as (spark, _):
 
         def topology(slow):
             builder = TopologyBuilder()
