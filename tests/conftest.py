@@ -407,7 +407,7 @@ def _real_kafka(directory):
     try:
         yield broker.start()
     finally:
-        broker.kill()
+        broker.close()
 
 
 @pytest.fixture(scope="session")

@@ -131,8 +131,6 @@ class Broker(KafkaServer):
             self._launch()
             try:
                 self._wait_until_ready()
-                if not self._classes.exists():
-                    self._archive_classes()
                 return self
             except AssertionError:
                 taken = "Address already in use" in self.log.read_text(errors="replace")
@@ -149,6 +147,15 @@ class Broker(KafkaServer):
     def kill(self) -> None:
         """``kill -9``."""
         self._end(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill it, or let the first broker of all write the archive of its classes as it ends."""
+        if self._classes.exists():
+            self.kill()
+        else:
+            self.stop()
+            with suppress(FileNotFoundError):  # a JVM that writes none
+                Path(f"{self._classes}.{os.getpid()}").rename(self._classes)
 
     def restart(self) -> Broker:
         """Start it again at the same ports, after `stop` or `kill`."""
@@ -229,14 +236,6 @@ class Broker(KafkaServer):
     def _classes(self) -> Path:
         """An archive of a broker's classes, with which one starts in half of the CPU time."""
         return self._jars / "classes.jsa"
-
-    def _archive_classes(self) -> None:
-        """Have the first broker of all write the archive as it ends, and start it again."""
-        self.stop()
-        with suppress(FileNotFoundError):  # a JVM that writes none
-            Path(f"{self._classes}.{os.getpid()}").rename(self._classes)
-        self._launch()
-        self._wait_until_ready()
 
     def _command(self, program: str) -> list[str]:
         configuration = f"-Dlog4j.configuration=file:{self._directory / 'log4j.properties'}"
