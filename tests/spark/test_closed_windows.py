@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark import cloudpickle
-from worlds import Killed, killed
+from worlds import STEPS, Killed, killed
 
 from ackcore import testing
 from ackcore.calls import Reject
@@ -46,10 +46,6 @@ from ackcore.testing.task_kills import Kills
 from ackcore.topology import BasicBolt, TopologyBuilder, TopologyError
 from ackcore.topology.explain import draw
 
-STEPS = [
-    *("planned", "ran", "checked", "decided", "in-sink", "refused", "refusals-closed", "folded"),
-    *("tables-recorded", "changes-recorded", "in-dead-letters", "acted", "marked", "pruned"),
-]
 TS = pa.timestamp("us", tz="UTC")
 ORDERS = pa.schema([("n", pa.int64()), ("shop", pa.string()), ("at", TS), ("does", pa.string())])
 HOUR, DAY = 10, 40

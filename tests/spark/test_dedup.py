@@ -16,7 +16,7 @@ from dedup_job import CONF, does, drive, take_files, write_files
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from killed_sinks import in_processes
-from worlds import dying_at
+from worlds import dying_at, waiting_rows
 
 from ackcore.calls import Reject
 from ackcore.spark import SinkRejects
@@ -160,13 +160,7 @@ class DedupModel:
             progress = engine.process(number, [])
             self.at_ms[number] = engine.state.plan(number).now_ms
             self.before = self.waiting
-            waits = engine.state.waiting(number)
-            self.now_waiting = {
-                row["n"]: row
-                for spout in waits
-                for table in waits.tables(spout)
-                for row in table.to_pylist()
-            }
+            self.now_waiting = {row["n"]: row for row in waiting_rows(engine.state, number)}
         return progress
 
     def replay(self):

@@ -24,6 +24,7 @@ from ackcore.spark.engine import act, batch, runs, table_changes
 from ackcore.spark.engine.action import Jobs
 from ackcore.spark.engine.batch import Engine
 from ackcore.spark.engine.setup import RunResult
+from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.sinks.sink_batch import read_sink_file
 from ackcore.spark.stores.opening import is_bucket
@@ -33,6 +34,7 @@ from ackcore.spark.tasks.failed_rows import FailedRows
 from ackcore.spark.tasks.failed_writer import FailedWriter
 from ackcore.spark.tasks.record_ids import SourceRecords
 from ackcore.spark.tasks.row_files import PLACE, ROOT, ROOT_ID, ROOTS, RowFileWriter, read_whole
+from ackcore.tables.folding import finished
 from ackcore.topology import BasicBolt, TopologyBuilder
 from ackcore.topology.tuples import Reason
 
@@ -272,14 +274,9 @@ class World(Sink):
         return self.stopping
 
     def driver(self, **changes):
-        state = State.open(
-            self.path,
-            self.topology,
-            sources=dict.fromkeys(self.spouts, LINES),
-            kind="batch",
-            clock_ms=self.now_ms,
-            **changes,
-        )
+        of = {"kind": "batch", "clock_ms": self.now_ms, **changes}
+        sources = dict.fromkeys(self.spouts, LINES)
+        state = State.open(self.path, self.topology, sources=sources, **of)
         engine = Engine(
             self.topology,
             self.spark,
@@ -317,11 +314,39 @@ class World(Sink):
         return sorted(line for lines in self.dead.values() for line in lines)
 
 
+#: The steps of a micro-batch with tables at which a driver can be killed.
+STEPS = [
+    *("planned", "ran", "checked", "decided", "in-sink", "refused", "refusals-closed", "folded"),
+    *("tables-recorded", "changes-recorded", "in-dead-letters", "acted", "marked", "pruned"),
+]
+
+
+def rows_of(table):
+    """Return the rows of a stored table."""
+    return [row for one in table.reader().scan() for row in finished(table.shape, one).to_pylist()]
+
+
+def waiting_rows(state, number):
+    """Return the records that wait after a micro-batch."""
+    waits = state.waiting(number)
+    return [row for spout in waits for table in waits.tables(spout) for row in table.to_pylist()]
+
+
+def _by_last_character(line, attempt):
+    does = line[-1]
+    if does == "f" or (does in "12" and attempt < int(does)):
+        return Reason("upper", "ValueError", "no", does == "f" and "x" in line)
+    return None
+
+
 class Replaying(World):
-    """A world with stored dead letters. The lines of those that are sent again succeed."""
+    """A world with stored dead letters. The lines of those that are sent again succeed.
+
+    The last character of a line decides: 1 and 2 fail so often, f always, and the sink refuses R.
+    """
 
     def __post_init__(self):
-        self.fixed = set()
+        self.fixed, self.behaves = set(), _by_last_character
         super().__post_init__()
 
     def driver(self, **changes):
@@ -336,11 +361,19 @@ class Replaying(World):
         letters.write(number, dead)
         super().write_dead_letters(number, dead)
 
+    def write(self, accepted):
+        super().write(accepted)
+        bad = [row for row in self.written[accepted.batch_id] if self.refuses(row)]
+        if not bad:
+            return None
+        act.failpoint("in-sink", accepted.batch_id)
+        return SinkRejects(pa.table({"line": bad}), "refused")
+
     def _mark_and_run(self, plan, root, line, attempt):
         return None if line in self.fixed else super()._mark_and_run(plan, root, line, attempt)
 
     def refuses(self, row):
-        """Return whether the sink refuses a row: one that ends in R, unless its line is fixed."""
+        """Return whether the sink refuses a row, unless its line is fixed."""
         return row.endswith("R") and row not in {line.upper() for line in self.fixed}
 
     def replay(self):
