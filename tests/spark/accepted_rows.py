@@ -11,32 +11,37 @@ import pytest
 from ackcore._arrow.shown import text_of
 from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, files_and_places
-from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
+from ackcore.spark.tasks.row_files import ROOT, ROOTS, RowFileWriter
 
 WORDS = pa.schema([("word", pa.string()), ("n", pa.int64())])
 
 
-def row_file(directory, rows, partition=0, schema=WORDS, batch=2):
-    """Write rows of (columns..., root)."""
-    schema = schema.append(pa.field(ROOT, pa.int64()))
+def columns_file(directory, schema, *batches, partition=0):
+    """Write batches of columns; the last column of the schema is that of roots."""
     file = RowFileWriter(str(directory), schema, partition, 0)
-    for at in range(0, len(rows), batch):
-        some = zip(*rows[at : at + batch], strict=True)
-        columns = [pa.array(list(c), f.type) for c, f in zip(some, schema, strict=True)]
-        file.write(pa.RecordBatch.from_arrays(columns, schema=schema))
+    for columns in batches:
+        arrays = [
+            column if isinstance(column, pa.Array) else pa.array(column, field.type)
+            for column, field in zip(columns, schema, strict=True)
+        ]
+        file.write(pa.RecordBatch.from_arrays(arrays, schema=schema))
     name, n, _ = file.finish()
     return BatchFile(str(directory / name), n)
+
+
+def row_file(directory, rows, partition=0, schema=WORDS, batch=2):
+    """Write rows of (columns..., root or list of roots)."""
+    shared = any(isinstance(row[-1], list) for row in rows)
+    roots = pa.field(ROOTS, pa.list_(pa.int64())) if shared else pa.field(ROOT, pa.int64())
+    parts = [zip(*rows[at : at + batch], strict=True) for at in range(0, len(rows), batch)]
+    return columns_file(directory, schema.append(roots), *parts, partition=partition)
 
 
 def latin_file(directory):
     """Write words, of which the third is Latin-1 and no UTF-8, and the second is not ACKED."""
-    schema = WORDS.append(pa.field(ROOT, pa.int64()))
-    file = RowFileWriter(str(directory), schema, 0, 0)
     words = text_of([b"a", b"b", b"caf\xe9", b"d"])
-    columns = [words, pa.array([1, 2, 3, 4]), pa.array([10, 11, None, 10])]
-    file.write(pa.RecordBatch.from_arrays(columns, schema=schema))
-    name, n, _ = file.finish()
-    return BatchFile(str(directory / name), n)
+    schema = WORDS.append(pa.field(ROOT, pa.int64()))
+    return columns_file(directory, schema, [words, [1, 2, 3, 4], [10, 11, None, 10]])
 
 
 def two_files(directory):
@@ -70,7 +75,7 @@ def written_without_refused(sink, batch):
 
 def accepted(files, batch_id=0, nonacked=(11,), **changes):
     about = {"spark": None, "sink": "count", "deployment": "abc", "checkpoint": "/cp"}
-    rows = {"files": tuple(files), "nonacked": np.array(nonacked, np.int64)}
+    rows = {"files": tuple(files), "nonacked": np.array(sorted(nonacked), np.int64)}
     return SinkBatch(batch_id=batch_id, **{**about, **rows, **changes})
 
 

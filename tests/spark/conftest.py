@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import sys
@@ -22,10 +23,10 @@ import one_run
 from checkpoints import OPEN, VALUE, run_one
 from s3_server import FaultProxy, environment
 from streams import Folder, Store
-from worlds import Killed, World
+from worlds import Killed, World, killed
 
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.engine import batch, runs
+from ackcore.spark.engine import act, batch, runs
 from ackcore.spark.query import start
 
 # What the workers get of this module goes along with the job: they cannot import it.
@@ -99,16 +100,18 @@ def no_syncing(monkeypatch):
 
 @pytest.fixture
 def dying_at(monkeypatch):
-    """``with dying_at(step):`` the driver dies there."""
+    """``with dying_at(step, times=1):`` the driver dies when it is there the n-th time."""
 
     @contextmanager
-    def dying_at(step):
+    def dying_at(step, times=1):
+        times_there = itertools.count(1)
+
         def failpoint(name, n=None):
-            if name == step:
-                raise Killed
+            if name == step and next(times_there) == times:
+                raise killed(name)
 
         with monkeypatch.context() as patch:
-            for module in (batch, runs):
+            for module in (act, batch, runs):
                 patch.setattr(module, "failpoint", failpoint)
             with pytest.raises(Killed):
                 yield

@@ -14,12 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 import streams
 from s3_server import environment
-from worlds import Killed
 
 from ackcore.spark.base.errors import RowFileDamaged
 from ackcore.spark.dead_letters import store
 from ackcore.spark.dead_letters.reading import dead_letters
-from ackcore.spark.engine import batch, decide
+from ackcore.spark.engine import decide
 from ackcore.spark.query import run_batch, start
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.spark.stores.opening import open_store
@@ -97,18 +96,11 @@ def test_many_that_fail_are_written_by_their_tasks(spark, places, monkeypatch):
     assert left_in(checkpoint) == []
 
 
-def test_a_file_of_a_run_that_is_damaged_is_found(spark, places, monkeypatch):
+def test_a_file_of_a_run_that_is_damaged_is_found(spark, places, dying_at):
     checkpoint, tallies = places
-
-    def failpoint(name, number=None):
-        if name == "decided":
-            raise Killed
-
     topology = word_count(spark.createDataFrame(LINES, "line string"), to_parquet(tallies))
-    with monkeypatch.context() as patch:
-        patch.setattr(batch, "failpoint", failpoint)
-        with pytest.raises(Killed):
-            run_batch(topology, spark, checkpoint)
+    with dying_at("decided"):
+        run_batch(topology, spark, checkpoint)
     store = open_store(f"{checkpoint}/ackcore", "path")
     key = next(key for key in left_in(checkpoint) if "/rows/" in key)
     data = store.get(key).data

@@ -19,7 +19,6 @@ from checkpoints import OPEN, decision, ids, records
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import TaskContext, cloudpickle
-from worlds import Killed, killed
 
 from ackcore.spark import dead_letters, replay, run_batch
 from ackcore.spark.base import checksummed
@@ -37,7 +36,7 @@ from ackcore.spark.dead_letters.drop import drop
 from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.engine import act, action, batch, check, decide, reread, runs
+from ackcore.spark.engine import action, check, decide, reread, runs
 from ackcore.spark.stores.opening import open_store
 from ackcore.spark.stores.run_files import publish
 from ackcore.spark.tasks.spout_stage import SpoutStage
@@ -262,16 +261,9 @@ STEPS = ["ran", "checked", "decided", "in-dead-letters", "acted", "marked"]
     ],
     indirect=["failing"],
 )
-def test_a_driver_that_dies_over_what_tasks_wrote_in_the_run_goes_on(failing, monkeypatch, step):
-    def die(name, number=None):
-        if name == step:
-            raise killed(step)
-
-    with monkeypatch.context() as patch:
-        for module in (act, batch, runs):
-            patch.setattr(module, "failpoint", die)
-        with pytest.raises(Killed):
-            failing("died")
+def test_a_driver_that_dies_over_what_tasks_wrote_in_the_run_goes_on(failing, dying_at, step):
+    with dying_at(step):
+        failing("died")
     check_failing(failing("died"))
 
 

@@ -10,14 +10,14 @@ import pytest
 
 pytest.importorskip("confluent_kafka")
 
-from accepted_rows import accepted
+from accepted_rows import accepted, columns_file
 from kafka_sinks import kafka_sinks, messages, spark_that_sends
 
 from ackcore.spark import SinkUnavailable
 from ackcore.spark.sinks import kafka_messages
 from ackcore.spark.sinks.rejects import SinkRejects
-from ackcore.spark.sinks.sink_batch import BatchFile, files_and_places
-from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
+from ackcore.spark.sinks.sink_batch import files_and_places
+from ackcore.spark.tasks.row_files import ROOT
 
 ROWS = pa.schema([("key", pa.string()), ("value", pa.string()), (ROOT, pa.int64())])
 #: Some in each request, and values that rows with a key have as well.
@@ -34,13 +34,10 @@ def sink():
 def files(tmp_path):
     found = []
     for part, keyless in KEYLESS.items():
-        rows = RowFileWriter(str(tmp_path), ROWS, part, 0)
         # An empty key is one.
         keys = [None if n in keyless else f"k{n}" if n % 4 else "" for n in range(30)]
         values = [f"{part}.{n // 4}" for n in range(30)]
-        rows.write(pa.record_batch([keys, values, [None] * 30], schema=ROWS))
-        name, n, _ = rows.finish()
-        found.append(BatchFile(str(tmp_path / name), n))
+        found.append(columns_file(tmp_path, ROWS, [keys, values, [None] * 30], partition=part))
     return tuple(found)
 
 
@@ -122,12 +119,8 @@ def test_rows_without_a_key_that_came_with_one_that_is_too_large_are_refused(
     kafka_broker, sink, tmp_path
 ):
     """Brokers say of such a request that it is too large, and nothing of keys."""
-    rows = RowFileWriter(str(tmp_path), ROWS, 0, 0)
-    some = [("k", "a"), (None, "b"), ("k", "c" * 5000), ("k", "d")]
-    keys, values = (list(column) for column in zip(*some, strict=True))
-    rows.write(pa.record_batch([keys, values, [None] * 4], schema=ROWS))
-    name, n, _ = rows.finish()
-    file = BatchFile(str(tmp_path / name), n)
+    keys, values = ["k", None, "k", "k"], ["a", "b", "c" * 5000, "d"]
+    file = columns_file(tmp_path, ROWS, [keys, values, [None] * 4])
     sizes = {"cleanup.policy": "compact", "max.message.bytes": 1000}
     topic = kafka_broker.new_topic(**sizes)
     out = sink(kafka_broker, topic, key="key", value="value")

@@ -21,7 +21,7 @@ from pyspark import cloudpickle
 pytest.importorskip("confluent_kafka")
 
 import mock_broker
-from accepted_rows import WORDS, accepted, latin_file, row_file
+from accepted_rows import WORDS, accepted, columns_file, latin_file, row_file
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from kafka_sinks import QUICK, kafka_sinks, messages, words
 from one_sink import Split, word_count
@@ -36,8 +36,7 @@ from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.sinks import kafka
 from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.sinks.sink import Sink, check_sink
-from ackcore.spark.sinks.sink_batch import BatchFile
-from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
+from ackcore.spark.tasks.row_files import ROOT
 from ackcore.topology import TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -394,12 +393,9 @@ def test_two_queries_with_one_sink_have_a_producer_each(mock_kafka, sink, files,
 def test_headers_of_rows_that_a_sink_has_written_are_its_own(mock_kafka, sink, tmp_path):
     names = ("ackcore-batch", "ackcore-row", "ackcore-message-id", "mine")
     came = [[(name, b"old") for name in names]]
-    rows = RowFileWriter(str(tmp_path), HEADED, 0, 0)
-    rows.write(pa.record_batch([[1], came, [10]], schema=HEADED))
-    name, n, _ = rows.finish()
     topic = mock_kafka.new_topic()
     out = sink(mock_kafka, topic, headers="headers")
-    out.write(accepted((BatchFile(str(tmp_path / name), n),), 7))
+    out.write(accepted([columns_file(tmp_path, HEADED, [[1], came, [10]])], 7))
     (message,) = messages(mock_kafka, topic)
     ours = [("ackcore-batch", b"abc/count/7"), ("ackcore-row", b"0.0")]
     assert message.headers() == [("ackcore-message-id", b"old"), ("mine", b"old"), *ours]

@@ -12,15 +12,14 @@ import pytest
 pytest.importorskip("confluent_kafka")
 
 import mock_broker
-from accepted_rows import accepted, refused, row_file, two_files
+from accepted_rows import accepted, columns_file, refused, row_file, two_files
 from kafka_sinks import kafka_sinks, messages, spark_that_sends, words
 
 from ackcore.kafka.producing import Deliveries
 from ackcore.spark import SinkUnavailable
 from ackcore.spark.sinks import kafka_messages
 from ackcore.spark.sinks.rejects import SinkRejects
-from ackcore.spark.sinks.sink_batch import BatchFile
-from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
+from ackcore.spark.tasks.row_files import ROOT
 
 HEADERS = pa.map_(pa.string(), pa.binary())
 
@@ -141,11 +140,9 @@ def test_of_a_transaction_only_rows_with_headers_as_large_are_sent_one_by_one(
     for part, large in enumerate((29, 5)):
         texts = [LARGE if n == large else "w" for n in range(30)]
         about = [[("trace", text.encode())] for text in texts] if by == "headers" else texts
-        rows = RowFileWriter(str(tmp_path), schema, part, 0)
         values = [value.format(part=part, n=n) for n in range(30)]
-        rows.write(pa.record_batch([values, about, [None] * 30], schema=schema))
-        name, n, _ = rows.finish()
-        files.append(BatchFile(str(tmp_path / name), n))
+        columns = [values, about, [None] * 30]
+        files.append(columns_file(tmp_path, schema, columns, partition=part))
     about = {"value": "n", by: by, "options": {"message.max.bytes": 1500}}
     out = sink(mock_kafka, mock_kafka.new_topic(), transactional=True, **about)
     with pytest.raises(SinkRejects) as raised:
@@ -166,11 +163,8 @@ def test_of_a_transaction_a_row_is_refused_though_a_larger_one_alike_is_compress
     topic = kafka_broker.new_topic(**{"max.message.bytes": 1000})
     schema = pa.schema([("value", pa.string()), ("headers", HEADERS), (ROOT, pa.int64())])
     texts = [b"x" * 3000, random.Random(5).randbytes(1500)]
-    rows = RowFileWriter(str(tmp_path), schema, 0, 0)
     about = [[("trace", text)] for text in texts]
-    rows.write(pa.record_batch([["alike"] * 2, about, [None] * 2], schema=schema))
-    name, n, _ = rows.finish()
-    file = BatchFile(str(tmp_path / name), n)
+    file = columns_file(tmp_path, schema, [["alike"] * 2, about, [None] * 2])
     options = {"compression.type": "gzip"}
     about = {"value": "value", "headers": "headers", "options": options}
     out = sink(kafka_broker, topic, transactional=True, **about)

@@ -8,10 +8,11 @@ import sys
 from contextvars import Context
 from io import BytesIO
 
-import numpy as np
+import accepted_rows
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from accepted_rows import row_file
 from pyspark import cloudpickle
 from s3_server import ERROR_AFTER, LOST, SLOW_DOWN
 
@@ -21,34 +22,23 @@ from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.query import run_batch
 from ackcore.spark.sinks import parquet_directory, parquet_objects
 from ackcore.spark.sinks.parquet import to_parquet
-from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch
 from ackcore.spark.stores.opening import open_store
-from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WORDS = pa.schema([("word", pa.string()), (ROOT, pa.int64())])
+WORDS = pa.schema([("word", pa.string())])
 
 
 @pytest.fixture
 def files(tmp_path):
     """Four files with rows of roots 1 to 8, and words a to h."""
-    found = []
-    for n in range(4):
-        file = RowFileWriter(str(tmp_path), WORDS, n, 0)
-        roots = [2 * n + 1, 2 * n + 2]
-        file.write(pa.record_batch([["abcdefgh"[r - 1] for r in roots], roots], schema=WORDS))
-        name, rows, _ = file.finish()
-        found.append(BatchFile(str(tmp_path / name), rows))
-    return found
+    pairs = (("a", 1), ("b", 2)), (("c", 3), ("d", 4)), (("e", 5), ("f", 6)), (("g", 7), ("h", 8))
+    return [row_file(tmp_path, rows, n, WORDS) for n, rows in enumerate(pairs)]
 
 
-def accepted(files, nonacked=(), batch_id=0, spark=None, **changes):
-    about = {"sink": "out", "deployment": "abc", "checkpoint": "/cp", "batch_id": batch_id}
-    roots = np.array(sorted(nonacked), np.int64)
-    about |= {"spark": spark, "files": tuple(files), "nonacked": roots}
-    return SinkBatch(**{**about, **changes})
+def accepted(files, nonacked=(), batch_id=0, **changes):
+    return accepted_rows.accepted(files, batch_id, nonacked, sink="out", **changes)
 
 
 @pytest.fixture
@@ -59,7 +49,7 @@ def found(bucket):
         store = open_store(place, "path")
         keys = [entry.key for entry in store.list(f"batch_id={batch_id}")]
         tables = [pq.read_table(BytesIO(store.get(key).data)) for key in keys]
-        assert {table.schema for table in tables} <= {pa.schema([WORDS.field("word")])}
+        assert {table.schema for table in tables} <= {WORDS}
         with_rows = [table["word"].to_pylist() for table in tables if len(table)]
         return "".join(sorted(word for words in with_rows for word in words)), len(with_rows)
 
@@ -122,14 +112,11 @@ def test_what_died_amid_a_replacement_is_finished(bucket, files, found, monkeypa
     assert found() == ("abcdefg", 1)
 
 
-def test_what_died_in_the_sink_is_written_once(bucket, files, found, monkeypatch):
-    def failpoint(name, number):
-        raise FailpointReached(f"{name} {number}")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(parquet_objects, "failpoint", failpoint)
-        with pytest.raises(FailpointReached, match="in-sink 0"):
-            to_parquet(bucket).write(accepted(files))
+def test_what_died_in_the_sink_is_written_once(bucket, files, found, failing_at):
+    failing_at("in-sink")
+    with pytest.raises(FailpointReached):
+        to_parquet(bucket).write(accepted(files))
+    failing_at(None)
     to_parquet(bucket).write(accepted(files))
     assert found() == ("abcdefgh", 1)
 

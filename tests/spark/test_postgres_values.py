@@ -13,14 +13,13 @@ pytest.importorskip("psycopg")
 
 import psycopg
 import test_postgres_sink
-from accepted_rows import accepted, row_file, written_without_refused
+from accepted_rows import accepted, columns_file, row_file, written_without_refused
 from test_postgres_sink import TABLE, execute
 
 from ackcore._arrow.shown import text_of
 from ackcore.spark.sinks import rejects
 from ackcore.spark.sinks.sink import check_sink
-from ackcore.spark.sinks.sink_batch import BatchFile
-from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
+from ackcore.spark.tasks.row_files import ROOT
 
 cloudpickle.register_pickle_by_value(test_postgres_sink)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -154,11 +153,6 @@ def test_a_row_whose_text_is_not_utf8_is_refused_by_itself(postgres, sink, tmp_p
     one = sink(postgres, keys=keys)
     check_sink("count", one, schema)
     whole = schema.append(pa.field(ROOT, pa.int64()))
-    writer = RowFileWriter(str(tmp_path), whole, 0, 0)
-    rows = [pa.array([1, 2, 3], pa.int32()), column, pa.array([1, 2, 3])]
-    writer.write(pa.RecordBatch.from_arrays(rows, schema=whole))
-    name, n, _ = writer.finish()
-    assert list(written_without_refused(one, accepted([BatchFile(str(tmp_path / name), n)]))) == [
-        (0, 1)
-    ]
+    file = columns_file(tmp_path, whole, [[1, 2, 3], column, [1, 2, 3]])
+    assert list(written_without_refused(one, accepted([file]))) == [(0, 1)]
     assert [row[0] for row in execute(postgres, "SELECT id FROM words ORDER BY id")] == [1, 3]

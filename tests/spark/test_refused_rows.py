@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from worlds import Killed, KilledInCall, Source, Upper, World, fails, killed
+from worlds import Killed, KilledInCall, Source, Upper, World, fails
 
 from ackcore.spark import SinkRejects, to_kafka, to_parquet
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, REASON
-from ackcore.spark.engine import act, batch, insist, runs
+from ackcore.spark.engine import act, insist
 from ackcore.spark.engine.insist import SinkError
 from ackcore.spark.sinks import rejects
 from ackcore.spark.sinks.rejects import InvalidRejects, TooManyRefused
@@ -57,27 +56,6 @@ class Refusing(World):
         if self.named == "numbers":
             return SinkRejects.of_numbers(np.array(numbers), reasons)
         return SinkRejects(pa.table({"line": lines}), reasons)
-
-
-@pytest.fixture
-def dying_at(monkeypatch):
-    @contextmanager
-    def dying_at(step, times=1):
-        left = [times]
-
-        def failpoint(name, n=None):
-            if name == step:
-                left[0] -= 1
-                if not left[0]:
-                    raise killed(name)
-
-        with monkeypatch.context() as patch:
-            for module in (act, batch, runs):
-                patch.setattr(module, "failpoint", failpoint)
-            with pytest.raises(Killed):
-                yield
-
-    return dying_at
 
 
 @pytest.mark.parametrize("how", ["return", "raise"])

@@ -9,10 +9,8 @@ import pyarrow.compute as pc
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import functions as sql
-from worlds import Killed, killed
 
 from ackcore.spark import SinkRejects, dead_letters, run_batch, start, to_parquet
-from ackcore.spark.engine import act, batch
 from ackcore.topology import BatchBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -67,7 +65,7 @@ class Kept:
         for way, kind in enumerate(["read again", "spilled"])
     ],
 )
-def test_refused_records_are_dead_with_their_payload(spark, tmp_path, monkeypatch, kind, step):
+def test_refused_records_are_dead_with_their_payload(spark, tmp_path, dying_at, kind, step):
     source = spark.range(40, numPartitions=3).withColumnRenamed("id", "n")
     if kind == "spilled":
         # A shuffle gives its rows in another order each time.
@@ -75,16 +73,8 @@ def test_refused_records_are_dead_with_their_payload(spark, tmp_path, monkeypatc
     sink, other = Kept(sql.col("n") < -36), to_parquet(tmp_path / "other")
     running = topology(source, sink, other=other)
     if step is not None:
-
-        def failpoint(name, n=None):
-            if name == step:
-                raise killed(name)
-
-        with monkeypatch.context() as patch:
-            for module in (act, batch):
-                patch.setattr(module, "failpoint", failpoint)
-            with pytest.raises(Killed):
-                run_batch(running, spark, tmp_path / "checkpoint")
+        with dying_at(step):
+            run_batch(running, spark, tmp_path / "checkpoint")
     counts = run_batch(running, spark, tmp_path / "checkpoint")
     assert sink.calls == (2 if step == "in-sink" else 1)
     assert (counts.records, counts.acked, counts.dead, counts.waiting) == (40, 37, 3, 0)

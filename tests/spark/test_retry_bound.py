@@ -10,10 +10,9 @@ import pyarrow as pa
 import pytest
 from checkpoints import ask, records
 from pyspark import cloudpickle
-from worlds import Killed, World, fails
+from worlds import World, fails
 
 from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.engine import runs
 from ackcore.spark.query import run_batch
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.topology import BasicBolt, TopologyBuilder
@@ -161,21 +160,14 @@ def lines_in(spark, sink):
     return sorted(row.line for row in spark.read.parquet(str(sink)).select("line").collect())
 
 
-def test_other_settings_at_the_restart_lose_and_repeat_nothing(spark, tmp_path, monkeypatch):
+def test_other_settings_at_the_restart_lose_and_repeat_nothing(spark, tmp_path, dying_at):
     """A driver dies after it ran five retries; the next has other tasks, chunks and bounds."""
     lines = [f"f{n}" for n in range(5)] + ["d1", "d2", "d3", "a"]
     frame = spark.createDataFrame([(line,) for line in lines], "line string")
-
-    def failpoint(name, number):
-        if (name, number) == ("ran", 1):
-            raise Killed
-
-    monkeypatch.setattr(runs, "failpoint", failpoint)
     first = topology_of(frame, tmp_path / "sink", parallelism=2)
     now = itertools.count(0, 100)  # nobody waits for longer than 1 ms
-    with pytest.raises(Killed):
+    with dying_at("ran", times=2):
         run_batch(first, spark, tmp_path / "cp", clock=lambda: next(now))
-    monkeypatch.undo()
     second = topology_of(
         frame, tmp_path / "sink", parallelism=3, chunk_rows=1, max_retries_per_batch=3
     )

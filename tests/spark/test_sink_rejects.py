@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from accepted_rows import accepted as rows_accepted
+from accepted_rows import columns_file
 from test_sinks import WORDS, row_file
 
 from ackcore._arrow.shown import text_of
@@ -18,7 +19,7 @@ from ackcore.spark import SinkRejects, TransactionalSink
 from ackcore.spark.checkpoint.refusals import Refusal
 from ackcore.spark.engine.act import refused_rows, without_refused
 from ackcore.spark.sinks.sink_batch import BatchFile, read_sink_file, read_with_places
-from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
+from ackcore.spark.tasks.row_files import ROOT
 
 
 def test_rows_are_named_by_values_or_by_numbers():
@@ -58,13 +59,9 @@ def test_reasons_that_cannot_be_told_are_reasons():
 def test_the_driver_keeps_columns_of_refused_rows(tmp_path):
     """Neither their places nor their reasons are Python objects, of which each row has some."""
     n = 200_000
-    rows = pa.table([pa.array(range(n)), pa.array([0] * n)], names=["n", ROOT])
     schema = pa.schema([("n", pa.int64()), pa.field(ROOT, pa.int64())])
-    file = RowFileWriter(str(tmp_path), schema, 0, 0)
-    for batch in rows.to_batches():
-        file.write(batch)
-    name, count, _ = file.finish()
-    accepted = rows_accepted([BatchFile(str(tmp_path / name), count)], nonacked=())
+    file = columns_file(tmp_path, schema, [range(n), [0] * n])
+    accepted = rows_accepted([file], nonacked=())
     reasons = pa.array(["odd", "even"]).take(pa.array(np.arange(n) % 2))
     values = pa.table({"n": np.arange(n)})
     tracemalloc.start()

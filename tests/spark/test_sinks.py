@@ -10,10 +10,12 @@ import re
 import shutil
 import sys
 
+import accepted_rows
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from accepted_rows import WORDS, row_file
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 
@@ -22,43 +24,18 @@ from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, RowF
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.base.versions import SPARK, to_arrow
 from ackcore.spark.query import run_batch
-from ackcore.spark.sinks import parquet as sinks
 from ackcore.spark.sinks import parquet_directory
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.spark.sinks.sink import as_sink, check_sink
-from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, read_sink_file
-from ackcore.spark.tasks.row_files import ROOT, ROOTS, RowFileWriter, damage_in
+from ackcore.spark.sinks.sink_batch import read_sink_file
+from ackcore.spark.tasks.row_files import damage_in
 from ackcore.topology import BasicBolt, Reject, TopologyBuilder, TopologyError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WORDS = pa.schema([("word", pa.string()), ("n", pa.int64())])
-
-
-def row_file(directory, rows, schema=WORDS, partition=0):
-    """Write rows of (columns..., root or roots), in batches of two."""
-    shared = any(isinstance(row[-1], list) for row in rows)
-    roots = pa.field(ROOTS, pa.list_(pa.int64())) if shared else pa.field(ROOT, pa.int64())
-    schema = schema.append(roots)
-    file = RowFileWriter(str(directory), schema, partition, 0)
-    for start in range(0, len(rows), 2):
-        columns = [list(column) for column in zip(*rows[start : start + 2], strict=True)]
-        file.write(pa.record_batch(columns, schema=schema))
-    name, n, _ = file.finish()
-    return BatchFile(str(directory / name), n)
-
 
 def accepted(spark, files, nonacked=(), batch_id=0, **changes):
-    about = {
-        "spark": spark,
-        "sink": "count",
-        "deployment": "abc",
-        "checkpoint": "/cp",
-        "batch_id": batch_id,
-        "files": tuple(files),
-        "nonacked": np.array(sorted(nonacked), np.int64),
-    }
-    return SinkBatch(**{**about, **changes})
+    return accepted_rows.accepted(files, batch_id, nonacked, spark=spark, **changes)
 
 
 @pytest.fixture
@@ -110,7 +87,7 @@ VALUES = {
 
 def test_columns_of_every_type_come_through(spark, tmp_path):
     schema = pa.schema([(name, kind) for name, (kind, _) in VALUES.items()])
-    file = row_file(tmp_path, [(*(value for _, value in VALUES.values()), 1)], schema)
+    file = row_file(tmp_path, [(*(value for _, value in VALUES.values()), 1)], schema=schema)
     check_sink("count", lambda frame, n: None, schema)
     check_sink("count", to_parquet(tmp_path / "out"), schema)
     (row,) = to_arrow(accepted(spark, [file]).frame()).to_pylist()
@@ -198,18 +175,14 @@ def test_a_repetition_of_the_same_rows_leaves_them_in_place(spark, files, tmp_pa
     assert words(place) == ["b", "c", "e", "f"]
 
 
-def test_nothing_is_seen_until_it_is_whole(spark, files, tmp_path, by, monkeypatch):
+def test_nothing_is_seen_until_it_is_whole(spark, files, tmp_path, by, failing_at):
     """Spark reads a directory like "_batch_id=0.tmp" as a partition, and then reads no other."""
     sink = to_parquet(tmp_path / "out")
     sink.write(accepted(spark, files[:1], batch_id=1))
-
-    def failpoint(name, number):
-        raise FailpointReached(f"{name} {number}")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sinks, "failpoint", failpoint)
-        with pytest.raises(FailpointReached, match="in-sink 0"):
-            sink.write(accepted(spark, files))
+    failing_at("in-sink")
+    with pytest.raises(FailpointReached):
+        sink.write(accepted(spark, files))
+    failing_at(None)
     assert not (tmp_path / "out" / "batch_id=0").exists()
     assert len(os.listdir(tmp_path / "out")) == 3
     assert {row.batch_id for row in spark.read.parquet(str(tmp_path / "out")).collect()} == {1}

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import test_table_readers_crash
 from pyspark import cloudpickle
+from test_table_readers_crash import SEEN, Rate
 from typer.testing import CliRunner
 
 from ackcore.cli.reporting import app_of
@@ -19,22 +21,10 @@ from ackcore.spark.inspect.status import read_status
 from ackcore.spark.sinks.rejects import SinkRejects, TooManyRefused
 from ackcore.spark.sinks.sink import Sink
 from ackcore.tables import count, mean_of, sum_of
-from ackcore.topology import BasicBolt, BatchBolt, TopologyBuilder
+from ackcore.topology import BatchBolt, TopologyBuilder
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-SEEN = pa.schema([("shop", pa.string()), ("euros", pa.int64()), ("before", pa.int64())])
-
-
-class Rate(BasicBolt):
-    outputs = SEEN
-    uses = ("totals",)
-
-    def execute(self, tuple, collector):
-        if tuple["fails"] > tuple.attempt:
-            raise TimeoutError("the service is out")
-        row = self.tables["totals"].get(tuple["shop"])
-        collector.emit((tuple["shop"], tuple["euros"], None if row is None else row["euros"]))
+for module in (sys.modules[__name__], test_table_readers_crash):
+    cloudpickle.register_pickle_by_value(module)
 
 
 class Again(BatchBolt):

@@ -10,10 +10,11 @@ from contextlib import suppress
 from contextvars import Context
 from pathlib import Path
 
-import numpy as np
+import accepted_rows
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from accepted_rows import row_file
 from checkpoints import OPEN, Killed, Killer
 from worlds import anywhere, fails
 
@@ -28,8 +29,6 @@ from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.engine import runs
 from ackcore.spark.sinks import parquet as sinks
 from ackcore.spark.sinks.parquet import to_parquet
-from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch
-from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.topology.tuples import Reason
 
 LINES = [["a", "b", "c", "poison"], ["d", "e", "venom"], []]
@@ -210,12 +209,9 @@ def test_cut_off_between_any_two_writes_it_changes_no_outcome(
 
 
 def accepted(directory, number, *words):
-    schema = pa.schema([("word", pa.string()), (ROOT, pa.int64())])
-    file = RowFileWriter(str(directory), schema, 0, number)
-    file.write(pa.record_batch([list(words), list(range(len(words)))], schema=schema))
-    name, rows, _ = file.finish()
-    files = (BatchFile(str(directory / name), rows),)
-    return SinkBatch(None, "count", "abc", "/cp", number, files, np.empty(0, np.int64))
+    schema = pa.schema([("word", pa.string())])
+    rows = [(word, n) for n, word in enumerate(words)]
+    return accepted_rows.accepted([row_file(directory, rows, number, schema)], number, ())
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["goes on", "dies after one write"])
