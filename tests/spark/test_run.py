@@ -88,20 +88,6 @@ def test_words_by_word(spark, execute, message_id):
             assert message.startswith("3-")
 
 
-def test_nothing_crosses_a_narrow_topology(spark, execute):
-    """Without an exchange each task decides its records."""
-    builder = TopologyBuilder()
-    builder.spout("lines", lines(spark, TEXTS))
-    builder.bolt("split", Split()).shuffle("lines")
-    builder.bolt("pass", Pass()).local_or_shuffle("split")
-    builder.sink("pass", lambda frame, number: None)
-    result = execute(builder.build())
-    assert result.rows["pass", "default"] == expected_words(TEXTS)
-    assert len(result.failed) == sum(
-        bool({"bad", "poison"} & set((text or "").split())) for text in TEXTS
-    )
-
-
 @pytest.mark.parametrize(
     ("spark", "grouping"),
     [
@@ -142,52 +128,6 @@ def test_row_bolts_on_either_side_of_an_exchange(spark, execute, grouping):
         ("rows", "Failed"): 7,
         ("rows", "NotAcked"): 7,
     }
-
-
-class Pair(Bolt):
-    """Joins the rows of one key; what it emits hangs from all of them."""
-
-    outputs = pa.schema([("key", pa.string()), ("ids", pa.list_(pa.int64()))])
-
-    def prepare(self, context):
-        self.by_key = collections.defaultdict(list)
-
-    def execute(self, tuple):
-        self.by_key[tuple["word"]].append(tuple)
-
-    def flush(self):
-        for key, tuples in sorted(self.by_key.items()):
-            self.collector.emit((key, sorted(t["id"] for t in tuples)), anchors=tuples)
-            for tuple in tuples:
-                self.collector.ack(tuple)
-
-
-class Refuse(BasicBolt):
-    """Fails one key."""
-
-    outputs = Pair.outputs
-
-    def execute(self, tuple, collector):
-        if tuple["key"] == "c":
-            raise ValueError("no c")
-        collector.emit(tuple.values)
-
-
-def test_a_tuple_hangs_from_several_roots_across_an_exchange(spark, execute):
-    texts = ["a b", "b c", "c", "d", "d e"]
-    builder = TopologyBuilder()
-    builder.spout("lines", lines(spark, texts))
-    builder.bolt("split", Split()).shuffle("lines")
-    builder.bolt("pair", Pair()).fields("split", "word")
-    builder.bolt("refuse", Refuse()).fields("pair", "key")
-    builder.sink("refuse", lambda frame, number: None)
-    builder.sink("pair", lambda frame, number: None)
-    result = execute(builder.build(parallelism=2))
-    assert sorted(row["id"] for _, row in result.failed.values()) == [1, 2]
-    # A row goes to a sink if all its roots are ACKED; whose others must fail with them is
-    # decided with the micro-batch.
-    assert result.rows["pair", "default"] == {("a", (0,)): 1, ("d", (3, 4)): 1, ("e", (4,)): 1}
-    assert result.rows["refuse", "default"] == result.rows["pair", "default"]
 
 
 @on_both_sessions
@@ -264,20 +204,6 @@ def test_a_new_record_of_the_id_of_one_that_is_due_is_no_repetition(spark, execu
     assert result.rows["split", "default"] == {(7, "old"): 1, (7, "new"): 1}
 
 
-def test_untracked_rows_have_no_root(spark, execute):
-    """They go all the way, and their failures fail no record."""
-    result = execute(by_word(spark, TEXTS, tracked=False))
-    assert result.failed == {}
-    assert result.run.untracked_failures == 14  # at either side of the exchange
-    words = result.rows["pass", "default"]
-    assert words == expected_words(TEXTS, ("poison",)) | {
-        (i, word): 1
-        for i, text in enumerate(TEXTS)
-        for word in (text or "").split()
-        if "poison" in (text or "") and word != "poison"
-    }
-
-
 KEYS = {
     "string": ("string", ["a", None, "", "ä"]),
     "bigint": ("bigint", [0, -1, 2**62, None]),
@@ -323,35 +249,6 @@ def test_every_key_comes_to_one_task(spark, execute):
         found = result.rows[kind, "default"]
         assert sorted(found.values()) == [60 // len(values)] * len(values)
         assert len({key for _, key in found}) == len(values)
-
-
-def test_all_copies_have_to_be_acked(spark, execute):
-    """A copy goes to every task; one that fails fails the root."""
-    builder = TopologyBuilder()
-    builder.spout("lines", lines(spark, TEXTS))
-    builder.bolt("split", Split()).all("lines")
-    builder.bolt("pass", Pass()).fields("split", "word")
-    builder.sink("pass", lambda frame, number: None)
-    result = execute(builder.build(parallelism=3))
-    assert result.rows["pass", "default"] == collections.Counter(
-        {word: 3 * n for word, n in expected_words(TEXTS).items()}
-    )
-
-
-def test_several_spouts_and_a_stream_that_skips_a_level(spark, execute):
-    builder = TopologyBuilder()
-    builder.spout("lines", lines(spark, TEXTS))
-    builder.spout("more", lines(spark, ["m n", "bad m"], 1))
-    builder.bolt("split", Split()).shuffle("lines")
-    builder.bolt("again", Pass()).fields("split", "word")
-    builder.bolt("both", Pass()).fields("again", "word").fields("other", "id")
-    builder.bolt("other", Split()).shuffle("more")
-    builder.sink("both", lambda frame, number: None)
-    result = execute(builder.build(parallelism=2))
-    words = result.rows["both", "default"]
-    assert words == expected_words(TEXTS) + collections.Counter({(0, "m"): 1, (0, "n"): 1})
-    assert {row["spout"] for _, row in result.failed.values()} == {"lines", "more"}
-    assert result.run.records == {"lines": len(TEXTS), "more": 2}
 
 
 def test_spouts_of_one_frame_in_struct_columns(spark, execute):

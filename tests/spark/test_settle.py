@@ -79,32 +79,10 @@ def test_any_cuts_are_those_of_the_twin(frame, random_events, found, reference):
         left = settled.where("status = 'OPEN'")
 
 
-def test_a_fail_before_its_init_goes_on(frame, found):
-    first = settle(frame([(7, 0, -2, 100, "boom")], 5))
-    assert found(first) == {7: ("OPEN", -1, 0, 0, 1, 100, 100, "boom")}
-    second = settle(frame([(7, 5, 3, 50, None)], 5), open_before=first)
-    assert found(second) == {7: ("FAILED", 3, 5, 1, 1, 50, 100, "boom")}
-
-
-def test_open_rows_time_out(frame, found):
-    first = settle(frame([(1, 5, 0, 100), (2, 5, -1, 100)], 4), now_ms=150, timeout_s=0.05)
-    assert {row.status for row in found(first).values()} == {"OPEN"}
-    second = settle(frame([(3, 5, 0, 140)], 4), open_before=first, now_ms=151, timeout_s=0.05)
-    statuses = {root: row.status for root, row in found(second).items()}
-    assert statuses == {1: "EXPIRED", 2: "ORPHAN", 3: "OPEN"}
-
-
 def test_decided_rows_are_not_decided_again(frame, found):
     first = settle(frame([(1, 5, 0), (1, 5, -1), (2, 5, 0)]))
     second = settle(frame([(3, 1, 0)]), open_before=first)
     assert {root: row.status for root, row in found(second).items()} == {2: "OPEN", 3: "OPEN"}
-
-
-def test_a_table_delivered_twice_is_no_success(frame, found):
-    events = [(1, 5, 0), (1, 5, -1), (2, 0, 4)]
-    table = frame(events)
-    assert {row.status for row in found(settle(table)).values()} == {"ACKED"}
-    assert {row.status for row in found(settle(table.union(table))).values()} == {"ANOMALY"}
 
 
 def test_the_earliest_reason_is_kept(frame, found):
