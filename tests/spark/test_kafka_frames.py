@@ -229,44 +229,6 @@ def test_two_spouts_have_a_group_each_and_the_dead_are_done(
     assert found == {f'["{topic}", 0, 1]' for topic in topics}
 
 
-def test_two_spouts_of_one_dataframe_have_a_group_each(connected, kafka_broker, checkpoint, kept):
-    topic, groups = kafka_broker.new_topic(), [kafka_broker.new_group() for _ in range(2)]
-    kafka_broker.produce(topic, [b"a", b"bad", b"flaky"])
-    frame = lines(connected, kafka_broker, topic)
-    some = {
-        f"lines{i}": (frame, KafkaGroup(group, kafka_broker.bootstrap_servers))
-        for i, group in enumerate(groups)
-    }
-    on = start(topology(kept, **some), connected, checkpoint, trigger={"availableNow": True})
-    assert on.await_termination(300)
-    assert kept.texts == ["a", "a", "flaky", "flaky"]
-    assert [kafka_broker.committed(group, topic)[0] for group in groups] == [3, 3]
-
-
-def test_a_commit_that_did_not_arrive_is_repeated_though_nothing_new_comes(
-    connected, kafka_broker, mock_kafka, checkpoint, kept, running, monkeypatch
-):
-    """The group's own cluster can refuse; the records come from the one that Spark reads."""
-    monkeypatch.setattr(group_commits, "_AGAIN_S", 0.2)
-    topic = kafka_broker.topic_of([b"a"])
-    mock_kafka.create_topic(topic)
-    mock_kafka.produce(topic, [b"a", b"b"])
-    told = KafkaGroup("g", mock_kafka.bootstrap_servers)
-    on = running(
-        topology(kept, lines=(lines(connected, kafka_broker, topic), told)), connected, checkpoint
-    )
-    on.process_all_available()
-    mock_kafka.fail_requests(mock_broker.OFFSET_COMMIT, *[29] * 100)  # TOPIC_AUTHORIZATION_FAILED
-    kafka_broker.produce(topic, [b"b"])
-    on.process_all_available()
-    assert on.progress.lag == {"lines": 1}
-    assert mock_kafka.committed("g", topic)[0] == 1
-    mock_kafka.clear_request_errors(mock_broker.OFFSET_COMMIT)
-    assert wait_until(lambda: on.progress.lag == {"lines": 0}, "the commit")
-    assert mock_kafka.committed("g", topic)[0] == 2
-    assert kept.texts == ["a", "b"]
-
-
 @pytest.mark.parametrize("step", ["planned", "decided", "marked"])
 def test_what_a_driver_marked_before_it_died_is_committed_by_the_next(
     connected, kafka_broker, checkpoint, kept, running, failing_at, step
