@@ -163,11 +163,8 @@ class World(Sink):
                 yield root_of(plan.key, spout, line, attempt), spout, place, line, attempt
 
     def load_snapshot(self, inputs, directory):
-        try:
-            rows = read_file(os.path.join(directory, "rows.json"))
-        except FileNotFoundError:
-            return None
-        return [tuple(one) for one in json.loads(bytes(rows))]
+        rows = read_file(os.path.join(directory, "rows.json"))
+        return None if rows is None else [tuple(one) for one in json.loads(bytes(rows))]
 
     def snapshot_inputs(self, inputs, directory, epoch):
         self.snapshot_epochs.append(epoch)
