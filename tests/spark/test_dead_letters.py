@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from checkpoints import BAD, OPEN, SLOW, TOPOLOGY, Topology, died, ids, run_one
+from checkpoints import BAD, OPEN, SLOW, Topology, died, ids, run_one
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -27,7 +27,7 @@ from ackcore.spark.stores.run_files import remove_all
 def store(checkpoint):
     """A checkpoint whose first micro-batches left letters: lines 0-4 and 10-12, clicks 20-21."""
     with OPEN(checkpoint) as state:
-        letters = DeadLetters.open(checkpoint, state.deployment_key, None, TOPOLOGY.schemas)
+        letters = DeadLetters.open(checkpoint, state.deployment_key)
         for number, dead in enumerate(
             [
                 {"lines": died(0, 5, (BAD, SLOW))},
@@ -89,7 +89,7 @@ def test_letters_tell_who_died_of_what_and_when(spark, store, checkpoint):
 def test_a_store_elsewhere_is_found_by_its_checkpoint(spark, checkpoint, tmp_path):
     with OPEN(checkpoint) as state:
         letters = DeadLetters.open(
-            checkpoint, state.deployment_key, tmp_path / ODD, TOPOLOGY.schemas, state.records
+            checkpoint, state.deployment_key, tmp_path / ODD, records=state.records
         )
         run_one(state, 0)
         letters.write(0, {"lines": died(0, 2)})
@@ -145,8 +145,7 @@ def test_a_payload_keeps_its_types_there_and_back(spark, checkpoint):
     )
     with OPEN(checkpoint, topology=topology) as state:
         run_one(state, 0, dead={"typed": table})
-        letters = DeadLetters.open(checkpoint, state.deployment_key, None, {"typed": TYPED.schema})
-        letters.write(0, state.decision(0).dead)
+        DeadLetters.open(checkpoint, state.deployment_key).write(0, state.decision(0).dead)
     payload = dead_letters(checkpoint, spark).schema["payload"].dataType
     assert {field.name: field.dataType.simpleString() for field in payload} == {
         "a b.c": "string",
@@ -244,15 +243,11 @@ def test_some_are_sent_by_a_condition_and_the_others_later(spark, store, checkpo
 
 
 def test_a_topology_of_other_columns_is_not_sent_old_letters(spark, store, checkpoint):
-    """Nor one that has the spout, but does not track it: a request would end its query."""
-    changed = Topology(lines=("text",), clicks=("value",))
-    changed.spouts["clicks"].tracked = False
-    with OPEN(checkpoint, topology=changed, accept_changes=True) as state:
-        tracked = {"lines": changed.schemas["lines"]}
-        DeadLetters.open(checkpoint, state.deployment_key, None, tracked)
-    with pytest.raises(ColumnsChanged, match="'value', string, is not there any more"):
+    changed = Topology(lines=("text",))
+    OPEN(checkpoint, topology=changed, accept_changes=True).close()
+    with pytest.raises(CheckpointForeign, match="are value, and the source has text now"):
         replay(checkpoint, spout="lines")
-    with pytest.raises(CheckpointForeign, match="the topology has no such tracked spout now"):
+    with pytest.raises(CheckpointForeign, match="the topology has no such spout now"):
         replay(checkpoint, spout="clicks")
     assert dead_letters(checkpoint, spark).count() == 10
 
@@ -260,7 +255,7 @@ def test_a_topology_of_other_columns_is_not_sent_old_letters(spark, store, check
 def test_letters_of_before_and_after_a_change_are_sent_one_kind_at_a_time(store, checkpoint, spark):
     dead = died(30, 1).select(TRACKING.names).append_column("text", pa.array(["a"]))
     store.write(3, {"lines": dead})
-    told = "do not fit 1 dead letter of spout 'lines' .*'text', string, is not there any more"
+    told = "columns of 1 dead letter of spout 'lines' .* are text, and the source has value now"
     with pytest.raises(ColumnsChanged, match=told) as caught:
         replay(checkpoint)
     assert "Choose other letters (where=, spout=)" in str(caught.value)

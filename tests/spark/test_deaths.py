@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from streams import Folder, until
-from worlds import LINES, World, fails
+from worlds import World, fails
 
 from ackcore.dead_limit import DeadLimit
 from ackcore.spark import TooManyDead, dead_letters, replay, run_batch, start
@@ -301,9 +301,9 @@ def test_a_letter_that_was_sent_twice_and_acked_twice_hides_no_other(tmp_path, c
     """It is among the ACKED twice, and makes up for no other record's death."""
     world = World(tmp_path, spouts=("lines", "clicks"), behaves=fails("a", "b", final=True))
     world.process(0, ["a", ("clicks", "b")])
-    state, sources = world.driver()[0], dict.fromkeys(world.spouts, LINES)
+    state, _ = world.driver()
     with state:
-        letters = DeadLetters.open(tmp_path, state.deployment_key, None, sources)
+        letters = DeadLetters.open(tmp_path, state.deployment_key)
         letters.write(0, state.decision(0).dead)
     world.behaves = fails()
     for number in (1, 2):

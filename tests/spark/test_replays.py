@@ -23,7 +23,7 @@ from checkpoints import (
     run_one,
     withdraw,
 )
-from worlds import LINES, World, fails
+from worlds import World, fails
 
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
 from ackcore.spark.base.schemas import ORDER, REPLAYED, TRACKING
@@ -71,7 +71,7 @@ def test_a_request_past_reading_is_withdrawn_and_its_letters_are_sent_anew(check
     """It costs no checkpoint: the letters are in their store."""
     with OPEN(checkpoint) as state:
         run_one(state, 0)
-        letters = DeadLetters.open(checkpoint, state.deployment_key, None, TOPOLOGY.schemas)
+        letters = DeadLetters.open(checkpoint, state.deployment_key)
         letters.write(0, {"lines": died(0, 2)})
         assert replay(checkpoint, request="r1").records == {"lines": 2}
         state.write_plan(state.make_plan(1, 0))
@@ -102,9 +102,7 @@ def test_a_request_past_reading_is_withdrawn_and_its_letters_are_sent_anew(check
 def test_letters_without_their_checkpoint_tell_what_was_sent(checkpoint, tmp_path):
     with OPEN(checkpoint) as state:
         run_one(state, 0)
-        letters = DeadLetters.open(
-            checkpoint, state.deployment_key, tmp_path / "letters", TOPOLOGY.schemas
-        )
+        letters = DeadLetters.open(checkpoint, state.deployment_key, tmp_path / "letters")
         letters.write(0, {"lines": died(0, 2)})
     replay(checkpoint, request="r1")
     shutil.rmtree(checkpoint)
@@ -221,7 +219,7 @@ def test_the_counts_tell_what_was_resolved(tmp_path):
     def park(number):
         state, _ = world.driver()
         with state:
-            store = DeadLetters.open(tmp_path, state.deployment_key, None, {"lines": LINES})
+            store = DeadLetters.open(tmp_path, state.deployment_key)
             store.write(number, state.decision(number).dead)
 
     world.behaves = fails("b", "c", final=True)
@@ -257,8 +255,8 @@ def test_what_dies_again_and_again_is_refused_in_the_end(tmp_path, caplog):
             lines = ()
             state, _ = world.driver()
             with state:
-                store = DeadLetters.open(tmp_path, state.deployment_key, None, {"lines": LINES})
-                store.write(n, state.decision(n).dead)
+                dead = state.decision(n).dead
+                DeadLetters.open(tmp_path, state.deployment_key).write(n, dead)
             world.now_ms += 100_000
             assert counts.balanced
         return counts
@@ -286,9 +284,7 @@ def test_what_dies_again_and_again_is_refused_in_the_end(tmp_path, caplog):
 def test_a_letter_that_is_sent_again_and_again_counts_each_time(checkpoint):
     with OPEN(checkpoint) as state:
         run_one(state, 0)
-        DeadLetters.open(checkpoint, state.deployment_key, None, TOPOLOGY.schemas).write(
-            0, {"lines": died(0, 2)}
-        )
+        DeadLetters.open(checkpoint, state.deployment_key).write(0, {"lines": died(0, 2)})
     only = LetterFilter((LetterId("lines", 0, 1),))
     for _ in range(2):
         assert replay(checkpoint, where=only, again=True, max_replays=2).records == {"lines": 1}

@@ -353,8 +353,7 @@ class Replaying(World):
 
     def write_dead_letters(self, number, dead):
         state = self.state
-        sources = dict.fromkeys(self.spouts, LINES)
-        letters = DeadLetters.open(state.url, state.deployment_key, None, sources, state.records)
+        letters = DeadLetters.open(state.url, state.deployment_key, records=state.records)
         letters.write(number, dead)
         super().write_dead_letters(number, dead)
 

@@ -26,8 +26,14 @@ from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.letter_columns import as_tracked
 from ackcore.spark.base.schemas import TRACKING
-from ackcore.spark.checkpoint.schema_changes import fit_columns
-from ackcore.spark.dead_letters.checkpoints import check_spout, checkpoint_of, store_of
+from ackcore.spark.checkpoint.schema_changes import ColumnsChanged, fit_columns
+from ackcore.spark.dead_letters.checkpoints import (
+    CheckpointView,
+    check_spout,
+    checkpoint_of,
+    fields_of,
+    store_of,
+)
 from ackcore.spark.dead_letters.letter_files import (
     Bools,
     LetterFile,
@@ -152,14 +158,15 @@ def replay(
         raise ValueError(f"request must be 1 to 64 letters, digits, - or _, got {name!r}")
     bound = _bound(max_replays)
     store = store_of(path)
-    checkpoint_of(store)  # raises if it was deleted, or another one is in its place
+    checkpoint = checkpoint_of(store)
     check_spout(store, spout)
     return again_if_noted(
-        store, lambda: _replay(store, spark, where, spout, again, bound, name, dry_run)
+        store, lambda: _replay(checkpoint, store, spark, where, spout, again, bound, name, dry_run)
     )
 
 
 def _replay(
+    checkpoint: CheckpointView,
     store: Letters,
     spark: SparkSession | None,
     where: str | Column | LetterFilter | None,
@@ -195,7 +202,10 @@ def _replay(
         if one.places:
             add_places(rows.setdefault(each, {}), one.places)
             wanted.setdefault(each, []).append(one)
-    tables = {each: _fitting(store, each, files) for each, files in wanted.items()}
+    fields = fields_of(checkpoint)
+    tables = {
+        each: _fitting(store, each, files, fields.get(each)) for each, files in wanted.items()
+    }
     if tables and not dry_run:
         note = Note(name, note_time(notes), rows, left_out=dict(left_out))
         store.send(name, note._asdict(), tables)
@@ -263,24 +273,35 @@ def _choose(
     return _Chosen(file, wanted, times[wanted] + 1, places), int(np.count_nonzero(often))
 
 
-def _fitting(store: Letters, spout: str, wanted: Sequence[_Chosen]) -> Iterator[pa.Table]:
+def _fitting(
+    store: Letters, spout: str, wanted: Sequence[_Chosen], fields: list[str] | None
+) -> Iterator[pa.Table]:
     """Yield letters as records with the present columns of their source, part by part.
 
-    Raises CheckpointForeign if the topology does not track such a spout. Raises ColumnsChanged if
-    the letters do not fit these columns.
+    Raises CheckpointForeign if the topology has no such spout. Raises ColumnsChanged if the letters
+    do not fit these columns.
     """
     path = store.columns(spout)
+    recorded = path is not None
+    now = None if path is None else pa.schema(list(read_schema(path).field("payload").type))
     for file, mask, times, _ in wanted:
         what = f"{counted(mask.sum(), 'dead letter')} of spout {spout!r} in {store.url}"
-        if path is None:
+        if fields is None:
             raise CheckpointForeign(
-                f"{what} cannot be sent: the topology has no such tracked spout now. {_WAY_OUT}."
+                f"{what} cannot be sent: the topology has no such spout now. {_WAY_OUT}."
             )
-        now = pa.schema(list(read_schema(path).field("payload").type))
         done = 0
         for letters in read_parts(file.path, mask):
             records = _records(letters, times[done : done + len(letters)])
             done += len(letters)
+            source = pa.schema(list(records.schema)[len(TRACKING) :])
+            # No column types are recorded: only the names can be compared.
+            if not recorded and source.names != fields:
+                raise ColumnsChanged(
+                    f"the columns of {what} are {', '.join(source.names)}, and the source has "
+                    f"{', '.join(fields)} now. {_WAY_OUT}."
+                )
+            now = source if now is None else now
             yield fit_columns(records, now, what, _WAY_OUT)
 
 
