@@ -12,7 +12,7 @@ from checkpoints import tracked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore import _arrow as arrow
+from ackcore._arrow import record_batches
 from ackcore._arrow.record_batches import bytes_before, end_within, rebatched
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.spark.base.checksummed import write_table
@@ -134,7 +134,7 @@ def test_rows_that_cannot_be_combined_all_come_in(huge):
     """Arrow's combine_chunks() leaves them in chunks, of which only the first was taken."""
     large, small = (pa.record_batch([column], ["line"]) for column in (huge, ["x" * 10] * 5))
     with pytest.raises(pa.ArrowInvalid, match="overflow"):
-        arrow.one_batch([small, large])
+        record_batches.one_batch([small, large])
     for cut in (chunked, joined):
         some = cut(iter([small, large, large, small]), 1000)
         assert [len(batch) for batch in some] == [5, 1, 1, 5]
