@@ -609,7 +609,7 @@ def test_a_plan_that_cannot_be_read_can_be_left_out(spark, checkpoint, store):
     with pytest.raises(SourceError, match=r"'lines', micro-batch 0: read\(\) .* Analysis") as lost:
         available_now(it, spark, checkpoint)
     with pytest.raises(
-        ValueError, match="has no planned file 'x' of spout 'lines'.*; it has no fil"
+        ValueError, match=r"has no planned file 'x' of spout 'lines'.*; it has no fil"
     ):
         skip_planned(checkpoint, "lines", ["x"])
     with pytest.raises(ValueError, match=r"no planned rows of spout 'other'.*; .* lines, numbers"):
