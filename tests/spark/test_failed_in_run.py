@@ -273,7 +273,6 @@ SIZES = {
     "_LETTERS_BYTES": [1, 500, 1 << 26],
     "GROUP_BYTES": [1, 300, 1 << 23],
     "_SORTED_BYTES": [1, 300, 1 << 22],
-    "_TOGETHER_BYTES": [1, 1 << 30],
 }
 
 

@@ -255,7 +255,7 @@ def test_both_ways_agree(
         if most:
             patches.enter_context(mock.patch.object(spout_stage, "CHUNK_BYTES", most))
             patches.enter_context(mock.patch.object(bolts, "CHUNK_BYTES", most))
-            patches.enter_context(mock.patch.object(exchange, "_MOST_CHUNK_BYTES", most))
+            patches.enter_context(mock.patch.object(exchange, "_CHUNK_BYTES", most))
         for by_root in (False, True):
             world = World(
                 topology,

@@ -174,7 +174,7 @@ def test_long_rows_are_cut_by_their_bytes(simulate, topology, values, seed, most
     with (
         mock.patch.object(spout_stage, "CHUNK_BYTES", most),
         mock.patch.object(bolts, "CHUNK_BYTES", most),
-        mock.patch.object(exchange, "_MOST_CHUNK_BYTES", most),
+        mock.patch.object(exchange, "_CHUNK_BYTES", most),
     ):
         simulation = simulate(topology)
         done = simulation.rest(simulation.first(values), np.random.default_rng(seed))

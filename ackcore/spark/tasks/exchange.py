@@ -40,8 +40,6 @@ from ackcore.spark.tasks.exchange_format import (
 
 #: Bytes of blobs that are opened together: about 64 Ki short rows, or a few long ones.
 _CHUNK_BYTES = 1 << 20
-#: The most bytes of blobs opened together, unless a single blob is larger.
-_MOST_CHUNK_BYTES = 1 << 28
 
 
 class Outbox:
@@ -260,13 +258,11 @@ class Inbox:
         for one in sorted(
             self.tuples, key=lambda one: (turns[one.subscription], one.origin, one.seq)
         ):
-            more = len(one.blob) + len(one.side)
-            full = size >= _CHUNK_BYTES or size + more > _MOST_CHUNK_BYTES
-            if some and (one.subscription != some[0].subscription or full):
+            if some and (one.subscription != some[0].subscription or size >= _CHUNK_BYTES):
                 yield some, joined_runs([blob.side for blob in some])
                 some, size = [], 0
             some.append(one)
-            size += more
+            size += len(one.blob) + len(one.side)
         if some:
             yield some, joined_runs([blob.side for blob in some])
 

@@ -42,8 +42,6 @@ from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
 #: Bytes of one spout's waiting records for which a task writes a file: too large a file to be
 #: merged later, and small enough for memory that the task has used before.
 _FILE_BYTES = 1 << 24
-#: The most bytes of a file's records: they become one batch, with 2 GiB a column at most.
-_TOGETHER_BYTES = 1 << 30
 #: Bytes that are sorted at a time.
 _SORTED_BYTES = 1 << 22
 #: Bytes of dead letters in one file, the size to which dead letters are merged.
@@ -163,9 +161,6 @@ class FailedWriter:
         found = lost.select([ROOT_ID, PLACE]).append_column(COUNTS, pa.array(reasons.counts()))
         self._found.setdefault(spout, []).append(found)
         if len(waits):
-            kept = self._waiting.get(spout)
-            if self._in_files and kept is not None and kept.nbytes + waits.nbytes > _TOGETHER_BYTES:
-                self._write_waiting(spout)
             kept = self._waiting.setdefault(spout, _Kept())
             kept.add(waits)
             if self._in_files and kept.nbytes >= _FILE_BYTES:
