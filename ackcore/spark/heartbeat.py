@@ -179,52 +179,32 @@ def trim_log(log: Path) -> None:
                 (log / f".{number}{suffix}.crc").unlink(missing_ok=True)
 
 
-class Pacemaker:
-    """The threads that write a beat when Spark's query needs a micro-batch, but has no new data.
+def pacemakers(
+    beat: Callable[[], object],
+    rows: PlannedRows | None,
+    clock: Clock,
+    poll_s: float,
+    is_called: Callable[[], bool],
+) -> list[Pacemaker]:
+    """Return a pacemaker for retries and requests, and another one for planned spouts, if any.
 
-    One looks at retries and requests, another one at the planned spouts, if there are any.
-
-    ``beat``: `Beats.advance`. ``rows``: the planned spouts, or None. ``clock``: returns the time in
-    milliseconds, by the clock of the due times. ``poll_s``: the time in seconds between two
-    readings of the clock while a record waits. ``is_called``: returns whether something else, such
-    as a replay, waits for a micro-batch.
+    A look at a source may take a client's whole timeout, and retries must not wait for it. The
+    arguments are those of `Pacemaker`.
     """
-
-    def __init__(
-        self,
-        beat: Callable[[], object],
-        rows: PlannedRows | None,
-        clock: Clock,
-        poll_s: float,
-        is_called: Callable[[], bool],
-    ) -> None:
-        self._retries = _Beater(beat, None, clock, poll_s, is_called)
-        self._beaters = [self._retries]
-        if rows is not None:
-            # A look at a source may take a client's whole timeout.  Retries must not wait for it.
-            self._beaters.append(_Beater(beat, rows, clock, poll_s, lambda: False))
-
-    def start(self) -> None:
-        """Start the threads."""
-        for one in self._beaters:
-            one.start()
-
-    def schedule(self, due_ms: int | None) -> None:
-        """Plan the next beat after a micro-batch, which answers all beats before it.
-
-        ``due_ms``: the time at which the first waiting record is due; None if none waits.
-        """
-        for one in self._beaters:
-            one.schedule(due_ms if one is self._retries else None)
-
-    def stop(self) -> None:
-        """Stop the threads and wait for their ends."""
-        for one in self._beaters:
-            one.stop()
+    found = [Pacemaker(beat, None, clock, poll_s, is_called)]
+    if rows is not None:
+        found.append(Pacemaker(beat, rows, clock, poll_s, lambda: False))
+    return found
 
 
-class _Beater:
-    """One thread of a `Pacemaker`, which documents the arguments; without ``rows`` for retries."""
+class Pacemaker:
+    """A thread that writes a beat when Spark's query needs a micro-batch, but has no new data.
+
+    ``beat``: `Beats.advance`. ``rows``: the planned spouts whose new rows it looks for; None if it
+    looks at retries and requests. ``clock``: returns the time in milliseconds, by the clock of the
+    due times. ``poll_s``: the time in seconds between two readings of the clock while a record
+    waits. ``is_called``: returns whether something else, such as a replay, waits for a micro-batch.
+    """
 
     def __init__(
         self,
@@ -239,6 +219,7 @@ class _Beater:
         #: Notified when there is work.
         self._changed = threading.Condition()
         self._beat = beat
+        self._rows = rows
         self.is_called = is_called
         self._poll_s = poll_s
         self._pacing = Pacing(
@@ -249,9 +230,11 @@ class _Beater:
         self._ran = False
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
+        """Stop the thread and wait for its end."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -259,9 +242,12 @@ class _Beater:
             self._thread.join()
 
     def schedule(self, due_ms: int | None) -> None:
-        """Plan the next beat after a micro-batch; see `Pacemaker.schedule`."""
+        """Plan the next beat after a micro-batch, which answers all beats before it.
+
+        ``due_ms``: the time at which the first waiting record is due; None if none waits.
+        """
         with self._changed:
-            self._due_ms, self._ran = due_ms, True
+            self._due_ms, self._ran = due_ms if self._rows is None else None, True
             self._changed.notify()
 
     def is_unfinished(self) -> bool:

@@ -31,6 +31,7 @@ from ackcore.spark.heartbeat import (
     Pacemaker,
     find_log,
     forget_beats,
+    pacemakers,
     trim_log,
     with_heartbeat,
 )
@@ -54,9 +55,9 @@ class SparkStream(Stream):
         self._groups = deployment.groups
         self._spark_checkpoint = deployment.spark_checkpoint
         self._beats = Beats.beside(spark)
-        self._pacemaker: Pacemaker | None = None
+        self._pacemakers: list[Pacemaker] = []
         if not self._available_now:
-            self._pacemaker = Pacemaker(
+            self._pacemakers = pacemakers(
                 self._beats.advance, self._rows, self._engine.clock, self._poll_s, self._is_called
             )
         try:
@@ -72,8 +73,8 @@ class SparkStream(Stream):
             self.listeners.started(deployment.topology, self.counts)
             try:
                 self.spark_query = self._begin()
-                if self._pacemaker is not None:
-                    self._pacemaker.start()
+                for one in self._pacemakers:
+                    one.start()
                 self._start(
                     threading.Thread(target=self._run_to_end, name="ackcore-query", daemon=True)
                 )
@@ -96,8 +97,8 @@ class SparkStream(Stream):
             # After a takeover, Spark's part belongs to the other driver, too.
             self._state.check_owner()
             forget_beats(self._spark_checkpoint)
-        if self._pacemaker is not None:
-            self._pacemaker.schedule(self._engine.next_due_ms)
+        for one in self._pacemakers:
+            one.schedule(self._engine.next_due_ms)
         if self._available_now and self._has_work():
             # Retries and planned rows need a micro-batch even if no source has new data.
             self._beats.advance()
@@ -134,8 +135,8 @@ class SparkStream(Stream):
                 if log is not None:
                     trim_log(log)
         self._take(number, [InputFrame(frame, self._spout, own_session=True)])
-        if self._pacemaker is not None:
-            self._pacemaker.schedule(self._engine.next_due_ms)
+        for one in self._pacemakers:
+            one.schedule(self._engine.next_due_ms)
 
     def _wait_for_sparks_stop(self) -> None:
         """Wait until Spark's query is being stopped, which happens just after the call of `stop`.
@@ -157,8 +158,8 @@ class SparkStream(Stream):
         return spark_query is not None and not is_active(spark_query)
 
     def _release(self) -> None:
-        if self._pacemaker is not None:
-            self._pacemaker.stop()
+        for one in self._pacemakers:
+            one.stop()
         self._beats.close()
 
     def _step(self) -> bool:

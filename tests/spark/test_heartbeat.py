@@ -17,6 +17,7 @@ from ackcore.spark.heartbeat import (
     Pacemaker,
     find_log,
     forget_beats,
+    pacemakers,
     trim_log,
     with_heartbeat,
 )
@@ -148,20 +149,22 @@ def test_sparks_log_of_beats_is_cut_to_its_last_compact_file(tmp_path):
 
 @pytest.fixture
 def beaten():
-    """The beats of a `Pacemaker`, which has an element of it to call."""
+    """The beats of pacemakers."""
     return []
 
 
 @pytest.fixture
 def pacemaker(beaten):
-    """``pacemaker(clock, called, look)`` makes one that is stopped in the end."""
+    """``pacemaker(clock, called, look)`` makes those of a query, which are stopped in the end."""
     made = []
 
     def make(clock, called=lambda: False, look=None):
         rows = None if look is None else SimpleNamespace(has_new=look)
-        made.append(Pacemaker(lambda: beaten.append(1), rows, clock, 0.005, called))
-        made[-1].start()
-        return made[-1]
+        some = pacemakers(lambda: beaten.append(1), rows, clock, 0.005, called)
+        made.extend(some)
+        for one in some:
+            one.start()
+        return SimpleNamespace(schedule=lambda due_ms: [one.schedule(due_ms) for one in some])
 
     yield make
     for one in made:
