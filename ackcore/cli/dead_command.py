@@ -141,7 +141,7 @@ def _print(
         return
     console().print(shown)
     if limit and rows == limit:
-        many = count_letters(store, wanted, [])
+        many = count_letters(store, wanted)
         console().print(f"the newest {limit} of {many:,}; --limit shows more")
 
 
@@ -247,7 +247,7 @@ def _corrupt(checkpoint: str, wanted: LetterFilter, again: bool) -> int:
     if wanted.error_type not in (None, "CorruptRecord"):
         return 0
     lines = replace(wanted, error_type="CorruptRecord", sent=None if again else False)
-    return count_letters(store_of(checkpoint), lines, [])
+    return count_letters(store_of(checkpoint), lines)
 
 
 def _tell(
@@ -271,10 +271,10 @@ def _none_sent(store: Letters, wanted: LetterFilter) -> str:
     """Return a line that says why no letter was sent: none matches, those that match were sent
     before, or they have no record.
     """
-    found = count_letters(store, wanted, [])
+    found = count_letters(store, wanted)
     if not found:
         return plain(none_found(store))
-    sent = count_letters(store, replace(wanted, sent=True), [])
+    sent = count_letters(store, replace(wanted, sent=True))
     told = [f"{sent:,} were sent before (--again sends them once more)"] if sent else []
     if found > sent:
         told.append(f"{found - sent:,} have no record, because their offsets were not read")

@@ -15,6 +15,7 @@ import pytest
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.checksummed import write_table
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointInUse, StateError
+from ackcore.spark.base.schemas import FailedFile
 from ackcore.spark.checkpoint import table_cache
 from ackcore.spark.checkpoint.table_cache import TableCache
 from ackcore.spark.engine.suspects import crashes_logged
@@ -115,6 +116,10 @@ def test_a_large_file_goes_in_parts(work, s3):
     assert batch.column("word").to_pylist() == columns[0]
 
 
+def failed_file(path):
+    return FailedFile("lines", False, path, 1, None)
+
+
 def test_tables_that_tasks_wrote_are_copied_within_the_bucket(work, bucket, s3):
     table = pa.table({"n": list(range(1000))})
     with making_in(f"{work}/failed") as place:
@@ -122,7 +127,7 @@ def test_tables_that_tasks_wrote_are_copied_within_the_bucket(work, bucket, s3):
     assert read_table_at(f"{work}/failed/{name}") == table
     tables = TableCache(open_store(bucket, "path"), 4)
     s3.requests.clear()
-    file = tables.adopt(f"{work}/failed/{name}", tables.prefix_of(7), None)
+    file = tables.adopt(failed_file(f"{work}/failed/{name}"), tables.prefix_of(7))
     assert file == f"7.e4.{name}"
     assert [each.method for each in s3.requests] == ["HEAD", "PUT"]
     assert tables.size(file) == len(read_file(f"{bucket}/state/{file}"))
@@ -143,7 +148,7 @@ def test_who_wrote_a_table_checks_it_when_it_is_fetched(work, bucket, monkeypatc
     with making_in(f"{work}/failed") as place:
         name = write_table(place, "dead-lines", table)
     files = {
-        "adopted": tables.adopt(f"{work}/failed/{name}", directory, None),
+        "adopted": tables.adopt(failed_file(f"{work}/failed/{name}"), directory),
         "written": tables.write_table(directory, "waiting-lines", table),
         "read": tables.write_table(directory, "nonacked", table),
     }
@@ -177,12 +182,12 @@ def test_what_is_adopted_is_copied_beside_each_other(work, bucket, s3):
     with making_in(f"{work}/failed") as place:
         names = [write_table(place, f"dead-{n}", pa.table({"n": [n]})) for n in range(2)]
     tables = TableCache(open_store(bucket, "path"), 4)
-    paths = [f"{work}/failed/{name}" for name in names]
+    files = [failed_file(f"{work}/failed/{name}") for name in names]
     meeting(s3, "HEAD", 2)
-    tables.adopt_all(dict.fromkeys(paths), tables.prefix_of(7))
+    tables.adopt_all(files, tables.prefix_of(7))
     s3.before = None
     s3.requests.clear()
-    found = [tables.adopt(path, tables.prefix_of(7), None) for path in paths]
+    found = [tables.adopt(file, tables.prefix_of(7)) for file in files]
     assert found == [f"7.e4.{name}" for name in names]
     assert s3.requests == []
     assert [tables.read(file)["n"].to_pylist() for file in found] == [[0], [1]]

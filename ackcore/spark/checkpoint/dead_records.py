@@ -132,9 +132,7 @@ class Dead(Mapping[str, pa.Table]):
         ``prefix``: the prefix of new files' names.
         """
         found: dict[str, Any] = {}
-        every = (part for some in self.parts.values() for part in some)
-        written = (part for part in every if isinstance(part, FailedFile))
-        cache.adopt_all({part.path: part.nbytes for part in written}, prefix)
+        cache.adopt_all((part for some in self.parts.values() for part in some), prefix)
         for spout, some in self.parts.items():
             for part in some:
                 kept: DeadFile | DeadLettersFile
@@ -199,7 +197,7 @@ def pieces_of(part: DeadPart, *, payload: bool = True, keep: bool = False) -> It
 
 def adopted(part: FailedFile, cache: TableCache, prefix: str) -> DeadFile | DeadLettersFile:
     """Link or copy a task's file into the checkpoint, and return the recorded part."""
-    file = cache.adopt(part.path, prefix, part.nbytes)
+    file = cache.adopt(part, prefix)
     if part.dead:
         assert part.nbytes is not None
         return DeadLettersFile(cache, file, part.rows, part.nbytes)

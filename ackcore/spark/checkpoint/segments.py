@@ -33,7 +33,7 @@ class Segment:
     @classmethod
     def adopted(cls, part: FailedFile, cache: TableCache, prefix: str) -> Segment:
         """Link or copy a task's file into the checkpoint, and return its segment."""
-        file = cache.adopt(part.path, prefix, part.nbytes)
+        file = cache.adopt(part, prefix)
         return cls(cache, file, part.rows, part.next_due_ms, part.oldest_ms)
 
     def __len__(self) -> int:

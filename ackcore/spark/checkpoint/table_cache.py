@@ -24,7 +24,7 @@ from ackcore.spark.base.checksummed import (
     write_batches,
 )
 from ackcore.spark.base.errors import corrupt
-from ackcore.spark.base.paths import Place
+from ackcore.spark.base.schemas import FailedFile
 from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.run_files import adopt_object, making_in
@@ -194,29 +194,30 @@ class TableCache:
         """Write a table that is in memory, and return its file name."""
         return self.write(prefix, name, table.schema, batches_of(table))
 
-    def adopt_all(self, files: Mapping[Place, int | None], prefix: str) -> None:
-        """Adopt several files concurrently; `adopt` then only returns their names.
+    def adopt_all(self, parts: Iterable[object], prefix: str) -> None:
+        """Adopt the files among some parts concurrently; `adopt` then only returns their names.
 
-        ``files``: their paths or URLs, with their lengths in bytes. ``prefix``: see `adopt`.
+        ``prefix``: see `adopt`.
         """
+        files = [part for part in parts if isinstance(part, FailedFile)]
         if len(files) > 1:
             with ThreadPoolExecutor(_AT_ONCE) as beside:
-                list(beside.map(lambda path: self.adopt(path, prefix, files[path]), files))
+                list(beside.map(lambda file: self.adopt(file, prefix), files))
 
-    def adopt(self, path: Place, prefix: str, nbytes: int | None) -> str:
+    def adopt(self, part: FailedFile, prefix: str) -> str:
         """Link or copy a file that tasks wrote, unless this was done before; return its new name.
 
         The original is removed with its run. Raises CheckpointCorrupt if the file has another
-        length. Raises StateError if the file is missing, or cannot be linked or copied.
+        length than its task reported. Raises StateError if it is missing, or cannot be linked or
+        copied.
 
-        ``path``: the path or URL of the file. ``prefix``: the prefix of its new name. ``nbytes``:
-        its length in bytes, as its task reported it.
+        ``prefix``: the prefix of its new name.
         """
-        file = f"{prefix}.{os.path.basename(path)}"
+        file = f"{prefix}.{os.path.basename(part.path)}"
         if file in self._sizes:
             return file  # by this driver, and its name holds its checksum
-        size = adopt_object(path, self._store, f"{_BELOW}/{file}", named=False)
-        check_size(path, size, nbytes, RUN_AGAIN)
+        size = adopt_object(part.path, self._store, f"{_BELOW}/{file}", named=False)
+        check_size(part.path, size, part.nbytes, RUN_AGAIN)
         self._has(file, size)
         return file
 

@@ -185,9 +185,7 @@ class Waiting(Mapping[str, pa.Table]):
         ``prefix``: the prefix of new files' names.
         """
         parts: dict[str, list[Part]] = {}
-        every = (part for some in self.parts.values() for part in some)
-        written = (part for part in every if isinstance(part, FailedFile))
-        cache.adopt_all({part.path: part.nbytes for part in written}, prefix)
+        cache.adopt_all((part for some in self.parts.values() for part in some), prefix)
         for spout, some in self.parts.items():
             known = [
                 Segment.adopted(part, cache, prefix) if isinstance(part, FailedFile) else part

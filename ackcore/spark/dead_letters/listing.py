@@ -179,26 +179,22 @@ def _newest(of_spout: tuple[str, LetterFile]) -> tuple[int, int]:
     return file.last, position_of(file.path)
 
 
-def count_letters(
-    store: Letters, wanted: LetterFilter, damaged: list[CheckpointCorrupt] | None = None
-) -> int:
-    """Return the number of matching letters.
+def count_letters(store: Letters, wanted: LetterFilter) -> int:
+    """Return the number of matching letters, without those of unreadable files.
 
-    Raises CheckpointCorrupt if a note is damaged, or a file is and ``damaged`` is not given.
-
-    ``damaged``: receives the error of each unreadable file. Its letters are not counted.
+    Raises CheckpointCorrupt if a note is damaged.
     """
     notes = notes_of(store)
     many = 0
     for spout, file in files_of(store, wanted.spout):
-        with _noting(damaged):
+        with contextlib.suppress(CheckpointCorrupt):
             many += len(wanted.rows(file, spout, notes))
     return many
 
 
 def none_found(store: Letters) -> str:
     """Return a message that no letter matches, with the number of all."""
-    many = count_letters(store, LetterFilter(), [])
+    many = count_letters(store, LetterFilter())
     if not many:
         return "there are no dead letters"
     return f"no dead letter of {many:,} matches"
