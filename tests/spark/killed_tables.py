@@ -87,7 +87,7 @@ class Jdbc:
 
     def __init__(self, path, url, properties):
         self.server = Server(url, properties)
-        with JdbcConnection(self.server, "lines") as connection:
+        with closing(JdbcConnection(self.server, "lines")) as connection:
             name = connection.quoted("line")
             try:
                 connection.columns("lines")
@@ -98,7 +98,7 @@ class Jdbc:
         self.sink = to_jdbc(url, "lines", properties=properties)
 
     def lines(self):
-        with JdbcConnection(self.server, "lines") as connection:
+        with closing(JdbcConnection(self.server, "lines")) as connection:
             name, found = connection.quoted("line"), []
             while True:  # a row at a time: they are few
                 sql = f"SELECT MIN({name}) FROM lines WHERE {name} > ?"

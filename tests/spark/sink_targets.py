@@ -182,7 +182,7 @@ class Database:
         self.session, self.url, self.properties = session, url, properties
 
     def execute(self, *statements):
-        with JdbcConnection(Server(self.url, self.properties), "words") as connection:
+        with closing(JdbcConnection(Server(self.url, self.properties), "words")) as connection:
             for statement in statements:
                 connection.execute(statement)
             connection.commit()
@@ -192,7 +192,7 @@ class Database:
         return sorted(tuple(row) for row in frame.selectExpr(*columns.split(", ")).collect())
 
     def tables(self):
-        with JdbcConnection(Server(self.url, self.properties), "words") as connection:
+        with closing(JdbcConnection(Server(self.url, self.properties), "words")) as connection:
             about = connection._connection.getMetaData()
             found, names = about.getTables(None, None, "%", None), []
             while found.next():

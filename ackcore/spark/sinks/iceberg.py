@@ -214,12 +214,10 @@ class IcebergSink(TransactionalSink["Transaction"]):
         is_open = False
         try:
             catalog = _catalogs().load_catalog(self._name, **self._properties)
-            try:
+            with contextlib.closing(catalog):
                 table = catalog.load_table(self.table)
                 is_open = True
                 yield table
-            finally:
-                catalog.close()
         except Exception as error:
             if is_open and not _is_of_catalog(error):
                 raise

@@ -136,7 +136,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         spark_schema(what, schema)
         if active_context() is None:
             return  # without a JVM there is no connection, and nothing runs
-        with self._as_unavailable(sink), JdbcConnection(self._server, self.table) as connection:
+        with self._connected(sink) as connection:
             try:
                 columns = connection.columns(self.table)
             except JdbcError as error:
@@ -161,7 +161,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         of = (deployment, sink[:128], self.table[:128])
         marker = self._names.marker
         find = f"SELECT batch_id FROM {marker} WHERE deployment = ? AND sink = ? AND target = ?"
-        with self._as_unavailable(sink), JdbcConnection(self._server, self.table) as connection:
+        with self._connected(sink) as connection:
             try:
                 found = connection.row(find, *of)
             except JdbcError:
@@ -206,10 +206,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
 
         Raises SinkUnavailable, or JdbcError for an error about rows. Neither shows values of rows.
         """
-        with (
-            self._as_unavailable(batch.sink),
-            JdbcConnection(self._server, self.table) as connection,
-        ):
+        with self._connected(batch.sink) as connection:
             transaction = JdbcTransaction(connection, self._names, self.keys, batch)
             try:
                 yield transaction
@@ -247,13 +244,14 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         )
 
     @contextlib.contextmanager
-    def _as_unavailable(self, sink: str) -> Iterator[None]:
-        """Raise errors of the database as `SinkUnavailable`, and errors about rows unchanged.
+    def _connected(self, sink: str) -> Iterator[JdbcConnection]:
+        """Connect, and raise errors of the database as `SinkUnavailable`.
 
-        The values of rows are removed from both.
+        Errors about rows stay JdbcErrors. The values of rows are removed from both.
         """
         try:
-            yield
+            with contextlib.closing(JdbcConnection(self._server, self.table)) as connection:
+                yield connection
         except JdbcError as raised:
             error = raised.without_values()
             of_rows = not error.sqlstate or error.sqlstate.startswith(REFUSALS)

@@ -172,12 +172,6 @@ class JdbcConnection:
         self._connection.setAutoCommit(False)
         return bool(about.supportsSavepoints())
 
-    def __enter__(self) -> JdbcConnection:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Roll back uncommitted changes and disconnect."""
         with contextlib.suppress(Py4JJavaError):
