@@ -11,6 +11,7 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.dead_letters.letter_files import (
+    ATTEMPTS,
     BatchRows,
     Bools,
     NotesChanged,
@@ -57,7 +58,8 @@ def notes_of(store: Letters) -> list[Note]:
             for spout, batches in record["rows"].items()
             if (request, spout) not in withdrawn
         }
-        found.append(Note(**{**record, "rows": rows}))
+        dropped, left_out = record.get("dropped", False), record.get("left_out")
+        found.append(Note(request, record["at_ms"], rows, dropped, left_out))
     return sorted(found, key=lambda note: (note.at_ms, note.request))
 
 
@@ -114,14 +116,23 @@ def gone_rows(path: ObjectFile, spout: str, notes: Sequence[Note]) -> tuple[Batc
 def letters_left(
     path: ObjectFile, spout: str, notes: Sequence[Note], columns: Sequence[str]
 ) -> Iterator[pa.Table]:
-    """Return text columns of a file's letters that were neither sent again nor dropped.
+    """Yield text columns of a file's letters that were neither sent again nor dropped.
 
     The tables come part by part, with dictionary-encoded columns. Raises CheckpointCorrupt if the
     file is damaged.
     """
-    rows, gone = gone_rows(path, spout, notes)
-    left = (sent_rows(rows, spout, notes)[0] == 0) & ~gone
-    return read_parts(path, left, list(columns), encoded=columns)
+    starts: dict[int, int] = {}
+    done = 0
+    for part in read_parts(path, columns=["batch_id", ATTEMPTS, *columns], encoded=columns):
+        batch_ids, here = batch_rows(path, part["batch_id"].to_numpy())
+        for number, start in here.items():
+            starts.setdefault(number, done + start)
+        # A micro-batch's letters may begin in an earlier part.
+        rows = BatchRows(batch_ids, {number: starts[number] - done for number in here})
+        done += len(part)
+        times, _ = sent_rows(rows, spout, notes)
+        gone = dropped_rows(rows, spout, notes) | part[ATTEMPTS].is_null().to_numpy()
+        yield part.select(columns).filter(pa.array((times == 0) & ~gone))
 
 
 def _named(note: Note, spout: str, rows: BatchRows) -> Iterator[slice]:
