@@ -238,7 +238,6 @@ class Letters:
         ``name``: the file's name before its epoch. ``fill``: writes the content. ``there``: an
         entry of the index. If its file has the same bytes, nothing is written.
         """
-        epoch = self._index.read()["epoch"]
         with made_for(self.store) as path:
             with open(path, "wb") as file:
                 fill(file)
@@ -247,11 +246,15 @@ class Letters:
             if there is not None and there["checksum"] == digest:
                 return dict(there)
             small = path.read_bytes() if size <= _SMALL else None
-            key = f"{spout}/{name}.e{epoch}.{secrets.token_hex(4)}{digest[:16]}.parquet"
+            key = self._new_key(spout, name, digest)
             self.store.put_file(key, path)
         if small is not None:
             self.objects.keep(key, pa.py_buffer(small))
         return {"object": key, "bytes": size, "checksum": digest}
+
+    def _new_key(self, spout: str, name: str, digest: str) -> str:
+        epoch = self._index.read()["epoch"]
+        return f"{spout}/{name}.e{epoch}.{secrets.token_hex(4)}{digest[:16]}.parquet"
 
     def publish(self, spout: str, number: int, new: Sequence[NewFile]) -> None:
         """Write the letters of a micro-batch, and replace any earlier ones of that micro-batch.
@@ -307,8 +310,7 @@ class Letters:
         assert digest is not None, f"{os.fspath(new.source)} has no checksum in its name"
         if there is not None and (there["checksum"], there["bytes"]) == (digest, new.nbytes):
             return dict(there)
-        epoch = self._index.read()["epoch"]
-        key = f"{spout}/{name}.e{epoch}.{secrets.token_hex(4)}{digest[:16]}.parquet"
+        key = self._new_key(spout, name, digest)
         size = adopt_object(new.source, self.store, key)
         check_size(new.source, size, new.nbytes)
         return {"object": key, "bytes": size, "checksum": digest}

@@ -58,8 +58,7 @@ def notes_of(store: Letters) -> list[Note]:
             for spout, batches in record["rows"].items()
             if (request, spout) not in withdrawn
         }
-        dropped, left_out = record.get("dropped", False), record.get("left_out")
-        found.append(Note(request, record["at_ms"], rows, dropped, left_out))
+        found.append(Note(**{**record, "rows": rows}))
     return sorted(found, key=lambda note: (note.at_ms, note.request))
 
 
