@@ -415,6 +415,7 @@ def kafka_broker(tmp_path_factory):
     """A real Kafka broker, which all tests of a process share: take `new_topic`, `new_group`."""
     with _real_kafka(tmp_path_factory.mktemp("kafka") / "broker") as broker:
         yield broker
+        broker.kill()  # at the end of a run nobody waits for an archive
 
 
 @pytest.fixture(params=["mock", pytest.param("real", marks=pytest.mark.broker)])

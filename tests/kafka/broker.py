@@ -149,7 +149,7 @@ class Broker(KafkaServer):
         self._end(signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill it, or let the first broker of all write the archive of its classes as it ends."""
+        """Kill it, or let it write the archive of a broker's classes if there is none yet."""
         if self._classes.exists():
             self.kill()
         else:
