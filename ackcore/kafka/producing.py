@@ -253,6 +253,9 @@ class Deliveries:
             except BufferError:
                 self._check_failures(_SLICE_S)
             except KafkaException as error:
+                if error.args[0].code() == KafkaError._STATE:
+                    # An earlier message has failed the transaction. Its report has the reason.
+                    self._check_failures(_SLICE_S)
                 self._fail(error.args[0], topic, _bytes(key), _bytes(value))
                 self._check_failures(0)
                 return

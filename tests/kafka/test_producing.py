@@ -285,3 +285,28 @@ def test_a_time_out_that_the_broker_refuses_is_named(kafka_broker):
             kafka_broker.new_group(),
             kafka_broker.new_topic(),
         )
+
+
+def test_a_message_that_a_failed_transaction_refuses_waits_for_the_reason():
+    """A transaction fails before the report of the message that has failed it is there."""
+    deliveries, reports = Deliveries(ClientSettings("127.0.0.1:1", {"log_level": 0})), []
+
+    class Failed:
+        def produce(self, topic, value, key):
+            raise KafkaException(KafkaError(KafkaError._STATE, "Erroneous state"))
+
+        def poll(self, wait_s):
+            if wait_s:
+                large = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "too large")
+                deliveries._fail(large, "t", b"key", b"of the first")
+
+        def purge(self):
+            pass
+
+        close = purge
+
+    deliveries.on_undelivered = reports.append
+    deliveries._producer = Failed()
+    with pytest.raises(DeliveryError, match="too large"):
+        deliveries.send("t", b"of the second")
+    assert [each.value for each in reports] == [b"of the first"]
