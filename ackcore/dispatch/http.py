@@ -66,9 +66,10 @@ class Http(Target):
     url : str
         ``http://`` or ``https://``. ``user:password@`` in it becomes a header ``Authorization``
         (Basic, UTF-8), and appears in no error.
-    headers : mapping, optional
+    headers : mapping or callable, optional
         Headers of each request. They replace the default headers of the same name, in upper or
-        lower case.
+        lower case. A function without arguments that returns them is called for each request, for
+        credentials that expire; if it raises, the call is `Unavailable`.
     encode : callable, optional
         Converts an item to the body, as bytes. By default bytes and str are sent unchanged, and
         everything else as JSON, with ``Content-Type: application/json``.
@@ -84,7 +85,7 @@ class Http(Target):
         self,
         url: str,
         *,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = None,
         encode: Callable[[Any], bytes] | None = None,
         decode: Callable[[Response], Any] | None = None,
         ssl_context: ssl.SSLContext | None = None,
@@ -106,30 +107,15 @@ class Http(Target):
         self._ssl = (ssl_context or ssl.create_default_context()) if secure else None
         self._host, self._port = parts.hostname, parts.port or (443 if secure else 80)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        given = headers or {}
-        own = {"Host": place}
+        self._own = {"Host": place}
         if parts.username is not None:
             secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            own["Authorization"] = f"Basic {base64.b64encode(secret.encode()).decode()}"
-        replaced = {name.lower() for name in given}
-        if len(replaced) < len(given) or replaced & {"content-length", "transfer-encoding"}:
-            raise ValueError(
-                "headers must have each name once, and neither Content-Length nor "
-                f"Transfer-Encoding, which Http sets; got {', '.join(given)}"
-            )
-        sent = {name: value for name, value in own.items() if name.lower() not in replaced}
-        self._names_json = encode is None and "content-type" not in replaced
-        lines = [
-            f"POST {path} HTTP/1.1",
-            *(f"{name}: {value}" for name, value in (sent | dict(given)).items()),
-        ]
-        broken = [line for line in lines if "\r" in line or "\n" in line]
-        if broken:
-            raise ValueError(
-                "url and headers must not hold line ends, which would end a header; got "
-                f"{broken[0]!r}; encode or remove them"
-            )
-        self._head = "\r\n".join(lines).encode("latin-1")
+            coded = base64.b64encode(secret.encode()).decode()
+            self._own["Authorization"] = f"Basic {coded}"
+        self._line = f"POST {path} HTTP/1.1"
+        self._names_json = encode is None
+        self._headers = headers if callable(headers) else None
+        self._head = self._head_of({} if headers is None or callable(headers) else headers)
         self._encode = _as_body if encode is None else encode
         self._decode = decode
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
@@ -137,8 +123,10 @@ class Http(Target):
     async def call(self, item: Any) -> Any:
         """POST an item, and return what ``decode`` makes of the response, or None."""
         body = self._encode(item)
+        head = self._head if self._headers is None else self._new_head(self._headers)
         is_json = self._names_json and not isinstance(item, (bytes, bytearray, memoryview, str))
-        response = await self._request(body, _JSON if is_json else b"")
+        names_json = is_json and b"\r\ncontent-type:" not in head.lower()
+        response = await self._request(head, body, _JSON if names_json else b"")
         status = response.status
         if 200 <= status < 300:
             return None if self._decode is None else self._decode(response)
@@ -155,9 +143,34 @@ class Http(Target):
         while self._idle:
             self._idle.pop()[1].close()
 
-    async def _request(self, body: bytes, header: bytes) -> Response:
+    def _new_head(self, headers: Callable[[], Mapping[str, str]]) -> bytes:
+        try:
+            return self._head_of(headers())
+        except Exception as error:
+            raise Unavailable(f"headers() of {self.url} failed: {error!r}") from error
+
+    def _head_of(self, given: Mapping[str, str]) -> bytes:
+        """Return the request line and the headers, without the line end of the last one."""
+        replaced = {name.lower() for name in given}
+        if len(replaced) < len(given) or replaced & {"content-length", "transfer-encoding"}:
+            raise ValueError(
+                "headers must have each name once, and neither Content-Length nor "
+                f"Transfer-Encoding, which Http sets; got {', '.join(given)}"
+            )
+        sent = {name: value for name, value in self._own.items() if name.lower() not in replaced}
+        fields = [f"{name}: {value}" for name, value in (sent | dict(given)).items()]
+        lines = [self._line, *fields]
+        broken = [line for line in lines if "\r" in line or "\n" in line]
+        if broken:
+            raise ValueError(
+                "url and headers must not hold line ends, which would end a header; got "
+                f"{broken[0]!r}; encode or remove them"
+            )
+        return "\r\n".join(lines).encode("latin-1")
+
+    async def _request(self, head: bytes, body: bytes, header: bytes) -> Response:
         length = b"\r\nContent-Length: %d\r\n\r\n" % len(body)
-        request = b"".join((self._head, header, length, body))
+        request = b"".join((head, header, length, body))
         while self._idle:
             reader, writer = self._idle.pop()
             if writer.is_closing() or reader.at_eof():

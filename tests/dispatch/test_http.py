@@ -359,6 +359,17 @@ def test_a_url_that_is_none_is_refused(url):
         Http(url)
 
 
+def test_headers_of_a_function_are_new_in_each_request():
+    tokens = iter(["one", "two"])
+    answers, server = calling(times=2, headers=lambda: {"Authorization": f"Bearer {next(tokens)}"})
+    assert answers == [None, None]
+    assert b"\r\nAuthorization: Bearer two\r\nContent-Type: application/json" in server.head
+    with pytest.raises(Unavailable, match=r"headers\(\) of http://.* failed: StopIteration\(\)"):
+        calling(headers=lambda: {"A": next(tokens)})
+    with pytest.raises(Unavailable, match="must not hold line ends"):
+        calling(headers=lambda: {"A": "b\r\nC: d"})
+
+
 def test_headers_cannot_be_smuggled_in():
     with pytest.raises(ValueError, match=r"must not hold line ends.*got 'A: b\\r\\nC: d'"):
         Http("http://x", headers={"A": "b\r\nC: d"})

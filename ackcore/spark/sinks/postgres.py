@@ -30,7 +30,8 @@ def to_postgres(
     dsn : str
         The connection, in libpq's form: ``host=db dbname=shop user=etl`` or a URI; ``""`` for the
         environment (``PGHOST`` and others). It is not written to checkpoints, logs or errors. The
-        password may also be in ``~/.pgpass``.
+        password may also be in ``~/.pgpass`` or in the file that ``passfile=`` names. Each
+        connection reads it again, so it may hold a token that another program renews.
     table : str
         The table in SQL syntax, ``orders`` or ``shop.orders``. It must have a column of the same
         name for each column of the stream; its other columns get their defaults.
