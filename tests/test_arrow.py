@@ -142,7 +142,8 @@ ALIKE = {
         for t in (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.int64())
     ],
     "bools": [pa.array([True, False, None] * 7), pa.array([1, 0, None] * 7, pa.int8())],
-    "floats": [pa.array(FLOATS, t) for t in (pa.float16(), pa.float32(), pa.float64())],
+    "floats": [pa.array(FLOATS, t) for t in (pa.float32(), pa.float64())]
+    + [pa.array([None if one is None else np.float16(one) for one in FLOATS], pa.float16())],
     "texts": [pa.array(TEXTS, t) for t in (pa.string(), pa.large_string(), pa.string_view())]
     + [pa.array(BYTES, t) for t in (pa.binary(), pa.large_binary(), pa.binary_view())]
     + [

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Callable
 from importlib.metadata import entry_points, metadata, version
@@ -36,6 +37,19 @@ def test_numpy_is_the_one_runtime_dependency() -> None:
     needed = metadata("ackcore").get_all("Requires-Dist") or []
     always = [need for need in needed if "extra ==" not in need]
     assert [re.split(r"[^\w-]", need)[0] for need in always] == ["numpy"]
+
+
+def test_the_lowest_versions_that_are_allowed_are_tested() -> None:
+    """The tests on the oldest Sparks run with them: `.ci/test-spark`."""
+    root = Path(__file__).parents[1]
+    pins = dict(
+        re.findall(r"^([\w-]+)==([\d.]+)", (root / "constraints-lowest.txt").read_text(), re.M)
+    )
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    needed = sum(project["optional-dependencies"].values(), project["dependencies"])
+    bounds = [re.match(r"([\w-]+).*?>=([\d.]+)", one) for one in needed]
+    for name, lowest in {one.groups() for one in bounds if one and one[1] != "pyspark"}:
+        assert re.fullmatch(rf"{re.escape(lowest)}(\.0)*", pins[name]), name
 
 
 def test_types_are_shipped() -> None:

@@ -21,6 +21,7 @@ from ackcore.topology import BasicBolt, BatchBolt
 from ackcore.topology.executors import executor_for
 from ackcore.topology.row_conversion import RowSchema
 
+ARROW = int(pa.__version__.split(".")[0])
 UTC = dt.UTC
 EAST = dt.timezone(dt.timedelta(hours=5))
 NOON = dt.datetime(2026, 1, 2, 12)
@@ -436,10 +437,11 @@ def test_a_column_that_no_cast_leads_back_to_is_refused(column, arrow_type, word
         (pa.nulls(2), pa.int8(), 2),
         (pa.array([[], [None], None]), pa.list_(pa.string()), 3),
         (pa.array([[], []]), pa.large_list(pa.struct([("a", pa.int8())])), 2),
-        (
+        pytest.param(
             pa.array([{"a": None, "b": []}]),
             pa.struct([("b", pa.list_(pa.int8())), ("a", pa.int8())]),
             1,
+            marks=pytest.mark.skipif(ARROW < 21, reason="fields of another order are refused"),
         ),
         (
             pa.array([[("k", None)]], pa.map_(pa.string(), pa.null())),
