@@ -44,7 +44,7 @@ KEYS = [
     (pa.string(), TEXTS),
     (pa.large_string(), TEXTS),
     # Older versions do not tell how many bytes a piece of such a column has.
-    *([(pa.string_view(), TEXTS)] if int(pa.__version__.split(".")[0]) >= 21 else []),
+    *([(pa.string_view(), TEXTS)] if int(pa.__version__.split(".")[0]) >= 24 else []),
     (pa.binary(), [b"", b"\0", b"\0\0"]),
     (pa.binary(2), [b"ab", b"\0\0"]),
     (pa.dictionary(pa.int8(), pa.string()), TEXTS),
