@@ -222,7 +222,7 @@ def check_settling_far_in_time(factory: Factory) -> None:
 
 
 def check_settling_leaves_the_expired_alone(factory: Factory) -> None:
-    """What a turn has taken out of the buckets is no longer decided."""
+    """A turn takes its records out of the buckets: they are not decided again."""
     ledger = factory(buckets=2)
     ledger.merge(entries_of([(1, 0, 4, 1, 0, 1, None, None), (2, 0, 4, 1, 0, 0, None, None)]))
     ledger.rotate()
