@@ -38,8 +38,9 @@ def test_what_a_micro_batch_asks_of_a_bucket(
         mock_kafka.produce("t", [f"line {number}".encode()])
         until(lambda: query.counts.acked == number + 1, query)  # noqa: B023
         assert mock_kafka.committed("g", "t")[0] == number + 1
-        marks.append(len(s3.requests))
-    assert query.progress.batch_id == BATCHES - 1
+        marks.append((query.progress.batch_id, len(s3.requests)))
     looks = [one for one in s3.requests if one.method == "GET" and "/head.json" in one.path]
     assert len(looks) >= 2 * BATCHES, "neither the sink nor the commit looks at the fence"
-    assert (marks[-1] - marks[0]) / (BATCHES - 1) <= 12, marks
+    (first, before), (last, after) = marks[0], marks[-1]
+    assert last - first >= BATCHES - 1  # a busy cluster's answer may come in the next micro-batch
+    assert (after - before) / (last - first) <= 12, marks
