@@ -173,7 +173,6 @@ def test_why_many_died_is_counted_a_part_of_a_file_at_a_time(tmp_path, no_syncin
     store = DeadLetters(letters_at(str(tmp_path)))
     store.place.own({}, lambda: None)
     store.write(0, {"lines": died(0, n, (BAD, BAD, SLOW))})
-    causes([])  # the first grouping imports a part of pyarrow
     tracemalloc.start()
     try:
         with own_pool() as pool:
