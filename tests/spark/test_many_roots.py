@@ -13,18 +13,22 @@ from checkpoints import BAD, SLOW, died, tracked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore.spark.base import checksummed
+from ackcore.spark.base import checksummed, root_ids
 from ackcore.spark.base import letter_columns as letter_files
 from ackcore.spark.base.checksummed import write_table
-from ackcore.spark.base.root_ids import distinct, in_order
+from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.root_ids import distinct, in_order, in_ranges
 from ackcore.spark.checkpoint.dead_records import Dead, DeadFile
+from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, nonacked_of
 from ackcore.spark.checkpoint.table_cache import TableCache
+from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.dead_letters.checkpoints import letters_at
 from ackcore.spark.dead_letters.letter_files import read_letters
 from ackcore.spark.dead_letters.letter_store import files_of
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.engine.causes import causes
 from ackcore.spark.engine.check import Disagreement, check_found
+from ackcore.spark.engine.decide import failed_roots
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.run_files import read_table_at
 from ackcore.spark.tasks import row_files
@@ -102,6 +106,40 @@ def test_places_are_those_of_what_was_due():
     assert found.places("lines").tolist() == [7, 0, 9]
     assert written(([1], pa.nulls(1))).places("lines").tolist() == []
     assert in_order(*found.roots()).tolist() == [1, 2, 3, 4, 5, 6]
+
+
+@given(st.lists(IDS, max_size=4), st.lists(IDS, max_size=3), st.integers(1, 9))
+def test_ids_come_in_ranges_of_values(first, second, at_once):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(root_ids, "_AT_ONCE", at_once)
+        patch.setattr(root_ids, "_PIECE", 2)
+        parts = list(in_ranges(first, second))
+    for group, found in zip((first, second), zip(*parts, strict=True), strict=True):
+        assert np.concatenate(found).tolist() == in_order(*group).tolist()
+    values = [{int(one) for column in part for one in column} for part in parts]
+    assert sum(map(len, values)) == len(set().union(*values))
+
+
+@pytest.mark.parametrize("places", ["none was due", "all were"])
+def test_to_check_and_record_what_was_written_takes_no_column_more(places, tmp_path, monkeypatch):
+    monkeypatch.setattr(root_ids, "_AT_ONCE", 1 << 12)
+    monkeypatch.setattr(root_ids, "_PIECE", 1 << 12)
+    monkeypatch.setattr(checksummed, "_TABLE_ROWS", 1 << 12)
+    n = 1 << 18
+    roots = [np.sort(part) for part in np.split(np.random.default_rng(0).permutation(n), 4)]
+    due = pa.nulls(n // 4) if places == "none was due" else pa.array(range(n // 4), pa.int64())
+    found = written(*((part, due) for part in roots))
+    nothing = FAILED.empty_table()
+    decision = BatchDecision(0, Waiting({}), {}, nonacked_of(failed_roots(nothing, found)))
+    tracemalloc.start()
+    try:
+        check_found([], found, is_all=True)
+        body = decision.write(TableCache(LocalStore(tmp_path), 1), 0)
+        assert tracemalloc.get_traced_memory()[1] < 2 * n
+    finally:
+        tracemalloc.stop()
+    table = pa.table([range(n)], ROOT_IDS)
+    assert body["nonacked"] == write_table(tmp_path, "0.e1.nonacked", table)
 
 
 def test_what_came_from_a_task_is_let_go_when_it_was_taken_out():

@@ -175,8 +175,13 @@ def write_table(directory: Path, name: str, table: pa.Table) -> str:
 
 
 def batches_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield a table in batches of fixed size, so that its bytes depend on its rows alone."""
-    return rebatched(table.to_batches(max_chunksize=_TABLE_ROWS), _TABLE_ROWS)
+    """Yield a table in the batches of `in_few`; a filtered table may consist of many small ones."""
+    return in_few(table.to_batches(max_chunksize=_TABLE_ROWS))
+
+
+def in_few(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in batches of fixed size, so that a table's bytes depend on its rows alone."""
+    return rebatched(batches, _TABLE_ROWS)
 
 
 def write_batches(

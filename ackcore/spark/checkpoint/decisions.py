@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from ackcore._records import Int64s
+from ackcore.spark.base.checksummed import batches_of, in_few
+from ackcore.spark.base.root_ids import RootColumns, distinct
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.checkpoint.dead_records import Dead, dead_of
 from ackcore.spark.checkpoint.table_cache import TableCache
@@ -73,8 +76,9 @@ class BatchDecision:
     waiting: Waiting
     #: Rows that became dead in this micro-batch, by spout, in the same columns.
     dead: Mapping[str, pa.Table]
-    #: Root ids of this micro-batch that are not ACKED: column ``root_id`` (int64), sorted.
-    nonacked: pa.Table
+    #: Root ids of this micro-batch that are not ACKED: column ``root_id`` (int64), sorted.  A large
+    #: number is in `RootColumns` until it is recorded.
+    nonacked: pa.Table | RootColumns
     #: Files for the sinks, which get all rows except those of non-ACKED roots.
     files: tuple[SinkFile, ...] = ()
     #: The directory of these files, below ``work``.
@@ -137,10 +141,7 @@ class BatchDecision:
         ``now_ms``: the time of the plan.
         """
         prefix = cache.prefix_of(self.number)
-        roots = None
-        if len(self.nonacked):
-            nonacked = self.nonacked.select(ROOT_IDS.names).cast(ROOT_IDS)
-            roots = cache.write_table(prefix, "nonacked", nonacked)
+        roots = self._write_nonacked(cache, prefix) if len(self.nonacked) else None
         body: dict[str, Any] = {
             "dead": dead_of(self.dead).write(cache, prefix),
             "nonacked": roots,
@@ -164,6 +165,22 @@ class BatchDecision:
             "times": dict(self.times),
             "behind": dict(self.behind),
         }
+
+    def _write_nonacked(self, cache: TableCache, prefix: str) -> str:
+        if isinstance(self.nonacked, RootColumns):
+            ordered = self.nonacked.ordered()
+            batches = in_few(pa.record_batch([pa.array(ids)], schema=ROOT_IDS) for ids in ordered)
+        else:
+            batches = batches_of(self.nonacked.select(ROOT_IDS.names).cast(ROOT_IDS))
+        return cache.write(prefix, "nonacked", ROOT_IDS, batches)
+
+
+def nonacked_of(columns: Sequence[Int64s]) -> pa.Table | RootColumns:
+    """Return the distinct root ids in several arrays, sorted, for `BatchDecision.nonacked`."""
+    roots = RootColumns(columns)
+    if roots.are_many:
+        return roots
+    return pa.table([pa.array(distinct(*columns), pa.int64())], schema=ROOT_IDS)
 
 
 class Retries(NamedTuple):

@@ -63,7 +63,8 @@ def write_to_sinks(
     CheckpointInUse if another driver has taken over. Raises Stopped if the query is being stopped.
     Raises RunCancelled if a Spark job of a sink was cancelled from outside.
     """
-    number = decision.number
+    number, nonacked = decision.number, decision.nonacked
+    assert isinstance(nonacked, pa.Table)  # as on record
     _refuse_removed_sinks(topology, decision)
     known = state.refusals.of(number)
     for sink in topology.sinks.values():
@@ -77,7 +78,7 @@ def write_to_sinks(
             checkpoint=state.url,
             batch_id=number,
             files=files,
-            nonacked=decision.nonacked["root_id"].to_numpy(),
+            nonacked=nonacked["root_id"].to_numpy(),
             age_ms=age_ms,
         )
         writes = _SinkWrites(sink, batch, calls)
@@ -121,6 +122,7 @@ def fold_tables(
     before = (None if last is None else state.tables.of(last)) or {}
     if state.tables.of(number) is not None or not (topology.tables or before):
         return
+    assert isinstance(decision.nonacked, pa.Table)  # as on record
     # The records of refused rows are dead, though their run ACKED them.
     refused = [pc.list_flatten(one.rows["roots"]) for one in state.refusals.of(number)]
     roots = [decision.nonacked["root_id"], *refused]

@@ -15,7 +15,7 @@ import numpy as np
 
 from ackcore._error_hints import counted
 from ackcore._records import Int64s
-from ackcore.spark.base.root_ids import distinct, in_order, once
+from ackcore.spark.base.root_ids import in_ranges, once
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.checkpoint.decisions import Plan, Retries
 from ackcore.spark.engine.setup import PlannedRows, RunResult
@@ -146,13 +146,19 @@ def check_found(sought: Sequence[Int64s], found: FailedRows, is_all: bool = Fals
     ``sought`` has columns of the roots that failed.  With ``is_all`` the roots of ``found`` are
     these, and ``sought`` is not read: then only duplicates raise.
     """
-    rows = in_order(*found.roots())
-    wanted = once(rows) if is_all else distinct(*sought)
-    if not np.array_equal(wanted, rows):
+    rows = found.roots()
+    agree, lost, there = True, 0, 0
+    for some, got in in_ranges([] if is_all else sought, rows):
+        wanted = once(got if is_all else some)
+        same = np.array_equal(wanted, got)
+        agree &= same
+        lost += len(wanted)
+        there += len(wanted) if same else len(np.intersect1d(wanted, got))
+    if not agree:
         raise Disagreement(
-            f"{counted(len(wanted), 'record')} failed, and the second read of their sources found "
-            f"{len(np.intersect1d(wanted, rows))}, in {counted(len(rows), 'row')}: the sources did "
-            "not return the same rows twice"
+            f"{counted(lost, 'record')} failed, and the second read of their sources found "
+            f"{there}, in {counted(sum(map(len, rows)), 'row')}: the sources did not return the "
+            "same rows twice"
         )
 
 

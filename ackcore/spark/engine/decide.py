@@ -26,7 +26,7 @@ from ackcore.spark.base.root_ids import distinct, ids_in
 from ackcore.spark.base.schemas import FIRST_MS, REPLAYED, FailedFile, SinkFile
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.checkpoint.dead_records import Dead, DeadPart
-from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, Plan, Retries
+from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries, nonacked_of
 from ackcore.spark.checkpoint.segments import untried_in
 from ackcore.spark.engine.check import Disagreement
 from ackcore.spark.engine.progress import Account
@@ -208,7 +208,7 @@ def decide(
         number=plan.number,
         waiting=waiting,
         dead=Dead(dead),
-        nonacked=pa.table([distinct(*failed_roots(failed, rows))], schema=ROOT_IDS),
+        nonacked=nonacked_of(failed_roots(failed, rows)),
         files=tuple(files),
     )
     return BatchOutcome(decision, changes, failures, rows.uncounted, np.concatenate(first_ms))

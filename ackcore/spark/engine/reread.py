@@ -23,9 +23,18 @@ from pyspark.sql import DataFrame
 
 from ackcore._error_hints import counted
 from ackcore._records import Int64s
-from ackcore.spark.base.checksummed import batches_of, write_batches
+from ackcore.spark.base.checksummed import in_few, write_batches
 from ackcore.spark.base.reasons import Reasons, failures, reason_column
-from ackcore.spark.base.root_ids import distinct, ids_in, in_order
+from ackcore.spark.base.root_ids import (
+    cuts_of,
+    distinct,
+    found_in,
+    ids_in,
+    in_order,
+    in_ranges,
+    is_sorted,
+    starts_of_ranges,
+)
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.base.session import collected
 from ackcore.spark.engine.setup import RunResult, RunSetup
@@ -61,23 +70,24 @@ def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) 
     directory = os.path.join(work, "failed")
     reader = partial(JudgedPicks, rules, directory, setup.plan.number)
     ids = ids_in(failed["root_id"])
-    left = _by_root(failed.drop_columns(["spout"]).unify_dictionaries())
+    left = failed.drop_columns(["spout"]).unify_dictionaries()
     kept = _kept(setup, accepted, setup.sources, ids)
     files, found = _files(setup, accepted, setup.sources, kept), FailedRows()
     slices: tuple[Slice, ...] = ()
     if setup.inputs and sum(one.file.nbytes or 0 for one in files) > _READ_HERE:
         slices = (*setup.slices(), *(one for one in files if one.spilled))
     elif files:
-        report, tables = _read_here(setup, files, reader(left))
+        report, tables = _read_here(setup, files, reader(_in_table(left)))
         found = FailedRows.of(work, [report], tables)
         left = found.without(left)
     from_source = kept is None and not setup.sources.keys() <= accepted.spilled.keys()
     if len(left) and (slices or from_source):
-        given: pa.Table | str = left
+        given: pa.Table | str = _in_table(left)
         if left.nbytes > INLINE_BYTES:
             with making_in(directory) as place:
-                batches = batches_of(left)
-                name = write_batches(place, "roots", left.schema, batches, synced=False)
+                name = write_batches(
+                    place, "roots", left.schema, in_few(_by_root(left)), synced=False
+                )
             given = os.path.join(directory, name)
         sought = ids_in(left["root_id"])
         reports, tables = _read_by_tasks(
@@ -88,20 +98,40 @@ def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) 
     return found
 
 
-def _by_root(rows: pa.Table) -> pa.Table:
-    """Return rows sorted by the column ``root_id``."""
-    return rows.take(pa.array(np.argsort(rows["root_id"].to_numpy(), kind="stable")))
+def _by_root(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Yield batches of rows sorted by the column ``root_id``; each has one range of roots."""
+    batches = [_in_order(batch) for batch in rows.to_batches()]
+    columns = [batch.column("root_id").to_numpy() for batch in batches]
+    starts = starts_of_ranges(columns)
+    cuts = [cuts_of(column, starts) for column in columns]
+    for n in range(len(starts) + 1):
+        parts = [
+            batch.slice(at[n], at[n + 1] - at[n]) for batch, at in zip(batches, cuts, strict=True)
+        ]
+        yield from map(_in_order, pa.Table.from_batches(parts).combine_chunks().to_batches())
+
+
+def _in_table(rows: pa.Table) -> pa.Table:
+    return pa.Table.from_batches(_by_root(rows), rows.schema)
+
+
+def _in_order(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows sorted by root; the same batch if it is sorted."""
+    roots = batch.column("root_id").to_numpy()
+    if is_sorted(roots):
+        return batch
+    return batch.take(pa.array(np.argsort(roots, kind="stable")))
 
 
 def _refuse_lost(ids: Sequence[Int64s], found: Iterable[pa.Table]) -> None:
     """Raise `RuntimeError` if a root in ``ids`` is not in the tables that were read again."""
-    there = in_order(*_roots_in(found))
-    lost = sum(int((~among(sought, there)).sum()) for sought in ids)
+    pairs = in_ranges(ids, [*_roots_in(found)])
+    lost = sum(int((~among(sought, there)).sum()) for sought, there in pairs)
     if lost:
+        n = sum(map(len, ids))
         raise RuntimeError(
-            f"{counted(sum(map(len, ids)), 'record')} failed, and the second read of the spouts' "
-            f"sources lacks {lost}; within a micro-batch a source must return the same rows each "
-            "time it is read"
+            f"{counted(n, 'record')} failed, and the second read of the spouts' sources lacks "
+            f"{lost}; within a micro-batch a source must return the same rows each time it is read"
         )
 
 
@@ -144,7 +174,8 @@ def _picked(
     _, tables = _read_here(setup, _files(setup, accepted, spouts, kept), reader())
     if sought is not None:
         wanted = distinct(*sought)
-        sought = [wanted[~among(wanted, in_order(*_roots_in(tables)))]]
+        missing = ~found_in(wanted, _roots_in(tables))
+        sought = [wanted[missing]]
     # Records in no file must be read from their sources, which takes a job.
     in_files = kept is not None or set(spouts) <= accepted.spilled.keys()
     if (sought is None or len(*sought)) and not in_files:

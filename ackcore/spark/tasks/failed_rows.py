@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from ackcore._records import Bools, Int64s
 from ackcore.retry import Policy
 from ackcore.spark.base.reasons import Reasons
-from ackcore.spark.base.root_ids import ids_in, in_order
+from ackcore.spark.base.root_ids import distinct, found_in, ids_in
 from ackcore.spark.base.schemas import (
     ATTEMPT,
     DUE_MS,
@@ -182,7 +182,8 @@ class FailedRows:
 
     def have(self, root_ids: Int64s) -> Bools:
         """Return, for each root, whether its record is among the failed records."""
-        return among(root_ids, in_order(*self.roots()) if len(root_ids) else root_ids)
+        ordered = distinct(root_ids)
+        return among(root_ids, ordered[found_in(ordered, self.roots())])
 
     def without(self, failed: pa.Table) -> pa.Table:
         """Return the rows of ``failed`` whose ``root_id`` is none of these failed records."""
