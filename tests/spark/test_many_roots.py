@@ -142,6 +142,19 @@ def test_to_check_and_record_what_was_written_takes_no_column_more(places, tmp_p
     assert body["nonacked"] == write_table(tmp_path, "0.e1.nonacked", table)
 
 
+def test_what_new_records_have_for_places_takes_no_room():
+    n = 1 << 18
+    found = written((np.arange(n), pa.nulls(n)))
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        assert not len(found.places("lines"))
+    finally:
+        pa.set_memory_pool(before)
+    assert (pool.max_memory() or 0) < n
+
+
 def test_what_came_from_a_task_is_let_go_when_it_was_taken_out():
     rows = 1 << 15
     sink = pa.BufferOutputStream()

@@ -129,8 +129,9 @@ class FailedRows:
     """The judged failed records of a run."""
 
     files: tuple[FailedFile, ...] = ()  # the files of tasks with many failed records
-    #: By spout, a row for each record: its root, its row number among the due records, null for a
-    #: new record, and whether its reason counts.
+    #: By spout, a row for each record: its root, its row number among the due records, and whether
+    #: its reason counts.  The number is null for new records, and its column is of type null if all
+    #: records are new.
     found: Mapping[str, pa.Table] = field(default_factory=dict)
     #: By spout, the number of failed records that were replayed dead letters.
     replayed: Mapping[str, int] = field(default_factory=dict)
@@ -195,7 +196,10 @@ class FailedRows:
         """Return the row numbers of a spout's failed records among the records that were due."""
         if spout not in self.found:
             return np.empty(0, np.int64)
-        found: Int64s = self.found[spout][PLACE].drop_null().to_numpy()
+        # New records have numbers of type null, which would take memory as int64.
+        due = [chunk for chunk in self.found[spout][PLACE].chunks if chunk.null_count < len(chunk)]
+        places = pa.chunked_array([chunk.drop_null() for chunk in due], pa.int64())
+        found: Int64s = places.to_numpy()
         return found
 
     def plus(self, more: FailedRows) -> FailedRows:

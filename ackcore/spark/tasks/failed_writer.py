@@ -202,11 +202,10 @@ class FailedWriter:
         self._dead.clear()
         files = []
         for spout, some in self._found.items():
-            found = pa.concat_tables(some).combine_chunks()
+            found = _together(some)
             if self._in_files and found.nbytes > self._rules.inline_bytes:
-                # Sorted: the driver merges sorted columns faster than it sorts others.
-                found = found.take(pa.array(np.argsort(found[ROOT_ID].to_numpy())))
-                files.append((spout, self._write_found(spout, found)))
+                # The driver merges sorted columns faster than it sorts others.
+                files.append((spout, self._write_found(spout, _by_root(found))))
             else:
                 inline.append(("found", spout, found))
         self._place.close()
@@ -326,6 +325,23 @@ class FailedInRun:
         there = np.sort(np.concatenate(self._roots))
         left = (one.filter(pa.array(~among(one["root_id"].to_numpy(), there))) for one in failures)
         return [one for one in left if len(one)]
+
+
+def _together(found: list[pa.Table]) -> pa.Table:
+    whole = pa.concat_tables(found).combine_chunks()
+    # If no record was due, row numbers of type null take no memory.
+    if whole[PLACE].null_count == len(whole):
+        whole = whole.set_column(1, PLACE, pa.nulls(len(whole)))
+    return whole
+
+
+def _by_root(found: pa.Table) -> pa.Table:
+    """Return the rows sorted by root, the order in which the driver merges them."""
+    roots, counts = found[ROOT_ID].to_numpy(), found[COUNTS]
+    if pa.types.is_null(found[PLACE].type) and len(counts.unique()) < 2:
+        # In an outage, rows differ in their roots alone.
+        return found.set_column(0, ROOT_ID, pa.array(np.sort(roots)))
+    return found.take(pa.array(np.argsort(roots)))
 
 
 def _by_due(rows: pa.Table) -> Iterator[pa.RecordBatch]:
