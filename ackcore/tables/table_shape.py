@@ -143,7 +143,15 @@ class TableShape:
         fields = tuple(pa.field(one, inputs[one]) for one in keys)
         if expires_by is not None:
             inputs[expires_by] = pa.int64()
-        return cls(name, fields, dict(value), ttl_s, inputs, expires_by, window)
+        shape = cls(name, fields, dict(value), ttl_s, inputs, expires_by, window)
+        names = shape.stored_schema.names
+        for one in {one for one in names if names.count(one) > 1}:
+            raise ValueError(
+                f"{where} two values must not store states in a column of the same name, got "
+                f"{one.removeprefix(_STATE)!r} (name of the value, '.', name in its state) twice; "
+                "rename a value"
+            )
+        return shape
 
     @property
     def input_columns(self) -> list[str]:

@@ -64,6 +64,10 @@ class Twice(Short):
     state = pa.schema([("v", pa.int64())] * 2)
 
 
+class Dotted(Short):
+    state = pa.schema([("v.v", pa.int64())])
+
+
 class Untyped(Short):
     def finish(self, states):
         return pa.array([value + 1 for value in states[0].to_pylist()])
@@ -118,6 +122,7 @@ class Greedy(Short):
             {"n": Untyped()},
             "method finish returns a pyarrow.Array .* for no states, got <pyarr",
         ),
+        ("k", {"n.v": Short(), "n": Dotted()}, "of the same name, got 'n.v.v' .* twice; rename"),
     ],
 )
 def test_a_wrong_shape_is_refused_by_name(key, value, words):
