@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from ackcore.dead_limit import DeadLimit
+from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.clocks import Clock, read_clock
 from ackcore.spark.base.errors import CheckpointReadOnly, StateError
 from ackcore.spark.base.paths import local_path
@@ -83,56 +85,85 @@ class Deployment:
             self.spark_checkpoint = _spark_checkpoint_of(self.checkpoint, spark_checkpoint)
             refuse_unnameable(str(self.spark_checkpoint), spark)
         schemas = {name: source_schema(spout) for name, spout in topology.spouts.items()}
-        with _errors_naming("the checkpoint"):
-            self.state = State.open(
-                self.checkpoint,
-                topology,
-                sources=kept_schemas(schemas, topology),
-                kind="stream" if streaming else "batch",
-                offsets=self.spark_checkpoint / "offsets" if self.by_spark else None,
-                accept_changes=accept_changes,
-                clock_ms=read_clock(clock),
-            )
+        self._streaming = streaming
         with ExitStack() as stack:
-            stack.callback(self.state.close)
-            self.topology = topology.in_order(self.state.spout_order)
-            deployment = f"{self.state.deployment_key:016x}"
-            writers = {sink.name: sink.writer for sink in topology.sinks.values()}
-            stack.callback(release_sinks, writers, deployment)
-            for name, writer in writers.items():
-                with _errors_naming(f"sink {name!r}"):
-                    as_sink(writer).claim(name, deployment, self.state.url)
-            self.groups = None
-            if self.by_spark:
-                log = self.spark_checkpoint / "offsets"
-                self.groups = frame_groups(self.topology, self.state, log)
-                if self.groups is not None:
-                    stack.callback(self.groups.close)
-            ends = self.available_now or not streaming
-            self.rows = planned_rows(
-                self.topology, spark, self.state, ends=ends, once=not streaming
-            )
-            if self.rows is not None:
-                stack.callback(self.rows.close)
+            self._parts = stack.enter_context(ExitStack())
+            with _errors_naming("the checkpoint"):
+                self.state = State.open(
+                    self.checkpoint,
+                    topology,
+                    sources=kept_schemas(schemas, topology),
+                    kind="stream" if streaming else "batch",
+                    offsets=self.spark_checkpoint / "offsets" if self.by_spark else None,
+                    accept_changes=accept_changes,
+                    clock_ms=read_clock(clock),
+                    prepare=partial(self._prepare, topology, schemas, dead_letters),
+                )
+            self._stack = ExitStack()
+            self._stack.callback(self.state.close)
+            self._stack.push(stack.pop_all())
+        try:
+            self._report_last()
             # Last: a refused start leaves the recorded place of the dead letters as it is.
             with _errors_naming("the dead letters"):
-                self._open_dead_letters(dead_letters, schemas, deployment, stack)
-            self._stack = stack.pop_all()
+                self.letters = self._own_letters()
+        except BaseException:
+            self.close()
+            raise
 
-    def _open_dead_letters(
-        self, place: Place, schemas: Mapping[str, pa.Schema], deployment: str, stack: ExitStack
+    def _prepare(
+        self, topology: Topology, schemas: Mapping[str, pa.Schema], letters: Place, state: State
     ) -> None:
-        """Set ``letters`` to the open store and, if dead letters go to a topic, ``_topic``."""
-        state, spouts = self.state, self.topology.spouts.items()
-        sources = {name: schemas[name] for name, spout in spouts if spout.tracked}
-        self._topic: TopicWriter | None = None
-        if isinstance(place, DeadLetterTopic):
-            self._topic = TopicWriter(place, deployment, sources)
-            stack.callback(self._topic.close)
-        path = place.store if isinstance(place, DeadLetterTopic) else place
-        self.letters = DeadLetters.open(
-            state.url, state.deployment_key, path, sources, state.records
-        )
+        """Claim the sinks, open the sources, and check the dead letters.
+
+        It runs before this driver takes the checkpoint over: a refused start must not end a query
+        that runs on the same checkpoint. It runs again if another driver writes meanwhile.
+        """
+        self._parts.close()
+        self.topology = topology.in_order(state.spout_order)
+        deployment = f"{state.deployment_key:016x}"
+        writers = {sink.name: sink.writer for sink in topology.sinks.values()}
+        self._parts.callback(release_sinks, writers, deployment)
+        for name, writer in writers.items():
+            with _errors_naming(f"sink {name!r}"):
+                as_sink(writer).claim(name, deployment, state.url)
+        self.groups = None
+        if self.by_spark:
+            self.groups = frame_groups(self.topology, state, self.spark_checkpoint / "offsets")
+            if self.groups is not None:
+                self._parts.callback(self.groups.close)
+        ends, once = self.available_now or not self._streaming, not self._streaming
+        self.rows = planned_rows(self.topology, self.spark, state, ends=ends, once=once)
+        if self.rows is not None:
+            self._parts.callback(self.rows.close)
+        with _errors_naming("the dead letters"):
+            spouts = self.topology.spouts.items()
+            sources = {name: schemas[name] for name, spout in spouts if spout.tracked}
+            self._topic: TopicWriter | None = None
+            if isinstance(letters, DeadLetterTopic):
+                self._topic = TopicWriter(letters, deployment, sources)
+                self._parts.callback(self._topic.close)
+            path = letters.store if isinstance(letters, DeadLetterTopic) else letters
+            self._own_letters = DeadLetters.checked(
+                state.url, state.deployment_key, path, sources, state.records
+            )
+
+    def _report_last(self) -> None:
+        """Report the last done micro-batch to the sources and groups again.
+
+        Its driver may have died before it reported it.
+        """
+        state = self.state
+        if state.last_done is None:
+            return
+        plan, decision = state.plan(state.last_done), state.decision(state.last_done)
+        if plan is None or decision is None:
+            return
+        with fenced(state.check_owner):
+            if self.groups is not None:
+                self.groups.done(decision)
+            if self.rows is not None:
+                self.rows.done(plan, decision)
 
     def _write_dead_letters(self, number: int, dead: Mapping[str, pa.Table]) -> None:
         self.letters.write(number, dead)
@@ -164,7 +195,9 @@ def _errors_naming(part: str) -> Iterator[None]:
         yield
     except StateError as error:
         # The other classes name the part by themselves.
-        if type(error) in (StateError, CheckpointReadOnly, StoreUnavailable):
+        named = type(error) not in (StateError, CheckpointReadOnly, StoreUnavailable)
+        if not named and error.part is None:
+            error.part = part
             error.args = (f"{part}: {error}",)
         raise
 

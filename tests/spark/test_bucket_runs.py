@@ -15,10 +15,11 @@ import pytest
 import streams
 from s3_server import environment
 
-from ackcore.spark.base.errors import RowFileDamaged
+from ackcore.spark.base.errors import RowFileDamaged, StateError
 from ackcore.spark.dead_letters import store
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.engine import decide
+from ackcore.spark.planned.planned_source import PlannedSource, SourceError
 from ackcore.spark.query import run_batch, start
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.spark.stores.opening import open_store
@@ -226,3 +227,63 @@ def test_a_micro_batch_takes_few_trips(spark, places, folder, running, s3, tmp_p
     # Each step is one put of the head, which is looked at before the sink is asked.
     heads = [one[0] for one in trips[0] if one[1].startswith("head.json")]
     assert heads == ["PUT", "PUT", "GET", "PUT"]
+
+
+class Lines(PlannedSource):
+    """Lines of a list; ``limited`` is the error of its `bounded`, if it has one."""
+
+    schema = pa.schema([("line", pa.string())])
+
+    def __init__(self, *lines, limited=None):
+        self.lines, self.limited, self.told = list(lines), limited, []
+
+    def plan(self, previous):
+        first = 0 if previous is None else previous["to"]
+        return {"from": first, "to": len(self.lines)} if first < len(self.lines) else None
+
+    def read(self, spark, plan):
+        lines = self.lines[plan["from"] : plan["to"]]
+        return spark.createDataFrame([(line,) for line in lines], "line string")
+
+    def bounded(self):
+        if self.limited is not None:
+            raise self.limited
+        return self
+
+    def done(self, plan):
+        self.told.append(plan["to"])
+
+
+NOW = {"trigger": {"availableNow": True}}
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize(
+    ("refused", "options", "told"),
+    [
+        ("sink", {}, "others is the directory of sink 'count' of the checkpoint"),
+        ("letters", {}, "holds the dead letters of the checkpoint"),
+        ("source", NOW, "has no end"),
+    ],
+)
+def test_a_start_that_is_refused_leaves_the_running_query_alone(
+    spark, places, running, refused, options, told, begun
+):
+    checkpoint, tallies = places
+    place = os.path.dirname(checkpoint)
+    other = word_count(spark.createDataFrame(LINES, "line string"), to_parquet(f"{place}/others"))
+    run_batch(other, spark, f"{place}/other")
+    source = Lines(*(["a cat"] if begun else []))
+    query = running(word_count(source, to_parquet(tallies)), spark, checkpoint)
+    query.process_all_available()
+    again = Lines(limited=SourceError("has no end")) if refused == "source" else Lines()
+    sink = to_parquet(f"{place}/others" if refused == "sink" else tallies)
+    letters = f"{place}/other/ackcore/dead_letters" if refused == "letters" else None
+    # Another topology may have a checkpoint that has not begun.
+    changed = word_count(again, sink, **({} if begun else {"max_waiting": 7}))
+    with pytest.raises((StateError, SourceError), match=told):
+        start(changed, spark, checkpoint, dead_letters=letters, **options)
+    assert not again.told
+    source.lines.append("the dog")
+    query.process_all_available()
+    assert query.counts.acked == 1 + begun

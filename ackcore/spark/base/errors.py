@@ -8,6 +8,9 @@ import os
 class StateError(RuntimeError):
     """The checkpoint cannot be used or written; the message names the file and what to do."""
 
+    #: The part of a query with which the message was prefixed, such as "sink 'out'"; else None.
+    part: str | None = None
+
 
 class CheckpointInUse(StateError):
     """Another query holds the checkpoint or has taken it over."""

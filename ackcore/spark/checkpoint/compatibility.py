@@ -78,8 +78,9 @@ def claim(
     begun = meta["begun"] or (log is not None and bool(numbered(log)))
     if not begun and (meta["kind"], meta["fingerprint"]) != (kind, topology.fingerprint):
         # No run yet, and Spark has read nothing: another topology may have the checkpoint.
-        meta |= {"kind": kind, **about(topology, meta["spout_order"])}
-        records.write_meta(meta)
+        meta = meta | {"kind": kind, **about(topology, meta["spout_order"])}
+        # Not before all checks: the first write ends a query that runs on the checkpoint.
+        records.write_meta(meta, with_next=True)
     if meta["kind"] != kind:
         raise CheckpointForeign(
             f"{path}: the checkpoint was made by {_KINDS[meta['kind']]}, and {_KINDS[kind]} "

@@ -119,13 +119,13 @@ class Records:
         return record_bytes(HEAD, body)
 
     def take_over(self) -> None:
-        """Make this driver the owner of the checkpoint. Repeated calls do nothing.
+        """Make this driver the owner, and write the records for the next put.
 
-        Raises HeadMoved if the head has changed since it was read.
+        Repeated calls do nothing. Raises HeadMoved if the head has changed since it was read.
         """
         with self._lock:
             if not self.owned:
-                self._take_over(self._records)
+                self._take_over({**self._records, **self._next})
 
     def _take_over(self, records: Bodies) -> None:
         version, self._version = self._version, None
@@ -271,13 +271,11 @@ class Records:
             self._deployment = meta["deployment_key"]
         return meta
 
-    def write_meta(self, meta: Mapping[str, Any], *, once: bool = False) -> None:
-        """Write meta.json. After this, other records can be read and written.
-
-        Raises CheckpointInUse if another driver has taken over, or if meta.json exists though
-        ``once`` is true.
-        """
-        self._write(META, {**meta, "epoch": self.epoch}, once)
+    def write_meta(
+        self, meta: Mapping[str, Any], *, once: bool = False, with_next: bool = False
+    ) -> None:
+        """Write meta.json; see `write`. After this, other records can be read and written."""
+        self._write(META, {**meta, "epoch": self.epoch}, once, with_next=with_next)
         self._deployment = meta["deployment_key"]
 
     def first_content(self) -> str | None:

@@ -32,7 +32,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -106,6 +106,7 @@ class State:
         accept_changes: bool = False,
         clock_ms: int | None = None,
         new_key: int | None = None,
+        prepare: Callable[[State], object] = lambda state: None,
     ) -> State:
         """Make the checkpoint if it does not exist, check it, and lock it.
 
@@ -122,7 +123,8 @@ class State:
         if Spark does not make the micro-batches. ``accept_changes``: whether to continue a
         checkpoint of a topology with another structure; `record_topology` records it. ``clock_ms``:
         the creation time in milliseconds; the system's time by default. ``new_key``: the deployment
-        key of a new checkpoint; random by default.
+        key of a new checkpoint; random by default. ``prepare``: called with the checked state
+        before an existing checkpoint is taken over, and again if another driver writes meanwhile.
 
         Returns the open checkpoint. The caller must close it.
         """
@@ -131,6 +133,7 @@ class State:
             meta = compatibility.claim(parts.records, topology, kind, offsets, clock_ms, new_key)
             state = cls(parts, meta, sources)
             state._check_all(topology, offsets, accept_changes)
+            prepare(state)
             return state
 
         state = opened(place_of(path, "checkpoint"), use)
@@ -263,7 +266,7 @@ class State:
             return plan
         # Root ids depend on a record's place among the retries: they belong to other records now.
         plan = replace(plan, replays=left, crashes=0, careful=False).without_suspects()
-        self.records.write(f"batches/{plan.number}.plan", plan.body())
+        self.records.write(f"batches/{plan.number}.plan", plan.body(), with_next=True)
         self._history = self._read_history()
         return plan
 

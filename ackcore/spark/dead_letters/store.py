@@ -91,6 +91,18 @@ class DeadLetters:
         ``sources``: the columns of each tracked spout, to be recorded in the store. ``records``:
         ``State.records``, which refuse a driver after another has taken over.
         """
+        return cls.checked(checkpoint, deployment_key, path, sources, records)()
+
+    @classmethod
+    def checked(
+        cls,
+        checkpoint: str | os.PathLike[str],
+        deployment_key: int,
+        path: str | os.PathLike[str] | None,
+        sources: Mapping[str, pa.Schema] | None,
+        records: Records | None,
+    ) -> Callable[[], DeadLetters]:
+        """Check a store as `open` does, but write nothing; return a function that opens it."""
         home = place_of(checkpoint, "checkpoint")
         if records is None:
             records = Records(open_store(f"{home}/ackcore", "checkpoint"))
@@ -124,14 +136,18 @@ class DeadLetters:
                 f"({deployment_key:016x}) would overwrite them; set dead_letters= to a directory "
                 "of this checkpoint alone"
             )
-        about = {"deployment_key": f"{deployment_key:016x}", "checkpoint": home}
-        store.own({**about, **(owner or {})}, records.check_owner)
-        # No path for a store in the checkpoint: it moves with the checkpoint.
-        now = None if url == within else url
-        if now != before:
-            records.write(POINTER, {"path": now})
-        store.remember_columns(sources or {})
-        return cls(store)
+
+        def own() -> DeadLetters:
+            about = {"deployment_key": f"{deployment_key:016x}", "checkpoint": home}
+            store.own({**about, **(owner or {})}, records.check_owner)
+            # No path for a store in the checkpoint: it moves with the checkpoint.
+            now = None if url == within else url
+            if now != before:
+                records.write(POINTER, {"path": now})
+            store.remember_columns(sources or {})
+            return cls(store)
+
+        return own
 
     def write(self, number: int, dead: Mapping[str, pa.Table]) -> None:
         """Write the dead letters of a micro-batch. A repeated call has no effect.

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
-from ackcore.spark.base.atomic import fenced
 from ackcore.spark.checkpoint.state import State
 from ackcore.topology.builder import Topology
 
@@ -31,14 +30,11 @@ def kafka_sources(
         return None
     from ackcore.spark.kafka.kafka_spouts import KafkaSources  # noqa: PLC0415
 
-    with fenced(state.check_owner):
-        return KafkaSources.of(topology, spark, state, ends=ends, once=once)
+    return KafkaSources.of(topology, spark, state, ends=ends, once=once)
 
 
 def frame_groups(topology: Topology, state: State, log: Path) -> FrameGroups | None:
     """Return the groups of a topology's DataFrames (``commit_group``); None if it has none.
-
-    Commits the offsets of the last done micro-batch again.
 
     ``state``: the state of the checkpoint. ``log``: the directory of Spark's own log of offsets.
     """
@@ -46,7 +42,4 @@ def frame_groups(topology: Topology, state: State, log: Path) -> FrameGroups | N
         return None
     from ackcore.spark.kafka.frame_groups import FrameGroups  # noqa: PLC0415
 
-    groups = FrameGroups(topology, state.deployment_key, log)
-    with fenced(state.check_owner):
-        groups.repeat_last_commit(state)
-    return groups
+    return FrameGroups(topology, state.deployment_key, log)

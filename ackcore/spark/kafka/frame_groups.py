@@ -18,7 +18,6 @@ import pyarrow as pa
 from ackcore.kafka.cluster import Cluster
 from ackcore.spark.base.sources import streams_in
 from ackcore.spark.checkpoint.decisions import BatchDecision
-from ackcore.spark.checkpoint.state import State
 from ackcore.spark.kafka.group_commits import (
     GroupCommitter,
     GroupUse,
@@ -57,12 +56,6 @@ class FrameGroups:
         self._sources.append(len(streams))
         refuse_shared_groups(one.use for one in self._groups)
         self._complained = False
-
-    def repeat_last_commit(self, state: State) -> None:
-        """Commit the last done micro-batch again. Its driver may have died before the commit."""
-        decision = None if state.last_done is None else state.decision(state.last_done)
-        if decision is not None:
-            self.done(decision)
 
     def done(self, decision: BatchDecision) -> Mapping[str, int]:
         """Commit the offsets that are done after a micro-batch. Return the lag of each spout."""

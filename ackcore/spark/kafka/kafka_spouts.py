@@ -68,10 +68,7 @@ class KafkaSources(PlannedRows):
     def of(
         cls, topology: Topology, spark: SparkSession, state: State, *, ends: bool, once: bool
     ) -> KafkaSources:
-        """Open the Kafka spouts of a topology; for the arguments see `kafka_sources`.
-
-        Commits the offsets of the last done micro-batch again.
-        """
+        """Open the Kafka spouts of a topology; for the arguments see `kafka_sources`."""
         last = None if state.last_plan is None else state.plan(state.last_plan)
         spouts: dict[str, SpoutOffsets] = {}
         sources = cls(spouts, spark, once, topology.settings.max_waiting)
@@ -83,7 +80,9 @@ class KafkaSources(PlannedRows):
                     if ends and not (once and body is not None):
                         one.end_here()
             sources._check_groups()
-            sources._commit_last(state)
+            if state.last_done is not None:
+                for one in spouts.values():
+                    one.warn_of_others()
         except BaseException:
             sources.close()
             raise
@@ -95,16 +94,6 @@ class KafkaSources(PlannedRows):
             for name, one in self._spouts.items()
             if one.spout.group_id is not None
         )
-
-    def _commit_last(self, state: State) -> None:
-        """Commit the last done micro-batch again. Its driver may have died before the commit."""
-        number = state.last_done
-        plan = None if number is None else state.plan(number)
-        decision = None if number is None else state.decision(number)
-        if plan is not None and decision is not None:
-            for one in self._spouts.values():
-                one.warn_of_others()
-            self.done(plan, decision)
 
     # -- for the engine ---------------------------------------------------------------------------
 

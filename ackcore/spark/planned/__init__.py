@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
 
-from ackcore.spark.base.atomic import fenced
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.closed_rows import ClosedRows
@@ -26,9 +25,6 @@ def planned_rows(
 ) -> PlannedRows | None:
     """Return the planned spouts of a topology; None if all its spouts are DataFrames.
 
-    Reports the last done micro-batch to the sources again, because the driver may have died before
-    it reported it.
-
     ``state``: the open checkpoint. ``ends``: whether the query ends when it has taken the rows that
     exist at its start. ``once``: whether the first micro-batch takes all of these rows.
     """
@@ -43,8 +39,7 @@ def planned_rows(
     }
     if others:
         try:
-            with fenced(state.check_owner):
-                found.append(SourceRows(others, spark, state, ends=ends, once=once))
+            found.append(SourceRows(others, spark, state, ends=ends, once=once))
         except BaseException:
             if kafka is not None:
                 kafka.close()

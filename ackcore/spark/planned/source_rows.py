@@ -197,7 +197,7 @@ class SourceRows(PlannedRows):
     """The spouts of a topology whose sources are a `PlannedSource`.
 
     ``sources``: the sources by spout. ``spark``: the session of the query. ``state``: the open
-    checkpoint. The last done micro-batch is reported to the sources again. ``ends``: whether the
+    checkpoint. ``ends``: whether the
     query ends when it has taken the rows that exist at its start. ``once``: whether the first
     micro-batch takes all plans up to the first None, and later ones nothing.
     """
@@ -232,7 +232,6 @@ class SourceRows(PlannedRows):
             name: spark.createDataFrame([], from_arrow_schema(source.schema))
             for name, source in sources.items()
         }
-        self._report()
 
     # -- for the engine ---------------------------------------------------------------------------
 
