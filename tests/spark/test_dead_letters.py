@@ -247,7 +247,7 @@ def test_a_topology_of_other_columns_is_not_sent_old_letters(spark, store, check
     OPEN(checkpoint, topology=changed, accept_changes=True).close()
     with pytest.raises(CheckpointForeign, match="are value, and the source has text now"):
         replay(checkpoint, spout="lines")
-    with pytest.raises(CheckpointForeign, match="the topology has no such spout now"):
+    with pytest.raises(CheckpointForeign, match="the topology has no such tracked spout now"):
         replay(checkpoint, spout="clicks")
     assert dead_letters(checkpoint, spark).count() == 10
 

@@ -23,6 +23,7 @@ from checkpoints import (
     run_one,
     withdraw,
 )
+from streams import Split
 from worlds import World, fails
 
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
@@ -35,6 +36,8 @@ from ackcore.spark.dead_letters.notes import notes_of
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.engine.progress import Account
+from ackcore.spark.query import run_batch
+from ackcore.topology import TopologyBuilder
 
 
 def test_a_request_is_taken_by_one_plan_and_then_gone(checkpoint):
@@ -211,6 +214,32 @@ def test_a_request_for_a_spout_that_is_no_more_is_refused(checkpoint):
         match=r"dead letters \(request r1\) of spout .* has no tracked spout 'lines'",
     ):
         OPEN(checkpoint, topology=Topology(clicks=("value",)), accept_changes=True)
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+def test_letters_of_a_spout_that_is_not_tracked_any_more_are_not_sent(spark, checkpoint, dedup):
+    """The next start would refuse the request. A spout with dedup is tracked as before."""
+
+    def run(lines, **how):
+        builder = TopologyBuilder()
+        builder.spout("lines", spark.createDataFrame(lines, "id long, line string"), **how)
+        builder.bolt("split", Split()).shuffle("lines")
+        topology = builder.build(backoff_s=0.001, max_attempts=1, parallelism=1)
+        return run_batch(topology, spark, checkpoint, accept_changes=True, max_dead_ratio=None)
+
+    lines = [(0, "bad"), (1, "a")]
+    how = {"message_id": "id", **({"dedup": "id", "within_keys": 9} if dedup else {})}
+    assert run(lines, **how).dead == 1
+    assert replay(checkpoint, dry_run=True).records == {"lines": 1}
+    if not dedup:
+        run(lines, message_id="id", tracked=False)
+        with pytest.raises(CheckpointForeign, match="has no such tracked spout now"):
+            replay(checkpoint)
+        assert store_of(checkpoint).requested() == []
+        run(lines, message_id="id", tracked=False)  # as before
+        run(lines, **how)
+    assert replay(checkpoint).records == {"lines": 1}
+    assert run(lines, **how).dead == 2
 
 
 def test_the_counts_tell_what_was_resolved(tmp_path):

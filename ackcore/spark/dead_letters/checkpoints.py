@@ -193,15 +193,20 @@ def checkpoint_of(store: Letters) -> CheckpointView:
 
 
 def fields_of(checkpoint: CheckpointView) -> dict[str, list[str]]:
-    """Return the column names of each spout of a checkpoint."""
+    """Return the column names of each tracked spout of a checkpoint."""
     meta = checkpoint.meta()
     assert meta is not None
     spouts = meta["structure"]["spouts"]
-    return {name: list(spout["fields"]) for name, spout in spouts.items()}
+    return {
+        name: list(spout["fields"]) for name, spout in spouts.items() if spout.get("tracked", True)
+    }
 
 
 def check_spout(store: Letters, spout: str | None) -> None:
-    """Raise ValueError if a spout has no letters and is not in the topology; None is any spout."""
+    """Raise ValueError if a spout has no letters and the topology does not track such a spout.
+
+    ``spout``: its name; None for any spout.
+    """
     known = {*store.spouts()}
     if spout is None or spout in known:
         return

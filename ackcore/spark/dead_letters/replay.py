@@ -143,7 +143,7 @@ def replay(
         If ``request`` is not an id, ``max_replays`` is less than 1, ``where`` is not a condition
         over these columns, or the topology has no ``spout`` of that name.
     CheckpointForeign
-        If the store belongs to another checkpoint, or the topology no longer has such a spout.
+        If the store belongs to another checkpoint, or the topology no longer tracks such a spout.
     ColumnsChanged
         If letters do not fit their source's present columns. A type that holds the same values and
         a new nullable column are no change.
@@ -278,8 +278,8 @@ def _fitting(
 ) -> Iterator[pa.Table]:
     """Yield letters as records with the present columns of their source, part by part.
 
-    Raises CheckpointForeign if the topology has no such spout. Raises ColumnsChanged if the letters
-    do not fit these columns.
+    Raises CheckpointForeign if the topology does not track such a spout: each start would refuse
+    the request. Raises ColumnsChanged if the letters do not fit these columns.
     """
     path = store.columns(spout)
     recorded = path is not None
@@ -288,7 +288,7 @@ def _fitting(
         what = f"{counted(mask.sum(), 'dead letter')} of spout {spout!r} in {store.url}"
         if fields is None:
             raise CheckpointForeign(
-                f"{what} cannot be sent: the topology has no such spout now. {_WAY_OUT}."
+                f"{what} cannot be sent: the topology has no such tracked spout now. {_WAY_OUT}."
             )
         done = 0
         for letters in read_parts(file.path, mask):
