@@ -73,7 +73,8 @@ def read_all(bodies, cache):
     found = refusals.amended(BatchDecision.of(cache, bodies["decision"]))
     for spout in found.waiting:
         found.waiting.tables(spout)
-    found.all_dead.check()
+    for check in found.all_dead.checks():
+        check()
     return len(refusals.of(0)), found.waiting.rows(), sum(map(len, found.all_dead.values()))
 
 

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 from checkpoints import OPEN, DeadLetters, decision, died, records, roots, run_one, store_of
 
-from ackcore.spark.base import checksummed
+from ackcore.spark.base import checksummed, errors
 from ackcore.spark.base.errors import (
     CheckpointCorrupt,
     CheckpointFormat,
@@ -81,6 +81,28 @@ def test_a_missing_table_is_told(checkpoint, name):
     with pytest.raises(CheckpointCorrupt, match="is missing") as caught:
         OPEN(checkpoint)
     assert str(path) in str(caught.value)
+
+
+def test_all_damaged_tables_are_told_at_once_and_each_is_read_once(checkpoint, monkeypatch):
+    root = made(checkpoint)
+    paths = [found(root, name) for name in TABLES]
+    read, asked = LocalStore.read, []
+    monkeypatch.setattr(LocalStore, "read", lambda *of: (asked.append(of[1]), read(*of))[1])
+    OPEN(checkpoint).close()
+    assert sorted(asked) == sorted(f"state/{path.name}" for path in paths)
+    for path in paths[:2]:
+        path.unlink()
+    paths[2].write_bytes(b"x")
+    with pytest.raises(
+        CheckpointCorrupt, match=r"^3 files of the checkpoint are damaged: "
+    ) as all_:
+        OPEN(checkpoint)
+    assert all(str(path) in str(all_.value) for path in paths)
+    assert str(all_.value).count("is missing, though") == 2
+    assert str(all_.value).count("Restore the whole checkpoint") == 1
+    monkeypatch.setattr(errors, "_MOST_FILES", 1)
+    with pytest.raises(CheckpointCorrupt, match=r"\.arrow is .*; and 2 more\. Restore the whole"):
+        OPEN(checkpoint)
 
 
 def test_a_record_that_is_missing_is_told(checkpoint):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 
 
 class StateError(RuntimeError):
@@ -47,6 +48,26 @@ WAY_OUT = (
 def corrupt(path: str | os.PathLike[str], what: str, way_out: str = WAY_OUT) -> CheckpointCorrupt:
     """Return the error "<path> <what>. <way_out>." for a damaged or missing file."""
     return CheckpointCorrupt(f"{os.fspath(path)} {what}. {way_out}.")
+
+
+#: The most damaged files that an error names.
+_MOST_FILES = 10
+
+
+def raise_all(checks: Iterable[Callable[[], object]]) -> None:
+    """Call all ``checks``. Raise the CheckpointCorrupt of one; of several, one that names all."""
+    found: dict[str, CheckpointCorrupt] = {}
+    for check in checks:
+        try:
+            check()
+        except CheckpointCorrupt as error:
+            found.setdefault(str(error).removesuffix(f". {WAY_OUT}."), error)
+    if len(found) == 1:
+        raise next(iter(found.values()))
+    if found:
+        more = f"; and {len(found) - _MOST_FILES} more" if len(found) > _MOST_FILES else ""
+        told = "; ".join([*found][:_MOST_FILES])
+        raise corrupt(f"{len(found)} files of the checkpoint", f"are damaged: {told}{more}")
 
 
 #: The maximum length of a line; longer ones contain data rather than a cause.

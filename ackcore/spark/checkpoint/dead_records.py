@@ -6,7 +6,7 @@ as Arrow.  If more than `max_waiting` records wait, the last rows of an Arrow fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -151,10 +151,9 @@ class Dead(Mapping[str, pa.Table]):
         """The names of the recorded files, relative to ``<checkpoint>/ackcore/state``."""
         return {part.file for part in self._on_record()}
 
-    def check(self) -> None:
-        """Raise `CheckpointCorrupt` if a file is missing or damaged."""
-        for part in self._on_record():
-            part.check()
+    def checks(self) -> list[Callable[[], None]]:
+        """Return functions that each raise `CheckpointCorrupt` if a file is missing or damaged."""
+        return [part.check for part in self._on_record()]
 
     def _on_record(self) -> Iterator[DeadFile | DeadLettersFile]:
         for some in self.parts.values():

@@ -34,6 +34,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -42,9 +43,10 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._error_hints import counted
-from ackcore.spark.base.errors import corrupt
+from ackcore.spark.base.errors import corrupt, raise_all
 from ackcore.spark.base.schemas import ORDER, ORDER_BITS
 from ackcore.spark.checkpoint import compatibility
+from ackcore.spark.checkpoint.dead_records import Dead
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.places import CheckpointParts, opened
 from ackcore.spark.checkpoint.refusals import Refusals
@@ -221,20 +223,38 @@ class State:
     def _check_tables(self) -> BatchDecision | None:
         """Return the last decision, or None, after a check of the tables that the next runs need.
 
-        Raises CheckpointCorrupt if a table is missing or damaged.
+        Raises CheckpointCorrupt, with all their names, if tables are missing or damaged.
         """
         planned, done = self.last_plan, self.last_done
-        last = None if planned is None else self.decision(planned)
-        if done is not None and (last is None or last.number != done):
-            parent = self._decided(done)
-            last = parent if last is None else last
-        if last is not None:
-            for spout in last.waiting:
-                last.waiting.tables(spout)
-            # Dead records of a finished micro-batch are not read again.
-            if last.number != done:
-                last.all_dead.check()
-        return last
+        is_decided = self.records.read(f"batches/{planned}.decision") is not None
+        last = planned if is_decided else done
+        checks = [] if last is None else self._table_checks(last, dead=last != done)
+        if done not in (None, last):
+            checks.append(partial(self._decided, done))
+        raise_all(checks)
+        return None if last is None else self._decided(last)
+
+    def _table_checks(self, number: int, dead: bool) -> list[Callable[[], object]]:
+        """Return checks of the tables of a decision. The cache keeps them, for later reads.
+
+        ``dead``: whether to check the dead records; those of a finished micro-batch are not read
+        again.
+        """
+        decision, refused = (
+            self.records.read(f"batches/{number}.{name}") for name in ("decision", "refused")
+        )
+        if decision is None:
+            return [partial(self._decided, number)]
+        checks: list[Callable[[], object]] = []
+        for body in (decision, refused or {}):
+            self._cache.expect(body.get("table_bytes", {}))
+            if dead:
+                checks += Dead.of(self._cache, body.get("dead", {})).checks()
+        waiting = Waiting.of(self._cache, decision["waiting"]).segments().values()
+        checks += [segment.table for some in waiting for segment in some]
+        if decision["nonacked"] is not None:
+            checks.append(partial(self._cache.read, decision["nonacked"]))
+        return checks
 
     def _check_waiting(self, topology: Parts, decision: BatchDecision | None) -> None:
         """Raise CheckpointForeign if a spout of waiting or replayed records is not in the topology.
