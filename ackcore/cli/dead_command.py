@@ -92,9 +92,9 @@ def listed(
 ) -> None:
     """List dead letters, newest first.
 
-    Replays: the number of replays before the record died. Sent: the number of times that this
-    letter was sent since. Exits with 3 if a file cannot be read, after a list of the letters in the
-    other files.
+    Replays before: the number of replays of the record before it died (JSON: replays). Replays
+    since: the number of replays of this letter (JSON: sent). Exits with 3 if a file cannot be read,
+    after a list of the letters in the other files.
     """
     wanted = _filter((), spout, component, error, message, since, until, sent)
     store = store_of(checkpoint)
@@ -118,8 +118,8 @@ def listed(
 def _print(
     letters: Iterable[Letter], store: Letters, wanted: LetterFilter, limit: int, payload: bool
 ) -> None:
-    columns = ("letter", "died", "component", "error", "attempts", "replays", "sent", "message")
-    numbers = ("attempts", "replays", "sent")
+    numbers = ("attempts", "replays before", "replays since")
+    columns = ("letter", "died", "component", "error", *numbers, "message")
     shown = table("dead letters", *columns, *(["record"] if payload else []), right=numbers)
     rows = 0
     for letter in letters:

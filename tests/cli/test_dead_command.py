@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -146,6 +148,9 @@ def test_letters_that_came_back_too_often_are_left_out(ackcore, checkpoint, line
     assert ackcore(*again, "--max-replays", 0).stdout.startswith("1 dead letter is sent")
     (found,) = lines(ackcore("dead", "show", checkpoint, "lines/1/1", "--json"))
     assert (found["replays"], found["sent"]) == (0, 3)
+    shown = ackcore("dead", "list", checkpoint).stdout
+    assert re.search(r"attempts +replays before +replays since +message", shown)
+    assert re.search(r"lines/1/1 .* 5 +- +3 +", shown)
 
 
 def test_dropped_letters_are_not_there_any_more(ackcore, checkpoint, lines):
