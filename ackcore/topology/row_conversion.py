@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ackcore._arrow.lossless import array_of, as_mapping, short_repr
 from ackcore._arrow.shown import shown_values
-from ackcore._error_hints import listed, near_miss
+from ackcore._error_hints import counted, listed, near_miss
 from ackcore.topology.tuples import Tuple
 
 #: A row as a tuple of Python values.
@@ -38,6 +38,10 @@ _IMMUTABLE = frozenset(
         datetime.timedelta,
     }
 )
+
+
+#: The most values whose types an error names.
+_SHOWN = 8
 
 
 class Misfit(NamedTuple):
@@ -164,9 +168,12 @@ class RowSchema:
 
     def misfit(self, row: Sequence[Any]) -> ValueError:
         """Return the error for a row with a wrong number of values."""
+        types = ", ".join(type(value).__name__ for value in row[:_SHOWN])
+        more = ", ..." if len(row) > _SHOWN else ""
         return ValueError(
-            f"values must be {self.width} for {self.title}, one of each of "
-            f"{', '.join(self.names)}, got {len(row)}"
+            f"values must have {counted(self.width, 'value')} for {self.title}, got {len(row)} "
+            f"({types}{more}); write ({', '.join(self.names)}{',' if self.width == 1 else ''}), "
+            "or a dict by field"
         )
 
     def _by_name(self, values: Mapping[Any, Any]) -> Row:

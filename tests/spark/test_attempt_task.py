@@ -114,7 +114,7 @@ def returns(answer):
         (
             returns((1, 2)),
             "ValueError",
-            "values must be 1 for outputs, one of each of square, got 2",
+            "must have 1 value for outputs, got 2 (int, int); write (square,), or a dict by field",
         ),
         (returns({"sqare": 1}), "ValueError", "did you mean 'square'?"),
         (lambda row: row["nn"], "KeyError", "no field 'nn' in a tuple of frame's stream 'default'"),

@@ -588,7 +588,10 @@ MISTAKES = {
     "by the function": (lambda c: used(tokens="3"), "tokens of used() must be a number, got str '"),
     "of a Bolt": (lambda c: c.ack(None), "this bolt's collector has no method ack, which only t"),
     "stream": (lambda c: c.emit((1,), "sid"), "stream must be one of b's outputs, got 'sid'; did"),
-    "columns": (lambda c: c.emit((1, 2)), "values must be 1 for b's stream 'default', one of each"),
+    "columns": (
+        lambda c: c.emit((1, 2)),
+        "values must have 1 value for b's stream 'default', got 2",
+    ),
     "no row": (lambda c: c.emit(1), "values must be a tuple, a list or a dict of values for b's"),
     "value": (lambda c: c.emit(("a",)), "'x' of b's stream 'default' must be int64, got str"),
     "returned": (lambda c: c, "a bolt's methods must return None, got "),

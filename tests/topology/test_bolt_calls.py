@@ -17,7 +17,7 @@ BAD_CALLS = [
     (
         lambda c, t: c.emit((1, 2), t),
         ValueError,
-        "values must be 1 for b's stream 'default', one of each of x",
+        r"must have 1 value for b's stream 'default', got 2 \(int, int\); write \(x,\), or a dict",
     ),
     (lambda c, t: c.emit("1", t), TypeError, "must be a tuple, a list or a dict"),
     (lambda c, t: c.emit(t, t), TypeError, "got Tuple; pass tuple.values"),

@@ -186,7 +186,11 @@ async def nothing():
     [
         (BOTH, 1.5, "values must be a tuple, a list or a dict of values for outputs, got float"),
         (BOTH, None, "values must be a tuple, .* got NoneType"),
-        (BOTH, (1.5,), "values must be 2 for outputs, one of each of price, tags, got 1"),
+        (
+            BOTH,
+            (1.5,),
+            r"must have 2 values for outputs, got 1 \(float\); write \(price, tags\), or a dict",
+        ),
         (BOTH, {"price": 1, "tag": 2}, "values must be fields of outputs, got 'tag'; did you mean"),
         (VECTOR, [0.5, 1.5], r"the list<item: double> of 'vec' in a tuple, got \[0.5, 1.5\]; "),
         (VECTOR, [0.5], r"write return \(value,\)"),
@@ -352,7 +356,10 @@ def quits(batch: pa.RecordBatch):
     ("function", "says"),
     [
         (priced, "cost of used() must be a number, got str 't0'"),
-        (lambda row: ("one", 2), "values must be 1 for outputs, one of each of square, got 2"),
+        (
+            lambda row: ("one", 2),
+            "values must have 1 value for outputs, got 2 (str, int); write (square,), or a dict",
+        ),
         (lambda row: ("one",), "'square' of fn's stream 'default' must be int64, got str"),
         (of_text, "tokens of used() must be a number, got str 't0'"),
         (too_few, "fn must return 3 rows, one for each row of its batch, got 2"),

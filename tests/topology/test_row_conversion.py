@@ -143,7 +143,7 @@ def test_what_was_emitted_stays_as_it_was():
             TypeError,
             "got Tuple; pass tuple.values to emit it unchanged",
         ),
-        ((1,), ValueError, "values must be 2 for b's stream 's', one of each of n, tags, got 1"),
+        ((1,), ValueError, r"must have 2 values for b's stream 's', got 1 \(int\); write \(n, t"),
         ([1, 2, 3], ValueError, "got 3"),
         ({"n": 1, "tag": 2}, ValueError, "got 'tag'; did you mean 'tags'?"),
         ({"n": 1}, ValueError, "got none for 'tags'; emit None for a null"),
