@@ -1,4 +1,4 @@
-"""Parts of errors: numbers with nouns, and suggestions of names, seconds and arguments."""
+"""Parts of errors: numbers with nouns, suggestions of names and arguments, and hidden secrets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -61,6 +61,30 @@ def listed(names: Sequence[str]) -> str:
     """Join names, in quotes, into one text; only the first ones if there are very many."""
     shown = ", ".join(repr(name) for name in names[:_MOST_NAMES])
     return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
+
+
+#: Shorter secrets are replaced only where they are no part of a word.
+_SHORT = 6
+#: The text in place of a secret.
+REDACTED = "[redacted]"
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """Return a text with "[redacted]" for each secret.
+
+    A secret of less than six characters is often part of other words, and is replaced only where
+    no letter, digit or underscore adjoins it. So it is replaced as a value, as in
+    ``password=me`` and ``user:me@host``.
+    """
+    # The longest first: a short one may be part of it.
+    for secret in sorted({*secrets} - {""}, key=len, reverse=True):
+        if len(secret) >= _SHORT:
+            text = text.replace(secret, REDACTED)
+            continue
+        # An escape, such as the n of a quoted line break, is no part of the word after it.
+        alone = rf"(?:(?<!\w)|(?<=\\[nrt])){re.escape(secret)}(?!\w)"
+        text = re.sub(alone, REDACTED, text)
+    return text
 
 
 def counted(n: int, one: str, many: str | None = None) -> str:

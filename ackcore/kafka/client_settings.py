@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from logging import INFO, WARNING, Logger, LoggerAdapter
 from typing import TYPE_CHECKING, Any
 
+from ackcore._error_hints import REDACTED, without_secrets
+
 if TYPE_CHECKING:
     _Adapter = LoggerAdapter[Logger]
 else:
@@ -46,8 +48,6 @@ _OF_CONSUMERS = (
     *("queued.", "auto.", "enable.auto.", "enable.partition.", "partition.assignment."),
     *("isolation.", "check.crcs", "coordinator.", "consume.", "offset."),
 )
-#: The text in place of a secret.
-_REDACTED = "[redacted]"
 
 #: The types of loggers.
 Log = Logger | _Adapter
@@ -86,11 +86,8 @@ class ClientSettings:
         return {**found, "oauth_cb": Tokens(given, self)} if callable(given) else found
 
     def redacted(self, text: str) -> str:
-        """Replace each secret of these settings in a text by "[redacted]"."""
-        # The longest first: a short one may be part of it.
-        for secret in sorted(self._secrets(), key=len, reverse=True):
-            text = text.replace(secret, _REDACTED)
-        return text
+        """Replace each secret of these settings in a text, as `without_secrets` does."""
+        return without_secrets(text, self._secrets())
 
     def logger(self, logger: Logger) -> RedactedLog:
         """Return a logger that removes these secrets from its messages."""
@@ -103,11 +100,11 @@ class ClientSettings:
             for name, value in self.options.items()
             if (isinstance(value, str) and _is_secret(name))
             or (type(value) in (int, float) and _names_secret(name))
-        } - {""}
+        }
 
     def __repr__(self) -> str:
         shown = {
-            name: _REDACTED if _is_secret(name) else _shown(value)
+            name: REDACTED if _is_secret(name) else _shown(value)
             for name, value in self.options.items()
         }
         return f"ClientSettings({self.bootstrap_servers!r}, {shown})"

@@ -71,6 +71,31 @@ def test_no_secret_is_shown():
     assert settings.redacted("hunter2hunter2") == "[redacted]"
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("some messages of the member me_1", "some messages of the member me_1"),
+        ("password=me, user:me@host", "password=*, user:*@host"),
+        ("{'sasl.password': 'me'} me", "{'sasl.password': '*'} *"),
+        (repr("said\nme\tme\rme"), "'said\\n*\\t*\\r*'"),
+        ("me", "*"),
+        ("pass.word=$me.p?x me+y", "pass.word=*.p?x *+y"),
+        ("longer-me", "*"),
+        ("xhunter22 xhunter", "x*2 xhunter"),
+        ("$mes", "$mes"),
+    ],
+)
+def test_a_short_secret_is_cut_out_of_no_word(text, told):
+    """Longer ones are cut out of any word: hunter2 would be shown by what follows it."""
+    secrets = {
+        "sasl.password": "me",
+        "a.token": "$me",
+        "b.token": "longer-me",
+        "c.token": "hunter2",
+    }
+    assert ClientSettings("h:1", secrets).redacted(text) == told.replace("*", "[redacted]")
+
+
 def test_an_empty_secret_redacts_nothing():
     assert ClientSettings("h:1", {"sasl.password": ""}).redacted("text") == "text"
 

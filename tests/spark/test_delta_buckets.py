@@ -124,6 +124,10 @@ def test_what_a_server_says_of_a_request_it_refuses_is_shown_without_how_it_was_
         "</StringToSign><SignatureProvided>[redacted]</SignatureProvided><HostId>h</HostId>"
         "<CanonicalRequest>[redacted]"
     )
+    # A short secret is a value, and no part of a word; "true" and "0" are no secrets.
+    said = "some messages: it is true that pw=me is no login of me@127.0.0.1"
+    told = "some messages: it is true that pw=* is no login of *@127.0.0.1"
+    assert redacted(said, ["me", "true", "0", "", "messenger"]) == told.replace("*", "[redacted]")
 
 
 def test_a_bucket_that_is_not_there_is_named_without_secrets(lake):

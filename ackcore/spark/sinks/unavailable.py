@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from ackcore._error_hints import REDACTED, without_secrets
+
 _LONGEST = 500
-_REDACTED = "[redacted]"
-_SHORTEST = 3
+#: Values of options that are no secrets, but occur as words in many errors.
+_PLAIN = re.compile(r"\d{1,2}|[Tt]rue|[Ff]alse")
 #: Terminal colours in deltalake's errors about a bucket.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 #: The login in an address. It has a colon: ``container`` in ``abfss://container@account`` is none.
@@ -60,16 +62,12 @@ def unavailable_by(
 
 
 def redacted(text: str, secrets: Iterable[object]) -> str:
-    """Return a text with ``[redacted]`` for secrets, logins, parameters and signatures.
-
-    The longest secret is replaced first, because a short one may be part of it.
-    """
-    found = {str(one) for one in secrets if len(str(one)) >= _SHORTEST}
-    for secret in sorted(found - {"true", "false", "True", "False"}, key=len, reverse=True):
-        text = text.replace(secret, _REDACTED)
-    text = _LOGIN.sub(f"{_REDACTED}@", text)
-    text = _PARAMETERS.sub(_REDACTED, text)
-    return _SIGNED.sub(rf"\1{_REDACTED}", text)
+    """Return a text with ``[redacted]`` for secrets, logins, parameters and signatures."""
+    shown = (str(one) for one in secrets)
+    text = without_secrets(text, [one for one in shown if not _PLAIN.fullmatch(one)])
+    text = _LOGIN.sub(f"{REDACTED}@", text)
+    text = _PARAMETERS.sub(REDACTED, text)
+    return _SIGNED.sub(rf"\1{REDACTED}", text)
 
 
 def bare(address: str) -> str:
