@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
+import re
 import time
 from collections.abc import Callable, Mapping
-from logging import INFO, WARNING, Logger, LoggerAdapter
+from logging import DEBUG, INFO, WARNING, Logger, LoggerAdapter
 from typing import TYPE_CHECKING, Any
 
 from ackcore._error_hints import REDACTED, without_secrets
@@ -48,6 +50,11 @@ _OF_CONSUMERS = (
     *("queued.", "auto.", "enable.auto.", "enable.partition.", "partition.assignment."),
     *("isolation.", "check.crcs", "coordinator.", "consume.", "offset."),
 )
+
+#: The parts in which equal lines of librdkafka differ.
+_VARIES = re.compile(r"after \d+ms |, \d+ identical error\(s\) suppressed")
+#: Equal lines are logged once in this many seconds; at most so many lines are compared.
+_EQUAL_S, _MOST_LINES = 60.0, 1000
 
 #: The types of loggers.
 Log = Logger | _Adapter
@@ -92,6 +99,10 @@ class ClientSettings:
     def logger(self, logger: Logger) -> RedactedLog:
         """Return a logger that removes these secrets from its messages."""
         return RedactedLog(logger, self)
+
+    def client_logger(self, logger: Logger) -> ClientLog:
+        """Return such a logger for a client of librdkafka."""
+        return ClientLog(logger, self)
 
     def _secrets(self) -> set[str]:
         # Most numbers are times and sizes.  They would be removed from any text with these digits.
@@ -163,6 +174,35 @@ class RedactedLog(_Adapter):
         if self.isEnabledFor(level):
             kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
             self.logger.log(level, "%s", self._settings.redacted(text), **kwargs)
+
+
+class ClientLog(RedactedLog):
+    """The log of a librdkafka client, which repeats an error several times a second.
+
+    Of equal warnings and errors, the first one of each minute has its level, and the others have
+    DEBUG. The first one of a later minute has their number.
+    """
+
+    def __init__(self, logger: Logger, settings: ClientSettings) -> None:
+        super().__init__(logger, settings)
+        #: By line, the time of the last one with its level, and the number of equal ones since.
+        self._lines: dict[str, tuple[float, int]] = {}
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Format and log a message, as `RedactedLog` does."""
+        text = str(msg) % args if args else str(msg)
+        if level >= WARNING:
+            line, now = _VARIES.sub("", text), time.monotonic()
+            last, equal = self._lines.get(line, (-math.inf, 0))
+            if now - last < _EQUAL_S:
+                self._lines[line] = last, equal + 1
+                level = DEBUG
+            else:
+                if len(self._lines) >= _MOST_LINES:
+                    self._lines.clear()
+                self._lines[line] = now, 0
+                text += f" ({equal} equal lines since {now - last:.0f} s ago)" if equal else ""
+        super().log(level, "%s", text, **kwargs)
 
 
 def _servers(servers: Any) -> str:

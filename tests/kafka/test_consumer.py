@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
@@ -19,7 +20,7 @@ from servers import wait_until
 
 from ackcore.calls import Reject
 from ackcore.dispatch import Dispatcher, RecordDead
-from ackcore.kafka import Consumer, ConsumerError
+from ackcore.kafka import Consumer, ConsumerError, client_settings
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.consumer.consumer_records import Failure
 from ackcore.kafka.kafka_errors import OffsetsOutOfRange
@@ -266,6 +267,31 @@ def test_a_retry_of_librdkafkas_as_a_client_starts_is_no_warning(caplog):
         log.log(logging.WARNING, "the disk is full")
         log.log(logging.ERROR, "a broker is down: retrying")
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "ERROR"]
+
+
+def test_equal_lines_of_librdkafka_are_logged_once_a_minute_and_counted(caplog, monkeypatch):
+    """Librdkafka says three times a second that a login failed, for as long as it does."""
+    log = ClientSettings("host:1").client_logger(logging.getLogger("ackcore.kafka"))
+    said = "login of %s failed (after %dms in state AUTH_REQ%s)"
+    for second in range(130):
+        monkeypatch.setattr(client_settings.time, "monotonic", lambda second=second: second)
+        with caplog.at_level(logging.DEBUG, "ackcore.kafka"):
+            again = f", {second} identical error(s) suppressed" if second % 3 else ""
+            log.log(logging.ERROR, "%s [%s] %s", "FAIL", "rdkafka", said % ("a", second, again))
+            if second in (1, 2):
+                log.log(logging.ERROR, "%s [%s] %s", "FAIL", "rdkafka", said % ("b", 7, ""))
+            log.log(logging.INFO, "offset %d", second % 2)
+    lines = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert lines == [
+        "FAIL [rdkafka] login of a failed (after 0ms in state AUTH_REQ)",
+        "FAIL [rdkafka] login of b failed (after 7ms in state AUTH_REQ)",
+        "FAIL [rdkafka] login of a failed (after 60ms in state AUTH_REQ) "
+        "(59 equal lines since 60 s ago)",
+        "FAIL [rdkafka] login of a failed (after 120ms in state AUTH_REQ) "
+        "(59 equal lines since 60 s ago)",
+    ]
+    levels = Counter(one.levelname for one in caplog.records)
+    assert levels == {"ERROR": 4, "DEBUG": 128, "INFO": 130}
 
 
 def test_dead_letters_are_the_record_with_the_reason_in_headers(counts):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import re
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -70,6 +72,24 @@ def test_every_client_logs_in_with_a_token(kafka_broker):
         record = next(iter(consumer))
         assert consumer.ack(record)
     assert record.value == b"1"
+
+
+@pytest.mark.broker
+def test_a_consumer_whose_login_fails_on_and_on_logs_one_error_a_minute(kafka_broker, caplog):
+    options = {**OAUTH, "oauth_cb": lambda _: ("x.y.z", time.time() + 3600)}
+    options |= {"reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 10}
+    caplog.set_level(logging.DEBUG, "ackcore")
+    consumer = Consumer(
+        "t", bootstrap_servers=kafka_broker.token_servers, group_id="refused", options=options
+    )
+
+    def failures():
+        return [one.levelname for one in caplog.records if "invalid_token" in one.getMessage()]
+
+    while len(failures()) < 5:
+        consumer.poll(1, 0.2)
+    consumer.close(drain_s=0)
+    assert Counter(failures())["ERROR"] == 1
 
 
 def test_a_client_without_a_token_says_why():

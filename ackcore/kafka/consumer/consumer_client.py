@@ -55,7 +55,7 @@ def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> C
     Raises ConsumerError if librdkafka refuses the settings.
     """
     own: dict[str, Value] = {
-        "logger": settings.client.logger(_log),
+        "logger": settings.client.client_logger(_log),
         "group.id": settings.group_id,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,

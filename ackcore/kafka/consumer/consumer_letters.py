@@ -292,7 +292,8 @@ def dead_letters_of(settings: ConsumerSettings) -> PendingLetters | None:
         return None
     if not isinstance(given, str):
         return PendingLetters(CallableLetterStore(given), log)
-    own: dict[str, Value] = {"logger": log, "enable.idempotence": True, "acks": "all"}
+    own: dict[str, Value] = {"logger": settings.client.client_logger(_log)}
+    own |= {"enable.idempotence": True, "acks": "all"}
     config = settings.client.client_config(own, SIZES)
     try:
         return PendingLetters(TopicLetterStore(given, without_consumers(config), log), log)
