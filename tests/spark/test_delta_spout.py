@@ -122,6 +122,23 @@ def test_rows_that_come_back_are_not_read_twice(table):
         DeltaSpout(table, starting_version=2).plan(None)
 
 
+def test_a_restore_whose_log_was_cleaned_up_is_not_taken_for_an_append(table):
+    """A table with a checkpoint at each version can be opened at each without its log."""
+    append(table, 0, 9)
+    deltalake.DeltaTable(table).delete("day IS NULL")
+    deltalake.DeltaTable(table).restore(0)
+    for version in range(3):
+        deltalake.DeltaTable(table, version=version).create_checkpoint()
+    append(table, 2)
+    for version in range(3):
+        Path(table, f"_delta_log/{version:020}.json").unlink()
+    for skips in (False, True):
+        with pytest.raises(SourceError, match=r"log of version 2 .* Set starting_version=3, which"):
+            versions(DeltaSpout(table, skip_changes=skips), {"to": 1, "commit": None})
+    before = {"to": 1, "commit": None}
+    assert versions(DeltaSpout(table, starting_version=3), before) == [[2]]
+
+
 def commit(table, version, *actions):
     """Write a version's file of the log, as another writer of Delta does."""
     head = {"commitInfo": {"timestamp": 1, "operation": "DELETE", "operationParameters": {}}}

@@ -199,16 +199,17 @@ class DeltaSpout(DividedSource):
         """Return whether a version that removes no file changes rows nevertheless.
 
         It may delete rows of files that stay (deletion vectors), or bring back files whose rows
-        were read before they were deleted (RESTORE).
+        were read before they were deleted (RESTORE). Raises SourceError if its log was cleaned up.
         """
         has_vectors = "deletionVectors" in (self._table.protocol().reader_features or ())
         if not (has_vectors or has_new_files):
             return False
         commit = self._commit(version)
-        if commit is None and has_vectors:
+        if commit is None and (version or has_vectors):
             raise SourceError(
-                f"{self!r}: the log of version {version} was cleaned up; set a later "
-                "starting_version, which leaves out the versions before"
+                f"{self!r}: the log of version {version} was cleaned up, so it is unknown whether "
+                "the version appends rows, or deletes or restores rows that were read. Set "
+                f"starting_version={version + 1}, which leaves out the versions before"
             )
         actions = [json.loads(line) for line in (commit or b"").splitlines() if line.strip()]
         return any(
