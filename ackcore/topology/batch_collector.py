@@ -187,7 +187,7 @@ def _is_lists(parents: Any) -> bool:
 
 
 def _row_numbers(column: Any, name: str, rows: int) -> Int64s:
-    """Convert the argument ``name``, a column of row numbers, to numpy.
+    """Convert the argument ``name``, a column of row numbers, to numpy's int64.
 
     Raises TypeError if it is not a column of integers. Raises ValueError if it has a null, or a
     number that is not from 0 to ``rows - 1``.
@@ -219,8 +219,9 @@ def _row_numbers(column: Any, name: str, rows: int) -> Int64s:
 def conform(columns: Any, schema: pa.Schema, title: str) -> pa.RecordBatch:
     """Convert the ``columns`` of `BatchOutput.emit` to a batch with exactly the given schema.
 
-    Raises TypeError or ValueError if the columns do not fit the schema. ``title`` is the name of
-    the schema in the text.
+    Raises TypeError or ValueError if columns are missing, unknown or of different lengths, if a
+    value would change by the cast, or for a null in a field that is not nullable. ``title`` is the
+    name of the schema in the text.
     """
     found = columns_in(columns, schema, title)
     arrays = [_column(column, field, title) for column, field in zip(found, schema, strict=True)]
@@ -309,7 +310,7 @@ def _column(column: Any, field: pa.Field, title: str) -> pa.Array:
 
 
 def _is_typed(column: Any) -> bool:
-    """Return whether a column that is not Arrow's has a type of its own, as in numpy and pandas."""
+    """Return whether a column that is not pyarrow's has a type for all values, as in numpy."""
     dtype = getattr(column, "dtype", None)
     # Objects are Python values, as in a list.
     return hasattr(column, "__arrow_c_array__") or str(dtype) not in ("None", "object")

@@ -111,7 +111,7 @@ class BatchExecutor:
         return self._results(emitted, failures)
 
     def cleanup(self) -> None:
-        """Call the bolt's ``cleanup``, if the bolt was prepared."""
+        """Call the bolt's ``cleanup``, if ``prepare`` succeeded; log its exception."""
         if self._prepared and not self._broken:
             cleaned_up(self.component.cleanup, self.reasons.component)
         self._prepared = False

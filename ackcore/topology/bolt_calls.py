@@ -26,9 +26,10 @@ JOIN_BYTES = 1 << 30
 
 
 def joined(stream: str, pieces: Sequence[tuple[pa.RecordBatch, Anchors]]) -> list[Emission]:
-    """Join the batches that were emitted to one stream, in order, to as few emissions as possible.
+    """Join the batches that were emitted to one stream, in order, to emissions of up to 1 GiB.
 
-    ``pieces``: the batches with their anchors. Few large batches cost less in later steps.
+    ``pieces``: the batches with their anchors. Batches that Arrow cannot join stay separate, and
+    so does one that is larger by itself. Few large batches cost less in later steps.
     """
     emissions: list[Emission] = []
     starts, room = [0], JOIN_BYTES
@@ -51,7 +52,7 @@ def joined(stream: str, pieces: Sequence[tuple[pa.RecordBatch, Anchors]]) -> lis
 
 
 def join_anchors(parts: Sequence[Anchors]) -> Anchors:
-    """Return the anchors of an emission whose rows are those of several ones, in order."""
+    """Join the anchors of several emissions, in order, for an emission with all of their rows."""
     handles = np.concatenate([part.handles for part in parts])
     if all(part.offsets is None for part in parts):
         return Anchors(handles, None)
@@ -63,7 +64,7 @@ def join_anchors(parts: Sequence[Anchors]) -> Anchors:
 
 
 def no_stream(component: str, stream: object, declared: Collection[str]) -> ValueError:
-    """Return the error for an emission to a stream that the bolt ``component`` does not declare."""
+    """Return the ValueError for an emission to a stream that is not among those ``declared``."""
     if not declared:
         return ValueError(
             f"{component} declares no outputs, so that it cannot emit; set "
@@ -125,7 +126,8 @@ def call_settings(
 ) -> CallSettings | None:
     """Return the settings of a bolt's calls in one task; None for a bolt with one call at a time.
 
-    Raises TypeError or ValueError if a setting has another type or is out of range.
+    A `BasicBolt` with several ``threads`` has only their number. Raises TypeError or ValueError if
+    a setting has another type or is out of range, or if a `Bolt` has ``threads``.
 
     ``tasks``: the number of tasks that share the rate of ``bolt.limit``. ``reject``: the exceptions
     that are not retried, in addition to ``bolt.reject``.
@@ -155,10 +157,11 @@ def call_settings(
 
 
 def keep_settings(component: Component) -> None:
-    """Copy the numbers and rate limits that a bolt has from its class to the bolt itself.
+    """Copy settings that the user's classes set to the bolt itself: numbers, None, rate limits.
 
     The bolt is pickled, but tasks import its class again. A value that the driver assigned to the
-    class, such as a budget from its command line, would be missing there.
+    class, such as a budget from its command line, would be missing there. A setting that the bolt
+    has itself stays.
     """
     classes = type(component).__mro__
     ours = [one for one in classes if one.__module__ == Component.__module__]
@@ -224,9 +227,10 @@ def overrides_flush(component: object, base: type) -> bool:
 
 
 def journaled(component: Component) -> BasicBolt | AsyncBolt:
-    """Return a bolt with ``journal = True``, after a check that it can have a journal.
+    """Return the bolt unchanged, after a check that it can have a journal.
 
-    Raises TypeError if it cannot, or ``journal`` is not a bool.
+    Raises TypeError unless it is an `AsyncBolt`, or a `BasicBolt` without a ``flush`` of its own,
+    and ``journal`` is a bool.
     """
     made = type(component).__name__
     if not isinstance(component.journal, bool):

@@ -44,7 +44,8 @@ def kind_of(function: Any) -> Kind:
     """Return the kind of a function, or raise TypeError if ackcore cannot call it.
 
     It is a function of batches if its first parameter is annotated as a `pyarrow.RecordBatch`, and
-    otherwise a function of a row.
+    otherwise a function of a row. Refused are classes, generators, functions that do not take one
+    argument, async functions of batches, and those annotated with a DataFrame or the like.
 
     ``function``: a function, a `functools.partial` or an object with a ``__call__``.
     """
@@ -127,7 +128,7 @@ class AnswerRows(RowSchema):
         ``answer``: the values in the order of the schema, or by name in a dict, a Row, a
         namedtuple, a dataclass or a pydantic object. If the schema has one field, also the bare
         value of that field, unless it is a tuple, a list or a dict. An object with names is the
-        bare value if the field is a struct and none of these names is the field's.
+        bare value unless its only name is the field's.
         """
         if isinstance(answer, NOT_RUN):
             raise _not_run(answer)
@@ -218,7 +219,7 @@ def answer_parts(
 
 
 def _as_columns(answer: Any, schema: pa.Schema) -> Any:
-    """Return an answer as columns; a bare column becomes a list of one."""
+    """Return an answer as columns; if the schema has one field, a bare column in a list."""
     is_table = isinstance(answer, pa.RecordBatch | pa.Table | Mapping | list | tuple)
     return answer if is_table or len(schema) > 1 else [answer]
 

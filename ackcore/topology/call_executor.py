@@ -75,7 +75,7 @@ class CallExecutor(RowExecutor):
         self._trips = 0  # the number of times that a breaker has opened, as last reported
 
     def cleanup(self) -> None:
-        """Call the bolt's ``cleanup``, and end its event loop or threads."""
+        """Call the bolt's ``cleanup``, if ``prepare`` succeeded; end its event loop or threads."""
         calls = self._calls
         self._calls = None
         if calls is None:
@@ -170,7 +170,11 @@ class CallExecutor(RowExecutor):
                     group = called.popleft()
                     self._progressed()
                     error_ = outcome.error or group[0].stopped
-                    if error_ and len(group) > 1 and self._is_of_input(error_):
+                    # Any other error may be due to only some of the inputs.
+                    of_all = error_ and (
+                        self._settings.is_of_call(error_) or is_marked_final(error_)
+                    )
+                    if error_ and len(group) > 1 and not of_all:
                         half = len(group) // 2
                         halves += group[:half], group[half:]
                         continue
@@ -185,12 +189,11 @@ class CallExecutor(RowExecutor):
             groups = halves
         self.collector._convert()
 
-    def _is_of_input(self, error: BaseException) -> bool:
-        """Return whether an error of a call of several inputs may be due to only some of them."""
-        return not (self._settings.is_of_call(error) or is_marked_final(error))
-
     def _grouped(self, inputs: Iterator[CallInput]) -> Iterator[Group]:
-        """Yield the inputs of each call: up to ``max_batch``, with the same key of the limit."""
+        """Yield the inputs of each call: up to ``max_batch``, with the same key of the limit.
+
+        Groups with fewer inputs come last. An input whose key cannot be computed is alone.
+        """
         most = self._max_batch
         if most == 1:
             for input in inputs:
@@ -222,7 +225,10 @@ class CallExecutor(RowExecutor):
     def _fail_rest(
         self, out: deque[CallInput], pulled: Iterator[CallInput], error: BaseException
     ) -> None:
-        """Fail the inputs that have not ended: ``out``, which were called, and then ``pulled``."""
+        """Fail the inputs that have not ended: ``out``, which were called, and then ``pulled``.
+
+        All later inputs of an `AsyncBolt` fail too; a `BasicBolt` gets new threads.
+        """
         for input in out:
             self.collector._raised(input.tuple, input.error or error)
         out.clear()

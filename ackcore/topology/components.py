@@ -58,10 +58,10 @@ class Collector(Protocol):
         Raises
         ------
         ValueError
-            If the stream does not exist, the values do not fit its schema, or an anchor was acked
-            before. In the last case that input fails, because a tree that grows after its ack
-            has no defined end. Values that Arrow cannot convert fail the anchors when the batch
-            ends.
+            If the stream does not exist, ``values`` are too many, too few or under other names, or
+            an anchor is no input of this task or was acked before. In the last case that input
+            fails, because a tree that grows after its ack has no defined end. Values that Arrow
+            cannot convert fail the anchors when the batch ends; without anchors, they raise here.
         TypeError
             If ``values`` or ``anchors`` has another type.
         RuntimeError
@@ -78,14 +78,15 @@ class Collector(Protocol):
         """Ack an input.
 
         A second ack, or an ack after a fail, has no effect; the number of such calls is logged. If
-        ``execute`` raises, its input fails although it was acked.
+        ``execute`` raises, its input fails although it was acked. Raises TypeError or ValueError
+        for an object that is no input of this task.
         """
 
     def fail(self, tuple: Tuple, reason: BaseException | Reason | str | None = None) -> None:
-        """Fail an input, so that its record is retried.
+        """Fail an input: its record is retried, or dead if ``reason`` is final (`Reject`).
 
         The first of several reasons is kept. An input that was acked in the same batch fails. For
-        one that was acked in an earlier batch, the call has no effect.
+        one that was acked in an earlier batch, the call has no effect. Raises as `ack` does.
         """
 
 
@@ -95,7 +96,8 @@ class BasicCollector(Protocol):
     def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
         """Emit a tuple anchored to the input; ``values`` and ``stream`` as for `Collector.emit`.
 
-        Any thread may call it until ``execute`` has returned. Later calls raise `ValueError`.
+        Any thread may call it until ``execute`` has returned. Later calls raise `ValueError`, and
+        fail the input if its batch has not ended.
         """
 
 
@@ -114,7 +116,8 @@ class AsyncCollector(BasicCollector, Protocol):
     def used(self, *, tokens: float | None = None, cost: float | None = None) -> None:
         """Report what the call has used, for a limit with ``tokens_per_min`` or ``cost_per_run``.
 
-        The same as `ackcore.calls.used`. One collector reports for all tuples of a call.
+        Like `ackcore.calls.used`, but from any thread. In ``execute_many``, any one collector
+        reports for all tuples of the call.
         """
 
 
@@ -171,7 +174,8 @@ class BatchOutput(Protocol):
         """Fail rows of the input batch, with a reason for each row or one for all.
 
         ``rows``: an array of row numbers. The first of several reasons for a row is kept. Tuples
-        anchored to these rows are emitted, but no sink receives them.
+        anchored to these rows are emitted, but no sink receives them. Raises TypeError or
+        ValueError if an argument does not fit, and RuntimeError after the call of the bolt.
         """
 
 
@@ -423,11 +427,11 @@ class BatchBolt(Component):
 
 
 def output_streams(component: Component) -> dict[str, pa.Schema]:
-    """Return the schemas of a bolt's streams by name; all nested fields are made nullable.
+    """Return the schemas of a bolt's streams by name; empty if ``outputs`` is None.
 
-    Parquet raises for a null in a nested field that is declared NOT NULL. Raises TypeError if
-    ``outputs`` is neither a schema nor a mapping of str to schema. Raises ValueError if a stream
-    has no fields.
+    All nested fields are made nullable: Parquet raises for a null in one that is declared NOT NULL.
+    Raises TypeError if ``outputs`` is neither a schema nor a mapping of str to schema. Raises
+    ValueError if a stream has no fields.
     """
     outputs, name = component.outputs, type(component).__name__
     if outputs is None:

@@ -40,7 +40,7 @@ class Node:
         raise NotImplementedError
 
     def columns(self) -> Iterator[str]:
-        """Yield the names of the columns that this part uses."""
+        """Yield the names of the columns that this part uses, perhaps several times."""
         for value in vars(self).values():
             for each in value if isinstance(value, tuple) else (value,):
                 if isinstance(each, Node):
@@ -133,7 +133,10 @@ class ComparisonNode(Node):
     right: Node
 
     def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return booleans. If the left operand is NULL, Spark does not evaluate the right one."""
+        """Return booleans: NULL if an operand is, except for ``<=>``, by which NULLs are equal.
+
+        ``alone``: if the left operand is NULL, the right one is evaluated only for ``<=>``.
+        """
         left = self.left.evaluate(batch, alone)
         if alone and self.operator != "<=>" and _is_null(left):
             return pa.nulls(1, pa.bool_())

@@ -37,7 +37,8 @@ class Executor(Protocol):
     Rows are numbered from 0, in the order in which they are passed in; these numbers are their
     handles. The same rows give the same results, unless the bolt itself does not.
 
-    These methods raise only `KeyboardInterrupt`; any other exception of a bolt fails rows.
+    An exception of the bolt fails rows, and only its `KeyboardInterrupt` is raised. With a journal,
+    `process` raises RuntimeError or OSError if the journal fails.
     """
 
     def process(
@@ -79,8 +80,8 @@ def executor_for(
     make a record a dead letter at once, in addition to `Reject` and the bolt's own. ``answers``:
     the journaled answers to the calls of a bolt with ``journal = True``. Without it, the bolt makes
     every call. ``tasks``: the number of the bolt's tasks that may run at once and share an
-    `AsyncBolt`'s rate. ``progressed``: if the bolt processes several inputs at once, called after
-    each of them, in order. ``tables``: the tables that the bolt uses, by name.
+    `AsyncBolt`'s rate. ``progressed``: called after each call of a bolt that makes several at once.
+    ``tables``: the tables that the bolt ``uses``, by name; assigned to its ``tables``.
     """
     assert isinstance(component, Bolt | BasicBolt | AsyncBolt | BatchBolt)
     if component.uses:

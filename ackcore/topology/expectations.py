@@ -124,7 +124,7 @@ class StreamCheck:
     columns: tuple[str, ...]  # the columns whose values a reason shows
 
     def failed(self, batch: pa.RecordBatch) -> tuple[Int64s, dict[int, str]]:
-        """Return the row numbers of tuples that do not meet the condition.
+        """Return the row numbers of tuples that do not meet the condition, ascending.
 
         Also returns, by row number, the texts of errors that the condition raised; these tuples do
         not meet it. A batch that raises is bisected, so an error concerns only the tuples that
@@ -167,9 +167,9 @@ class StreamCheck:
         return met
 
     def reasons(self, batch: pa.RecordBatch, rows: Int64s, errors: Mapping[int, str]) -> list[str]:
-        """Return the reason for each tuple that does not meet the condition.
+        """Return the reason for each tuple in ``rows``: the condition, the values, and the error.
 
-        ``rows`` and ``errors`` are parts of the result of `failed`.
+        ``rows`` and ``errors`` are parts of the result of `failed`. Long values are cut.
         """
         at = pa.array(rows)
         columns = [shown_values(batch.column(name).take(at)) for name in self.columns]
@@ -191,7 +191,7 @@ def _short(value: Any) -> str:
 def checks_of(
     expected: Sequence[Expectations], types: Mapping[str, pa.DataType | None]
 ) -> Iterator[StreamCheck | str]:
-    """Yield a check for each condition of a stream, or a text if the condition has a problem.
+    """Yield a check for each condition of a stream, or a text if it has a problem or comes twice.
 
     ``types``: the types of the stream's columns; None for a type that conditions cannot compare.
     """

@@ -17,13 +17,13 @@ from ackcore.topology.tuples import Reason, Tuple
 
 
 def exception_classes(given: Any, title: str) -> tuple[type[Exception], ...]:
-    """Convert a list of exception classes, or of their names, to classes.
+    """Convert a list of exception classes, or of their names, to a tuple of classes.
 
-    Raises TypeError if it is not such a list. Raises ValueError if a name cannot be found, or an
-    item is not a class derived from Exception.
+    Raises TypeError if it is no iterable, or a single class or name. Raises ValueError if a name
+    cannot be found, or an item is not a class derived from Exception.
 
     ``given``: the list. A name is ``"ValueError"`` for a builtin, otherwise
-    ``"package.module.Class"``. ``title``: the name of the argument in errors.
+    ``"package.module.Class"``, which is imported. ``title``: the name of the argument in errors.
     """
     if isinstance(given, (str, type)) or not isinstance(given, Iterable):
         raise TypeError(
@@ -87,9 +87,9 @@ class ReasonMaker:
             self._retry_on = (Retry, *retried)
 
     def of(self, reason: BaseException | Reason | str | None) -> Reason:
-        """Convert an exception, a text or None to a reason.
+        """Convert an exception, a text or None to a reason; return a checked copy of a `Reason`.
 
-        Raises TypeError if it is another object.
+        A text and None are never final. Raises TypeError if it is another object.
         """
         if isinstance(reason, BaseException):
             return self._of_error(reason)
@@ -129,7 +129,7 @@ class ReasonMaker:
 
 
 def with_hint(reason: Reason, hint: str) -> Reason:
-    """Append a hint to the message of a reason."""
+    """Return a reason with a hint appended to its message."""
     return reason._replace(message=Reason.of("", f"{reason.message}; {hint}").message)
 
 

@@ -83,7 +83,7 @@ class RowFunction(_Calling, AsyncBolt):
         self.wait_in_task_s = settings.wait_in_task_s
 
     async def prepare(self, context: Context) -> None:  # type: ignore[override]
-        """Enter the function, if it is a context manager, and create its threads."""
+        """Enter the function, if it is an (async) context manager; make threads for a plain one."""
         function = self._function
         self._answers = AnswerRows(self._schema)
         self._threads: CallThreads | None = None
@@ -105,7 +105,7 @@ class RowFunction(_Calling, AsyncBolt):
         collector.emit((*tuple.values, *row))
 
     async def cleanup(self) -> None:  # type: ignore[override]
-        """Exit the function, if it is a context manager."""
+        """End the threads of a plain function; exit the function, if it is a context manager."""
         function = self._function
         if self._threads is not None:
             self._threads.close()
@@ -277,7 +277,10 @@ class _Slice:
         return self._taken < len(self._called)
 
     def take(self, outcome: CallOutcome[Any], answers: AnswerRows) -> None:
-        """Store the outcome of the first row in ``called`` that has none yet."""
+        """Store the outcome of the first row in ``called`` that has none yet.
+
+        An answer that does not fit ``answers`` makes the row a failed one.
+        """
         row, error = self._called[self._taken], outcome.error
         self._taken += 1
         if error is None:
@@ -294,7 +297,7 @@ class _Slice:
         self._failed[row] = FailedRow(error, outcome.attempts)
 
     def answered(self, answers: AnswerRows) -> RowOutcomes:
-        """Return the outcomes of all rows."""
+        """Return the outcomes of all rows; those whose answers Arrow cannot convert have failed."""
         batches, misfits = answers.batches(self._values)
         rows = np.array(self._rows, np.int64)
         for at, error in misfits:

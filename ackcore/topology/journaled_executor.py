@@ -164,8 +164,9 @@ class Answers:
         reasons: ReasonMaker,
         cost: Cost = NO_COST,
     ) -> None:
-        """Write the rows that a call emitted as the answer; a failure if they do not fit a schema.
+        """Write the rows that a call emitted as the answer to its input.
 
+        If they do not fit a schema, or take 1 GiB or more, a final failure is written instead.
         ``key``: the key of the input. ``rows``: the rows of each stream, as `RowSchema.row` returns
         them. ``reasons``: makes the reason of the failure. ``cost``: the cost of the call, which
         the caller has added to the budget.
@@ -273,7 +274,7 @@ class Answers:
 
 
 def _cost_in(data: bytes) -> Cost:
-    """Read the cost from the bytes of an answer."""
+    """Read the cost from the bytes of an answer; `NO_COST` if none was reported."""
     if not _HEAD.unpack_from(data)[0] & _PAID:
         return NO_COST
     cost, size = _COST.unpack_from(data, _HEAD.size)
@@ -369,12 +370,6 @@ class _Journaled(RowExecutor):
             if some:
                 yield some
 
-    def _ack(self, one: Tuple) -> None:
-        """Ack an input whose answer is written, so that it takes no more emissions."""
-        with self.collector._lock:
-            if one._state == OPEN:
-                one._state = ACKED
-
 
 class JournaledExecutor(_Journaled):
     """The `Executor` of one task of a `BasicBolt` with ``journal = True`` and one thread."""
@@ -437,7 +432,7 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
             cost = NO_COST
 
     def _cost_of(self) -> Cost:
-        """Return the cost that the call has reported, and add it to the budget."""
+        """Return the call's cost, add it to the budget, and refuse later reports; 0 without one."""
         budget, usage = self._answers.budget, USAGE.get()
         if budget is None or usage is None:
             return NO_COST
@@ -448,7 +443,7 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
         return Cost(usage.cost, usage.key)
 
     def _pay(self) -> None:
-        """Write the cost of the call, which raised, to the journal."""
+        """Write the cost of the call, which raised, to the journal. `_end` raises its OSError."""
         cost = self._cost_of()
         if cost.cost:
             try:
@@ -479,7 +474,10 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
     def _end(self, input: CallInput, error: BaseException | None) -> None:
         if self._unwritten is not None:
             raise self._unwritten
+        one = input.tuple
         if error is not None:
             # If the call did return, the journal has its answer already, and keeps the first.
-            self._answers.failed(self._keys[input.tuple._handle], self.reasons.of(error))
-        self._ack(input.tuple)
+            self._answers.failed(self._keys[one._handle], self.reasons.of(error))
+        with self.collector._lock:
+            if one._state == OPEN:
+                one._state = ACKED  # so that it takes no more emissions

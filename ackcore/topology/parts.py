@@ -59,7 +59,7 @@ class Grouping:
     def moves(self, parallelism: int | None) -> bool:
         """Return whether tuples may be sent to another task than the one that emitted them.
 
-        ``parallelism``: the number of tasks that the bolt asks for, or None.
+        ``parallelism``: the bolt's own number of tasks; with None, ``"shuffle"`` moves none.
         """
         if self.name == "shuffle":
             return parallelism is not None
@@ -87,7 +87,7 @@ class Dedup(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spout:
-    """A source of records. Its only stream is ``"default"``."""
+    """A spout: a source of records and its options. Its only stream is ``"default"``."""
 
     name: str  # the name of the component
     source: Any  # the records. This package uses only the names of its columns
@@ -105,22 +105,25 @@ class Spout:
 
     @property
     def checks_ids(self) -> bool:
-        """Whether a duplicate message id is an error. With ``dedup``, duplicates are expected."""
+        """Whether each micro-batch is checked for duplicate message ids, which are an error.
+
+        Not for an untracked spout, with ``dedup``, or if the ids are made or declared ``unique``.
+        """
         return self.tracked and bool(self.message_id) and not self.unique and self.dedup is None
 
     @property
     def emitter(self) -> str:
-        """The component that the spout's readers read: the spout, or its bolt for ``dedup``."""
+        """The name of the component that readers read: with ``dedup`` ``<spout>.dedup``, a bolt."""
         return self.name if self.dedup is None else f"{self.name}{DEDUP}"
 
     @property
     def kind(self) -> str | None:
-        """The kind of a planned source, such as ``"kafka"``; None for a DataFrame."""
+        """The result of `kind_of` for the source."""
         return kind_of(self.source)
 
 
 def kind_of(source: Any) -> str | None:
-    """Return the kind of a planned source, or None for a DataFrame."""
+    """Return the kind of a source that ackcore reads, such as ``"kafka"``; None for a DataFrame."""
     # Look at the class: a DataFrame has an attribute for each column, its class does not.
     kind: str | None = getattr(type(source), "source_kind", None)
     return kind
@@ -194,14 +197,14 @@ class Parts:
     tables: Mapping[str, TableSpec] = field(default_factory=dict, kw_only=True)
 
     def table_read(self, sink: SinkSpec) -> TableSpec | None:
-        """Return the table whose changed or closed rows a sink reads, or None."""
+        """Return the table of a sink of ``<table>.changes`` or ``<table>.closed``; else None."""
         for end in (CHANGES, CLOSED):
             if sink.component.endswith(end):
                 return self.tables.get(sink.component.removesuffix(end))
         return None
 
     def sink_schema(self, sink: SinkSpec) -> pa.Schema | None:
-        """Return the schema of the rows of a sink; None for a sink of a spout."""
+        """Return the schema of a sink's rows; None for a sink of a spout, also with ``dedup``."""
         table = self.table_read(sink)
         if table is not None:
             streams = closed_streams if sink.component.endswith(CLOSED) else change_streams
@@ -211,12 +214,12 @@ class Parts:
         return self.bolts[sink.component].schemas[sink.stream]
 
     def source_of(self, component: str) -> Spout | None:
-        """Return the spout whose records a component emits: itself, or that of its ``dedup``."""
+        """Return the spout of a component: a spout or its bolt ``<spout>.dedup``. Else None."""
         spout = self.spouts.get(component) or self.spouts.get(component.removesuffix(DEDUP))
         return spout if spout is not None and component in (spout.name, spout.emitter) else None
 
     def spouts_of(self, component: str) -> tuple[str, ...]:
-        """Return the spouts whose records reach a component, in the order of the topology."""
+        """Return the names of the spouts that a component is or gets records of, as declared."""
         reached, left = set[str](), [component]
         while left:
             name = left.pop()
@@ -228,7 +231,7 @@ class Parts:
 
     @property
     def closed(self) -> dict[str, TableSpec]:
-        """The tables whose closed windows bolts or tables read, by the names of their spouts."""
+        """The tables whose closed windows bolts or tables read, by spout ``<table>.closed``."""
         return {
             name: self.tables[spout.source.shape.name]
             for name, spout in self.spouts.items()
@@ -236,7 +239,7 @@ class Parts:
         }
 
     def tables_before(self, table: TableSpec) -> tuple[str, ...]:
-        """Return the names of the tables whose closed windows reach a table, also by bolts."""
+        """Return the names of the tables whose closed windows a table gets, also through bolts."""
         closed = self.closed
         return tuple(closed[one].name for one in self.spouts_of(table.component) if one in closed)
 
@@ -248,7 +251,7 @@ class Parts:
 
     @property
     def written(self) -> frozenset[tuple[str, str]]:
-        """The component and name of each stream that a sink or a table reads."""
+        """The component and name of each stream of a spout or bolt that a sink or table reads."""
         sinks = {  # without those of sinks that read tables, which are no streams of a run
             (sink.component, sink.stream)
             for sink in self.sinks.values()
@@ -262,8 +265,8 @@ class Parts:
     def structure(self) -> dict[str, Any]:
         """The part of the topology that a checkpoint depends on, as plain JSON.
 
-        It has names, fields, types and groupings, but no code, sources, writers, parallelism or
-        settings. It does not depend on the order of declarations.
+        It has names, fields, types, message ids, groupings and the shapes of tables, but no code,
+        source, writer, parallelism or setting. The order of declarations has no effect.
         """
         tables = {
             table.name: {"from": [table.component, table.stream], **table.shape.structure()}
@@ -307,11 +310,11 @@ class Parts:
 def with_closed(
     declared: Sequence[DeclaredTable], spouts: Sequence[Spout], bolts: Sequence[BoltSpec]
 ) -> tuple[list[TableSpec], list[Spout], list[str]]:
-    """Return the tables, the spouts ``<table>.closed`` of those that are read, and the problems.
+    """Return the checked tables, the spouts ``<table>.closed``, and the problems as texts.
 
-    The rows of the windows that a micro-batch closes are the records of this spout in the next one,
-    so everything that holds for records holds for them. A table is missing if its stream is
-    unknown, or its key or a value does not fit the stream.
+    A table with windows has such a spout if a bolt or a table reads it. The rows of the windows
+    that a micro-batch closes are its records in the next one. Tables whose stream is unknown are
+    left out; so are those whose key or value does not fit the stream, which is a problem.
     """
     schemas = {
         (bolt.name, stream): schema for bolt in bolts for stream, schema in bolt.schemas.items()

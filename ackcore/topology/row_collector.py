@@ -110,7 +110,8 @@ class RowCollector:
     ) -> tuple[_Stream, Row]:
         """Return the stream of this name, and the values as a row of its schema.
 
-        Raises ValueError if the stream does not exist; raises if the values do not fit its schema.
+        Raises ValueError if the stream does not exist; raises as `RowSchema.row` does, also an
+        error of the values' own methods. With `_final`, the error is marked as final.
         """
         try:
             out = self._streams.get(stream)
@@ -161,7 +162,10 @@ class RowCollector:
                 self.ignored += 1
 
     def _emit_with_anchors(self, out: _Stream, row: Row, anchors: Any) -> None:
-        """Emit a row; ``anchors`` is None or an iterable of tuples."""
+        """Emit a row; ``anchors`` is None or an iterable of tuples.
+
+        If an anchor failed in an earlier window, the row is dropped and its other anchors fail.
+        """
         if anchors is None:
             chain: tuple[Tuple, ...] = ()
         else:
@@ -192,8 +196,9 @@ class RowCollector:
     def _failed_before(self, anchor: Tuple) -> bool:
         """Return whether an anchor failed in an earlier window, so that its rows are dropped.
 
-        Raises ValueError or RuntimeError if no row may be emitted with this anchor. Call it under
-        the lock.
+        Raises RuntimeError if the collector is closed. Raises ValueError for an input of another
+        task, for one that failed in a `BasicBolt`, and for one that was acked, which then fails.
+        Call it under the lock.
         """
         if self._closed or anchor._origin.owner is not self:
             self._refuse(anchor)
@@ -239,7 +244,7 @@ class RowCollector:
     # -- called by the executor ---------------------------------------------------------------
 
     def _set_failed(self, tuple: Tuple, reason: Reason) -> bool:
-        """Fail a tuple; return False if it failed before, or its ack is in an earlier result.
+        """Fail a tuple, and return True; False if it failed, or was acked in an earlier window.
 
         Call it under the lock.
         """
@@ -255,7 +260,7 @@ class RowCollector:
         return True
 
     def _raised(self, tuple: Tuple, error: BaseException) -> None:
-        """Fail a tuple whose execute raised; drop its emissions if the collector is ``basic``."""
+        """Fail a tuple with an error, even if it was acked; drop its emissions if ``basic``."""
         reason = self._reasons.of(error)
         with self._lock:
             self._set_failed(tuple, reason)
@@ -265,9 +270,9 @@ class RowCollector:
                         out.rows.pop()
 
     def _pop_result(self, tuple: Tuple) -> tuple[dict[str, list[Row]], Reason | None]:
-        """Take the rows of the tuple that was executed last, by stream, and its failure, if any.
+        """Remove and return the last executed tuple's rows, by stream, and its failure or None.
 
-        The collector no longer has them. Call it under the lock.
+        Call it under the lock.
         """
         rows: dict[str, list[Row]] = {}
         for name, out in self._streams.items():
@@ -287,7 +292,7 @@ class RowCollector:
                 tuple._state = ACKED
 
     def _refuse_late(self, tuple: Tuple) -> NoReturn:
-        """Raise for an emit after the execute of its input has ended, and fail the input."""
+        """Fail an input whose execute has ended, and raise ValueError for the emit after that."""
         with self._lock:
             self._failed_before(tuple)
             error = ValueError(
@@ -298,7 +303,7 @@ class RowCollector:
             raise error
 
     def _hold(self, tuples: Iterable[Tuple]) -> None:
-        """Change the state of tuples from OPEN to HELD when their batch ends."""
+        """Change the state of the OPEN tuples among these to HELD, when their batch ends."""
         with self._lock:
             for one in tuples:
                 if one._state == OPEN:
@@ -460,7 +465,7 @@ class GroupCollector(AsyncCallCollector):
         self.error: BaseException | None = None
 
     def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
-        """Emit a tuple. If it does not fit, keep the error, and do not raise."""
+        """Emit a tuple. If it does not fit, keep the first error; raise only after the call."""
         try:
             super().emit(values, stream)
         except KeyboardInterrupt:

@@ -113,8 +113,8 @@ def by_halves(
 ) -> None:
     """Call ``convert(start, stop)``; if it raises, call it for each half, down to single rows.
 
-    Adds the rows that fail alone to ``misfits``. ``passed``: the exceptions that are raised at
-    once.
+    Adds the rows that fail alone to ``misfits``, with their errors. ``passed``: the exceptions that
+    are raised at once. Nothing is called for no rows.
     """
     if start == stop:
         return
@@ -150,8 +150,9 @@ class RowSchema:
     def row(self, values: Any) -> Row:
         """Return emitted values as a row; later changes of the values do not affect it.
 
-        Raises TypeError or ValueError if they are neither a sequence of values that fits the
-        schema, nor an object with the names of its fields (`ackcore._arrow.lossless.as_mapping`).
+        Raises TypeError or ValueError if they are neither a list or tuple with a value for each
+        field, nor an object with the names of all fields (`ackcore._arrow.lossless.as_mapping`).
+        Types are checked only by `batch`.
         """
         kind = type(values)
         if kind is tuple or kind is list:  # nearly always
@@ -194,7 +195,8 @@ class RowSchema:
     def batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
         """Convert rows to a batch of the schema.
 
-        Raises an error of any type if a value does not fit, or the conversion would change it.
+        Raises an error of any type if a value does not fit, the conversion would change it, or it
+        is None in a field that is not nullable. For a single row, the error names the field.
         """
         columns = []
         for field, values in zip(self.schema, _transposed(rows, self.width), strict=True):
@@ -216,7 +218,7 @@ class RowSchema:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def batches(self, rows: Sequence[Row]) -> tuple[list[tuple[int, pa.RecordBatch]], list[Misfit]]:
-        """Convert rows to few batches, without the rows that do not fit the schema.
+        """Convert rows to batches: one, or several between rows that do not fit the schema.
 
         Returns the batches, each with the number of its first row, and the other rows.
         """
@@ -237,7 +239,7 @@ def _transposed(rows: Sequence[Row], width: int) -> Iterable[Sequence[Any]]:
 
 
 def no_values(values: object, title: str) -> TypeError:
-    """Return the error for ``values`` that are neither a sequence nor a mapping.
+    """Return the error for emitted ``values`` that are no list, tuple, dict or the like.
 
     ``title``: the name of the stream in the text.
     """
@@ -264,7 +266,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def _frozen(value: Any) -> Any:
-    """Return a copy of a value, or the value itself if it is immutable."""
+    """Return a deep copy of a value, with bytes for a bytearray; an immutable value unchanged."""
     kind = type(value)
     if kind in _IMMUTABLE:
         return value

@@ -107,7 +107,7 @@ class RowExecutor:
         return self._results(emissions, failures, 0)
 
     def cleanup(self) -> None:
-        """Call the bolt's ``cleanup``, if the bolt was prepared."""
+        """Call the bolt's ``cleanup``, if ``prepare`` succeeded; log its exception."""
         if self._prepared and not self._broken:
             cleaned_up(self.component.cleanup, self.reasons.component)
         self._prepared = False
@@ -143,7 +143,7 @@ class RowExecutor:
             self.collector._convert()
 
     def _slices(self, origin: Origin, batch: pa.RecordBatch, first: int) -> Iterator[list[Tuple]]:
-        """Yield the rows of a batch as tuples, in slices; fail rows without a Python value."""
+        """Yield a batch's rows as tuples, in slices. Rows that Python cannot hold fail instead."""
         for start in range(0, batch.num_rows, SLICE_ROWS):
             rows, misfits = rows_of(batch.slice(start, SLICE_ROWS))
             handles = range(first + start, first + start + len(rows))

@@ -105,7 +105,8 @@ class Settings:
         ``max_dead_ratio`` of `start` apply: those of the last micro-batches that together have at
         least this number. Earlier records do not count. None for all records since the start.
     parallelism : int, optional
-        The number of tasks after each exchange; None for the session's default.
+        The number of tasks after each exchange; more if a bolt asks for more. None for Spark's
+        ``defaultParallelism``.
     chunk_rows : int, default 65536
         The approximate number of rows in the batches that bolts receive: smaller ones are joined.
     reject : list of exception classes or of their names, default ()
@@ -202,7 +203,7 @@ class Settings:
         Parameters
         ----------
         toml : path, optional
-            A file with a table ``[ackcore]``. Its other tables are ignored.
+            A file with a table ``[ackcore]``. Its other tables are ignored. None for no file.
         environ : mapping from str to str, optional
             The environment, with variables ``ACKCORE_<SETTING>``; None for ``os.environ``. Commas
             separate several names in ``ACKCORE_REJECT``.
@@ -216,6 +217,8 @@ class Settings:
         ValueError
             If the file or the environment has a setting that is unknown or out of range, or the
             file is not TOML or lacks the table.
+        OSError
+            If the file cannot be read.
         """
         check_keywords(overrides)
         given: dict[str, Any] = {}
@@ -257,7 +260,7 @@ def _check(title: str, value: Any, allowed: _Range) -> None:
 
 
 def _check_in_place(name: str, value: Any, title: str) -> None:
-    """Check a setting from a file or a variable, which the error names by ``title``."""
+    """Raise TypeError or ValueError for a wrong setting, which the error names by ``title``."""
     if name in _RANGES:
         _check(title, value, _RANGES[name])
     else:

@@ -64,7 +64,10 @@ _FEW = 16
 
 
 def supported_type(type_: pa.DataType) -> pa.DataType | None:
-    """Return the type in which conditions use a column, or None if they cannot compare it."""
+    """Return the type in which conditions use a column of a type; None if they cannot compare it.
+
+    Large text is used as text, and times with a zone in UTC; any other type is used unchanged.
+    """
     if pa.types.is_large_string(type_):
         return pa.string()
     if pa.types.is_timestamp(type_) and type_.unit == "us" and type_.tz is not None:
@@ -123,9 +126,9 @@ def _constant(value: Any, type_: pa.DataType) -> LiteralNode:
 def compile_condition(sql: str, types: Mapping[str, pa.DataType | None]) -> Node:
     """Return a condition as a tree of Arrow calls.
 
-    Raises UnsupportedSql if it is no condition on these columns, or Arrow does not evaluate it as
-    Spark does. `checks_of` writes the condition before the text. Raises ImportError without
-    sqlglot.
+    Raises UnsupportedSql if it is no condition on these columns, uses none of them, or Arrow does
+    not evaluate it as Spark does. The text does not repeat the condition, which `checks_of` writes
+    before it. Raises ImportError without sqlglot.
 
     ``sql``: the condition, in Spark's SQL. ``types``: the types of the columns; None for types that
     conditions cannot compare.
@@ -286,7 +289,7 @@ class _Compiler:
         return _call(self._number_type(tree, node), "negate_checked", node)
 
     def _from_cast(self, tree: Any) -> Node:
-        """Convert a literal with a type, such as ``DATE '2020-01-01'`` or ``1L``."""
+        """Convert a literal with a type, such as ``DATE '2020-01-01'`` or ``1L``; refuse a cast."""
         inner, to = tree.this, tree.args["to"].sql("spark").upper()
         if type(inner).__name__ == "Literal":
             text = inner.this
@@ -343,7 +346,7 @@ class _Compiler:
         return _not(self._condition(tree.this))
 
     def _operand(self, tree: Any) -> Node:
-        """Convert an operand; a condition must be in parentheses."""
+        """Convert an operand. Raises UnsupportedSql for a condition that is not in parentheses."""
         if type(tree).__name__ in _PREDICATES:
             raise UnsupportedSql(f"the operand {tree.sql('spark')} must be in parentheses")
         return self.node(tree)
@@ -497,7 +500,7 @@ class _Compiler:
     # -- types ------------------------------------------------------------------------------------
 
     def _in_common_type(self, tree: Any, left: Node, right: Node) -> tuple[Node, Node]:
-        """Return two operands, converted to the type to which Spark converts both."""
+        """Return two operands in the type to which Spark converts both; refuse if Arrow differs."""
         kinds = (left.type, right.type)
         if None in kinds:
             raise self._mismatch(tree, left, right)
@@ -534,7 +537,7 @@ class _Compiler:
         return pa.decimal128(digits, scale) if digits <= _DIGITS else None
 
     def _as(self, tree: Any, node: Node, type_: pa.DataType) -> Node:
-        """Return a node with the values of ``node``, converted to a type."""
+        """Return a node with the values of ``node`` in another type; refuse decimals as floats."""
         if node.type == type_:
             return node
         if isinstance(node, LiteralNode):

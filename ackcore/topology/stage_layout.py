@@ -123,11 +123,14 @@ class Layout:
 
     @property
     def settles(self) -> bool:
-        """Whether there is a settle stage; without one, each task settles its own records."""
+        """Whether there is a settle stage: with an exchange, or to find duplicate message ids.
+
+        Without one, each task settles its own records.
+        """
         return self.exchanges > 0 or self.checks_unique
 
     def at(self, level: int) -> tuple[str, ...]:
-        """Return the bolts of a level, each after those it reads."""
+        """Return the names of the bolts of a level, each after those it reads; () if none."""
         return self._at.get(level, ())
 
     def out(self, component: str, stream: str = DEFAULT_STREAM) -> tuple[Subscription, ...]:
@@ -170,7 +173,7 @@ def _grouped(pairs: Iterable[tuple[_Key, _Item]]) -> dict[_Key, tuple[_Item, ...
 
 
 def _in_order(topology: Parts) -> tuple[str, ...]:
-    """Return the bolts, each after those it reads, and otherwise in the order of declaration."""
+    """Return the bolts' names, each after those it reads, and otherwise as they were declared."""
     left = {bolt.name: [each.component for each in bolt.inputs] for bolt in topology.bolts.values()}
     order: list[str] = []
     while left:

@@ -12,7 +12,7 @@ from ackcore.topology.parts import DEDUP
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a text for each component, sink and table that two structures do not have in common.
+    """Return a text for each component, sink and table that is new, gone or differs.
 
     ``old``, ``new``: `Parts.structure`, possibly read from JSON. Texts are for example ``"bolt
     'count' is new"``, ``"spout 'lines' differs in its fields: ['line'] before, ['line', 'at']

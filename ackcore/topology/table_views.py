@@ -25,7 +25,7 @@ CLOSED = ".closed"
 
 
 def change_streams(shape: TableShape) -> dict[str, pa.Schema]:
-    """Return the streams of the changed rows of a table: their schemas by name.
+    """Return the two streams of the changed rows of a table: their schemas by name.
 
     The default stream has the key columns, the values, and the former values as ``old_<name>``,
     which are null if there was no row. The stream ``"upserts"`` has the rows of the table alone.
@@ -113,14 +113,14 @@ class TableView:
         return rows
 
     def get(self, key: Any) -> dict[str, Any] | None:
-        """Return the row of one key, or None if the table has none.
+        """Return the row of one key as a dict by column, or None if the table has none.
 
         To look up many keys, call `lookup` once: it costs about as much as a few calls of `get`.
-        Raises ValueError if the key has another number of values than the table has key columns,
-        or a value does not fit the type of its column.
+        Raises ValueError if the key lacks a key column or has too many values, if a value does not
+        fit the type of its column, or if a value of the row has no Python value.
 
         ``key``: the value of the key column; for several key columns, a tuple of their values in
-        the order of `key`, or a mapping.
+        the order of `key`, or a mapping, whose other entries are ignored.
         """
         names = self.key
         named = as_mapping(key)

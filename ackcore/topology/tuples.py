@@ -60,10 +60,10 @@ class Reason(NamedTuple):
 
     @classmethod
     def of(cls, component: str, error: BaseException | str, final: bool = False) -> Reason:
-        """Make a reason from an exception or a text.
+        """Make a reason from an exception, with its class name as type, or from a text: "Failed".
 
-        The text is cut to `MESSAGE_CHARS`. Lone surrogates, which are not valid in UTF-8, are
-        replaced.
+        The text is cut to `MESSAGE_CHARS`. Lone surrogates, which are not valid in UTF-8, become
+        question marks.
         """
         if isinstance(error, BaseException):
             kind = type(error).__name__
@@ -78,7 +78,7 @@ class Reason(NamedTuple):
         return cls(component, _clean(kind), _clean(text[:MESSAGE_CHARS]), final)
 
     def encode(self) -> str:
-        """Return the reason as one text, for `decode`."""
+        """Return the reason as one text, for `decode`. A final reason loses its ``after_ms``."""
         # Only the last part may contain the separator: decode splits a fixed number of times.
         head = (part.replace(UNIT, " ") for part in (self.component, self.type))
         flag = "!" if self.final else "-" if self.counts else UNCOUNTED
@@ -124,14 +124,14 @@ class Identity(NamedTuple):
     stable_ids: Int64s
 
     def part(self, start: int, stop: int) -> Identity:
-        """Return the ids and attempts of the rows from ``start`` up to ``stop``."""
+        """Return the ids and attempts of the rows from ``start`` to ``stop - 1``, not copied."""
         message_ids = self.message_ids.slice(start, stop - start)
         return Identity(message_ids, self.attempts[start:stop], self.stable_ids[start:stop])
 
 
 @dataclass(slots=True, eq=False)
 class Origin:
-    """The source, fields and records of the tuples of one batch; each tuple refers to it."""
+    """The emitting component, stream, fields and records of a batch, which its tuples share."""
 
     owner: object  # the collector of the tuples
     #: The source of the tuples.
@@ -143,7 +143,7 @@ class Origin:
     _message_ids: list[str | None] | None = None
 
     def message_id(self, handle: int) -> str | None:
-        """Return the message id of the row with this handle."""
+        """Return the message id of the row with this handle; None without identity or record."""
         if self._identity is None:
             return None
         # Most bolts never read it, so the column is converted to text at the first access.
@@ -152,11 +152,11 @@ class Origin:
         return self._message_ids[handle - self.first]
 
     def attempt(self, handle: int) -> int:
-        """Return the number of earlier attempts of the row with this handle."""
+        """Return the number of earlier attempts of a row, by handle; 0 without identity."""
         return 0 if self._identity is None else int(self._identity.attempts[handle - self.first])
 
     def stable_id(self, handle: int) -> int | None:
-        """Return the stable id of the row with this handle."""
+        """Return the stable id of the row with this handle; None without identity."""
         if self._identity is None:
             return None
         return int(self._identity.stable_ids[handle - self.first])
@@ -266,7 +266,7 @@ class Tuple:
 
 
 class Anchors(NamedTuple):
-    """The anchors of the rows of an emission: the inputs from which each row was made."""
+    """The anchors of the rows of an emission: the inputs on which each row depends."""
 
     handles: Int64s  # the handles of inputs
     #: None if each row has exactly one anchor, ``handles[i]``. Otherwise the anchors of row i are

@@ -442,8 +442,9 @@ _WORD = 6
 def _misspelt(bolt: BoltSpec) -> Iterator[str]:
     """Yield an error for each attribute of a bolt that is a misspelt setting.
 
-    An attribute is the user's own, and most names near a setting are meant: ``output``,
-    ``timeout``, ``endpoint``. So only a letter or two in one word may differ, and not its end.
+    Also for a `RateLimit` under another name, if ``limit`` is None. An attribute is the user's own,
+    and most names near a setting are meant: ``output``, ``timeout``, ``endpoint``. So only a letter
+    or two in one word may differ, and not its end.
     """
     component = bolt.component
     own, known = vars(component), set[str]()
@@ -469,7 +470,7 @@ def _misspelt(bolt: BoltSpec) -> Iterator[str]:
 
 
 def _near(words: Sequence[str], known: Sequence[str]) -> bool:
-    """Return whether the words of a name are those of a setting, but for one that is misspelt."""
+    """Return whether the words of a name are a setting's, but for one long one, misspelt."""
     if len(words) != len(known):
         return False
     differing = [(a, b) for a, b in zip(words, known, strict=True) if a != b]
@@ -581,7 +582,7 @@ def _finder(
 
 
 def _ends(table: DeclaredTable) -> tuple[str, ...]:
-    """Return the suffixes, such as ``.changes``, with which a sink can read a table."""
+    """Return the suffixes, ``.changes`` or ``.closed``, with which a sink can read a table."""
     if table.window is None:
         return (CHANGES,)
     return (CLOSED,) if table.window.step_ms is None else (CHANGES, CLOSED)
@@ -845,10 +846,7 @@ def compiled_checks(
 
 
 def _types_of(schema: Any) -> dict[str, pa.DataType | None]:
-    """Return by name the types in which conditions use columns; None if they cannot.
-
-    ``schema``: a schema of Arrow or Spark.
-    """
+    """Return `supported_type` for each column of a schema of Arrow or Spark, by name."""
     if not isinstance(schema, pa.Schema):
         return spark_types(schema)
     return {field.name: supported_type(field.type) for field in schema}
