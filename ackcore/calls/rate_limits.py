@@ -166,7 +166,7 @@ def made_by(make: Callable[[], Any], name: str) -> Limit:
     if not isinstance(made, Limit):
         raise TypeError(
             f"{name} must make a Limit, an object with limit and on_sample, got "
-            f"{type(made).__name__}"
+            f"{type(made).__name__}; pass a number, or a class of ackcore.flow"
         )
     return made
 

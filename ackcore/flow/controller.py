@@ -223,7 +223,10 @@ class FlowController:
             while (lease := self._lease(item, key)) is None:
                 left_s = until - time.monotonic()
                 if left_s <= 0:
-                    raise TimeoutError(f"no consumer had room for a tuple within {timeout_s} s")
+                    raise TimeoutError(
+                        f"no consumer had room for a tuple within {timeout_s} s, and "
+                        f"{self.in_flight} are outstanding; answer them, or wait for longer"
+                    )
                 due_ns = self._windows.due_ns()
                 due_s = _LONGEST_S if due_ns is None else max(due_ns / 1e9, _SHORTEST_S)
                 self._waiting += 1

@@ -33,7 +33,7 @@ class Batch(Sequence[Any]):
 
     def __init__(self, records: Sequence[Any]) -> None:
         if not len(records):
-            raise ValueError("records must not be empty")
+            raise ValueError("records must not be empty, got none; make no Batch of no records")
         self.records = records
 
     def __len__(self) -> int:

@@ -152,7 +152,10 @@ class Windows:
     def check_key(key: Hashable) -> None:
         """Raise TypeError for a key by which no consumer can be chosen."""
         if key is None:
-            raise TypeError("the key must not be None: the chooser selects the consumer by it")
+            raise TypeError(
+                "the key must not be None: the chooser selects the consumer by it; give each tuple "
+                "a key"
+            )
         try:
             hash(key)
         except TypeError:

@@ -243,7 +243,10 @@ def columns_in(columns: Any, schema: pa.Schema, title: str) -> list[Any]:
     if isinstance(columns, pa.RecordBatch | pa.Table):
         given = dict(zip(columns.schema.names, columns.columns, strict=True))
         if len(given) < columns.num_columns:
-            raise ValueError(f"columns must have each field of {title} once, got one twice")
+            twice = [name for name in given if columns.schema.names.count(name) > 1]
+            raise ValueError(
+                f"columns must have each field of {title} once, got {listed(twice)} several times"
+            )
         return _by_name(given, names, title)
     if (named := as_mapping(columns)) is not None:
         return _by_name(named, names, title)
@@ -305,7 +308,10 @@ def _column(column: Any, field: pa.Field, title: str) -> pa.Array:
             f"{field.name!r} of {title} must be {field.type}, got {got}: {error}"
         ) from error
     if array.null_count and not field.nullable:
-        raise ValueError(f"{field.name!r} of {title} must not hold nulls, got {array.null_count}")
+        raise ValueError(
+            f"{field.name!r} of {title} must not hold nulls, got {array.null_count}; replace them, "
+            "or declare it nullable"
+        )
     return array
 
 

@@ -555,7 +555,8 @@ def _check_value(value: Any, table: str) -> None:
     for column, aggregate in value.items():
         if not isinstance(column, str):
             raise TypeError(
-                f"value of table {table!r} must have names as keys, got {short_repr(column)}"
+                f"value of table {table!r} must map names of columns to aggregates, got the name "
+                f"{short_repr(column)}; write it as text"
             )
         if not isinstance(aggregate, Aggregate):
             given = aggregate if isinstance(aggregate, str) else getattr(aggregate, "__name__", "")

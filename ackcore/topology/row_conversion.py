@@ -211,9 +211,15 @@ class RowSchema:
                     f"{type(values[0]).__name__}: {text}; convert it, or declare another type"
                 ) from error
             if column.null_count and not field.nullable:
-                raise ValueError(f"{field.name!r} of {self.title} must not be null, got None")
+                raise ValueError(
+                    f"{field.name!r} of {self.title} must not be null, got None; give it a value, "
+                    "or declare it nullable"
+                )
             if isinstance(column, pa.ChunkedArray):  # more text than one array can hold
-                raise OverflowError(f"{field.name!r} of {self.title} has more than 2 GiB of text")
+                raise OverflowError(
+                    f"{field.name!r} of {self.title} has more than 2 GiB of text; store it "
+                    "elsewhere, and emit its path"
+                )
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 

@@ -755,9 +755,8 @@ def _unread(
     read -= {f"{table.name}{CLOSED}" for table in tables}
     if read - {spout.name for spout in spouts} - {bolt.name for bolt in bolts}:
         return  # the reader of an undeclared component may have meant any of them
-    for spout in spouts:
-        if spout.name not in read:
-            yield (f"no bolt or sink reads spout {spout.name!r}; let one read it, or remove it")
+    for name in [spout.name for spout in spouts if spout.name not in read]:
+        yield f"no bolt, sink or table reads spout {name!r}; let one read it, or remove it"
 
 
 def _cycle(bolts: Sequence[BoltSpec], tables: Sequence[DeclaredTable]) -> Iterator[str]:

@@ -219,7 +219,7 @@ BAD_CALLS = [
     (
         lambda out: out.emit(pa.RecordBatch.from_arrays([[1], [2]], ["x", "x"]), parents=[0]),
         ValueError,
-        "got one twice",
+        "got 'x' several times",
     ),
     (lambda out: out.emit([["a"]], parents=[0]), ValueError, "must be int64, got list"),
     (

@@ -317,7 +317,7 @@ def test_everything_that_is_wrong_is_said_at_once(builder, make):
     assert lines[0] == "3 problems:"
     assert lines[1].startswith("1. parallelism of bolt 'x'")
     assert lines[2].startswith("2. fields grouping of bolt 'x' names field 'wrod'")
-    assert lines[3].startswith("3. no bolt or sink reads spout 'clicks'")
+    assert lines[3].startswith("3. no bolt, sink or table reads spout 'clicks'")
     again = pickle.loads(pickle.dumps(caught.value))
     assert (type(again), again.problems) == (TopologyError, caught.value.problems)
 

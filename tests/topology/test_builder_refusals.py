@@ -239,7 +239,7 @@ def test_a_bolt_has_an_input(builder, make):
 def test_a_spout_that_is_not_read_is_refused(builder, make):
     builder.spout("clicks", make.frame("user"))
     assert refusal(builder) == (
-        "no bolt or sink reads spout 'clicks'; let one read it, or remove it"
+        "no bolt, sink or table reads spout 'clicks'; let one read it, or remove it"
     )
 
 

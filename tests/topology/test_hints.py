@@ -105,7 +105,7 @@ def is_refused(make, text):
             {"table": {"value": [count()]}},
             "value of table 'hours' must map names of columns to agg",
         ),
-        ({"table": {"value": {1: count()}}}, "value of table 'hours' must have names as keys, got"),
+        ({"table": {"value": {1: count()}}}, "got the name 1; write it as text"),
         ({"table": {"value": {"n": count}}}, "value['n'] of table 'hours' must be an aggregate of"),
         ({"table": {"value": {"n": count}}}, "; write count()"),
         ({"table": {"value": {"n": "sum"}}}, "got 'sum'; write sum_of(...)"),

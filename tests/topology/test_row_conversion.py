@@ -74,7 +74,8 @@ def test_rows_that_do_not_convert_are_named_and_the_others_converted():
     messages = [str(error) for _, error in misfits]
     said = "'n' of b's stream 'default' must be int64, got str: 'x' does not fit"
     assert messages[0].startswith(said)
-    assert messages[1] == "'n' of b's stream 'default' must not be null, got None"
+    said = "'n' of b's stream 'default' must not be null, got None; give it a value, or declare it"
+    assert messages[1] == f"{said} nullable"
     assert messages[4].startswith("'tags' of b's stream 'default' must be list<")
 
 
