@@ -21,11 +21,11 @@ _VERSION = 1
 
 
 class CheckpointError(RuntimeError):
-    """The checkpoint of a `Dispatcher` is open in another process, or damaged."""
+    """The checkpoint of a `Dispatcher` is open in another one, damaged, or of another version."""
 
 
 class Checkpoint:
-    """A committed position in a file that one process at a time has open.
+    """A committed position in a file that one `Checkpoint` at a time has open.
 
     A commit replaces the whole file: it writes and syncs a new file, renames it, and syncs the
     directory. So after a crash the file is in the state before or after a `commit`.
@@ -33,15 +33,15 @@ class Checkpoint:
     Parameters
     ----------
     path : path-like
-        The file. ``<path>.lock`` is locked while this is open; forked processes do not hold the
-        lock.
+        The file; without one, the position is 0. Its directory is created. ``<path>.lock`` is
+        created and locked while this is open; forked processes do not hold the lock.
 
     Raises
     ------
     CheckpointError
-        If another process has it open, or the file is damaged.
+        If another one has the file open, or the file is damaged or of another version.
     OSError
-        If the directory cannot be written to.
+        If the directory cannot be written to, or its file system has no locks.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -51,17 +51,15 @@ class Checkpoint:
         self._lock = ProcessLock(f"{self._path}.lock")
         try:
             self._lock.lock(fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            self.committed = self._read()
+        except BaseException as error:
             self._lock.close()
+            if not isinstance(error, BlockingIOError):
+                raise
             raise CheckpointError(
                 f"the checkpoint {self._path} is open in another dispatcher; stop that one first, "
                 "or give each its own file"
             ) from None
-        try:
-            self.committed = self._read()
-        except BaseException:
-            self._lock.close()
-            raise
 
     def _read(self) -> int:
         try:
@@ -88,10 +86,10 @@ class Checkpoint:
         return int(committed)
 
     def commit(self, committed: int) -> None:
-        """Write the position to read next, durably.
+        """Write the position to read next, durably; nothing if it is the committed one already.
 
         Raises ValueError if it is lower than the committed one. Raises OSError if it cannot be
-        written; the former position stays committed.
+        written; the former position stays committed. Any thread may call it.
         """
         # One at a time: a commit in a thread continues after its waiting task was cancelled.
         with self._committing:

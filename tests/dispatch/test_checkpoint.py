@@ -1,5 +1,7 @@
 """The committed position is the first that is not done, and survives."""
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -50,6 +52,17 @@ def test_a_later_version_is_not_guessed_at(tmp_path):
     path.write_text(json.dumps({"version": 2, "committed": 5, "crc32": 5}))
     with pytest.raises(CheckpointError, match="has version 2, and this ackcore reads version 1"):
         Checkpoint(path)
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_dispatcher(tmp_path, monkeypatch):
+    def refuses(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", refuses)
+        with pytest.raises(OSError, match="No locks available"):
+            Checkpoint(tmp_path / "rt")
+    Checkpoint(tmp_path / "rt").close()
 
 
 def test_a_forked_process_does_not_hold_the_lock(tmp_path):
