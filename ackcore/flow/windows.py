@@ -293,10 +293,11 @@ class Windows:
         expired = []
         for consumer in self.consumers.values():
             sent = consumer.sent
-            while sent and (sent[0].fate is not _OUT or now >= self._ends_ns(sent[0])):
-                lease = sent.popleft()
-                if self.take_back(lease, dropped=True, again=True, timed_out=True):
-                    expired.append(lease)
+            if sent and now >= sent[0].sent_ns + self._timeout_ns:
+                # The first may have begun late: those behind it time out all the same.
+                for lease in [each for each in sent if now >= self._ends_ns(each)]:
+                    if self.take_back(lease, dropped=True, again=True, timed_out=True):
+                        expired.append(lease)
         self._sweep(now)
         return expired
 
