@@ -287,13 +287,16 @@ async def _read_head(
 
 async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
     body = bytearray()
-    while size := _length((await reader.readline()).split(b";")[0].decode("latin-1"), 16):
+    while line := await reader.readline():
+        size = _length(line.split(b";")[0].decode("latin-1"), 16)
+        if not size:
+            while (await reader.readline()).strip():
+                pass
+            return bytes(body)
         _check_length(len(body) + size)
         body += await reader.readexactly(size)
         await reader.readline()
-    while (await reader.readline()).strip():
-        pass
-    return bytes(body)
+    raise EOFError("the connection ended within the body")
 
 
 async def _read_to_end(reader: asyncio.StreamReader) -> bytes:

@@ -279,6 +279,11 @@ def test_bodies_come_in_each_form():
         (None, HttpError, "closed the connection without a response, after the whole"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab*close", HttpError, "sent an incomplete"),
         (b"HTTP/1.1 200 OK\r\nX: *close", HttpError, "sent an incomplete response"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n*close",
+            HttpError,
+            "sent an incomplete response: the connection ended within the body",
+        ),
         (b"HTTP/1.1 100 Continue\r\n\r\n*close", HttpError, "sent an incomplete response"),
         (b"HTTP/1.1 101 Switching\r\n\r\n", HttpError, "status 101 switches protocols"),
         (
