@@ -139,9 +139,7 @@ class KeyQueue:
         return ready_ns if spent is None else max(ready_ns, spent.ready_ns())
 
     def begin(self, now: int) -> float:
-        """Take a call, and the tokens that it is estimated to use, from the limits. Return these
-        tokens.
-        """
+        """Take a call, and its estimated tokens, from the limits; return the estimated tokens."""
         if self.tokens is not None:
             self.tokens.take(now)
         if self.spent is not None:
@@ -199,7 +197,9 @@ class FairQueues:
     """The queues of all keys.
 
     ``most``: the largest number of calls of a key in flight. ``clock``: returns the time in
-    nanoseconds. ``wake_at``: called with the time, in nanoseconds, at which `wake` must be called.
+    nanoseconds. ``counts``: the task's counts, which breakers update. ``wake_at``: called with the
+    time, in nanoseconds, at which `wake` must be called. Raises TypeError if a setting makes an
+    object that is no `Limit`.
 
     Attributes: ``window``: the `Limit` of all keys' calls in flight together; None without keys.
     ``only``: the single queue without keys; None with keys.
@@ -260,7 +260,7 @@ class FairQueues:
     # ------------------------------------------------------------------------------- the calls
 
     def add(self, key: Hashable, call: Call) -> None:
-        """Add a call that was not made yet."""
+        """Add a call that was not made yet to the queue of its key, and set ``call.queue``."""
         queue = self.only
         if queue is not None:
             call.queue = queue
@@ -301,7 +301,7 @@ class FairQueues:
                 self._keep_debt(gone.key, gone.spent)
 
     def _keep_debt(self, key: Hashable, spent: TokenBucket) -> None:
-        """Keep the bucket of a forgotten key whose calls used more tokens than its limit."""
+        """Keep the bucket of a forgotten key if its calls used more tokens than its limit."""
         now = self._clock()
         if spent.ready_ns() <= now:
             return
@@ -357,7 +357,7 @@ class FairQueues:
         queue.rank = -1
 
     def look_at(self, queue: KeyQueue, at_ns: float) -> None:
-        """Schedule `wake` for a queue at a time, unless it is scheduled earlier."""
+        """Schedule `wake` for a queue at a time, unless it is infinite, or one is earlier."""
         if at_ns < queue.wakes_ns:
             queue.wakes_ns = at_ns
             self._looks += 1
@@ -365,7 +365,10 @@ class FairQueues:
             self._wake_at(at_ns)
 
     def wake(self, now: int) -> None:
-        """Make queues ready whose scheduled time has come: a pause is over, or there is a token."""
+        """Make queues ready whose scheduled time has come: a pause is over, or there is a token.
+
+        Opens their endpoints whose pause is over, and schedules the next call of this.
+        """
         aside = self._aside
         while aside and aside[0][0] <= now:
             _, _, queue = heapq.heappop(aside)

@@ -31,8 +31,8 @@ class CallSettings:
     ``timeout_s``: a plain function cannot be cancelled, and keeps its thread until it returns.
     ``endpoints``: the function receives one as its second argument; None for a single endpoint,
     which it does not receive. ``max_attempts``: an item whose call raises one of ``retry_on`` is
-    called again in the task, up to this number of calls. ``reject``: permanent errors besides
-    `Reject`, even if ``retry_on`` names a base class.
+    called again in the task, until this number of calls have; `Retry` does not count. ``reject``:
+    permanent errors besides `Reject`, even if ``retry_on`` names a base class.
 
     Raises TypeError if a setting is not of its type, and ValueError if it is out of range.
     """
@@ -78,7 +78,7 @@ class CallSettings:
         return DEFAULT_THREADS
 
     def is_final(self, error: BaseException) -> bool:
-        """Return whether an error is permanent, so that another call would not help."""
+        """Return whether an error is permanent: a `Reject`, one of ``reject``, or marked final."""
         return isinstance(error, (Reject, *self.reject)) or is_marked_final(error)
 
     def is_of_call(self, error: BaseException) -> bool:

@@ -122,7 +122,10 @@ class Workers:
         return self._clock() - self._stood_ns
 
     def outcomes(self, loop: AbstractEventLoop, items: Iterator[Any]) -> Iterator[CallOutcome[Any]]:
-        """Call the function with each item; yield the outcomes in the order of the items."""
+        """Call the function with each item; yield the outcomes in the order of the items.
+
+        Runs the loop in this thread while it waits. At last it raises the items' own error, if any.
+        """
         self._loop, self._items, self._exhausted, self.running = loop, items, False, True
         order = self._order
         try:
@@ -150,7 +153,7 @@ class Workers:
     # ------------------------------------------------------------------------------ the workers
 
     def _rouse_soon(self) -> None:
-        """Schedule one more worker. It runs when the active workers wait for answers."""
+        """Schedule one more worker, unless one is scheduled. It runs when the active ones wait."""
         if not self._rousing:
             self._rousing = True
             self._loop.call_soon(self._rouse)

@@ -103,7 +103,8 @@ class Calls(Generic[Item, Value]):
     def complete(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run another coroutine in the event loop, between runs, and return its result.
 
-        Raises RuntimeError if this is closed, or a run is not over.
+        Raises the coroutine's exception. Raises RuntimeError if this is closed, or a run is not
+        over; the coroutine is then closed.
         """
         try:
             self._refuse()
@@ -115,7 +116,8 @@ class Calls(Generic[Item, Value]):
     def close(self) -> None:
         """Cancel the calls in flight, leave the function's context, and close the event loop.
 
-        Cancelled coroutines have two seconds to release their resources.
+        Cancelled coroutines have two seconds to release their resources; threads are not awaited.
+        A second call does nothing.
         """
         if self._loop.is_closed():
             return
@@ -196,7 +198,7 @@ class CallLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
 
     def time(self) -> float:
-        """Return the time in seconds."""
+        """Return the time in seconds, by ``clock``."""
         return self._clock_ns() / 1e9
 
     def look(self) -> None:

@@ -85,7 +85,8 @@ class Breaker:
         self.state = BreakerState.HALF_OPEN
 
     def succeeded(self, probe: bool) -> bool:
-        """Record that a call was answered. Return whether that closed the breaker.
+        """Record that a call was answered, which ends the row of failures, or an open breaker's
+        trial. Return whether that closed the breaker.
 
         ``probe``: whether it is the trial call.
         """
@@ -251,7 +252,7 @@ class Endpoints:
             self._windows.pause(consumer.name, int(due_ns) - now_ns)
 
     def done(self, lease: Lease, on_trial: bool) -> None:
-        """Record that a call succeeded."""
+        """Record that a call succeeded: refusals of its endpoint end, its breaker may close."""
         self._windows.done(lease)
         self._answered(lease.consumer, on_trial)
         if self._refusals:
@@ -327,7 +328,7 @@ class Endpoints:
         """Return the time, in nanoseconds, at which the first endpoint opens, and whether that is
         too late: all endpoints are then closed for longer than ``wait_ns``.
 
-        Returns None if an endpoint is open, or while one is on trial: the end of the trial call
+        Returns None if an endpoint is open, or none is closed but by its trial call, whose end
         opens it.
 
         It is never too late for an endpoint that refused once, and otherwise answers: it is full,
@@ -357,6 +358,8 @@ class Endpoints:
 
     def unavailable(self, after_s: float) -> Unavailable:
         """Return the error of an item that is not called, because all endpoints are paused.
+
+        It has the last error of the endpoint that was paused last.
 
         ``after_s``: the seconds until an endpoint opens.
         """

@@ -58,7 +58,7 @@ class Retry(Exception):
 
     @property
     def asked_s(self) -> float | None:
-        """`after_s` within the allowed range, or None if a subclass set it to no number."""
+        """`after_s` within its range, even if user code set it; None if that is no number."""
         try:
             return Retry(after_s=self.after_s).after_s
         except TypeError:
@@ -126,7 +126,8 @@ def marked_final() -> Iterator[None]:
 def is_marked_final(error: BaseException) -> bool:
     """Return whether an exception is marked as final, or was raised while a marked one was handled.
 
-    So an error stays final if a user's ``except Exception`` turns it into a `Retry`.
+    So an error stays final if a user's ``except Exception`` turns it into a `Retry`. Up to 100
+    exceptions of the chain are checked.
     """
     found: BaseException | None = error
     for _ in range(_MOST_CHAINED):

@@ -147,7 +147,7 @@ RateLimit.__init__ = naming_arguments(RateLimit.__init__)  # type: ignore[method
 
 
 def check_concurrency(given: Any, name: str, owner: str) -> None:
-    """Raise TypeError or ValueError if a concurrency that is no callable is no number of calls.
+    """Raise TypeError or ValueError unless a concurrency is an int from 1 to a million.
 
     ``name``: the argument's name. ``owner``: the noun for the error, of which each needs a `Limit`
     of its own: "endpoint" or "key".
@@ -228,7 +228,7 @@ class TokenBucket:
         return int(self._due_ns - self._slack_ns) + 1
 
     def take(self, now_ns: int, tokens: float = 1) -> None:
-        """Take tokens, when `ready_ns` is over. The bucket may then lack some, as a debt."""
+        """Take tokens; call it from `ready_ns` on. The bucket may then lack some, as a debt."""
         self._due_ns = max(self._due_ns, float(now_ns)) + tokens * self._interval_ns
 
     def correct(self, tokens: float) -> None:

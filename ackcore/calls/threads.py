@@ -14,7 +14,7 @@ from typing import Any
 
 
 def is_async(function: Any) -> bool:
-    """Return whether a call of this function or object returns a coroutine."""
+    """Return whether a function, a partial of one or an object's ``__call__`` is ``async def``."""
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -55,9 +55,10 @@ class CallThreads:
     def call(
         self, *arguments: Any, began: Callable[[], object] | None = None
     ) -> asyncio.Future[Any]:
-        """Call the function, and return a future of its result. Use it in the event loop.
+        """Queue a call of the function, and return a future of its result or exception.
 
-        ``began``: called without arguments, in the thread, when the call begins.
+        Use it in the event loop. ``began``: called without arguments, in the thread, when the call
+        begins.
         """
         loop = asyncio.get_running_loop()
         call = _ThreadCall(loop.create_future(), arguments, began, copy_context())
@@ -68,7 +69,7 @@ class CallThreads:
         return call.answer
 
     def close(self) -> None:
-        """End each thread after its present call. Does not wait for that."""
+        """End each thread after its present and the queued calls. Does not wait for that."""
         for _ in range(self._started):
             self._calls.put(None)
         self._threads = 0

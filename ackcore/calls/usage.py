@@ -38,7 +38,7 @@ def largest_sums(sums: Mapping[str, float], most: int = MOST_KEYS) -> dict[str, 
 
 
 def text_of(key: Hashable) -> str:
-    """Return the text of a key of a limit, for reports."""
+    """Return the text of a key of a limit, cut to 200 characters; its class if `str` raises."""
     try:
         return str(key)[:_KEY_CHARS]
     except KeyboardInterrupt:
@@ -48,7 +48,7 @@ def text_of(key: Hashable) -> str:
 
 
 class KeySums(dict[str, float]):
-    """Sums by key. With more than 2,000 keys, the smallest sums are added up in `OTHER_KEYS`."""
+    """Sums by key. Above 2,000 keys, all but the 1,000 largest are added up in `OTHER_KEYS`."""
 
     def add(self, key: str, amount: float) -> None:
         """Add an amount to the sum of a key."""
@@ -169,7 +169,7 @@ class Usage:
         self._ended = False
 
     def report(self, tokens: float | None, cost: float | None) -> None:
-        """Add a report. Raises RuntimeError if the call has ended."""
+        """Add a report, whose None counts as none. Raises RuntimeError if the call has ended."""
         if self._ended:
             self._counts.late += 1
             raise RuntimeError(
@@ -244,7 +244,10 @@ def used(*, tokens: float | None = None, cost: float | None = None) -> None:
 
 
 def report(usage: Usage | None, tokens: Any, cost: Any) -> None:
-    """Check the arguments of `used`, and add them to a call's usage, unless that is None."""
+    """Check the arguments of `used`, and add them to a call's usage, unless that is None.
+
+    Raises TypeError, ValueError or RuntimeError as `used` does.
+    """
     if tokens is None and cost is None:
         raise TypeError(
             "used() needs tokens=... or cost=..., got neither; do not call it if the service does "

@@ -11,10 +11,12 @@ from ackcore.calls.threads import CallThreads, is_async
 
 
 class Target:
-    """The base class of consumers. A subclass sends a record, and waits until it is done."""
+    """The base class of consumers. A subclass defines `call`; the other methods are optional."""
 
     async def start(self) -> None:
-        """Prepare the consumer. Called once, in the dispatcher's loop, before all else."""
+        """Prepare the consumer, in the dispatcher's loop. Called once, first; if it raises, the run
+        ends with its exception.
+        """
 
     async def call(self, item: Any) -> Any:
         """Process an item, and return when it is done.
@@ -52,10 +54,10 @@ class Target:
         return await self.call(item)
 
     def timed_out(self) -> None:
-        """Handle a call that timed out and is cancelled."""
+        """Handle a call that timed out after it began, and is cancelled. By default do nothing."""
 
     async def close(self) -> None:
-        """Release all resources. Called once, at the end."""
+        """Release all resources. Called once, when the run ends; exceptions are ignored."""
 
 
 class Function(Target):
@@ -92,7 +94,7 @@ class Function(Target):
 class Coroutine(Target):
     """A coroutine function: ``await function(record)`` returns when the record is done.
 
-    The consumer's window limits the number of calls at once.
+    The consumer's `Limit` is the only limit of calls at once.
     """
 
     def __init__(self, function: Callable[[Any], Awaitable[Any]]) -> None:

@@ -25,12 +25,13 @@ class Record(NamedTuple):
 
 
 class Reader:
-    """The reader of a source, from a position on.
+    """The reader of a source, from the position ``start`` on.
 
     An asynchronous source is awaited in its own task, at most one `read` ahead, so that it blocks
-    nothing else.
+    nothing else. The constructor calls a source that is a callable. Raises TypeError if its result
+    cannot be iterated.
 
-    ``wake``: called in the loop when records have come after a `read` that found too few.
+    ``wake``: called in the loop when records, or the end, have come after a `read` found too few.
     """
 
     def __init__(
@@ -62,10 +63,10 @@ class Reader:
             )
 
     def read(self, n: int) -> list[Record]:
-        """Return the next n records, or fewer at the end of the source.
+        """Return the next n records, or fewer at the end of the source, which sets ``ended``.
 
         An asynchronous source may have fewer than n yet. The result is then empty, and after
-        `_LINGER_S` those few.
+        `_LINGER_S` those few. Raises the source's exceptions; other sources block.
         """
         values = self._read_now(n) if self._later is None else self._read_later(self._later, n)
         start = self.position
@@ -106,7 +107,7 @@ class Reader:
             self._wake()
 
     async def close(self) -> None:
-        """Close the source."""
+        """End the task, and close the source's iterator, if it has ``close`` or ``aclose``."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError, Exception):

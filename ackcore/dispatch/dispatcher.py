@@ -62,7 +62,8 @@ class DispatchCounts(NamedTuple):
 
     ``start``: the position at which the run began. ``committed``: the position before which all
     records are done. ``attempts``: records sent, retries included. ``failed``, ``timed_out``:
-    attempts that did. ``unavailable``: attempts that a consumer refused, or did not begin in time.
+    attempts that did. ``unavailable``: attempts that a consumer refused, or did not begin in time,
+    and that do not count. ``consumers``: their states, in the order of their declaration.
     """
 
     start: int
@@ -236,18 +237,19 @@ class Dispatcher:
         self._more = asyncio.Event()
 
     def run(self) -> DispatchCounts:
-        """Send all records, and return when each is done: see `run_async`.
+        """Send all records in an event loop of its own; result and errors are `run_async`'s.
 
         Raises RuntimeError in a running event loop: await `run_async` there.
         """
         return asyncio.run(self.run_async())
 
     async def run_async(self) -> DispatchCounts:
-        """Send all records, and return when each is done.
+        """Send all records, and return the counts when each is done.
 
-        Raises RecordDead if a record failed for the last time, and there are no ``dead_letters``.
-        The position up to which all records are done is committed even then. Raises CheckpointError
-        if the checkpoint is damaged, or open in another process. Raises RuntimeError if this
+        Raises RecordDead if a record failed for the last time, and there are no ``dead_letters``,
+        or an exception of the source, of ``acked`` or of ``dead_letters``. Calls in flight are then
+        cancelled, and the position up to which all records are done is committed even so. Raises
+        CheckpointError if the checkpoint is damaged, or open elsewhere. Raises RuntimeError if this
         dispatcher has run before.
         """
         if self._running:
@@ -321,7 +323,7 @@ class Dispatcher:
             await reader.close()
 
     def _send(self, reader: Reader) -> None:
-        """Send records while consumers have room; retries first."""
+        """Send records while consumers have room: retries first, unless no consumer works."""
         if not self._any_works():
             # A record that has not failed shows whether the consumers or the records are broken.
             self._send_new(reader)
@@ -336,7 +338,11 @@ class Dispatcher:
                 return
 
     def _read(self, reader: Reader) -> None:
-        """Read records until enough wait to be sent: one, or with keys `_LOOK_AHEAD`."""
+        """Read records until enough wait to be sent: one batch, or with keys `_LOOK_AHEAD`.
+
+        None after `stop`, or `_MAX_AHEAD` beyond the first that is not done. A record whose key
+        cannot be used is stored as dead.
+        """
         wanted = 1 if self._key is None else _LOOK_AHEAD
         while len(self._unsent) < wanted and not reader.ended and not self._stopping:
             if reader.position - self._positions.committable >= _MAX_AHEAD:
@@ -445,7 +451,10 @@ class Dispatcher:
             self._failed(lease, np.ones(len(lease.item), np.bool_), error)
 
     def _failed(self, lease: Lease, failed: Any, error: BaseException) -> None:
-        """Count and retry the records of a lease in the mask ``failed``, or store them as dead."""
+        """Count and retry the records of a lease in the mask ``failed``, or store them as dead.
+
+        With `Unavailable` the consumer is paused, and no attempt counts until the records are old.
+        """
         timed_out = lease.fate is Fate.REQUEUED
         batch: Batch = lease.item.only(failed)
         n = len(batch)
@@ -513,15 +522,18 @@ class Dispatcher:
         return any(each.state is BreakerState.CLOSED for each in self._breakers.values())
 
     def _succeeded(self, lease: Lease) -> None:
-        """Record that the consumer of a lease works: its breaker closes, if this was its trial."""
+        """Record that a lease's consumer answered: its breaker closes, if this was its trial."""
         trial = lease in self._trials
         self._trials.discard(lease)
         if self._breakers[lease.name].succeeded(trial):
             self._end_trial(lease.name)
-            _log.info("consumer %r of a Dispatcher accepts records again", lease.name)
+            _log.info("consumer %r of a Dispatcher gets records again after a trial", lease.name)
 
     def _counts_failure(self, lease: Lease, error: BaseException) -> bool:
-        """Report a failure to the consumer's breaker. Return whether it counts as an attempt."""
+        """Report a failure to the consumer's breaker. Return whether it counts as an attempt.
+
+        If that opens the breaker, the consumer is paused; unless it was a trial, this is logged.
+        """
         breaker = self._breakers[lease.name]
         trial = lease in self._trials
         self._trials.discard(lease)

@@ -121,7 +121,7 @@ class Http(Target):
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def call(self, item: Any) -> Any:
-        """POST an item, and return what ``decode`` makes of the response, or None."""
+        """POST an item, and return the result of ``decode``, or None. Raises as in the table."""
         body = self._encode(item)
         head = self._head if self._headers is None else self._new_head(self._headers)
         is_json = self._names_json and not isinstance(item, (bytes, bytearray, memoryview, str))
@@ -139,7 +139,7 @@ class Http(Target):
         raise Reject(said)
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.pop()[1].close()
 
@@ -150,7 +150,10 @@ class Http(Target):
             raise Unavailable(f"headers() of {self.url} failed: {error!r}") from error
 
     def _head_of(self, given: Mapping[str, str]) -> bytes:
-        """Return the request line and the headers, without the line end of the last one."""
+        """Return the request line and the headers, without the line end of the last one.
+
+        Raises ValueError for a header that is there twice, is set by `Http`, or has a line end.
+        """
         replaced = {name.lower() for name in given}
         if len(replaced) < len(given) or replaced & {"content-length", "transfer-encoding"}:
             raise ValueError(
@@ -234,7 +237,7 @@ class _NoAnswer(Exception):
 
 
 def _is_sent(writer: asyncio.StreamWriter) -> Callable[[], bool]:
-    """Return a function that returns, at any later time, whether all bytes so far were sent."""
+    """Return a function that returns whether the system has all bytes that were written so far."""
     if not writer.transport.get_write_buffer_size():
         return lambda: True
     writer.transport.set_write_buffer_limits(0)
@@ -324,7 +327,7 @@ def _check_length(length: int) -> None:
 
 
 def _retry_after_s(value: str | None) -> float | None:
-    """Return the seconds in a ``Retry-After``, a number or a date; None if it is neither."""
+    """Return the seconds in a ``Retry-After``, a number or a date, at most a day; else None."""
     if value is None:
         return None
     with suppress(ValueError):

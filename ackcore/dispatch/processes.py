@@ -73,26 +73,30 @@ class Process(Target):
         return None if process is None else process.pid
 
     async def start(self) -> None:
-        """Start the process."""
+        """Start the process, in a thread, and return when it has been started."""
         await asyncio.get_running_loop().run_in_executor(self._pool, self._begin)
 
     async def call(self, item: Any) -> Any:
-        """Call the function with an item in the process, and return its result."""
+        """Call the function with an item in the process, and return its result.
+
+        Raises the function's exception, or one with its text if it cannot be pickled; ProcessDied
+        if the process ends meanwhile; Unavailable after `close`.
+        """
         return await self.call_in_turn(item, lambda: None)
 
     async def call_in_turn(self, item: Any, began: Callable[[], object]) -> Any:
-        """Make a `call`, after those before it; ``began`` is called when it is sent."""
+        """Make a `call`, after those before it; ``began`` is called in a thread when it begins."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, self._call, item, began)
 
     def timed_out(self) -> None:
-        """Kill the process, whose call timed out."""
+        """Kill the process, whose call timed out; the next call starts another."""
         with self._starting:
             if self._process is not None:
                 self._process.kill()
 
     async def close(self) -> None:
-        """End the process: it is killed if it does not end in two seconds."""
+        """End the process for good: it is killed if it does not end in two seconds."""
         self._closed = True
         await asyncio.get_running_loop().run_in_executor(None, self._end)
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -151,7 +155,7 @@ class Process(Target):
 
 
 def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Serve calls in the process, one at a time, until the pipe closes."""
+    """Serve calls in the process, one at a time, until the pipe closes or sends `_END`."""
     while True:
         try:
             sent = pipe.recv()

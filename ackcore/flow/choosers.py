@@ -36,7 +36,7 @@ class Chooser:
         self._consumers: list[FlowConsumer | None] = []
 
     def join(self, consumer: FlowConsumer) -> None:
-        """Add a consumer at its slot. A call of `changed` follows."""
+        """Add a consumer at its slot; raise ValueError if it is taken. `changed` is called next."""
         while len(self._scores) <= consumer.slot:
             self._scores.append(_CLOSED)
             self._consumers.append(None)
@@ -52,7 +52,7 @@ class Chooser:
         self._consumers[consumer.slot] = None
 
     def changed(self, consumer: FlowConsumer) -> None:
-        """Update the score after a change of a consumer's limit, load, service time or silence."""
+        """Update a consumer's score after a change of its limit, load, service time or silence."""
         self._scores[consumer.slot] = 0.0 if consumer.has_room else _CLOSED
 
     def choose(self, key: Hashable, avoid: tuple[FlowConsumer, ...]) -> FlowConsumer | None:
@@ -115,7 +115,7 @@ class Idlest(Chooser):
             self._shares.append(1.0 + self._random.random() * 1e-6)
 
     def changed(self, consumer: FlowConsumer) -> None:
-        """Update the score after a change of a consumer."""
+        """Update a consumer's score after a change; see `Idlest`. Lower is better."""
         slot = consumer.slot
         out = consumer.out
         if consumer.is_open and out < consumer.limit.limit:
@@ -156,9 +156,10 @@ class ByKey(Chooser):
         self._salts[consumer.slot] = _hashed(consumer.name)
 
     def choose(self, key: Hashable, avoid: tuple[FlowConsumer, ...]) -> FlowConsumer | None:
-        """Return the consumer of a key if it has room, or None.
+        """Return the consumer of a key if it has room, or None; ``avoid`` as for `Chooser.choose`.
 
-        While the consumer of a key is paused with ``keys_wait``, the key waits for it.
+        While the consumer of a key is paused with ``keys_wait``, tuples that did not fail wait for
+        it.
         """
         avoid = self._avoided(avoid)
         hashed = _hashed(key)

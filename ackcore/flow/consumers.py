@@ -14,9 +14,9 @@ from ackcore.flow.limits import DelayTarget, Limit
 class Fate(enum.Enum):
     """The state of a `Lease`.
 
-    OUT: not answered yet. ACKED: done. REQUEUED: failed or timed out; its item waits for another
-    consumer. SENT_AGAIN: its item got another lease. DROPPED: its item failed, and is not sent
-    again.
+    OUT: not answered yet. ACKED: done. REQUEUED: it failed, timed out, or its consumer was removed;
+    its item waits to be sent again. SENT_AGAIN: its item got another lease. DROPPED: its item
+    failed, and is not sent again.
     """
 
     OUT = "out"
@@ -121,7 +121,7 @@ class ConsumerState(NamedTuple):
 
 
 def state_of(consumer: FlowConsumer) -> ConsumerState:
-    """Return a snapshot of a consumer."""
+    """Return the `ConsumerState` of a consumer at this moment."""
     return ConsumerState(
         consumer.name,
         consumer.out,

@@ -1,9 +1,9 @@
 """Flow control: leases of room at consumers, and limits that adapt to their answers.
 
 A producer acquires room for a tuple, sends it to the consumer that the lease names, and reports the
-result. This module sends nothing and runs no thread. Time-outs, and pauses that end, are handled
-during calls, and in `FlowController.expire`.
-
+result. This module sends nothing and runs no thread. Time-outs are handled in
+`FlowController.expire` and in a waiting `acquire`; pauses that are over end there and in each call
+that returns a lease.
 
 *Threads.* Any thread may call any method. One lock guards all; no callback runs under it.
 """
@@ -106,7 +106,7 @@ class FlowController:
     # Consumers.
 
     def add(self, name: Hashable) -> None:
-        """Add a consumer.
+        """Add a consumer, and wake threads that wait for room.
 
         Raises ValueError if there is a consumer of that name. Raises TypeError if the constructor's
         ``limit`` made an object that is no `Limit`.
@@ -143,7 +143,7 @@ class FlowController:
         ----------
         name : hashable
         pause_s : float
-            Seconds, above 0 and at most 1e9.
+            Seconds from now, above 0 and at most 1e9. A pause that ends later stays.
         keys_wait : bool, default True
             With a chooser by key: whether tuples of the consumer's keys wait for it. False sends
             them to others meanwhile.
@@ -194,7 +194,7 @@ class FlowController:
     def try_again(self) -> Lease | None:
         """Return a lease for the first re-queued item; None without such an item or without room.
 
-        With a chooser by key, it takes the first item with room.
+        Delayed items are skipped. With a chooser by key, it takes the first item with room.
         """
         with self._guard:
             return self._windows.lease_again()
@@ -202,9 +202,9 @@ class FlowController:
     def acquire(
         self, item: Any = None, key: Hashable = None, timeout_s: float | None = None
     ) -> Lease:
-        """Wait for room for a tuple, in no particular order with other threads.
+        """Wait for room for a tuple, and return a lease; in no particular order with other threads.
 
-        The other arguments are those of `try_acquire`.
+        Times out overdue tuples meanwhile. The other arguments are those of `try_acquire`.
 
         Parameters
         ----------
@@ -287,7 +287,7 @@ class FlowController:
         Returns
         -------
         bool
-            Whether the lease was outstanding. False if it was answered before.
+            Whether the lease was outstanding. False if it was answered before or had timed out.
 
         Raises
         ------
@@ -333,7 +333,7 @@ class FlowController:
             return self._windows.split(lease, items)
 
     def drop(self, lease: Lease) -> bool:
-        """Remove the re-queued item of a failed or timed-out lease. Return whether it was there."""
+        """Drop the re-queued item of a failed or timed-out lease. Return whether it was queued."""
         with self._guard:
             waited = self._windows.drop(lease)
             self._room.notify_all()

@@ -49,7 +49,7 @@ class Batch(Sequence[Any]):
         return f"Batch({counted(len(self.records), 'record')})"
 
     def failed(self, bitmap: bytes | npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Return the failed records, from either form of a bitmap.
+        """Return whether each record failed, from either form of a bitmap.
 
         Parameters
         ----------
@@ -91,7 +91,9 @@ class Batch(Sequence[Any]):
         return found
 
     def only(self, failed: npt.NDArray[np.bool_]) -> Batch:
-        """Return a batch of the failed records: a list, or the result of ``take`` if they have it.
+        """Return a new batch of the failed records, in order.
+
+        Its records are a list, or the result of ``take(row numbers)`` if the records have it.
 
         Parameters
         ----------

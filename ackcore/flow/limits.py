@@ -21,9 +21,10 @@ MAX_LIMIT = 1_000_000
 
 
 def limit_bounds(initial: Any, max_limit: Any) -> tuple[int, int]:
-    """Check the initial and the largest value of a `Limit`, and return them.
+    """Check the initial and the largest value of a `Limit`, and return both as integers.
 
-    Raises TypeError or ValueError for a wrong one, or if ``initial`` is the larger one.
+    Raises TypeError or ValueError unless they are integers with
+    ``1 <= initial <= max_limit <= MAX_LIMIT``.
     """
     most = as_count(max_limit, "max_limit", 1, MAX_LIMIT)
     return as_count(initial, "initial", 1, most), most
@@ -122,7 +123,7 @@ class Fixed:
     Parameters
     ----------
     limit : int
-        The number of tuples that may be outstanding.
+        The number of tuples that may be outstanding, from 1 to a million.
     """
 
     __slots__ = ("limit",)
@@ -163,8 +164,8 @@ class DelayTarget:
     is longer by half. A larger mean is ignored while all tuples are late, because then tuples of
     other producers are queued.
 
-    A failure or time-out takes 1 off at once and multiplies ``service`` by 1.5, up to 64 times in
-    total; each ack removes one such factor.
+    A failure or time-out takes 1 off the limit at once, down to 1, and multiplies ``service`` by
+    1.5, up to a factor of 64 in total; each ack removes one such factor.
 
     Parameters
     ----------

@@ -28,8 +28,9 @@ _new = object.__new__
 class Windows:
     """Consumers, outstanding leases, and items that wait to be sent again.
 
-    ``max_pending``: the largest number of outstanding leases in all. ``timeout_ns``: nanoseconds
-    after which a lease has timed out.
+    ``chooser``: chooses among consumers with room. ``max_pending``: the largest number of
+    outstanding leases in all, or None. ``timeout_ns``: nanoseconds after which a lease has timed
+    out. ``clock``: returns the time in nanoseconds.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Windows:
         self.requeued = 0
 
     def join(self, name: Hashable, limit: Limit) -> None:
-        """Add a consumer; raise ValueError if there is one of that name."""
+        """Add a consumer with its own ``limit``; raise ValueError if there is one of that name."""
         if name in self.consumers:
             raise ValueError(f"consumer {name!r} exists already; remove it first")
         slot = self._free_slots.pop() if self._free_slots else len(self.consumers)
@@ -64,7 +65,7 @@ class Windows:
         self._chooser.changed(consumer)
 
     def leave(self, name: Hashable) -> list[Lease]:
-        """Remove a consumer, and return its outstanding leases, now re-queued."""
+        """Remove a consumer, and return its outstanding leases, now re-queued, oldest first."""
         consumer = self.named(name)
         del self.consumers[name]
         consumer.is_open = False
@@ -79,7 +80,7 @@ class Windows:
         return taken
 
     def pause(self, name: Hashable, for_ns: int, keys_wait: bool = True) -> None:
-        """Send nothing to a consumer for ``for_ns``; see `FlowController.pause`."""
+        """Send nothing to a consumer for ``for_ns`` nanoseconds; see `FlowController.pause`."""
         consumer = self.named(name)
         consumer.is_open = False
         consumer.keys_wait = keys_wait
@@ -93,7 +94,7 @@ class Windows:
         self._chooser.changed(consumer)
 
     def named(self, name: Hashable) -> FlowConsumer:
-        """Return the consumer of that name."""
+        """Return the consumer of that name; raise KeyError, which lists the names, without one."""
         try:
             return self.consumers[name]
         except KeyError:
@@ -111,8 +112,9 @@ class Windows:
     ) -> Lease | None:
         """Return a lease for an item, or None if no consumer has room.
 
-        ``avoid``: the consumers at which the item failed. ``attempt``: the number of the attempt,
-        from 0.
+        Also None at ``max_pending``, and for the first attempt with a key of which a tuple is not
+        done. Ends pauses that are over. ``avoid``: the consumers at which the item failed.
+        ``attempt``: the number of the attempt, from 0.
         """
         now = self._clock()
         if now >= self._next_sweep_ns:
@@ -150,7 +152,7 @@ class Windows:
 
     @staticmethod
     def check_key(key: Hashable) -> None:
-        """Raise TypeError for a key by which no consumer can be chosen."""
+        """Raise TypeError for a key by which no consumer can be chosen: None or unhashable."""
         if key is None:
             raise TypeError(
                 "the key must not be None: the chooser selects the consumer by it; give each tuple "
@@ -164,7 +166,7 @@ class Windows:
             ) from None
 
     def lease_again(self) -> Lease | None:
-        """Return a lease for the first re-queued item, or None.
+        """Return a lease for the first re-queued item that is due, or None without item or room.
 
         With a chooser by key, it takes the first item with room.
         """
@@ -199,7 +201,7 @@ class Windows:
         return lease
 
     def done(self, lease: Lease) -> bool:
-        """Record that a lease was acked. Return whether that ends the item."""
+        """Record that a lease was acked. Return whether that ends its item, even if re-queued."""
         now = self._clock()
         consumer = lease.consumer
         if lease.fate is not _OUT:
@@ -258,7 +260,7 @@ class Windows:
         return True
 
     def delay(self, lease: Lease, for_ns: int) -> bool:
-        """Delay a lease's re-queued item by ``for_ns``. Return whether it was queued."""
+        """Delay a lease's re-queued item by ``for_ns`` from now. Return whether it was queued."""
         if lease.fate is not _REQUEUED:
             return False
         lease.due_ns = self._clock() + for_ns
@@ -288,7 +290,7 @@ class Windows:
         return True
 
     def expire(self) -> list[Lease]:
-        """Re-queue and return the leases that timed out; update the consumers as `_sweep` does."""
+        """Re-queue and return the leases that timed out, by consumer; then do as `_sweep` does."""
         now = self._clock()
         expired = []
         for consumer in self.consumers.values():

@@ -59,8 +59,8 @@ class Aggregate(ABC):
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
         """Return the types of the columns that are stored for each key, by name.
 
-        ``inputs``: the types of ``columns``. Raises TypeError if the aggregate cannot read them;
-        the message begins with "must read", and `TableShape.of` writes the argument before it.
+        ``inputs``: the types of ``columns``. Raises TypeError if the aggregate cannot read them, or
+        its own attributes are wrong; `TableShape.of` writes the argument before the message.
         """
 
     @abstractmethod
@@ -70,7 +70,8 @@ class Aggregate(ABC):
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
         """Return the states of the keys: the columns of `state_types`, with one row per key.
 
-        ``columns``: the columns of the rows to fold. ``groups``: the rows of each key.
+        ``columns``: of the rows to fold, the columns that it reads. ``groups``: the rows of each
+        key.
         """
         raise NotImplementedError
 
@@ -83,7 +84,7 @@ class Aggregate(ABC):
         raise NotImplementedError
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        """Return the value of each state, given the columns of `state_types`."""
+        """Return the value of each state, given its columns; by default the first of these."""
         return states[0]
 
     def structure(self) -> dict[str, Any]:

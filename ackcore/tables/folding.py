@@ -45,7 +45,8 @@ def merge_states(shape: TableShape, older: pa.Table, newer: pa.Table) -> pa.Tabl
 def finished(shape: TableShape, stored: pa.Table) -> pa.Table:
     """Return stored rows as users see them: the key and the value of each aggregate.
 
-    The values are null for a key that a look-up did not find, as its states are null.
+    A row of nulls, for a key that a look-up did not find, stays one. Raises ValueError if an
+    aggregate of the user's own returns values of another type or number.
     """
     columns = [stored.column(name) for name in shape.key_names]
     for name, aggregate in shape.aggregates.items():
@@ -90,7 +91,10 @@ def live_rows(shape: TableShape, stored: pa.Table, horizon_ms: int | None) -> pa
 def _blocks(
     shape: TableShape, batches: Iterable[pa.RecordBatch | pa.Table]
 ) -> Iterator[list[pa.Array]]:
-    """Yield blocks of rows of bounded size, each as ``shape.input_columns`` in plain types."""
+    """Yield blocks of up to a million rows or 256 MiB, as ``shape.input_columns`` in plain types.
+
+    Raises TypeError if a column has another type than the shape.
+    """
     parts: list[pa.Table] = []
     rows = nbytes = 0
     for batch in batches:
@@ -184,7 +188,10 @@ def _grouped(
 
 
 def _combined(shape: TableShape, tables: Sequence[pa.Table]) -> pa.Table:
-    """Merge stored rows into one per key; ``tables``: those that were folded earlier first."""
+    """Merge stored rows into one per key, ascending by hash; overlapping sessions become one.
+
+    ``tables``: those that were folded earlier first. A row expires at the latest of its times.
+    """
     tables = [table for table in tables if table.num_rows]
     if len(tables) == 1:
         return tables[0]

@@ -24,7 +24,8 @@ def with_nulls(column: pa.Array, kept: Bools | None) -> pa.Array:
 def sums_of(column: pa.Array, groups: KeyGroups, name: str) -> pa.Array:
     """Return the sum of each group's values in the column's type, null if all are null.
 
-    Raises OverflowError if the type cannot hold a sum; ``name`` is the column's name in its text.
+    ``column``: of int64, floats, durations or decimal128. Raises OverflowError if the type cannot
+    hold a sum; ``name`` is the column's name in its text.
     """
     kind = column.type
     if not len(groups):

@@ -57,7 +57,7 @@ class HashIndex(NamedTuple):
         return (places >> np.uint64(max(0, int(self._shift) - 8))).astype(np.uint8)
 
     def _expected(self, buckets: Int64s) -> Int64s:
-        """Return the first row of each bucket if all buckets had the same number of rows."""
+        """Return the first row of each bucket if all buckets had equally many rows."""
         found: Int64s = (buckets * (self.rows / self._buckets)).astype(np.int64)
         return found
 

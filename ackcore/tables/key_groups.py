@@ -22,8 +22,8 @@ UInt64s = npt.NDArray[np.uint64]
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """Return the type in which a table stores values of a type.
 
-    The values of dictionaries, run-end encodings, extensions and views are stored themselves.
-    Raises pyarrow.ArrowNotImplementedError if the type contains a union.
+    It is the type of the plain values for dictionaries, run-end encodings, extensions and views,
+    also within nested types. Raises pyarrow.ArrowNotImplementedError if the type contains a union.
     """
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
@@ -118,7 +118,10 @@ class KeyGroups:
 
 
 def group_rows(hashes: UInt64s, keys: Sequence[pa.Array]) -> KeyGroups:
-    """Group rows by key, given the hash of each row's key, and the columns of the keys."""
+    """Group rows by key, given the hash of each row's key, and the columns of the keys.
+
+    Different keys with one hash are different groups, in the order of their first rows.
+    """
     n = len(hashes)
     order = _ascending(hashes)
     ordered = hashes[order]
@@ -232,7 +235,7 @@ def values_equal(left: pa.Array, right: pa.Array) -> Bools:
 
 
 def valid_of(column: pa.Array) -> Bools:
-    """Return whether each value is not null."""
+    """Return for each value whether it is not null."""
     if pa.types.is_null(column.type):
         return np.zeros(len(column), np.bool_)
     valid = valid_rows(column)

@@ -68,7 +68,7 @@ class BatchFold(Aggregate):
         """
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
-        """Return the types of the columns of ``state``, by name."""
+        """Return the types of the columns of ``state``, by name; raise TypeError if it is wrong."""
         state = getattr(self, "state", None)
         if not isinstance(state, pa.Schema) or not 0 < len(state) == len(set(state.names)):
             raise TypeError(
@@ -78,7 +78,7 @@ class BatchFold(Aggregate):
         return {field.name: field.type for field in self.state}
 
     def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
-        """Return the type of the values that `finish` returns."""
+        """Return the type that `finish` returns for no states; raise TypeError if it has none."""
         value = self.finish([pa.array([], field.type) for field in self.state])
         if not isinstance(value, pa.Array) or pa.types.is_null(value.type):
             raise TypeError(
@@ -88,7 +88,10 @@ class BatchFold(Aggregate):
         return plain_type(value.type)
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Return the states that `fold` returns for the rows of all keys, called once."""
+        """Return the states that one call of `fold` returns for all rows, sorted by key.
+
+        Raises TypeError or ValueError if they do not fit ``state`` or the number of keys.
+        """
         order = pa.array(groups.order)
         ordered = [column.take(order) for column in columns]
         rows = pa.RecordBatch.from_arrays(ordered, names=list(self.columns))
@@ -100,7 +103,9 @@ class BatchFold(Aggregate):
         return self._checked(self.fold(rows, starts), "fold", len(groups))
 
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Call `merge` until each key has one state; states with only nulls are left out."""
+        """Call `merge` until each key has one state. States with only nulls are left out; a key
+        with no others gets nulls.
+        """
         present = np.logical_or.reduce([valid_of(state) for state in states])
         rows, starts, kept = groups.only(present)
         groups_of = KeyGroups(rows, np.append(starts, len(rows)))
@@ -149,18 +154,18 @@ class Fold(Aggregate):
 
     @abstractmethod
     def empty(self) -> Any:
-        """Return the value before the first row."""
+        """Return the value of a key before its first row."""
 
     @abstractmethod
     def fold(self, value: Any, row: dict[str, Any]) -> Any:
-        """Return the value after one more row."""
+        """Return the value after one more row of the key, a dict of ``columns``."""
 
     @abstractmethod
     def merge(self, earlier: Any, later: Any) -> Any:
-        """Merge two values of a key: of rows that were folded earlier, and of later ones."""
+        """Return the merged value of two of a key: of rows folded earlier, and of later rows."""
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
-        """Return ``type`` as the type of the only stored column: the state is the value."""
+        """Return ``type`` for the only stored column, ``value``; raise TypeError if it is wrong."""
         declared = getattr(self, "type", None)
         if not isinstance(declared, pa.DataType):
             raise TypeError(
@@ -174,7 +179,10 @@ class Fold(Aggregate):
         return self.type
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Return the value of each key: `empty`, after `fold` was called for each of its rows."""
+        """Return the value of each key: `empty()`, passed through `fold` with each of its rows.
+
+        Raises ValueError if a value does not fit ``type``.
+        """
         lists = [column.take(pa.array(groups.order)).to_pylist() for column in columns]
         values = []
         for start, stop in zip(
@@ -188,7 +196,7 @@ class Fold(Aggregate):
         return [self._column(values, "fold")]
 
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Call `merge` until each key has one state."""
+        """Call `merge` until each key has one state; a null is passed as `empty()`."""
         return _pairwise(states, groups, self._merged)
 
     def _merged(self, earlier: list[pa.Array], later: list[pa.Array]) -> list[pa.Array]:

@@ -34,8 +34,8 @@ def recorded(shape: TableShape) -> dict[str, Any]:
 def read_shape(name: str, found: Mapping[str, Any]) -> TableShape:
     """Rebuild the shape of a table from the JSON values of `recorded`, to read its rows.
 
-    The class of a user's own aggregate is not in the checkpoint, so its value is its state: a
-    struct if the state has several columns.
+    Its aggregates cannot fold rows. The class of a user's own aggregate is not in the checkpoint,
+    so its value is its state: a struct if the state has several columns.
     """
     stored, rows = _schema_of(found["stored"]), _schema_of(found["rows"])
     keys = tuple(rows.field(key) for key in found["key"])

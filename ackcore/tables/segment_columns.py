@@ -58,6 +58,7 @@ def unpacked(parts: Sequence[tuple[pa.Array | Bytes, Note]], kind: pa.DataType) 
     """Return the values of a column, of type ``kind``, in the order of ``parts``.
 
     ``parts``: for each segment, rows of the stored column that `packed` returned, and its note.
+    The result is an array, or a chunked one if it has more than 2 GiB of text.
     """
     if all("base" in note for _, note in parts):
         return _unpacked_integers(parts, kind)
@@ -241,8 +242,9 @@ def _dictionary(column: pa.Array) -> pa.Array:
 def _divided(column: pa.Array) -> list[pa.Array] | None:
     """Divide each text before its last "@" or another character of ``_MARKS``.
 
-    Returns the heads, and the tails with the character as a dictionary. Returns None if no
-    character is in all texts, with few different tails.
+    The one with the longest tails is used, among those that are in all texts and leave few
+    different tails; returns None if there is none. Returns the heads, and the tails with the
+    character as a dictionary.
     """
     sample = column.slice(0, _SAMPLE_ROWS)
     found: list[tuple[float, str]] = []

@@ -46,7 +46,7 @@ class SegmentInfo(NamedTuple):
         return cls(*entry).without(())  # JSON has a list of the removed columns
 
     def without(self, columns: Iterable[str]) -> SegmentInfo:
-        """Return the segment with ``columns`` added to its ``removed`` columns."""
+        """Return a copy of the segment with ``columns`` added to its ``removed`` columns."""
         return self._replace(removed=tuple(sorted({*self.removed, *columns})))
 
 
@@ -97,8 +97,10 @@ def after_merge(
 ) -> tuple[SegmentInfo, ...]:
     """Return the segments of a table after a merge, the newest first.
 
-    ``segments``: the segments before. ``merge``: the merge. ``made``: the segments that it made, of
-    disjoint ranges. ``rows_between``: returns the number of rows of a segment in a range of hashes.
+    Merged segments keep their rows outside of the merge's range; segments without rows are left
+    out. ``segments``: the segments before. ``merge``: the merge. ``made``: the segments that it
+    made, of disjoint ranges. ``rows_between``: returns the number of rows of a segment in a range
+    of hashes.
     """
     kept: list[SegmentInfo] = []
     end = 0

@@ -98,7 +98,7 @@ class TableSegment:
         """Return the segment in a buffer, such as a memory-mapped file; nothing is copied.
 
         Rows whose hashes are below ``lo``, or ``hi`` or more, are left out. The values of the
-        ``removed`` columns are null.
+        ``removed`` columns are null. Raises pyarrow's and other errors for a damaged file.
         """
         reader = pa.ipc.open_file(pa.BufferReader(buffer))
         about = json.loads(reader.schema.metadata[_NOTES])
@@ -132,7 +132,7 @@ class TableSegment:
 
     @property
     def nbytes(self) -> int:
-        """The size of the rows in bytes, as they are stored."""
+        """The size of the rows in bytes, as they are stored, with one byte each for the index."""
         nbytes: int = self.rows * (1 + self._block.shape[1])
         for column in self._columns.values():
             nbytes += column.slice(self.start, self.rows).nbytes
@@ -149,7 +149,7 @@ class TableSegment:
         return replace(self, lo=lo, hi=hi, start=self.start + start, stop=self.start + stop)
 
     def places(self, lo: int, hi: int) -> tuple[int, int]:
-        """Return the start and the end of the rows with hashes from ``lo`` to below ``hi``."""
+        """Return the start and the end of the rows with hashes ``lo <= hash < hi``, from 0."""
         start, stop = (min(max(self._place(each), self.start), self.stop) for each in (lo, hi))
         return start - self.start, stop - self.start
 
@@ -172,7 +172,7 @@ class TableSegment:
         return one_chunk(unpacked([column], pa.int64())).to_numpy()  # type: ignore[no-any-return]
 
     def take(self, rows: Int64s) -> pa.Table:
-        """Return rows by their numbers, with ``shape.stored_schema``."""
+        """Return rows by their numbers from 0, in this order, with ``shape.stored_schema``."""
         return rows_in(self.shape, [(self, rows + self.start)])
 
     def table(self) -> pa.Table:
@@ -250,7 +250,8 @@ class TableReader:
         ``keys``: the columns of the key; other columns are ignored.
 
         The result has the columns of ``shape.stored_schema``, and row *i* is that of key *i*.  If
-        the table has no row for a key, all columns of the row are null, also the hash.
+        the table has no row for a key, or one that has expired, all columns of the row are null,
+        also the hash.  Raises ValueError or TypeError as `TableShape.key_arrays` does.
         """
         arrays = self.shape.key_arrays(keys)
         n = len(arrays[0])
@@ -301,7 +302,7 @@ class TableReader:
         return live_rows(self.shape, newest_rows(self.shape, found), self.horizon_ms)
 
     def whole(self, rows: pa.Table) -> pa.Table:
-        """Return rows that `rows_of` returned with all columns of ``shape.stored_schema``."""
+        """Return rows of a result of `rows_of`, in their order, with all columns as stored."""
         places = one_chunk(rows.column(_PLACE)).to_numpy()
         order = np.argsort(places)
         numbers, places = np.divmod(places[order], 1 << _ROW_BITS)
@@ -329,7 +330,10 @@ class TableReader:
         return stored.take(pa.array(places, mask=places >= len(stored)))
 
     def scan(self, lo: int = 0, hi: int = HASH_END) -> Iterator[pa.Table]:
-        """Yield the rows of a range of hashes, ascending by hash, in tables of bounded size."""
+        """Yield the newest, unexpired rows of a range of hashes, ascending by hash.
+
+        Each table has some 500,000 rows or 128 MiB at most, and none is empty.
+        """
         for _, _, rows in merged_parts(self.shape, self.segments, lo, hi, self.horizon_ms):
             if rows.num_rows:
                 yield rows
@@ -355,7 +359,7 @@ def merged_parts(
 
 
 def ranges_of(lo: int, hi: int, rows: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    """Divide a range of hashes into equal ranges whose rows can be held in memory.
+    """Yield equal parts of a range of hashes, each with some 500,000 rows or 128 MiB at most.
 
     ``rows``, ``nbytes``: the number and the size of the rows in the whole range. Hashes are
     uniform, so equal ranges have about the same number of rows.

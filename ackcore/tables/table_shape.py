@@ -285,7 +285,7 @@ def _with_window(
 
 
 def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array; text above 2 GiB gets offsets of 64 bits."""
+    """Return a column as one array; text or bytes above 2 GiB become large_string, large_binary."""
     if isinstance(column, pa.Array):
         return column
     if column.num_chunks == 1:

@@ -124,7 +124,7 @@ class WindowWatermarks:
     def _held(
         self, now_ms: int, behind: Mapping[str, Mapping[str, int]]
     ) -> dict[str, dict[str, tuple[int, int]]]:
-        """Return `WindowWatermarks.behind` after one more micro-batch."""
+        """Return the attribute ``behind`` after one more micro-batch; arguments as for `after`."""
         found: dict[str, dict[str, tuple[int, int]]] = {}
         for spout, parts in behind.items():
             known, found[spout] = self.behind.get(spout, {}), {}
