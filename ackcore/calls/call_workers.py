@@ -247,10 +247,15 @@ class Workers:
         while True:
             now = self.now_ns()
             if self._waits and self._waits[0][0] <= now:
-                self._end_waits(now)
+                while self._waits and self._waits[0][0] <= now:
+                    queues.repeat(heapq.heappop(self._waits))
+                if self._waits:
+                    self._wake_at(self._waits[0][0])
             only = queues.only
-            if only is None:
-                self._read_ahead()
+            if only is None:  # pull items, but not for long: answers are not handled meanwhile
+                since = self._clock()
+                while self._pull() and self._clock() - since < _TURN_NS:
+                    pass
             elif not only.new:
                 self._pull()
             if self._window is not None and self._is_window_full:
@@ -316,23 +321,10 @@ class Workers:
             return False
         return only.endpoints.has_room
 
-    def _end_waits(self, now: int) -> None:
-        """Move calls whose wait is over from the waits to the queues."""
-        while self._waits and self._waits[0][0] <= now:
-            self.queues.repeat(heapq.heappop(self._waits))
-        if self._waits:
-            self._wake_at(self._waits[0][0])
-
     @property
     def _is_full(self) -> bool:
         """Whether outcomes must be yielded before more items are pulled."""
         return len(self._order) - self.in_flight >= self._most_kept
-
-    def _read_ahead(self) -> None:
-        """Pull items, as many as may be kept, but for 2 ms: answers are not handled meanwhile."""
-        since = self._clock()
-        while self._pull() and self._clock() - since < _TURN_NS:
-            pass
 
     def _pull(self) -> bool:
         """Pull the next item into a queue. Return False if there is none, or too many are kept."""

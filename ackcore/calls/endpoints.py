@@ -234,22 +234,16 @@ class Endpoints:
         consumer = lease.consumer
         breaker = self._breakers[consumer.name]
         if breaker.state is not BreakerState.OPEN:
-            if self._paces:
-                self._keep_pace(consumer, now_ns)
+            if self._paces and (pace := self._paces.get(consumer.name)) is not None:
+                due_ns = pace.begin(now_ns)
+                if due_ns is None:
+                    del self._paces[consumer.name]
+                elif due_ns > now_ns:
+                    self._windows.pause(consumer.name, int(due_ns) - now_ns)
             return False
         breaker.probe()
         self._windows.pause(consumer.name, _ON_TRIAL_NS)
         return True
-
-    def _keep_pace(self, consumer: FlowConsumer, now_ns: int) -> None:
-        pace = self._paces.get(consumer.name)
-        if pace is None:
-            return
-        due_ns = pace.begin(now_ns)
-        if due_ns is None:
-            del self._paces[consumer.name]
-        elif due_ns > now_ns:
-            self._windows.pause(consumer.name, int(due_ns) - now_ns)
 
     def done(self, lease: Lease, on_trial: bool) -> None:
         """Record that a call succeeded: refusals of its endpoint end, its breaker may close."""

@@ -94,25 +94,20 @@ cost_per_run=None)
         for name, most in _MOST.items():
             if (given := getattr(self, name)) is not None:
                 object.__setattr__(self, name, positive(given, name, most))
-        if self.concurrency is not None:
-            self._check_concurrency()
+        if self.concurrency is not None and self.per is None:
+            raise ValueError(
+                f"concurrency must be left out without per, got {self.concurrency!r}; "
+                "max_concurrency limits the calls of a task"
+            )
+        if callable(self.concurrency):
+            made_by(self.concurrency, "concurrency")
+        elif self.concurrency is not None:
+            check_concurrency(self.concurrency, "concurrency", "key")
         if all(getattr(self, name) is None for name in ("per", *_MOST)):
             raise ValueError(
                 "a RateLimit must limit something; give calls_per_s=..., tokens_per_min=..., "
                 "cost_per_run=... or per=..."
             )
-
-    def _check_concurrency(self) -> None:
-        given = self.concurrency
-        if self.per is None:
-            raise ValueError(
-                "concurrency must be left out without per, got "
-                f"{given!r}; max_concurrency limits the calls of a task"
-            )
-        if callable(given):
-            made_by(given, "concurrency")
-        else:
-            check_concurrency(given, "concurrency", "key")
 
     def share(self, tasks: int) -> RateLimit:
         """Return the limit for one of ``tasks`` tasks: with an equal share of calls and tokens."""

@@ -68,15 +68,14 @@ class Reader:
         An asynchronous source may have fewer than n yet. The result is then empty, and after
         `_LINGER_S` those few. Raises the source's exceptions; other sources block.
         """
-        values = self._read_now(n) if self._later is None else self._read_later(self._later, n)
+        if self._later is None:
+            values = list(islice(self._now, n))
+            self.ended = len(values) < n
+        else:
+            values = self._read_later(self._later, n)
         start = self.position
         self.position += len(values)
         return [Record(position, value) for position, value in enumerate(values, start)]
-
-    def _read_now(self, n: int) -> list[Any]:
-        values = list(islice(self._now, n))
-        self.ended = len(values) < n
-        return values
 
     def _read_later(self, source: AsyncIterator[Any], n: int) -> list[Any]:
         self._wanted = n

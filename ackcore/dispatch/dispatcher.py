@@ -504,16 +504,13 @@ class Dispatcher:
             for record in batch:
                 self._store_dead(record, error)
             return
+        asked_s = (error.asked_s if isinstance(error, Retry) else None) or 0.0
+        base_ms, cap_ms = self._backoff_ms, self._max_backoff_ms
         for each in self._flow.split(lease, batch.singles()) if splits else [lease]:
             if not rejected:
-                self._flow.delay(each, self._wait_s(each.item[0].position, failures, error))
-
-    def _wait_s(self, position: int, failures: int, error: BaseException) -> float:
-        """Return the seconds to wait before a record with this number of failures is sent again."""
-        base_ms, cap_ms = self._backoff_ms, self._max_backoff_ms
-        wait_ms = backoff_of(str(position), max(failures, 1), base_ms=base_ms, cap_ms=cap_ms)
-        asked_s = error.asked_s if isinstance(error, Retry) else None
-        return max(wait_ms / 1000, asked_s or 0.0)
+                position = str(each.item[0].position)
+                wait_ms = backoff_of(position, max(failures, 1), base_ms=base_ms, cap_ms=cap_ms)
+                self._flow.delay(each, max(wait_ms / 1000, asked_s))
 
     # Consumers that fail again and again.
 

@@ -43,7 +43,12 @@ def packed(column: pa.Array) -> tuple[pa.Array | Bytes, Note]:
     kind, n = column.type, len(column)
     if column.null_count == n:
         return np.empty((n, 0), np.uint8), {"nulls": "all"}
-    if _is_integral(kind):
+    types = pa.types
+    if (  # Arrow stores these types as integers
+        types.is_integer(kind)
+        or (types.is_temporal(kind) and not types.is_interval(kind))
+        or types.is_decimal128(kind)
+    ):
         numbers = _integers(column)
         found = None if numbers is None else _packed_integers(numbers, valid_rows(column))
         return (column, {}) if found is None else found
@@ -124,16 +129,6 @@ def _decoded(column: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         return column.dictionary.take(column.indices)
     return column
-
-
-def _is_integral(kind: pa.DataType) -> bool:
-    """Return whether Arrow stores values of a type as integers: also times and decimals."""
-    types = pa.types
-    return bool(
-        types.is_integer(kind)
-        or (types.is_temporal(kind) and not types.is_interval(kind))
-        or types.is_decimal128(kind)
-    )
 
 
 def _integers(column: pa.Array) -> npt.NDArray[np.int64] | None:

@@ -98,10 +98,7 @@ class Window:
         return _up(ends) + (self.size_ms if self.step_ms is None else 0)
 
     def closes_between(self, from_ms: int, until_ms: int) -> bool:
-        """Return whether a window can close when the bound rises between two times, in ms.
-
-        For sessions always, if it rises: they may end at any time.
-        """
+        """Return whether a window can close when the bound rises between two times, in ms."""
         if self.step_ms is None:
             return from_ms < until_ms
         ends = ((bound - self.size_ms) // self.step_ms for bound in (from_ms, until_ms))

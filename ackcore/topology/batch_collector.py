@@ -289,7 +289,9 @@ def _column(column: Any, field: pa.Field, title: str) -> pa.Array:
     try:
         if isinstance(column, pa.Array | pa.ChunkedArray):
             array = column if column.type == field.type else cast(column, field.type)
-        elif _is_typed(column):
+        elif hasattr(column, "__arrow_c_array__") or (
+            str(getattr(column, "dtype", None)) not in ("None", "object")
+        ):
             # Arrow may use the memory of a numpy array or a pandas Series without a copy, and
             # the bolt may overwrite it for its next emit.
             array = pa.array(column.copy() if hasattr(column, "copy") else column)
@@ -313,10 +315,3 @@ def _column(column: Any, field: pa.Field, title: str) -> pa.Array:
             "or declare it nullable"
         )
     return array
-
-
-def _is_typed(column: Any) -> bool:
-    """Return whether a column that is not pyarrow's has a type for all values, as in numpy."""
-    dtype = getattr(column, "dtype", None)
-    # Objects are Python values, as in a list.
-    return hasattr(column, "__arrow_c_array__") or str(dtype) not in ("None", "object")

@@ -151,11 +151,13 @@ class Answers:
 
         ``data``: the bytes of the answer, None without one.
         """
-        if self.budget is not None and data is not None and key not in self._counted:
-            cost = _cost_in(data)
-            if cost.cost:
-                self._counted.add(key)
-                self.budget.add(*cost)
+        if self.budget is None or data is None or key in self._counted:
+            return
+        if _HEAD.unpack_from(data)[0] & _PAID:
+            cost, size = _COST.unpack_from(data, _HEAD.size)
+            text = data[_HEAD.size + _COST.size :][:size].decode("utf-8", "surrogatepass")
+            self._counted.add(key)
+            self.budget.add(cost, text)
 
     def emitted(
         self,
@@ -271,15 +273,6 @@ class Answers:
             batches[name] = pa.ipc.read_record_batch(whole.slice(at, size), schema)
             at += size
         return batches
-
-
-def _cost_in(data: bytes) -> Cost:
-    """Read the cost from the bytes of an answer; `NO_COST` if none was reported."""
-    if not _HEAD.unpack_from(data)[0] & _PAID:
-        return NO_COST
-    cost, size = _COST.unpack_from(data, _HEAD.size)
-    at = _HEAD.size + _COST.size
-    return Cost(cost, data[at : at + size].decode("utf-8", "surrogatepass"))
 
 
 def context_of(key: int, component: str, schemas: Mapping[str, pa.Schema]) -> bytes:

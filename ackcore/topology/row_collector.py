@@ -302,14 +302,6 @@ class RowCollector:
             self._set_failed(tuple, self._reasons.of(self._misfit(error)))
             raise error
 
-    def _hold(self, tuples: Iterable[Tuple]) -> None:
-        """Change the state of the OPEN tuples among these to HELD, when their batch ends."""
-        with self._lock:
-            for one in tuples:
-                if one._state == OPEN:
-                    self._held[one._handle] = one
-                    one._state = HELD
-
     def _convert(self) -> None:
         """Convert the emissions so far to Arrow, and fail the anchors of rows that do not fit."""
         for out in self._streams.values():

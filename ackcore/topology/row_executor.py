@@ -18,6 +18,7 @@ from ackcore.topology.row_collector import InputCollector, RowCollector
 from ackcore.topology.row_conversion import rows_of
 from ackcore.topology.tuples import (
     ACKED,
+    HELD,
     OPEN,
     Emission,
     FailedInputs,
@@ -139,7 +140,11 @@ class RowExecutor:
             else:
                 assert isinstance(self.component, Bolt)
                 self._execute(self.component, todo)
-                self.collector._hold(todo)  # a BasicBolt leaves none open
+                with self.collector._lock:
+                    for one in todo:
+                        if one._state == OPEN:  # in a BasicBolt, none is
+                            self.collector._held[one._handle] = one
+                            one._state = HELD
             self.collector._convert()
 
     def _slices(self, origin: Origin, batch: pa.RecordBatch, first: int) -> Iterator[list[Tuple]]:

@@ -89,6 +89,10 @@ class Layout:
                 for each in bolt.inputs
             )
         inputs = [(bolt.name, each) for bolt in topology.bolts.values() for each in bolt.inputs]
+        needs_identity: set[str] = set()
+        for bolt in (topology.bolts[name] for name in reversed(order)):
+            if bolt.name in needs_identity or bolt.component.needs_identity:
+                needs_identity.update((bolt.name, *(each.component for each in bolt.inputs)))
         return cls(
             # In the order of declaration, spouts first: a set's order differs between processes.
             levels={name: levels[name] for name in (*topology.spouts, *topology.bolts)},
@@ -107,7 +111,7 @@ class Layout:
                 for index, (target, each) in enumerate(inputs)
             ),
             sinks=topology.written,
-            needs_identity=_upstream(topology, reversed(order)),
+            needs_identity=frozenset(needs_identity),
             checks_unique=any(spout.checks_ids for spout in topology.spouts.values()),
         )
 
@@ -180,16 +184,3 @@ def _in_order(topology: Parts) -> tuple[str, ...]:
         order.append(next(name for name, reads in left.items() if left.keys().isdisjoint(reads)))
         del left[order[-1]]
     return tuple(order)
-
-
-def _upstream(topology: Parts, last_first: Iterable[str]) -> frozenset[str]:
-    """Return the bolts that need identity, and all components whose tuples reach them.
-
-    ``last_first``: all bolts, each before those it reads.
-    """
-    found: set[str] = set()
-    for name in last_first:
-        bolt = topology.bolts[name]
-        if name in found or bolt.component.needs_identity:
-            found.update((name, *(each.component for each in bolt.inputs)))
-    return frozenset(found)
