@@ -77,11 +77,9 @@ class Calls(Generic[Item, Value]):
         """Call the function with each item.
 
         ``items``: at most 1024 items, and those in calls, are read ahead of the yielded outcomes;
-        with keys, 65,536.
-
-        Yields one outcome for each item, in their order. Raises RuntimeError if this is closed,
-        another run is not over, or an event loop runs in this thread. Raises an error of ``items``
-        after the outcomes of earlier items.
+        with keys, 65,536. Yields one outcome for each item, in their order. Raises RuntimeError if
+        this is closed, another run is not over, or an event loop runs in this thread. Raises an
+        error of ``items`` after the outcomes of earlier items.
 
         `KeyboardInterrupt` ends all calls at once and passes through. If a run is abandoned, for
         example by ``close()`` of the generator, its calls are cancelled and this object is closed.
@@ -184,11 +182,10 @@ class Calls(Generic[Item, Value]):
 class CallLoop(asyncio.SelectorEventLoop):
     """An event loop with a clock that stops while the loop does not run.
 
-    The loop does not run while the reader of the outcomes has control. Answers that arrive then are
-    not handled. If the clock continued meanwhile, all time-outs, the user's own ``asyncio.timeout``
-    included, would expire as soon as the loop runs again, although their answers have arrived.
+    So time-outs, the user's own ``asyncio.timeout`` included, do not expire while the reader of the
+    outcomes has control and answers that arrive are not handled.
 
-    ``clock``: returns the time in nanoseconds. ``selector``: the selector of the loop.
+    ``clock``: returns this time in nanoseconds. ``selector``: the selector of the loop.
     """
 
     def __init__(

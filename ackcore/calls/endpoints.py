@@ -122,9 +122,8 @@ class Breaker:
 class Pace:
     """The interval of calls to an endpoint that refuses what exceeds its rate.
 
-    Between two refusals the endpoint accepts calls at its rate. Calls then begin a little slower
-    than before a refusal, or at the mean rate since the last one if that is higher, and faster with
-    each call until the next refusal. In a steady state one call of 15 to 20 is refused.
+    After a refusal, calls begin a little slower than before, or at the mean rate since the refusal
+    before if that is higher; then faster with each call until the next one.
 
     Attributes: ``until_ns``: the end of the pause after the last refusal. Refusals before that time
     do not count again.
@@ -272,10 +271,9 @@ class Endpoints:
             self._windows.pause(consumer.name, open_ns)
 
     def _refused(self, consumer: FlowConsumer, error: Retry, now_ns: int) -> None:
-        """Pause an endpoint that refuses calls: briefly at first, then longer each time.
+        """Pause an endpoint that refuses calls: briefly at first, then twice as long each time.
 
-        The first pause is a part of the interval of its `Pace`, or its service time: a Retry-After
-        in whole seconds would leave a service idle. The longest is that time, at least a second.
+        The longest is what the error requests, or else ``breaker_reset_s``, and at least a second.
         """
         if self._settings.breaker_failures is None:
             return  # without a breaker, endpoints are not paused either
@@ -325,9 +323,8 @@ class Endpoints:
         Returns None if an endpoint is open, or none is closed but by its trial call, whose end
         opens it.
 
-        It is never too late for an endpoint that refused once, and otherwise answers: it is full,
-        not down. For one that refuses repeatedly it is not too late within a second: to give the
-        record back costs more.
+        It is never too late for an endpoint that refused once and otherwise answers, and within a
+        second for one that refuses repeatedly.
         """
         for consumer in self._consumers:
             if consumer.is_open:

@@ -95,9 +95,8 @@ class Idlest(Chooser):
     It has the lowest ``(outstanding + 1) * sqrt(service time)``. Twice the silence of a consumer
     that should have answered is added to its service time. After more than a second without tuples,
     a consumer counts as 1.5 times faster for each second, so that one that was slow, or dead, is
-    tried again. With the service time instead of its root, slow consumers would idle until the
-    queues of the fast ones take as long: hardly better in total, and much less fair. Ties are
-    broken by a constant random factor of each consumer, of at most a millionth.
+    tried again. The root keeps slow consumers from idling. Ties are broken by a constant random
+    factor of each consumer, of at most a millionth.
 
     ``seed``: the seed of the random factors; by default they are unpredictable.
     """

@@ -12,11 +12,10 @@ from ackcore._error_hints import counted
 
 
 class Batch(Sequence[Any]):
-    """The records of one tuple.
+    """The records of one tuple, of which only the failed ones are sent again.
 
-    A tuple of B records, each of which fails with probability p, fails as a whole with ``1 - (1 -
-    p) ** B``. If records fail one in a thousand times, almost a tenth of the tuples of 100 records
-    fail. So a consumer answers with a bitmap, and `only` returns the records to send again.
+    If records fail one in a thousand times, almost a tenth of the tuples of 100 records fail. So a
+    consumer answers with a bitmap, and `only` returns the records to send again.
 
     Parameters
     ----------

@@ -145,24 +145,18 @@ class DelayTarget:
     target is the time that a tuple waits at a fully loaded consumer. With fewer than 2, a consumer
     slower than the target would idle between an ack and the next tuple.
 
-    ``service`` is the time from one ack to the next, or from send to ack if that is shorter. For a
-    consumer that serves one tuple at a time, ``t_ack - max(t_previous_ack, t_sent)`` is the time of
-    a tuple without its wait in the queue. For one that serves n at once, it is an n-th of that. The
-    estimate is the plain mean of the first 20 samples, and then an exponentially weighted mean, in
-    which a new sample weighs 0.05. After t seconds in which the consumer was idle, a sample weighs
-    at least ``t / 10``. The estimate does not drift up when several producers queue at a consumer,
-    unlike estimates from the shortest round trip.
+    ``service`` is the mean time from one ack to the next, or from send to ack if that is shorter.
+    For a consumer that serves one tuple at a time, it is the time of a tuple without its wait in
+    the queue; for one that serves n at once, an n-th of that. A new sample weighs 0.05, more among
+    the first 20 and after idle time. It does not drift up when several producers queue there.
 
-    10 s and 50 round trips after ``base_rtt`` was last measured, the limit becomes 1. The first ack
-    of a tuple that was outstanding alone measures it again, and ends this limit.
+    ``base_rtt`` is the shortest round trip. 10 s and 50 round trips after it was last measured, the
+    limit becomes 1, until the ack of a tuple that was outstanding alone has measured it again.
 
-    ``base_rtt`` is the shortest round trip. That is too short for a consumer whose round trips
-    differ by more than the target without a queue: the window shrinks to 2. If a tuple then
-    overtakes another, the consumer does not have a single queue. From then on, ``base_rtt`` is the
-    mean round trip with at most 2 tuples outstanding. The target is at least a quarter of this
-    mean, and at least 3/4 of the standard deviation. The window doubles until the mean round trip
-    is longer by half. A larger mean is ignored while all tuples are late, because then tuples of
-    other producers are queued.
+    If the window has shrunk to 2 and a tuple overtakes another, the consumer has no single queue.
+    From then on, ``base_rtt`` is the mean round trip with at most 2 tuples outstanding, and the
+    target at least a quarter of it and 3/4 of the standard deviation. The window doubles until the
+    mean round trip is longer by half.
 
     A failure or time-out takes 1 off the limit at once, down to 1, and multiplies ``service`` by
     1.5, up to a factor of 64 in total; each ack removes one such factor.

@@ -25,9 +25,8 @@ def fold_rows(
 
     ``batches``: the rows; columns that the table does not read are ignored. ``now_ms``, in
     milliseconds since 1970: the time of the micro-batch, from which the ttl counts; for a table
-    with windows, the time until which windows are closed. Rows of closed windows are left out.
-
-    The result has one row per key in ``shape.stored_schema``, ascending by hash.
+    with windows, the time until which windows are closed. Rows of closed windows are left out. The
+    result has one row per key in ``shape.stored_schema``, ascending by hash.
     """
     partials = [_folded(shape, block, now_ms) for block in _blocks(shape, batches)]
     return _combined(shape, partials)
@@ -156,9 +155,7 @@ def groups_of(
     """Group stored rows by key.
 
     ``joined``: whether overlapping sessions of a key are one group; otherwise a key includes the
-    start of its session.
-
-    Returns the groups, and the columns of the key with a row for each group.
+    start of its session. Returns the groups, and the columns of the key with a row for each group.
     """
     hashes: UInt64s = one_chunk(stored.column(HASH)).to_numpy()
     keys = [one_chunk(stored.column(name)) for name in shape.key_names]

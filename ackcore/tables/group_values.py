@@ -119,10 +119,9 @@ def _ordinals(column: pa.Array) -> Int64s:
 def extreme_rows(by: pa.Array, groups: KeyGroups, largest: bool, last: bool) -> pa.Array:
     """Return for each group the number of its row with the smallest value, or the largest one.
 
-    ``by``: the column of the values. ``largest``: whether the largest value is searched.
-    ``last``: whether the last of several such rows is returned, not the first.
-
-    The result is an int64 column, with null for a group whose values are all null.
+    ``by``: the column of the values. ``largest``: whether the largest value is searched. ``last``:
+    whether the last of several such rows is returned, not the first. The result is an int64 column,
+    with null for a group whose values are all null.
     """
     if not len(groups):
         return pa.array([], pa.int64())

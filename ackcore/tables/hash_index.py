@@ -70,9 +70,8 @@ class HashIndex(NamedTuple):
     def candidates(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
         """Return the numbers of the rows that may have one of ``hashes``; some have another hash.
 
-        ``hashes``: hashes in the range of the index.
-
-        Returns pairs in two arrays: the index of the hash in ``hashes``, ascending, and the row.
+        ``hashes``: hashes in the range of the index. Returns pairs in two arrays: the index of the
+        hash in ``hashes``, ascending, and the row.
         """
         places = hashes - np.uint64(self.lo)
         buckets = (places >> self._shift).view(np.int64)

@@ -104,10 +104,9 @@ class KeyGroups:
     def only(self, wanted: Bools | None) -> tuple[Int64s, Int64s, Bools | None]:
         """Leave out the rows that are not wanted, and then the keys without rows.
 
-        ``wanted``: whether each row is wanted; None if all are.
-
-        Returns ``order`` and ``starts`` of the remaining rows and keys, without the number of rows
-        at the end of ``starts``; and whether each key remains, or None if all do.
+        ``wanted``: whether each row is wanted; None if all are. Returns ``order`` and ``starts`` of
+        the remaining rows and keys, without the number of rows at the end of ``starts``; and
+        whether each key remains, or None if all do.
         """
         if wanted is None or wanted.all():
             return self.order, self.starts[:-1], None

@@ -154,9 +154,8 @@ def _packed_integers(
     """Encode numbers as their distances from the smallest one, in as few bytes as they need.
 
     ``valid``: 0 for each null; None without nulls. If there are nulls, the smallest number has
-    distance 1, and a null has 0.
-
-    Returns the bytes of each row with their note; None if a distance needs more than 64 bits.
+    distance 1, and a null has 0. Returns the bytes of each row with their note; None if a distance
+    needs more than 64 bits.
     """
     present = numbers if valid is None else numbers[valid != 0]
     base, top = int(present.min()), int(present.max())

@@ -247,11 +247,10 @@ class TableReader:
     def lookup(self, keys: pa.RecordBatch | pa.Table) -> pa.Table:
         """Return the stored row of each key.
 
-        ``keys``: the columns of the key; other columns are ignored.
-
-        The result has the columns of ``shape.stored_schema``, and row *i* is that of key *i*.  If
-        the table has no row for a key, or one that has expired, all columns of the row are null,
-        also the hash.  Raises ValueError or TypeError as `TableShape.key_arrays` does.
+        ``keys``: the columns of the key; other columns are ignored. The result has the columns of
+        ``shape.stored_schema``, and row *i* is that of key *i*. If the table has no row for a key,
+        or one that has expired, all columns of the row are null, also the hash. Raises ValueError
+        or TypeError as `TableShape.key_arrays` does.
         """
         arrays = self.shape.key_arrays(keys)
         n = len(arrays[0])
@@ -290,10 +289,9 @@ class TableReader:
         """Return the newest row of each key whose hash is one of ``hashes``.
 
         ``hashes``: ascending, without duplicates. ``names``: the columns to read: those of the key,
-        then any others; among them the time at which rows expire, if the table has it.
-
-        The result has the hash, these columns, and the place of each row, by which `whole` reads
-        the other columns.
+        then any others; among them the time at which rows expire, if the table has it. The result
+        has the hash, these columns, and the place of each row, by which `whole` reads the other
+        columns.
         """
         found = []
         for number, segment in enumerate(self.segments):
@@ -346,10 +344,8 @@ def merged_parts(
 
     ``shape``: the table. ``segments``: the newest first. ``lo``, ``hi``: the range of hashes: from
     ``lo`` to below ``hi``. ``horizon_ms``: rows that expire until this time are left out. None
-    keeps them, since they hide older rows of their keys.
-
-    Yields for each part the start and the end of its range of hashes, and its rows, ascending by
-    hash.
+    keeps them, since they hide older rows of their keys. Yields for each part the start and the end
+    of its range of hashes, and its rows, ascending by hash.
     """
     parts = [segment.between(lo, hi) for segment in segments]
     rows, nbytes = sum(part.rows for part in parts), sum(part.nbytes for part in parts)

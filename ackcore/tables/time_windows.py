@@ -142,10 +142,8 @@ def session_groups(groups: KeyGroups, starts: Int64s, ends: Int64s) -> tuple[Key
     others that do.
 
     ``groups``: the rows of each key. ``starts``, ``ends``: the interval of each row: from the start
-    to before the end.
-
-    Returns the rows of each session and the start of each session; sessions are ordered by key and
-    then by start.
+    to before the end. Returns the rows of each session and the start of each session; sessions are
+    ordered by key and then by start.
     """
     n = len(starts)
     if not n:

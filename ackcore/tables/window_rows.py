@@ -22,7 +22,6 @@ def merged_sessions(
     """Join the sessions of a micro-batch's rows with the open sessions of a table.
 
     ``reader``: the table before. ``partial``: the sessions of the new rows, from `fold_rows`.
-
     Returns the number of sessions by which the table grows, and the stored rows to write, ascending
     by hash: one for each session that new rows join or begin, and one for each session that has
     become part of an earlier one. The latter has no states and has expired, and so hides the older

@@ -119,10 +119,7 @@ class CallExecutor(RowExecutor):
         return self.make_calls(function, self._settings, key_of=key_of, refusal=self._refusal)
 
     def _run_all(self, origin: Origin, batch: pa.RecordBatch, first: int) -> None:
-        """Execute all rows of a batch, whose first row has the handle ``first``.
-
-        The collector has the results, converted to Arrow after each slice.
-        """
+        """Execute a batch by calls; arguments and results as for `RowExecutor._run_all`."""
         if not batch.num_rows:
             return
         assert self._calls is not None

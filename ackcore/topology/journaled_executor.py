@@ -68,11 +68,9 @@ NO_COST = Cost(0.0, "")
 
 
 class _Seen:
-    """A set of 64-bit integers that takes little more than 8 bytes for each.
+    """A set of 64-bit integers that takes little more than 8 bytes for each; a Python set 70 to 80.
 
-    A Python set takes 70 to 80 bytes, and there is one integer for each input until the micro-batch
-    ends. The latest integers are in a Python set. When they are more than 1/16 of the others, they
-    are merged into a sorted column.
+    The latest integers are in a Python set, and the others in a sorted column.
     """
 
     _FEW = 1 << 14
@@ -229,10 +227,8 @@ class Answers:
         Raises RuntimeError if an answer is missing or damaged. Raises OSError if the journal cannot
         be written.
 
-        ``inputs``: keys and handles of inputs, in order. Each key has an answer.
-
-        Returns the emissions in the order of the inputs, and the reasons of the failed inputs by
-        handle.
+        ``inputs``: keys and handles of inputs, in order. Each key has an answer. Returns the
+        emissions in the order of the inputs, and the reasons of the failed inputs by handle.
         """
         self._journal.sync()
         pieces: dict[str, list[tuple[pa.RecordBatch, Anchors]]] = {name: [] for name in self._names}

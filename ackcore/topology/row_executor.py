@@ -130,10 +130,7 @@ class RowExecutor:
         self.component.prepare(self.context)
 
     def _run_all(self, origin: Origin, batch: pa.RecordBatch, first: int) -> None:
-        """Execute all rows of a batch, whose first row has the handle ``first``.
-
-        The collector has the results, converted to Arrow after each slice.
-        """
+        """Execute a batch, whose first handle is ``first``; the collector gets the results."""
         for todo in self._slices(origin, batch, first):
             if isinstance(self.component, BasicBolt):
                 self._execute_basic(self.component, todo)

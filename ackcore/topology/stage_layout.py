@@ -6,15 +6,8 @@ tuples pass between them within the task. One exchange joins levels k and k + 1,
 stream that a later level reads. A stream that skips a level is passed through undecoded. So no
 tuple is computed twice, or stored for a second reader.
 
-These invariants are tested on random DAGs:
-
-- no subscription leads back to an earlier level, and one whose grouping moves tuples leads to a
-  later one;
-- within a level, a bolt comes after the bolts that it reads;
-- each level but the first has a bolt;
-- if a component needs identity, so does everything upstream of it.
-
-The layout is independent of Spark, and deterministic: a topology has the same layout everywhere.
+No stream leads back to an earlier level, and each level but the first has a bolt. The layout is
+independent of Spark, and deterministic: a topology has the same layout everywhere.
 """
 
 from __future__ import annotations
