@@ -365,10 +365,7 @@ class FairQueues:
             self._wake_at(at_ns)
 
     def wake(self, now: int) -> None:
-        """Make queues ready whose scheduled time has come: a pause is over, or there is a token.
-
-        Opens their endpoints whose pause is over, and schedules the next call of this.
-        """
+        """Make queues ready whose scheduled time has come; open endpoints whose pause is over."""
         aside = self._aside
         while aside and aside[0][0] <= now:
             _, _, queue = heapq.heappop(aside)

@@ -122,10 +122,7 @@ class Workers:
         return self._clock() - self._stood_ns
 
     def outcomes(self, loop: AbstractEventLoop, items: Iterator[Any]) -> Iterator[CallOutcome[Any]]:
-        """Call the function with each item; yield the outcomes in the order of the items.
-
-        Runs the loop in this thread while it waits. At last it raises the items' own error, if any.
-        """
+        """Call the function with each item; yield the outcomes in order; raise the items' error."""
         self._loop, self._items, self._exhausted, self.running = loop, items, False, True
         order = self._order
         try:

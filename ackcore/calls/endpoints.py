@@ -320,8 +320,8 @@ class Endpoints:
         """Return the time, in nanoseconds, at which the first endpoint opens, and whether that is
         too late: all endpoints are then closed for longer than ``wait_ns``.
 
-        Returns None if an endpoint is open, or none is closed but by its trial call, whose end
-        opens it.
+        Returns None if an endpoint is open, or if all are on trial: the end of a trial call opens
+        its endpoint.
 
         It is never too late for an endpoint that refused once and otherwise answers, and within a
         second for one that refuses repeatedly.
@@ -350,9 +350,7 @@ class Endpoints:
     def unavailable(self, after_s: float) -> Unavailable:
         """Return the error of an item that is not called, because all endpoints are paused.
 
-        It has the last error of the endpoint that was paused last.
-
-        ``after_s``: the seconds until an endpoint opens.
+        ``after_s``: the seconds until one opens. The text has the error of the one paused last.
         """
         name = max(self._breakers, key=self._closed_since)
         error = self._breakers[name].last_error

@@ -126,8 +126,7 @@ def marked_final() -> Iterator[None]:
 def is_marked_final(error: BaseException) -> bool:
     """Return whether an exception is marked as final, or was raised while a marked one was handled.
 
-    So an error stays final if a user's ``except Exception`` turns it into a `Retry`. Up to 100
-    exceptions of the chain are checked.
+    So an error stays final if a user's ``except Exception`` turns it into a `Retry`.
     """
     found: BaseException | None = error
     for _ in range(_MOST_CHAINED):

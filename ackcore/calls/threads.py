@@ -69,7 +69,7 @@ class CallThreads:
         return call.answer
 
     def close(self) -> None:
-        """End each thread after its present and the queued calls. Does not wait for that."""
+        """End the threads after the present and the queued calls. Does not wait for that."""
         for _ in range(self._started):
             self._calls.put(None)
         self._threads = 0

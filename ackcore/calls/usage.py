@@ -169,7 +169,7 @@ class Usage:
         self._ended = False
 
     def report(self, tokens: float | None, cost: float | None) -> None:
-        """Add a report, whose None counts as none. Raises RuntimeError if the call has ended."""
+        """Add reported tokens and cost; None adds nothing. Raises RuntimeError after `close`."""
         if self._ended:
             self._counts.late += 1
             raise RuntimeError(
@@ -244,10 +244,7 @@ def used(*, tokens: float | None = None, cost: float | None = None) -> None:
 
 
 def report(usage: Usage | None, tokens: Any, cost: Any) -> None:
-    """Check the arguments of `used`, and add them to a call's usage, unless that is None.
-
-    Raises TypeError, ValueError or RuntimeError as `used` does.
-    """
+    """Check the arguments of `used`, as it does, and add them to ``usage``, unless that is None."""
     if tokens is None and cost is None:
         raise TypeError(
             "used() needs tokens=... or cost=..., got neither; do not call it if the service does "

@@ -14,9 +14,7 @@ class Target:
     """The base class of consumers. A subclass defines `call`; the other methods are optional."""
 
     async def start(self) -> None:
-        """Prepare the consumer, in the dispatcher's loop. Called once, first; if it raises, the run
-        ends with its exception.
-        """
+        """Prepare the consumer, in the dispatcher's loop. Called once; an exception ends the run."""
 
     async def call(self, item: Any) -> Any:
         """Process an item, and return when it is done.
@@ -94,7 +92,7 @@ class Function(Target):
 class Coroutine(Target):
     """A coroutine function: ``await function(record)`` returns when the record is done.
 
-    The consumer's `Limit` is the only limit of calls at once.
+    The consumer's `Limit` bounds the number of calls at once; no thread is used.
     """
 
     def __init__(self, function: Callable[[Any], Awaitable[Any]]) -> None:

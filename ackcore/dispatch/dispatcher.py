@@ -338,10 +338,9 @@ class Dispatcher:
                 return
 
     def _read(self, reader: Reader) -> None:
-        """Read records until enough wait to be sent: one batch, or with keys `_LOOK_AHEAD`.
+        """Read until a batch, or with keys `_LOOK_AHEAD` records, can be sent; not after `stop`.
 
-        None after `stop`, or `_MAX_AHEAD` beyond the first that is not done. A record whose key
-        cannot be used is stored as dead.
+        Nor beyond `_MAX_AHEAD` records. One whose key cannot be used is stored as dead.
         """
         wanted = 1 if self._key is None else _LOOK_AHEAD
         while len(self._unsent) < wanted and not reader.ended and not self._stopping:

@@ -150,10 +150,7 @@ class Http(Target):
             raise Unavailable(f"headers() of {self.url} failed: {error!r}") from error
 
     def _head_of(self, given: Mapping[str, str]) -> bytes:
-        """Return the request line and the headers, without the line end of the last one.
-
-        Raises ValueError for a header that is there twice, is set by `Http`, or has a line end.
-        """
+        """Return the request line and headers, without the last line end; ValueError if wrong."""
         replaced = {name.lower() for name in given}
         if len(replaced) < len(given) or replaced & {"content-length", "transfer-encoding"}:
             raise ValueError(

@@ -157,8 +157,7 @@ class ByKey(Chooser):
     def choose(self, key: Hashable, avoid: tuple[FlowConsumer, ...]) -> FlowConsumer | None:
         """Return the consumer of a key if it has room, or None; ``avoid`` as for `Chooser.choose`.
 
-        While the consumer of a key is paused with ``keys_wait``, tuples that did not fail wait for
-        it.
+        While it is paused with ``keys_wait``, tuples that did not fail wait for it.
         """
         avoid = self._avoided(avoid)
         hashed = _hashed(key)

@@ -154,10 +154,7 @@ class Windows:
     def check_key(key: Hashable) -> None:
         """Raise TypeError for a key by which no consumer can be chosen: None or unhashable."""
         if key is None:
-            raise TypeError(
-                "the key must not be None: the chooser selects the consumer by it; give each tuple "
-                "a key"
-            )
+            raise TypeError("the key must not be None: the chooser selects by it; give tuples keys")
         try:
             hash(key)
         except TypeError:

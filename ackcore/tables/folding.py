@@ -90,10 +90,7 @@ def live_rows(shape: TableShape, stored: pa.Table, horizon_ms: int | None) -> pa
 def _blocks(
     shape: TableShape, batches: Iterable[pa.RecordBatch | pa.Table]
 ) -> Iterator[list[pa.Array]]:
-    """Yield blocks of up to a million rows or 256 MiB, as ``shape.input_columns`` in plain types.
-
-    Raises TypeError if a column has another type than the shape.
-    """
+    """Yield blocks of up to a million rows or 256 MiB: ``shape.input_columns`` in plain types."""
     parts: list[pa.Table] = []
     rows = nbytes = 0
     for batch in batches:
@@ -185,10 +182,7 @@ def _grouped(
 
 
 def _combined(shape: TableShape, tables: Sequence[pa.Table]) -> pa.Table:
-    """Merge stored rows into one per key, ascending by hash; overlapping sessions become one.
-
-    ``tables``: those that were folded earlier first. A row expires at the latest of its times.
-    """
+    """Merge stored rows into one per key, or session; ``tables``: those folded earlier first."""
     tables = [table for table in tables if table.num_rows]
     if len(tables) == 1:
         return tables[0]

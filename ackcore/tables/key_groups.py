@@ -117,10 +117,7 @@ class KeyGroups:
 
 
 def group_rows(hashes: UInt64s, keys: Sequence[pa.Array]) -> KeyGroups:
-    """Group rows by key, given the hash of each row's key, and the columns of the keys.
-
-    Different keys with one hash are different groups, in the order of their first rows.
-    """
+    """Group rows by key, given their hashes and key columns; keys of one hash stay apart."""
     n = len(hashes)
     order = _ascending(hashes)
     ordered = hashes[order]

@@ -88,10 +88,7 @@ class BatchFold(Aggregate):
         return plain_type(value.type)
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Return the states that one call of `fold` returns for all rows, sorted by key.
-
-        Raises TypeError or ValueError if they do not fit ``state`` or the number of keys.
-        """
+        """Return the checked states that one call of `fold` returns for all rows, sorted by key."""
         order = pa.array(groups.order)
         ordered = [column.take(order) for column in columns]
         rows = pa.RecordBatch.from_arrays(ordered, names=list(self.columns))
@@ -103,9 +100,7 @@ class BatchFold(Aggregate):
         return self._checked(self.fold(rows, starts), "fold", len(groups))
 
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Call `merge` until each key has one state. States with only nulls are left out; a key
-        with no others gets nulls.
-        """
+        """Call `merge` until each key has one state; states with only nulls are left out."""
         present = np.logical_or.reduce([valid_of(state) for state in states])
         rows, starts, kept = groups.only(present)
         groups_of = KeyGroups(rows, np.append(starts, len(rows)))
@@ -179,10 +174,7 @@ class Fold(Aggregate):
         return self.type
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Return the value of each key: `empty()`, passed through `fold` with each of its rows.
-
-        Raises ValueError if a value does not fit ``type``.
-        """
+        """Return the value of each key: `empty()`, passed through `fold` with each of its rows."""
         lists = [column.take(pa.array(groups.order)).to_pylist() for column in columns]
         values = []
         for start, stop in zip(
