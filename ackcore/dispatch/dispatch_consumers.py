@@ -14,7 +14,7 @@ class Target:
     """The base class of consumers. A subclass defines `call`; the other methods are optional."""
 
     async def start(self) -> None:
-        """Prepare the consumer, in the dispatcher's loop. Called once; an exception ends the run."""
+        """Prepare the consumer in the dispatcher's loop. Called once; an exception ends the run."""
 
     async def call(self, item: Any) -> Any:
         """Process an item, and return when it is done.
