@@ -348,7 +348,7 @@ class FairQueues:
             self._put(queue)
 
     def put_aside(self, queue: KeyQueue) -> None:
-        """Remove a queue from the ready queues."""
+        """Remove a queue from the ready queues, until `changed` adds it again."""
         if queue is not self.only:
             equals = self._ready[queue.rank]
             del equals[queue]

@@ -41,7 +41,7 @@ _END: Any = object()
 
 
 class _Worker:
-    """A coroutine that makes one call after the other."""
+    """The state of a coroutine that makes one call after the other."""
 
     __slots__ = ("deadline_ns", "estimate", "expired", "lease", "on_trial", "parked", "task")
 
@@ -118,11 +118,11 @@ class Workers:
         self._waits_begun = 0
 
     def now_ns(self) -> int:
-        """Return the time of a clock that stops while calls are in flight and the loop is idle."""
+        """Return the time of a clock that stops while calls are in flight and no loop runs."""
         return self._clock() - self._stood_ns
 
     def outcomes(self, loop: AbstractEventLoop, items: Iterator[Any]) -> Iterator[CallOutcome[Any]]:
-        """Call the function with each item; yield the outcomes in order; raise the items' error."""
+        """Yield the outcome of each item's call, in order; then raise the error of ``items``."""
         self._loop, self._items, self._exhausted, self.running = loop, items, False, True
         order = self._order
         try:
@@ -441,7 +441,7 @@ class Workers:
     # ------------------------------------------------------------------------------------ timing
 
     def _wake_at(self, at_ns: float) -> None:
-        """Schedule `_tick` at a time, unless it is scheduled earlier."""
+        """Set the timer for `_tick` to a time in nanoseconds, unless it is earlier already."""
         if at_ns >= self._timer_ns:
             return
         if self._timer is not None:

@@ -228,7 +228,7 @@ class Endpoints:
         return False
 
     def begin(self, lease: Lease, now_ns: int) -> bool:
-        """Record that a call begins. Return whether it is the trial call of an open breaker."""
+        """Record that a call begins; keep its `Pace`. Return whether it is a breaker's trial."""
         lease.sent_ns = now_ns
         consumer = lease.consumer
         breaker = self._breakers[consumer.name]
@@ -254,7 +254,11 @@ class Endpoints:
     def failed(
         self, lease: Lease, on_trial: bool, error: BaseException, timed_out: bool, now_ns: int
     ) -> None:
-        """Record that a call raised, or timed out. This may pause its endpoint."""
+        """Record that a call raised, or timed out.
+
+        A `Retry` pauses the endpoint. Other errors of the whole call (`CallSettings.is_of_call`)
+        count for its breaker. Any further error is an answer.
+        """
         counts = self._settings.is_of_call(error)
         self._windows.take_back(lease, dropped=counts, again=False, timed_out=timed_out)
         consumer = lease.consumer

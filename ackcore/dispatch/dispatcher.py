@@ -237,7 +237,7 @@ class Dispatcher:
         self._more = asyncio.Event()
 
     def run(self) -> DispatchCounts:
-        """Send all records in an event loop of its own; result and errors are `run_async`'s.
+        """Send all records in a new event loop, and return when each is done, as `run_async`.
 
         Raises RuntimeError in a running event loop: await `run_async` there.
         """

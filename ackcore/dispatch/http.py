@@ -38,7 +38,7 @@ class Response(NamedTuple):
 
 
 class HttpError(Exception):
-    """A response with an error status, or a broken or invalid response."""
+    """A response with an error status, a broken or invalid one, or none to a whole request."""
 
 
 class Http(Target):

@@ -180,9 +180,10 @@ def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]
 
 
 def _described(error: BaseException) -> tuple[bytes | None, Exception]:
-    """Return an error's pickle, and an error of the same kind with its text, for `_rebuilt`.
+    """Return an error's pickle, and a substitute with its text, for `_rebuilt`.
 
-    The pickle is None if unpickling would not return an equal error.
+    The pickle is None if unpickling would not return an equal error. The substitute is an
+    Unavailable, a Reject or a RuntimeError.
     """
     pickled: bytes | None = None
     with suppress(Exception):

@@ -82,7 +82,7 @@ class Chooser:
         return None if least == _CLOSED else self._consumers[scores.index(least)]
 
     def _avoided(self, avoid: tuple[FlowConsumer, ...]) -> tuple[FlowConsumer, ...]:
-        """Drop the earliest consumers of ``avoid`` until an open consumer is not among them."""
+        """Return ``avoid`` without its earliest consumers, so that it lacks an open one."""
         opened = [c for c in self._consumers if c is not None and c.is_open]
         while avoid and all(c in avoid for c in opened):
             avoid = avoid[1:]

@@ -272,7 +272,7 @@ class DelayTarget:
         self._least_ns = math.inf
 
     def _add(self, rtt_ns: int, in_flight: int, now: int) -> None:
-        """Add a round trip to the block, and end the block if it has enough."""
+        """Add a round trip to the present block of them, and end the block if it has enough."""
         self._acks = acks = self._acks + 1
         self._sum_ns += rtt_ns
         self._square_ns += rtt_ns * rtt_ns

@@ -70,7 +70,7 @@ class SegmentMerge(NamedTuple):
 def weight_of(segments: Iterable[SegmentInfo], lo: int = 0, hi: int = HASH_END) -> float:
     """Return the estimated size of segments' rows in a range of hashes.
 
-    The unit is the size of the rows that a scan or a merge reads at once.
+    1 is the size that a scan or a merge reads at once: about 500,000 rows or 128 MiB.
     """
     rows = nbytes = 0.0
     for each in segments:

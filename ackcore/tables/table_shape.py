@@ -186,7 +186,7 @@ class TableShape:
 
     @functools.cached_property
     def stored_schema(self) -> pa.Schema:
-        """The schema of stored rows: hash, key, states, and, if rows expire, the time of it."""
+        """The schema of stored rows: hash, key, states and, if rows expire, their expiry time."""
         states = [field for name in self.aggregates for field in self.states(name)]
         expires = [pa.field(EXPIRES, pa.int64())] if self.expires else []
         return pa.schema([pa.field(HASH, pa.uint64()), *self.key, *states, *expires])

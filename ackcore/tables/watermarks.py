@@ -48,7 +48,7 @@ class WindowWatermarks:
 
     @classmethod
     def of(cls, body: Mapping[str, Any] | None) -> WindowWatermarks:
-        """Rebuild the value from the result of `body`; None before the first micro-batch."""
+        """Rebuild the value from the result of `body`; from None, before the first micro-batch."""
         if body is None:
             return cls()
         return cls(**{**body, "marks": tuple((at, bound) for at, bound in body["marks"])})

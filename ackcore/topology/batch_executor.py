@@ -44,7 +44,7 @@ class BatchExecutor:
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
-        """Run the bolt on a batch; see `Executor.process`."""
+        """Run the bolt on a batch, by halves if it raises; see `Executor.process`."""
         first, rows = self._seen, batch.num_rows
         if not rows:
             return self._results([], {})

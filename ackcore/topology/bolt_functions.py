@@ -89,7 +89,7 @@ def kind_of(function: Any) -> Kind:
 
 
 def _called(function: Any) -> Any:
-    """Return the function that a partial or a callable object calls."""
+    """Return a function itself, or the function that a partial or a callable object calls."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isroutine(function):
@@ -98,7 +98,7 @@ def _called(function: Any) -> Any:
 
 
 def _annotation(function: Any) -> str | None:
-    """Return the name of the annotated type of a function's first parameter, or None."""
+    """Return the name, without module, of the type of a function's first parameter, or None."""
     try:
         # Follow a decorator to the wrapped function: it usually passes its arguments on.
         first = next(iter(inspect.signature(function).parameters.values()), None)

@@ -88,11 +88,11 @@ class Topology(Parts):
         return f"<Topology {self.fingerprint[:12]} of {', '.join([*self.spouts, *self.bolts])}>"
 
     def in_order(self, spouts: Sequence[str]) -> Topology:
-        """Return the same topology with its spouts in the order of ``spouts``, which names all."""
+        """Return a copy of the topology, its spouts in the order of ``spouts``, which names all."""
         return replace(self, spouts={name: self.spouts[name] for name in spouts})
 
     def explain(self) -> str:
-        """Return a drawing of the topology: stages, streams, groupings, shuffles and settings."""
+        """Return a text that draws the topology: stages, streams, groupings, shuffles, settings."""
         return explain(self, self.settings)
 
 

@@ -27,7 +27,7 @@ _NEGATED = {"<>": "equal", ">": "less_equal", ">=": "less"}
 
 @dataclass(frozen=True)
 class Node:
-    """A part of a condition."""
+    """A part of a condition, which Arrow evaluates for a batch: the base class of all parts."""
 
     type: pa.DataType | None  # the type of its values; None if conditions cannot compare it
 
@@ -49,12 +49,12 @@ class Node:
 
 @dataclass(frozen=True)
 class ColumnNode(Node):
-    """A column."""
+    """A column of the batch, by its name."""
 
     name: str
 
     def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return the column of the batch, cast to ``type``."""
+        """Return the column of the batch, cast to ``type`` unless that is None."""
         values = batch.column(self.name)
         return values if self.type in (None, values.type) else values.cast(self.type)
 

@@ -57,7 +57,7 @@ class Executor(Protocol):
         """
 
     def cleanup(self) -> None:
-        """Call the bolt's ``cleanup``, if the bolt was prepared, and log an exception."""
+        """Call the bolt's ``cleanup``, if its ``prepare`` succeeded, and log an exception."""
 
 
 def executor_for(

@@ -119,7 +119,7 @@ def _edges(structure: Mapping[str, Any]) -> list[_Edge]:
 
 
 def _columns(structure: Mapping[str, Any], edges: list[_Edge]) -> dict[str, int]:
-    """Return the column of each component in the SVG: to the right of all components it reads."""
+    """Return each component's column in the SVG, from 0: right of all components that it reads."""
     column = dict.fromkeys([*structure["spouts"], *structure["bolts"]], 0)
     column |= {edge.target: 0 for edge in edges}
     for _ in range(len(column)):  # a topology has no cycle
@@ -166,7 +166,7 @@ def _node(box: _Box) -> str:
 def _arrow(
     edge: _Edge, boxes: Mapping[str, _Box], counts: Mapping[str, Mapping[str, int]]
 ) -> tuple[str, str]:
-    """Return two SVG elements of an edge: its line; and its label and count, or an empty text."""
+    """Return an edge's line as SVG, and the text on it: label and count, or "" without both."""
     start, end = boxes[edge.source], boxes[edge.target]
     x1, y1 = start.x + start.width, start.y + _HIGH / 2
     x2, y2 = end.x - 2, end.y + _HIGH / 2
@@ -204,7 +204,7 @@ _ALWAYS = ("max_attempts", "backoff_s", "max_backoff_s")
 
 
 def explain(parts: Parts, settings: Settings) -> str:
-    """Return a drawing of a topology as text, in lines of at most 100 characters (`_WIDTH`)."""
+    """Return a drawing of a topology as text; long lists are broken at 100 characters."""
     return "\n".join(_lines(parts, Layout.of(parts), settings))
 
 
@@ -329,7 +329,7 @@ def _tables(parts: Parts) -> Iterator[str]:
 
 
 def _wrapped(texts: Iterable[str]) -> Iterator[str]:
-    """Break texts into lines of at most ``_WIDTH`` characters, indented."""
+    """Yield the lines of texts, indented, and broken so that they fit in `_WIDTH` characters."""
     for text in texts:
         yield from textwrap.wrap(
             text, _WIDTH - 4, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
@@ -337,7 +337,7 @@ def _wrapped(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _calls(component: Component) -> str:
-    """Return the settings of a bolt's calls that differ from their defaults, as text."""
+    """Return the settings of a bolt's calls that differ from their defaults as text; "" if none."""
     base: type[Component] = BasicBolt
     names: Sequence[str] = ("threads", "journal")
     if isinstance(component, AsyncBolt):

@@ -118,7 +118,7 @@ class Spout:
 
     @property
     def kind(self) -> str | None:
-        """The result of `kind_of` for the source."""
+        """The kind of a source that ackcore reads, such as ``"kafka"``; None for a DataFrame."""
         return kind_of(self.source)
 
 
@@ -214,12 +214,12 @@ class Parts:
         return self.bolts[sink.component].schemas[sink.stream]
 
     def source_of(self, component: str) -> Spout | None:
-        """Return the spout of a component: a spout or its bolt ``<spout>.dedup``. Else None."""
+        """Return the spout that a component is, or whose bolt ``<spout>.dedup`` it is, or None."""
         spout = self.spouts.get(component) or self.spouts.get(component.removesuffix(DEDUP))
         return spout if spout is not None and component in (spout.name, spout.emitter) else None
 
     def spouts_of(self, component: str) -> tuple[str, ...]:
-        """Return the names of the spouts that a component is or gets records of, as declared."""
+        """Return the spouts, in their order, that a component is or gets records of, by name."""
         reached, left = set[str](), [component]
         while left:
             name = left.pop()

@@ -167,7 +167,7 @@ class Settings:
     trace_per_million: int = 0
 
     def __new__(cls, *args: Any, **keywords: Any) -> Settings:
-        """Raise TypeError, with a suggestion, for a keyword that is not a setting."""
+        """Make the object; raise TypeError, with a suggestion, for a keyword that is no setting."""
         check_keywords(keywords)
         return object.__new__(cls)
 

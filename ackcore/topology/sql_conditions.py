@@ -289,7 +289,7 @@ class _Compiler:
         return _call(self._number_type(tree, node), "negate_checked", node)
 
     def _from_cast(self, tree: Any) -> Node:
-        """Convert a literal with a type, such as ``DATE '2020-01-01'`` or ``1L``; refuse a cast."""
+        """Convert a literal such as ``DATE '2020-01-01'`` or ``1L``; refuse any other cast."""
         inner, to = tree.this, tree.args["to"].sql("spark").upper()
         if type(inner).__name__ == "Literal":
             text = inner.this

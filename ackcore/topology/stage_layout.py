@@ -56,7 +56,7 @@ class Subscription:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The levels and subscriptions of a topology. It has no bolts, so that it is small to send."""
+    """The levels and subscriptions of a topology. It has no bolt objects: it is small to send."""
 
     #: The level of each component: 1 reads the source, k + 1 is behind k exchanges.
     levels: Mapping[str, int]

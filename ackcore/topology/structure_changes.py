@@ -94,7 +94,7 @@ def _inputs(was: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> str:
 
 
 def shown_aggregate(structure: Mapping[str, Any]) -> str:
-    """Return `Aggregate.structure` as a text with the types of its state."""
+    """Return the structure of an aggregate as text, such as ``"sum_of(euros) of int64"``."""
     made = structure["aggregate"]
     name = structure.get("class") or MADE_BY.get(f"_{made}", made)
     limit = [str(structure["max_items"])] if "max_items" in structure else []
@@ -103,7 +103,7 @@ def shown_aggregate(structure: Mapping[str, Any]) -> str:
 
 
 def shown_window(structure: Mapping[str, Any] | None) -> str:
-    """Return `Window.structure` as the call that makes the window."""
+    """Return `Window.structure` as the text of the call that makes the window, or "None"."""
     return "None" if structure is None else repr(Window.of(structure))
 
 

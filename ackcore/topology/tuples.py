@@ -189,7 +189,7 @@ class Tuple:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of the values."""
+        """The names of the values, in their order."""
         return self._origin.fields
 
     @property
@@ -204,7 +204,7 @@ class Tuple:
 
     @property
     def message_id(self) -> str | None:
-        """The source's id of the record; None for a tuple without a record."""
+        """The source's id of the record; None without a record, and in `attempt`."""
         return self._origin.message_id(self._handle)
 
     @property
@@ -214,7 +214,7 @@ class Tuple:
 
     @property
     def stable_id(self) -> int | None:
-        """An id of this tuple that is the same in every attempt: a key for upserts."""
+        """An id of this tuple, equal in every attempt: a key for upserts. None in `attempt`."""
         return self._origin.stable_id(self._handle)
 
     @overload

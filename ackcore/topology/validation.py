@@ -470,7 +470,7 @@ def _misspelt(bolt: BoltSpec) -> Iterator[str]:
 
 
 def _near(words: Sequence[str], known: Sequence[str]) -> bool:
-    """Return whether the words of a name are a setting's, but for one long one, misspelt."""
+    """Return whether a name's words are a setting's, except for one long word, misspelt."""
     if len(words) != len(known):
         return False
     differing = [(a, b) for a, b in zip(words, known, strict=True) if a != b]
