@@ -118,7 +118,8 @@ class Settings:
         ends. The second call follows after 1 s; the delay doubles with each further call, up to
         `max_backoff_s`.
     max_runs : int, default 8
-        The largest number of runs of one micro-batch. If the last one fails, the query ends.
+        The number of failed runs of one micro-batch in a row after which the query ends. A run that
+        isolates a crashing record further starts the count anew; an outage of Kafka does not count.
     careful_after : int, default 2
         The number of crashed runs of a micro-batch after which suspected records run alone, to find
         the one that crashes its worker process.
