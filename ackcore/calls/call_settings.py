@@ -31,7 +31,7 @@ class CallSettings:
     ``timeout_s``: a plain function cannot be cancelled, and keeps its thread until it returns.
     ``endpoints``: the function receives one as its second argument; None for a single endpoint,
     which it does not receive. ``max_attempts``: an item whose call raises one of ``retry_on`` is
-    called again in the task, until this number of calls have; `Retry` does not count. ``reject``:
+    called again in the task, up to this number of such failures; `Retry` is none. ``reject``:
     permanent errors besides `Reject`, even if ``retry_on`` names a base class.
 
     Raises TypeError if a setting is not of its type, and ValueError if it is out of range.

@@ -476,9 +476,10 @@ class Dispatcher:
     def _count_failure(
         self, lease: Lease, batch: Batch, failed: Any, error: BaseException, timed_out: bool
     ) -> None:
-        """Count an attempt of each record of a batch; retry them, or store them as dead.
+        """Retry the failed records of a batch, or store them as dead; count an attempt of each.
 
-        Before their last attempt the records are separated, so that each is tried alone.
+        None counts while the consumer is given up, unless no consumer works. Before their last
+        attempt the records are separated, so that each is tried alone.
         """
         n = len(batch)
         self._counts["timed_out" if timed_out else "failed"] += n

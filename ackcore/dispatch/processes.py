@@ -180,10 +180,9 @@ def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]
 
 
 def _described(error: BaseException) -> tuple[bytes | None, Exception]:
-    """Return an error's pickle, and a substitute with its text, for `_rebuilt`.
+    """Return an error's pickle, and an Unavailable, Reject or RuntimeError with its text.
 
-    The pickle is None if unpickling would not return an equal error. The substitute is an
-    Unavailable, a Reject or a RuntimeError.
+    The pickle is None if unpickling would not return an equal error.
     """
     pickled: bytes | None = None
     with suppress(Exception):

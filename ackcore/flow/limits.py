@@ -23,8 +23,7 @@ MAX_LIMIT = 1_000_000
 def limit_bounds(initial: Any, max_limit: Any) -> tuple[int, int]:
     """Check the initial and the largest value of a `Limit`, and return both as integers.
 
-    Raises TypeError or ValueError unless they are integers with
-    ``1 <= initial <= max_limit <= MAX_LIMIT``.
+    Raises TypeError or ValueError unless ``1 <= initial <= max_limit <= 1_000_000``.
     """
     most = as_count(max_limit, "max_limit", 1, MAX_LIMIT)
     return as_count(initial, "initial", 1, most), most

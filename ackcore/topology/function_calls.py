@@ -227,7 +227,7 @@ class RowCalls:
     def cleanup(self) -> None:
         """End the threads of the calls; exit the function, if it is a context manager.
 
-        Logs a warning for each part of the limit that had no effect, since no call reported usage.
+        Warns once of each part of the limit that had no effect, since no call reported usage.
         """
         self._calls.close()
         if self._limit is None:

@@ -304,7 +304,7 @@ class _Journaled(RowExecutor):
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
-        """Run the bolt on the rows of a batch that have no answer.
+        """Run the bolt on the rows of a batch without an answer; return the answers of all rows.
 
         Raises RuntimeError or OSError if the journal fails.
         """
