@@ -10,7 +10,11 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Lock, Thread
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
+
+#: Types of objects that a call of a generator function or a coroutine function returns.
+NOT_RUN = (GeneratorType, CoroutineType, AsyncGeneratorType)
 
 
 def is_async(function: Any) -> bool:

@@ -58,12 +58,23 @@ class Target:
         """Release all resources. Called once, when the run ends; exceptions are ignored."""
 
 
+def refuse_async(function: object) -> None:
+    """Raise TypeError for a coroutine function, which a thread or a process does not await."""
+    if is_async(function):
+        raise TypeError(
+            f"function must not be a coroutine function, got {function!r}, which a thread or a "
+            "process does not await; pass it to the Dispatcher itself"
+        )
+
+
 class Function(Target):
-    """A function, called in its own threads: ``function(record)`` returns when the record is done.
+    """A function, called in its own threads; ``function(record)`` returns when the record is done.
 
     Parameters
     ----------
     function : callable
+        Its argument, result and exceptions are those of `Target.call`. Pass a coroutine function to
+        the `Dispatcher` itself.
     threads : int, default 1
         The number of calls at once. Further calls are queued in order. A thread whose call times
         out cannot be ended; another takes its place.
@@ -73,6 +84,7 @@ class Function(Target):
     def __init__(self, function: Callable[[Any], Any], *, threads: int = 1) -> None:
         if not callable(function):
             raise TypeError(f"function must be callable, got {type(function).__name__}")
+        refuse_async(function)
         count = as_count(threads, "threads", 1)
         self._threads = CallThreads(function, count, "ackcore-consumer")
 

@@ -25,6 +25,7 @@ from ackcore._columns import as_count, count_or_none, nanoseconds, positive
 from ackcore._error_hints import counted, naming_arguments
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.calls.endpoints import Breaker, BreakerState
+from ackcore.calls.threads import NOT_RUN
 from ackcore.dispatch.checkpoint import Checkpoint
 from ackcore.dispatch.dispatch_consumers import Target, as_target
 from ackcore.dispatch.dispatch_records import Reader, Record, Source
@@ -406,6 +407,11 @@ class Dispatcher:
             bitmap = await self._targets[lease.name].call_in_turn(
                 values if self._batch > 1 else values[0], partial(self._flow.begin, lease)
             )
+            if isinstance(bitmap, NOT_RUN):
+                raise TypeError(
+                    f"consumer {lease.name!r} returned a {type(bitmap).__name__}, which has not "
+                    "run; declare its function with 'async def', so that it is awaited"
+                )
             if self._batch == 1 or bitmap is None:
                 failed[:] = False
             else:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ackcore._error_hints import naming_arguments
 from ackcore.calls import Reject, Unavailable
-from ackcore.dispatch.dispatch_consumers import Target
+from ackcore.dispatch.dispatch_consumers import Target, refuse_async
 
 _LIVES_S = 2.0  # seconds for a process to end before it is killed
 # The request to end. The pipe of a forked process does not close: others hold copies of it.
@@ -57,6 +57,7 @@ class Process(Target):
                 f"function and its arguments must be pickled to be sent to a process: {error}; "
                 "define the function at the top of a module"
             ) from error
+        refuse_async(function)
         self._function, self._args = function, args
         self._context: BaseContext = multiprocessing.get_context(context)
         self._pool = ThreadPoolExecutor(1, "ackcore-process")
@@ -73,14 +74,21 @@ class Process(Target):
         return None if process is None else process.pid
 
     async def start(self) -> None:
-        """Start the process, in a thread, and return when it has been started."""
+        """Start the process, in a thread, and return when it has been started.
+
+        Raises RuntimeError after `close`.
+        """
+        if self._closed:
+            raise RuntimeError(
+                "this Process was closed at the end of a run; create one for each Dispatcher"
+            )
         await asyncio.get_running_loop().run_in_executor(self._pool, self._begin)
 
     async def call(self, item: Any) -> Any:
         """Call the function with an item in the process, and return its result.
 
         Raises the function's exception, or one with its text if it cannot be pickled; ProcessDied
-        if the process ends meanwhile; Unavailable after `close`.
+        if the process ends meanwhile; RuntimeError after `close`.
         """
         return await self.call_in_turn(item, lambda: None)
 

@@ -6,7 +6,6 @@ import inspect
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,6 +16,7 @@ from ackcore._columns import as_count
 from ackcore._error_hints import near_miss
 from ackcore.calls.call_settings import MAX_THREADS, CallSettings
 from ackcore.calls.rate_limits import RateLimit, checked_limit
+from ackcore.calls.threads import NOT_RUN
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Component
 from ackcore.topology.failure_reasons import exception_classes
 from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Reason
@@ -187,9 +187,6 @@ def _plain(bolt: AsyncBolt, name: str) -> Any:
 
 
 log = logging.getLogger("ackcore")
-
-#: Types of objects that a call of a generator function or a coroutine function returns.
-NOT_RUN = (GeneratorType, CoroutineType, AsyncGeneratorType)
 
 
 def refuse_returned(result: object, emit: str) -> None:

@@ -18,9 +18,8 @@ import pyarrow as pa
 
 from ackcore._arrow.lossless import as_mapping, short_repr
 from ackcore._error_hints import counted
-from ackcore.calls.threads import is_async
+from ackcore.calls.threads import NOT_RUN, is_async
 from ackcore.topology.batch_collector import columns_in, conform
-from ackcore.topology.bolt_calls import NOT_RUN
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.row_conversion import Misfit, Row, RowSchema, by_halves
 from ackcore.topology.validation import refused_call

@@ -66,3 +66,7 @@ class TickingClock(Clock):
     def __call__(self):
         self.ns += self.tick_ms * 10**6
         return self.ns
+
+
+async def coroutine(record):
+    """A coroutine function of a module."""

@@ -10,10 +10,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from round_robin import RoundRobin
-from scripted import Clock, dispatched, failing, one
+from scripted import Clock, coroutine, dispatched, failing, one
 
 from ackcore.calls import Reject, Unavailable
-from ackcore.dispatch import Dispatcher, RecordDead, Target, dispatcher
+from ackcore.dispatch import Dispatcher, Function, Process, RecordDead, Target, dispatcher
 from ackcore.flow import ByKey, Fixed
 
 
@@ -104,6 +104,26 @@ def test_a_run_ends_when_the_dead_were_kept(max_ahead, monkeypatch):
         signal.alarm(0)
     assert sorted(dead) == list(range(5))
     assert (counts.read, counts.dead, counts.committed) == (5, 5, 5)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_coroutine_that_nobody_awaits_does_no_record(batch):
+    called = []
+
+    async def send(record):
+        called.append(record)
+
+    def forgets(record):
+        coroutine = send(record)
+        coroutine.close()  # without a warning of Python's
+        return coroutine
+
+    counts, dead = dispatched(range(2), {"a": forgets}, max_attempts=1, batch=batch)
+    assert (counts.acked, counts.dead, called) == (0, 2, [])
+    assert "returned a coroutine, which has not run" in str(dead[0])
+    for kind in (Function, Process):
+        with pytest.raises(TypeError, match="must not be a coroutine function"):
+            kind(coroutine)
 
 
 def test_what_keeps_the_dead_ends_the_run_if_it_fails():

@@ -44,6 +44,8 @@ def test_processes_do_the_work(tmp_path, context):
     assert counts.acked == counts.attempts == 100
     assert len(list(tmp_path.glob("*.effects"))) == 2
     assert all(each.pid is None or not each._process.is_alive() for each in consumers.values())
+    with pytest.raises(RuntimeError, match="was closed at the end of a run; create one for each"):
+        Dispatcher(range(100), consumers).run()
 
 
 def test_a_record_that_kills_its_process_dies_alone(tmp_path):
