@@ -128,11 +128,13 @@ def is_marked_final(error: BaseException) -> bool:
 
     So an error stays final if a user's ``except Exception`` turns it into a `Retry`.
     """
-    found: BaseException | None = error
-    for _ in range(_MOST_CHAINED):
-        if found is None:
-            return False
+    chain, seen = [error], set[int]()
+    while chain and len(seen) < _MOST_CHAINED:
+        found = chain.pop()
         if "_ackcore_final" in vars(found):
             return True
-        found = found.__cause__ or found.__context__
+        seen.add(id(found))
+        # Both: ``raise Retry() from other`` in an except clause has another cause.
+        linked = (found.__context__, found.__cause__)
+        chain += [one for one in linked if one is not None and id(one) not in seen]
     return False

@@ -620,14 +620,14 @@ class Mistaken(AsyncBolt):
                 result = None if one[0] else self.mistake(collector)
             except Exception as error:
                 if self.handles:
-                    raise Retry(str(error)) from None
+                    raise Retry(str(error)) from (OSError() if self.handles == "from" else None)
                 raise
             if result is not None:
                 return result
         return None
 
 
-@pytest.mark.parametrize("handles", [False, True])
+@pytest.mark.parametrize("handles", [False, True, "from"])
 @pytest.mark.parametrize("most", [1, 3])
 @pytest.mark.parametrize("journal", [False, True])
 @pytest.mark.parametrize("kind", MISTAKES)
