@@ -82,8 +82,8 @@ class CallSettings:
         return isinstance(error, (Reject, *self.reject)) or is_marked_final(error)
 
     def is_of_call(self, error: BaseException) -> bool:
-        """Return whether an error concerns the whole call, even if it has several items: a
-        temporary error, a time-out or a failed connection.
+        """Return whether an error concerns the whole call, even if it has several items: a `Retry`,
+        one of ``retry_on``, a time-out or a failed connection, unless it is final.
         """
         counts = (Retry, *NO_CONNECTION, *self.retry_on)
         return isinstance(error, counts) and not self.is_final(error)

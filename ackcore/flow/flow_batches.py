@@ -72,8 +72,9 @@ class Batch(Sequence[Any]):
             bits = np.unpackbits(packed, bitorder="little")
             if len(packed) != -(-n // 8) or bits[n:].any():
                 raise ValueError(
-                    f"the bitmap of {n} records must have {-(-n // 8)} bytes and no bit beyond "
-                    f"them, got {len(packed)} bytes and {int(bits[n:].sum())} bits beyond"
+                    f"the bitmap of the failed ones of {n} records must have {-(-n // 8)} bytes "
+                    f"and no bit beyond them, got {len(packed)} bytes and {int(bits[n:].sum())} "
+                    "bits beyond; make it by numpy.packbits(failed, bitorder='little')"
                 )
             return bits[:n].astype(np.bool_)
         found = np.asarray(bitmap)

@@ -248,10 +248,11 @@ class TableShape:
 def _with_window(
     where: str, keys: tuple[str, ...], value: Mapping[Any, Any], schema: pa.Schema, window: Window
 ) -> tuple[tuple[str, ...], Mapping[Any, Any], pa.Schema]:
-    """Add the start of windows to the key, and their end to the values; both to the schema.
+    """Add the start of windows to the end of the key, and their end to the front of the values.
 
-    Raises ValueError if these names are used for other columns, and TypeError if the windows' time
-    is no timestamp. Both begin with ``where``.
+    In the schema, they replace the stream's fields of these names. Raises ValueError if the key, a
+    value or the windows' time names one of these fields, and TypeError if the windows' time is no
+    timestamp. Both begin with ``where``.
     """
     for argument, names, way_out in (
         ("key", keys, "remove it, as window= adds it"),

@@ -584,7 +584,7 @@ def _refuse_foreign(source: Any, name: str) -> None:
     for kind in type(source).__mro__:
         if kind.__module__.partition(".")[0] in _NOT_SPARK:
             raise TypeError(
-                f"source of spout {name!r} must be a DataFrame of Spark, got "
+                f"source of spout {name!r} must be a DataFrame of Spark or a planned source, got "
                 f"{kind.__module__}.{kind.__qualname__}; convert it with spark.createDataFrame(...)"
             )
 

@@ -331,15 +331,16 @@ class AsyncBolt(Component):
         receives all tuples of its keys, grouped by the limit's column, has the whole rate of each.
     endpoints : iterable of hashable, optional
         The endpoints of the calls, each with a ``max_concurrency`` of its own. ``execute`` calls
-        the one in ``collector.endpoint``, which is the idlest one.
+        the one in ``collector.endpoint``, which is the idlest one. Not with a ``limit`` per key.
     wait_in_task_s : float, default 5.0
         Seconds that an input may wait in its task after `Retry`, or while no endpoint answers. It
         does not count in ``max_concurrency`` meanwhile. An input that would wait longer fails and
-        is retried later. `Retry` also pauses its endpoint for the time of one call.
+        is retried later. `Retry` also pauses its endpoint: for about the time of one call at first,
+        then twice as long each time, up to its ``after_s``, or else ``breaker_reset_s``.
     breaker_failures : int, optional, default 10
         The number of failures in a row (exceptions in ``retry_on``, time-outs, connection errors)
         after which an endpoint is not called. Inputs then fail with `Unavailable`, which counts
-        no attempt. None disables the breaker.
+        no attempt. None disables the breaker, and the pauses after `Retry`.
     breaker_reset_s : float, default 5.0
         Seconds after which one call tests the endpoint again.
     max_batch : int, default 1

@@ -443,8 +443,8 @@ def _misspelt(bolt: BoltSpec) -> Iterator[str]:
     """Yield an error for each attribute of a bolt that is a misspelt setting.
 
     Also for a `RateLimit` under another name, if ``limit`` is None. An attribute is the user's own,
-    and most names near a setting are meant: ``output``, ``timeout``, ``endpoint``. So only a letter
-    or two in one word may differ, and not its end.
+    and most names near a setting are meant: ``output``, ``timeout``, ``endpoint``. So only one word
+    of six letters or more may differ, by a missing letter or, if it is long, by a wrong one.
     """
     component = bolt.component
     own, known = vars(component), set[str]()

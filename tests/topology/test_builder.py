@@ -220,12 +220,14 @@ def test_settings_come_as_an_object_or_by_keyword_and_keywords_count_for_more(bu
         ),
         (
             lambda b, m: b.spout("s", pa.table({"x": [1]})),
-            "source of spout 's' must be a DataFrame of Spark, got pyarrow.lib.Table; "
+            "source of spout 's' must be a DataFrame of Spark or a planned source, got "
+            "pyarrow.lib.Table; "
             "convert it with spark.createDataFrame(...)",
         ),
         (
             lambda b, m: b.spout("s", Derived()),
-            "source of spout 's' must be a DataFrame of Spark, got pandas.core.frame.Foreign; ",
+            "source of spout 's' must be a DataFrame of Spark or a planned source, got "
+            "pandas.core.frame.Foreign; ",
         ),
         (
             lambda b, m: b.spout("s", m.frame("x"), message_id=5),
