@@ -1,4 +1,4 @@
-"""The mapInArrow function of `attempt`: calls the user's function on each row of a DataFrame."""
+"""The mapInArrow function of `attempt`: calls a user's function on rows, one by one or by batch."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _Errors = dict[int, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Attempts:
-    """The mapInArrow function that calls a user's function and appends its answers to the rows.
+    """The mapInArrow function that calls a user's function, and yields all rows with its answers.
 
-    Each row also gets the column `ERROR_COLUMN`, null if its call succeeded.
+    The column `ERROR_COLUMN` is null if the row's call succeeded. Otherwise the answers are null.
     """
 
     function: Function
@@ -50,7 +50,7 @@ class Attempts:
     settings: CallSettings  # the settings of the calls in one task
 
     def __call__(self, batches: Batches) -> Batches:
-        """Process the batches of one task, for mapInArrow."""
+        """Yield the rows of one task's batches with their answers and errors, for mapInArrow."""
         return self._by_batch(batches) if self.kind is Kind.BATCH else self._by_row(batches)
 
     def _by_batch(self, batches: Batches) -> Batches:
@@ -131,7 +131,7 @@ def _error(reason: Reason, attempts: int) -> dict[str, Any]:
 
 
 def _groups(pieces: Sequence[Piece], rows: int) -> Iterator[tuple[int, int, list[Piece]]]:
-    """Yield (start, stop, pieces) for slices of rows with up to `JOIN_BYTES` of answers each."""
+    """Yield (start, stop, pieces) of slices of all rows: `JOIN_BYTES` of answers, or one piece."""
     start, size, group = 0, 0, list[Piece]()
     for piece in pieces:
         if group and size + piece[1].nbytes > JOIN_BYTES:

@@ -1,4 +1,4 @@
-"""The stages behind an exchange: run the bolts of one level on the rows of earlier stages."""
+"""The stages behind an exchange, which is a shuffle of Spark: each runs its bolts on tuples."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from ackcore.topology.tuples import Identity
 
 @dataclass(frozen=True)
 class BoltStage:
-    """The mapInArrow function that runs the bolts of one level on the rows sent to it."""
+    """The mapInArrow function that runs the bolts of stage ``level`` on the tuples sent to it."""
 
     spec: TaskSpec
     level: int
 
     def __call__(self, batches: Batches) -> Batches:
-        """Process one partition of the preceding exchange, for mapInArrow."""
+        """Process one partition, for mapInArrow; raises RuntimeError first if rows are missing."""
         with Task(self.spec, attempt_at(self.level)) as task:
             yield from self._run(task, batches)
 

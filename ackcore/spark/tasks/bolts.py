@@ -52,8 +52,8 @@ from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Identity, R
 class OpenRows(NamedTuple):
     """Rows that a bolt got in one call, without their columns.
 
-    ``first``: the handle of the first row; the others follow. ``groups``: the number of groups
-    that the task had before the call was made.
+    ``first``: the handle of the first row, its number among all rows of the bolt; the others
+    follow. ``groups``: the number of groups that the task had before the call was made.
     """
 
     first: int
@@ -63,7 +63,7 @@ class OpenRows(NamedTuple):
 
 @dataclass(slots=True)
 class BoltInstance:
-    """One bolt in this task, and the rows whose tuples may still be open."""
+    """One bolt in this task, and its rows whose tuples may be neither acked nor failed yet."""
 
     name: str
     executor: Executor
@@ -193,9 +193,9 @@ class Bolts:
             self.tracer = Tracer(spec.trace_per_million, attempt.partition, chunks)
 
     def deliver(self, source: str, stream: str, rows: AnchoredRows) -> None:
-        """Pass rows that meet their expectations to bolts, later stages and sinks.
+        """Pass rows that meet their expectations to bolts, later stages and files of sinks.
 
-        Pass nothing once a tuple did not meet an expectation with ``on_fail="fail"``.
+        Fail or drop the others. Pass nothing once a tuple missed one with ``on_fail="fail"``.
         """
         # A spout has no rows if none of its source's rows could be decoded.
         if len(rows) and (source, stream) in self._spec.checks:
@@ -213,7 +213,7 @@ class Bolts:
             self.files.write(source, stream, rows, self._chunks)
 
     def process(self, target: str, source: str, stream: str, rows: AnchoredRows) -> None:
-        """Run the bolt ``target`` on rows of another component, and deliver what it emits."""
+        """Call the bolt ``target`` with rows; fail inputs that it failed, deliver what it emits."""
         bolt = self._instances.get(target)
         if bolt is None:
             bolt = self._instances[target] = BoltInstance(target, self._executor(target))
@@ -275,7 +275,7 @@ class Bolts:
         return self._answers[name]
 
     def spent(self) -> dict[str, dict[str, float]]:
-        """Return the cost of calls in this micro-batch, by bolt with a budget and by key.
+        """Return the cost of this task's calls in this micro-batch, by bolt with a budget and key.
 
         It includes earlier runs, whose calls are in the journal. All but the `MOST_KEYS` keys of
         the highest cost are under `OTHER_KEYS`.
@@ -325,7 +325,7 @@ class Bolts:
         return [part.rows for bolt in self._instances.values() for part in bolt.open_rows]
 
     def open_groups(self, chunk: Chunk) -> Int64s:
-        """Return the groups of the last chunk that may have open tuples, by their numbers in it."""
+        """Return the last chunk's groups that may have open tuples, by number, with repetitions."""
         found = [np.empty(0, np.int64)]
         for bolt in self._instances.values():
             for part in reversed(bolt.open_rows):
@@ -342,7 +342,7 @@ class Bolts:
         return bool(self._instances)
 
     def flush(self) -> None:
-        """Flush the bolts in the order of the data flow; later rows get new instances."""
+        """Flush and clean up the bolts along the data flow; later rows get new instances."""
         for name in self._spec.layout.at(self._attempt.level):
             bolt = self._instances.get(name)
             if bolt is not None:
@@ -360,7 +360,7 @@ class Bolts:
 
 
 def _journal(place: str, below: str, context: bytes) -> JournalAnswers:
-    """Open the journal ``below`` a directory or a bucket's URL."""
+    """Open the journal of answers ``below`` a directory or a bucket's URL."""
     if is_bucket(place):
         return ObjectJournal(open_store(place, "journal"), below, context)
     return Journal(os.path.join(place, below), context)

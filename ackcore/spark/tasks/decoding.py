@@ -37,7 +37,7 @@ class ValueDecoder:
         self._is_prepared = False
 
     def __eq__(self, other: object) -> bool:
-        """Return whether a kept job with the other decoder may run in place of a new one."""
+        """Return whether the deserializer is the same object, and spout and type are equal."""
         if not isinstance(other, ValueDecoder) or self._deserializer is not other._deserializer:
             return False
         return bool((self._spout, self._field) == (other._spout, other._field))
@@ -45,7 +45,8 @@ class ValueDecoder:
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
         """Return the records with deserialized values, and the reasons of failures by row number.
 
-        The value of a failed record is null, as is that of a record without a value.
+        The value of a failed record is null, as is that of a record without a value. If the
+        deserializer cannot be prepared, all records with a value fail.
         """
         rows: list[Row] = []
         failed: dict[int, Reason] = {}
@@ -69,7 +70,7 @@ class ValueDecoder:
         return batch.set_column(place, self._field, self._column(rows, failed)), failed
 
     def _prepared(self) -> Reason | None:
-        """Prepare the deserializer once; return the reason if preparing failed, else None."""
+        """Call the deserializer's ``prepare`` until it succeeds once; return why it failed."""
         if not self._is_prepared:
             try:
                 getattr(self._deserializer, "prepare", lambda: None)()
@@ -81,7 +82,7 @@ class ValueDecoder:
         return None
 
     def _column(self, rows: list[Row], failed: dict[int, Reason]) -> pa.Array:
-        """Return values as a column; put the errors of those that do not fit it into ``failed``."""
+        """Return values as a column, null if one does not fit; put its error into ``failed``."""
         batches, misfits = self._rows.batches(rows)
         for row, error in misfits:
             failed[row] = self._reasons.of(error)
@@ -106,7 +107,7 @@ class ValueDecoder:
 
 @dataclass(frozen=True)
 class CorruptLines:
-    """A decoder of rows read with `with_corrupt`: lines that could not be read fail for good.
+    """A decoder of lines of files: those that Spark could not read fail without retries.
 
     ``spout``: the name of the spout, for reasons.
     """
@@ -114,7 +115,7 @@ class CorruptLines:
     spout: str
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-        """Return the rows in their own columns, and the reasons of corrupt lines by row number."""
+        """Return all rows without the columns on errors, and reasons of corrupt lines by row."""
         said = batch.column(CORRUPT_REASON)
         failed: dict[int, Reason] = {}
         if said.null_count < len(said):
@@ -130,7 +131,7 @@ class CorruptLines:
 
 
 def _wants_context(deserializer: Any) -> bool:
-    """Return whether this is a confluent-kafka `Deserializer`, without importing that package."""
+    """Return whether this is confluent-kafka's `Deserializer`, which also takes a context."""
     return any(
         kind.__module__.startswith("confluent_kafka.") and kind.__name__ == "Deserializer"
         for kind in type(deserializer).__mro__

@@ -38,8 +38,9 @@ from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Identity, R
 class SeenKeys(TableReader):
     """A reader of the table of ACKED records' keys, with the hashes of waiting records' keys.
 
-    ``waiting``: the sorted hashes of the keys for which a record waits and none is due. ``now_ms``:
-    the time of the micro-batch in milliseconds since 1970.
+    ``horizon_ms``: keys that expire until then are not found. ``waiting``: the sorted hashes of the
+    keys for which a record waits and none is due. ``now_ms``: the time of the micro-batch's plan.
+    Times are in milliseconds since 1970.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class DedupExecutor:
     ) -> Results:
         """Emit the rows that pass, and the keys of new and duplicate rows; fail rows that wait.
 
-        Keys are on the streams `SEEN` and `DUPLICATES`, with the times of their rows.
+        Rows are on the default stream, keys with their rows' times on `SEEN` and `DUPLICATES`.
         """
         n, first = batch.num_rows, self._rows
         self._rows += n
@@ -119,7 +120,7 @@ class DedupExecutor:
         """Do nothing."""
 
     def _times(self, batch: pa.RecordBatch) -> Int64s:
-        """Return the time in milliseconds at which the bound of each row's key starts.
+        """Return, for each row, the time in milliseconds from which its key is kept.
 
         It is the row's event time. It is the time of the micro-batch if the event time is null or
         later than that, or if the spout has none.

@@ -1,4 +1,4 @@
-"""Exchange between stages. Sends and receives batches; raises if part of one is missing.
+"""Exchange between stages: sends rows, and receives them; raises if some of them are missing.
 
 `exchange_format` defines the rows.
 """
@@ -22,7 +22,6 @@ from ackcore.spark.tasks.exchange_format import (
     HEAD,
     LEDGER,
     RECEIPTS,
-    RESULT,
     ROW_SCHEMA,
     SETTLE,
     TRAILER,
@@ -64,7 +63,7 @@ class Outbox:
     def send(
         self, dest: int, level: int, kind: int, blob: Any, side: bytes = b"", subscription: int = 0
     ) -> None:
-        """Send one row of `exchange_format`."""
+        """Add one row of `exchange_format` to the output, which `taken` yields, and count it."""
         head = HEAD.pack(level, kind, subscription, self._origin, self._seq) + side
         self.add_to_fingerprint(dest.to_bytes(4, "little") + head)
         self.add_to_fingerprint(blob)
@@ -95,10 +94,6 @@ class Outbox:
         dests = packed.column(0).to_pylist()
         for dest, blob in zip(dests, packed.column(2), strict=True):
             self.send(dest, SETTLE, LEDGER, blob.as_buffer())
-
-    def send_result(self, dest: int, kind: int, blob: bytes) -> None:
-        """Send a result to the driver, through task ``dest`` of the settle stage."""
-        self.send(dest, SETTLE, RESULT, blob, subscription=kind)
 
     def send_trailers(self, levels: Iterable[int], task_report: bytes, alike: bytes) -> None:
         """End the output with a trailer to every destination of each level that may get rows.
@@ -159,7 +154,7 @@ TOO_LARGE = -1
 
 @dataclass(frozen=True)
 class Limited:
-    """A stage whose output is limited: after ``nbytes``, a row to `TOO_LARGE` replaces the rest."""
+    """A stage with limited output: a row to `TOO_LARGE` replaces all that exceeds ``nbytes``."""
 
     stage: MapInArrow
     nbytes: int
@@ -228,7 +223,7 @@ class Inbox:
         return batch.filter(pa.array(others)) if others.any() else None
 
     def check(self) -> None:
-        """Raise `RuntimeError` unless each task's trailer and all rows it counts have arrived."""
+        """Raise RuntimeError if part of a task's rows and trailer is missing; not if all is."""
         for origin in self._got.keys() | self._trailers.keys():
             trailers = self._trailers.get(origin)
             rows = self._got[origin]
@@ -247,9 +242,9 @@ class Inbox:
     def chunks(
         self, subscriptions: Sequence[int]
     ) -> Iterator[tuple[list[TupleBlob], RootRuns | ReceivedCohorts]]:
-        """Yield a few blobs of one subscription at a time, and the runs of their rows.
+        """Yield about a megabyte of blobs of one subscription at a time, and the rows' roots.
 
-        Blobs are sorted by ``subscriptions``, then by the order of sending.  The order of arrival
+        Blobs are sorted by ``subscriptions``, then by the order of sending. The order of arrival
         has no effect.
         """
         turns = {subscription: turn for turn, subscription in enumerate(subscriptions)}
@@ -267,7 +262,7 @@ class Inbox:
             yield some, joined_runs([blob.side for blob in some])
 
     def receipts(self, receiver: int) -> bytes:
-        """Return packed receipts of the trailers that this task received, for the driver."""
+        """Return packed receipts of the trailers that came here, to task ``receiver``."""
         found = [
             (receiver, origin, drawn)
             for origin, trailers in self._trailers.items()

@@ -223,7 +223,7 @@ def xor_by(ids: Int64s, vals: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def joined_runs(sides: Sequence[bytes]) -> RootRuns | ReceivedCohorts:
-    """Return the roots, and the cohorts if any, of the rows of several blobs from their sides."""
+    """Return the roots, and the cohorts if any, of the rows of blobs from their packed sides."""
     if any(side[0] == _BY_COHORT for side in sides):
         return ReceivedCohorts(sides)
     return _joined([RootRuns.unpack(side) for side in sides])
@@ -247,7 +247,7 @@ def _joined(parts: Sequence[RootRuns]) -> RootRuns:
 
 
 class TupleBlob(NamedTuple):
-    """A received blob of tuples that one task sent for one subscription."""
+    """A received blob of tuples of one task for one subscription; ``side``: their packed roots."""
 
     origin: int
     seq: int

@@ -42,7 +42,8 @@ class ExpectedRows:
     def passing(self, source: str, stream: str, rows: AnchoredRows) -> AnchoredRows:
         """Return the rows that meet all expectations of their stream; fail or drop the others.
 
-        Return no row, and set ``fatal``, if the run will be refused.
+        A row for which a check raises fails, also with ``on_fail="drop"``. Return no row, and set
+        ``fatal``, if the run will be refused.
         """
         checks = self._checks.get((source, stream), ())
         n = len(rows)

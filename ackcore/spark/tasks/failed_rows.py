@@ -61,7 +61,7 @@ class Judged(NamedTuple):
     """Failed records that wait or are dead, in the columns of `TRACKING` and of the source.
 
     ``uncounted``: the number of waiting ones whose failure used no attempt. ``replayed``: the
-    number of replayed dead letters among all.
+    number of records in both tables that are replayed dead letters.
     """
 
     waits: pa.Table
@@ -147,7 +147,8 @@ class FailedRows:
     ) -> FailedRows:
         """Combine the reports and the tables of `FailedWriter.finish` of several tasks.
 
-        Raises RowFileDamaged if the content of a file with roots has changed since a task wrote it.
+        ``work``: the run's directory. Raises RowFileDamaged if a file with roots is missing, or has
+        changed since a task wrote it.
         """
         directory, reports = os.path.join(work, "failed"), list(reports)
         parts: dict[bytes, dict[str, list[pa.Table]]] = defaultdict(lambda: defaultdict(list))
@@ -193,7 +194,7 @@ class FailedRows:
         return failed.filter(pa.array(~self.have(failed["root_id"].to_numpy())))
 
     def places(self, spout: str) -> Int64s:
-        """Return the row numbers of a spout's failed records among the records that were due."""
+        """Return a spout's failed records that were due, as row numbers among all due records."""
         if spout not in self.found:
             return np.empty(0, np.int64)
         # New records have numbers of type null, which would take memory as int64.

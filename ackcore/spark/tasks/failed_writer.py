@@ -68,27 +68,19 @@ class _Letters:
         self._place = place
         self._name = name
         self._number = number
-        self._kept = _Kept()
+        self.kept = _Kept()  # the rows that are in no file yet
         self._rows = self._nbytes = 0
         self._file: NamedByChecksum | None = None
         self._writer: pq.ParquetWriter | None = None
 
-    @property
-    def unwritten(self) -> list[pa.Table]:
-        """The rows that are in no file yet."""
-        return self._kept.tables
-
-    def add(self, rows: pa.Table) -> None:
-        self._kept.add(rows)
-
     def write(self) -> bool:
-        """Write the kept rows if they fill a row group; return whether the file is large enough."""
-        if self._kept.nbytes >= GROUP_BYTES:
+        """Write kept rows if they fill a row group; return whether the file has its full size."""
+        if self.kept.nbytes >= GROUP_BYTES:
             self._write()
         return self._nbytes >= _LETTERS_BYTES
 
     def _write(self) -> None:
-        kept, self._kept = self._kept, _Kept()
+        kept, self.kept = self.kept, _Kept()
         self._nbytes += kept.nbytes
         batches = (batch for table in kept.tables for batch in table.to_batches())
         for batch in rebatched(batches, GROUP_ROWS, GROUP_BYTES, copied=False):
@@ -116,7 +108,7 @@ class _Letters:
         return FailedFile(self._spout, True, name, self._rows, nbytes)
 
     def discard(self) -> None:
-        """Delete the unfinished file."""
+        """Delete the unfinished file, if there is one."""
         if self._file is not None and self._writer is not None:
             with contextlib.suppress(Exception):
                 self._writer.close()  # or its finalizer closes it
@@ -126,8 +118,8 @@ class _Letters:
 class FailedWriter:
     """A writer that judges failed records and keeps them, in files if they are many.
 
-    ``directory``: the directory for files. ``number``: the number of the micro-batch. ``suffix``:
-    the end of each file's name, before its checksum.
+    ``directory``: the directory for files. ``number``: the number of the micro-batch, for dead
+    letters. ``suffix``: the end of each file's name, before its checksum.
     """
 
     def __init__(self, rules: Rules, directory: str, number: int, suffix: str = "") -> None:
@@ -148,7 +140,7 @@ class FailedWriter:
         return self._nbytes > self._rules.inline_bytes
 
     def write(self, some: SourceRecords, failed: pa.RecordBatch, reasons: Reasons) -> None:
-        """Judge records, and keep them until a file is full.
+        """Decide for each record whether it waits or is dead, and keep it; write files once full.
 
         ``some``: the records that include the failed ones. ``failed``: the failed records, as
         `records_at` returns them. ``reasons``: the reason of each.
@@ -169,7 +161,7 @@ class FailedWriter:
             if spout not in self._dead:
                 name = f"dead-{spout}{self._suffix}"
                 self._dead[spout] = _Letters(spout, self._place, name, self._number)
-            self._dead[spout].add(dies)
+            self._dead[spout].kept.add(dies)
             if self._in_files and self._dead[spout].write():
                 self._files.append(self._dead.pop(spout).finish())
 
@@ -198,7 +190,7 @@ class FailedWriter:
             for spout, kept in self._waiting.items():
                 inline.append(("waits", spout, pa.concat_tables(kept.tables)))
             for spout, letters in self._dead.items():
-                inline.append(("dies", spout, pa.concat_tables(letters.unwritten)))
+                inline.append(("dies", spout, pa.concat_tables(letters.kept.tables)))
         self._dead.clear()
         files = []
         for spout, some in self._found.items():
@@ -228,7 +220,7 @@ class FailedWriter:
         return file
 
     def discard(self) -> None:
-        """Discard the records that are in no finished file."""
+        """Discard the records that are in no finished file, and delete unfinished files."""
         for letters in self._dead.values():
             letters.discard()
         self._dead.clear()
@@ -255,7 +247,7 @@ class FailedInRun:
         self._judged: list[pa.Table] = []
 
     def write(self, some: SourceRecords, roots: Int64s, failures: list[pa.Table]) -> None:
-        """Judge the failed records of a chunk.
+        """Judge the failed records of a chunk, except those whose reason requests a wait.
 
         ``some``: the records, all of them processed. ``roots``: the roots of the records.
         ``failures``: the reasons that arose since the last call, for roots of any records.
@@ -276,7 +268,7 @@ class FailedInRun:
     def _reasons_of(
         self, some: SourceRecords, roots: Int64s, failures: list[pa.Table]
     ) -> tuple[Int64s, Reasons]:
-        """Return the numbers of the chunk's failed records, and their reasons.
+        """Return the row numbers of the chunk's failed records, and the first reason of each.
 
         The roots in ``failures`` that are not of this chunk are kept in ``_others``.
         """

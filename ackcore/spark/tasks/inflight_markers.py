@@ -73,7 +73,7 @@ class TaskAttempt(NamedTuple):
         return os.path.join(work, DIRECTORY, "-".join(map(str, self)) + _ENDING)
 
     def time_out_path(self, work: Place) -> str:
-        """Return the path of the traceback that a time-out of this attempt leaves."""
+        """Return the path of a time-out's traceback: a temporary file here if ``work`` is a URL."""
         name = "-".join(map(str, self)) + _TIMED_OUT
         if is_bucket(work):
             # A file of this machine, with the name of the run.
@@ -107,7 +107,7 @@ class Marker:
 
 
 class MarkerFile:
-    """The marker file of the attempt that runs here."""
+    """The marker file of the attempt that runs here: created and locked until `remove`."""
 
     def __init__(self, work: str, attempt: TaskAttempt) -> None:
         self._path = attempt.path(work)
@@ -127,7 +127,7 @@ class MarkerFile:
         self._file.write(_packed(kind, chunk, rows, roots))
 
     def remove(self) -> None:
-        """Remove the marker and the traceback of a time-out: this attempt has not crashed."""
+        """Remove the marker and the time limit's file, as the attempt has ended; not in a fork."""
         if not self._file.is_open:
             return  # a forked process has no marker
         for path in (self._timed_out, self._path):
@@ -149,7 +149,7 @@ class MarkerObject:
         self._is_there = False
 
     def set(self, kind: int, chunk: int = 0, rows: int = 0, roots: Int64s | None = None) -> None:
-        """Put the roots that are in flight from now on; put nothing if none are or were named.
+        """Put the roots that are in flight from now on; without any, only replace earlier ones.
 
         The arguments are fields of `Marker`.
         """
@@ -159,7 +159,7 @@ class MarkerObject:
         self._store.put(self._key, _packed(kind, chunk, rows, roots))
 
     def remove(self) -> None:
-        """Delete the marker: this attempt has not crashed."""
+        """Delete the marker and the time limit's file, as the attempt has ended; not in a fork."""
         if self._process != os.getpid():
             return  # a forked process has no marker
         self._process = None
@@ -181,8 +181,9 @@ def crashed(
 ) -> list[Marker]:
     """Return the markers of a run's crashed attempts, sorted by task and attempt.
 
-    ``task``: the level and partition of the only task to look at; by default all tasks. ``named``:
-    attempts to look at even if the list of markers, which may lag in a bucket, lacks them.
+    In a bucket, attempts that still run are among them. ``task``: the level and partition of the
+    only task to look at; by default all tasks. ``named``: attempts to look at even if the list of
+    markers, which may lag in a bucket, lacks them.
     """
     tried = sorted({*attempts(work), *named})
     found = (_read(work, attempt) for attempt in tried if task in (None, attempt.task))
@@ -190,7 +191,7 @@ def crashed(
 
 
 def attempts(work: Place) -> list[TaskAttempt]:
-    """Return the attempts that have markers, including those that still run."""
+    """Return the attempts that have markers in a run's directory, sorted; some may still run."""
     names: Iterable[str] = ()
     with suppress(FileNotFoundError):
         directory = os.path.join(work, DIRECTORY)
@@ -204,7 +205,7 @@ def attempts(work: Place) -> list[TaskAttempt]:
 
 
 def _read(work: Place, attempt: TaskAttempt) -> Marker | None:
-    """Return a marker, or None if its attempt still runs or has ended without a crash."""
+    """Return a marker; None if its attempt ended well or, outside of buckets, still runs."""
     data = (_stored if is_bucket(work) else _unlocked)(attempt.path(work))
     if data is None:
         return None

@@ -68,12 +68,12 @@ _DYING_S, _LOOK_S = 5.0, 0.05
 
 @dataclass
 class Evidence:
-    """The records that crashed attempts had in flight.
+    """The records that crashed attempts had in flight; False in a condition if there are none.
 
     ``alone`` counts, by root, the crashed attempts in which the root was alone in flight.
-    ``suspects`` run alone.  The roots in ``many``, and those in ``chunks`` (the number of a chunk
-    and its number of rows), run in groups before that if they are too many to run alone.
-    ``flushed``: whether an attempt crashed in a flush.  ``reasons``: time-outs by root.
+    ``suspects`` run alone. The roots in ``many``, and those in ``chunks`` (the number of a chunk
+    and its number of rows), run alone if they are 1,024 at most, and else in groups of 256.
+    ``flushed``: whether an attempt crashed in a flush. ``reasons``: time-outs by root.
     """
 
     alone: Counter[int] = field(default_factory=Counter)
@@ -151,9 +151,10 @@ class AttemptIsolation:
         self.time_limit = TimeLimit(timeout_s, attempt.time_out_path(work))
 
     def begin(self) -> int:
-        """Begin a chunk, and return its number in the task.
+        """Begin a chunk, and return its number in the task, from 0.
 
-        The first call reads the markers of earlier attempts and makes that of this one.
+        The first call reads the markers of earlier attempts, perhaps after 5 s, and makes this
+        one's.
         """
         if self._file is None:
             self.evidence = Evidence(Counter(dict(self._alone)), set(self._alone))
@@ -168,7 +169,7 @@ class AttemptIsolation:
         return self._chunks - 1
 
     def _earlier(self) -> list[Marker]:
-        """Return the markers of crashed attempts at this task."""
+        """Return the markers of crashed attempts at this task; wait `_DYING_S` for running ones."""
         until = time.monotonic() + _DYING_S
         while True:
             # Spark may try the task again before the workers of a lost executor have ended.
@@ -182,7 +183,7 @@ class AttemptIsolation:
             time.sleep(_LOOK_S)
 
     def end(self) -> None:
-        """Remove the marker: this attempt has ended, normally or by an exception."""
+        """Stop the time limit and remove the marker: the attempt has ended, perhaps by an error."""
         self.time_limit.end()
         if self._executor is not None:
             self._executor.close()
@@ -194,15 +195,15 @@ class AttemptIsolation:
     # --------------------------------------------------------------------------- rows in flight
 
     def of_chunk(self, chunk: int, rows: int, roots: Int64s | None) -> AbstractContextManager[None]:
-        """Mark a chunk, or its roots, as in flight."""
+        """Return a context in which a chunk, or its roots, are marked as in flight."""
         return self._marked(CHUNK if roots is None else ROOTS, chunk, rows, roots)
 
     def of_roots(self, roots: Int64s) -> AbstractContextManager[None]:
-        """Mark suspects as in flight; for a single one, also block the executor's other bolts."""
+        """Return a context in which suspects are marked; a lone one blocks the executor's bolts."""
         return self._marked(ALONE if len(roots) == 1 else ROOTS, 0, 0, roots)
 
     def of_flush(self, roots: Int64s | None) -> AbstractContextManager[None]:
-        """Mark the open rows of bolts as in flight, unless a marker is set already."""
+        """Return a context in which open rows of bolts are marked, unless others are already."""
         if self._inside or (roots is not None and not len(roots)):
             return nullcontext()
         return self._marked(FLUSH if roots is None else ROOTS, 0, 0, roots)
@@ -239,7 +240,7 @@ class IsolatedBolts:
     def deliver(
         self, source: str, stream: str, rows: AnchoredRows, decode: Decoder | None = None
     ) -> None:
-        """Decode rows of a spout, which may crash too, and pass them to all their readers."""
+        """Decode rows of a spout, which may crash too; fail undecodable rows, pass on others."""
         for part in self._parts(rows):
             some = part if decode is None else self._decoded(source, part, decode)
             self._bolts.deliver(source, stream, some)
@@ -273,7 +274,7 @@ class IsolatedBolts:
     def _parts(self, rows: AnchoredRows) -> Iterator[AnchoredRows]:
         """Yield rows in the parts to process: each group of suspects alone, then all other rows.
 
-        The bolts are flushed before and after each group of suspects.
+        Rejected rows fail. The bolts are flushed before and after each group of suspects.
         """
         isolation = self._isolation
         chunk = isolation.begin()

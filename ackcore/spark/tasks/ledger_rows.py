@@ -72,9 +72,10 @@ class LedgerRows:
         self._new_failures: list[pa.Table] = []
 
     def fail(self, owners: Owners, reasons: list[Reason], component: str) -> None:
-        """Fail rows, with one reason for each or one for all.
+        """Fail the roots of rows, with one reason for each row or one for all.
 
         Each failure XORs a poison edge into the tree, which cannot be ACKED without its ledger row.
+        Without a settle stage it is only added to ``failed``.
         """
         of_row, of_group = owners.pairs()
         tracked = np.zeros(len(owners), np.bool_)
@@ -165,14 +166,14 @@ class LedgerRows:
         return settled, sent
 
     def new_failures(self) -> list[pa.Table]:
-        """Return the reasons of failures since the last call; none with a settle stage."""
+        """Return the reasons of failures since the last call; none if a settle stage gets them."""
         found, self._new_failures = self._new_failures, []
         return found
 
     def fail_some(
         self, rows: AnchoredRows, bad: Mapping[int, Reason], component: str
     ) -> AnchoredRows:
-        """Fail rows, given their numbers and reasons; return the others."""
+        """Fail the rows in ``bad``, which has reasons by row number; return the other rows."""
         if not bad:
             return rows
         places = np.array(sorted(bad), np.int64)
@@ -201,10 +202,10 @@ class LedgerRows:
         self._events.append((claims, np.zeros(len(claims), np.int64), task))
 
     def close(self, chunk: Chunk) -> None:
-        """Send the ledger rows of a processed chunk.
+        """Send the ledger rows of a processed chunk, and mark it closed.
 
         They are INITs in the spout stage and ACKs behind an exchange: one for each root, or for
-        each cohort.
+        each cohort. Without a settle stage there are none.
         """
         if self._spec.layout.settles:
             cohorts = chunk.cohorts

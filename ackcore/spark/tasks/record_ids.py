@@ -56,7 +56,7 @@ class Decoder(Protocol):
     """A function that turns a source's rows into the rows that the spout emits."""
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-        """Return one row to emit for each row, and the reasons of failed rows by row number."""
+        """Return a row to emit for each row, even a failed one, and reasons by row number."""
 
 
 class RefusedOffsets(NamedTuple):
@@ -94,7 +94,7 @@ class SpoutSpec:
     number_column: str | None = None  # the column of `NUMBERS` that its waiting records have
 
     def held(self, batch: pa.RecordBatch) -> list[int]:
-        """Return the row numbers of new records that must wait behind another of their key."""
+        """Return the row numbers of new records whose key is blocked by an earlier record."""
         if self.blocked is None:
             return []
         hashes, ordered = key_hashes(batch, self.ordered_by)
@@ -120,7 +120,7 @@ class SpoutSpec:
         return edge_ids(self.key, hash_columns(columns, len(batch)), "claim", 0, 0)
 
     def lacks_message_id(self, batch: pa.RecordBatch) -> Bools | None:
-        """Return which records have null in all message id columns; None if no record has."""
+        """Return which records, but not corrupt lines, have only null message ids; None if none."""
         columns = [batch.column(name) for name in self.message_id]
         if columns and CORRUPT_REASON in self.schema.names:
             columns.append(batch.column(CORRUPT_REASON))  # a corrupt line fails for that reason
@@ -150,8 +150,8 @@ class SpoutSpec:
     ) -> pa.Array:
         """Return the message ids of records as text.
 
-        ``number``: the number of the micro-batch. ``first``: the row number of the first record in
-        its partition.
+        Several columns, or one of bytes or nested values, give a JSON list. ``number``: the number
+        of the micro-batch. ``first``: the row number of the first record in its partition.
         """
         if not self.message_id:
             return assigned_ids(number, partition, np.arange(first, first + len(batch)))
@@ -179,13 +179,13 @@ class SourceRecords(NamedTuple):
     due: pa.RecordBatch | None = None
 
     def message_ids(self, number: int) -> pa.Array:
-        """Return the message ids of the records in micro-batch ``number``, as text."""
+        """Return the message ids as text: stored ones of due records, or those of the source."""
         if self.due is not None:  # stored since the first attempt
             return self.due.column(MESSAGE_ID)
         return self.source.message_ids(self.batch, number, self.partition, self.first)
 
     def identity(self, number: int) -> Identity:
-        """Return the message id, attempt and edge id of each record.
+        """Return each record's message id, earlier attempts and stable id, equal in all attempts.
 
         ``number``: the number of the micro-batch.
         """
@@ -201,7 +201,8 @@ def pick(
 ) -> pa.RecordBatch:
     """Return the records with the given roots, and the new ones with the given claim ids.
 
-    A claim id is the hash of a message id; see `record_ids`. The result is that of `records_at`.
+    ``roots``, ``claims``: by spout, sorted. A claim id is the hash of a message id; see
+    `record_ids`. The result is that of `records_at`.
     """
     source = some.source
     ids = source.roots(some.partition, some.first, len(some.batch), some.attempts)
@@ -242,7 +243,7 @@ def records_at(some: SourceRecords, ids: Int64s, places: Int64s, number: int) ->
 
 
 def roots_of(key: int, partition: int, places: Int64s, attempts: Any = 0) -> Int64s:
-    """Return the root ids of records, given their row numbers in a partition and their attempts."""
+    """Return root ids of row numbers in a partition; high attempts in a column count as 63."""
     if not isinstance(attempts, int):
         attempts = np.minimum(attempts, LAST_ATTEMPT).astype(np.int32)
     return root_ids(key, partition, places, attempts)
@@ -276,7 +277,7 @@ def _unshifted(words: UInt64s, bits: int) -> UInt64s:
 
 
 def key_hashes(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> tuple[Int64s, Bools]:
-    """Return the hash of each record's key, and whether the key is complete, without a null."""
+    """Return the hash of each record's key, and whether none of the key's ``columns`` is null."""
     arrays = [one_array(rows[name]) for name in columns]
     ordered = np.ones(len(rows), np.bool_)
     for array in arrays:
@@ -286,7 +287,7 @@ def key_hashes(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> tuple
 
 
 def assigned_ids(number: int, partition: int, places: Int64s) -> pa.Array:
-    """Return the assigned message ids for records of a source without message id columns."""
+    """Return the message ids ``number-partition-place`` for a source without such columns."""
     texts = pa.array(places).cast(pa.string())
     return pc.binary_join_element_wise(f"{number}-{partition}", texts, "-")
 

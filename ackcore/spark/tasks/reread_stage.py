@@ -44,10 +44,10 @@ class Piece(NamedTuple):
 
 
 class PieceReader(Protocol):
-    """A reader of pieces of partitions; each worker has a copy."""
+    """A source's reader of pieces, which are parts of partitions; each worker has a copy."""
 
     def pieces(self, places: Mapping[int, Int64s], rows: Mapping[int, int]) -> list[Piece]:
-        """Return pieces that have some rows.
+        """Return pieces that contain some rows, without reading them.
 
         ``places``: by partition, the numbers of these rows. ``rows``: by partition, the number of
         all of its rows.
@@ -58,7 +58,7 @@ class PieceReader(Protocol):
 
 
 class DealtPieces(NamedTuple):
-    """The pieces of one spout that are read again, in lists for one task each."""
+    """The pieces of one spout that are read again: a list for each task, and their reader."""
 
     reader: PieceReader
     lists: Sequence[Sequence[Piece]]
@@ -102,7 +102,8 @@ class JudgedPicks(Picks):
     """A consumer of records that are read again, which judges those that failed.
 
     ``directory``: the directory for files. ``number``: the number of the micro-batch. ``failed``: a
-    table with their sorted roots, reasons and, if spouts need them, numbers; or its file.
+    table, or its file, with the sorted roots of these, their reasons and, if spouts need them, the
+    columns of `NUMBERS`.
     """
 
     def __init__(self, rules: Rules, directory: str, number: int, failed: pa.Table | str) -> None:
@@ -113,7 +114,7 @@ class JudgedPicks(Picks):
         self._writer = FailedWriter(rules, directory, number)
 
     def take(self, some: SourceRecords) -> None:
-        """Judge the failed records among the given ones."""
+        """Decide for each failed record among the given if it waits or is dead; see `finish`."""
         lost = pick(some, {some.source.name: self._roots}, {}, self._number)
         if len(lost):
             at = pa.array(np.searchsorted(self._roots, lost.column(ROOT_ID).to_numpy()))
@@ -159,7 +160,7 @@ def pick_keyed(
 
 @dataclass(frozen=True)
 class RereadStage:
-    """The mapInArrow function that reads a run's records again.
+    """The mapInArrow function that reads a run's records again, and calls no bolt.
 
     Its input is the rows of a source; with ``slices`` or ``pieces``, the numbers of slices or of
     lists of pieces.

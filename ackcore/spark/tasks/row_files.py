@@ -69,7 +69,8 @@ class RowFile(NamedTuple):
 class RowFileWriter:
     """A file that is being written. Its IPC messages are made here, so that they can be hashed.
 
-    A file that is not ``synced`` may be lost if the machine stops.
+    ``directory``: the directory or URL for the finished file. ``synced``: whether it must survive
+    if the machine stops.
 
     Attributes: ``nbytes``: the number of bytes written so far.
     """
@@ -106,7 +107,7 @@ class RowFileWriter:
         self._write(batch.serialize())
 
     def close(self) -> None:
-        """Close an unfinished file; a finished one stays."""
+        """Close the file. If it is unfinished and meant for a bucket, delete it."""
         self._file.close()
         if os.path.dirname(self._path) != self._directory:
             # No sweep deletes local files that were meant for a bucket.
@@ -114,7 +115,7 @@ class RowFileWriter:
                 os.remove(self._path)
 
     def finish(self) -> tuple[str, int, int]:
-        """Close the file and name it; return the name, the number of rows and the fingerprint."""
+        """Close, name and publish the file; return its name, number of rows and fingerprint."""
         with self._file:
             self._write(_END)
             self._file.flush()
@@ -126,7 +127,7 @@ class RowFileWriter:
 
 
 class SinkRowWriter:
-    """A writer of one task's sink files: for each stream, at most one file of each kind."""
+    """A writer of one task's sink files: up to two for a stream, one with rows of several roots."""
 
     def __init__(
         self, work: str, schemas: Mapping[tuple[str, str], pa.Schema], partition: int, attempt: int
@@ -137,7 +138,7 @@ class SinkRowWriter:
         self._files: dict[tuple[str, str], dict[str, RowFileWriter]] = {}
 
     def write(self, component: str, stream: str, rows: AnchoredRows, chunks: Chunks) -> None:
-        """Append rows of a stream to its file for rows with one root, or to that for several."""
+        """Append rows to their stream's file, or to its file for several roots if any has them."""
         column = _roots(rows, chunks)
         name = ROOTS if pa.types.is_list(column.type) else ROOT
         schema = self._schemas[component, stream].append(pa.field(name, column.type))
@@ -202,7 +203,7 @@ def _roots(rows: AnchoredRows, chunks: Chunks) -> pa.Array:
 
 
 def read_rows(file: RowFile) -> list[pa.RecordBatch]:
-    """Read a file's batches in place, with the roots as a column.
+    """Return a file's batches, memory-mapped where possible, with the roots as a column.
 
     Raises RowFileDamaged if the file is missing, was changed, or has another number of rows than
     recorded. Raises StateError if the operating system cannot read the file.
@@ -211,7 +212,7 @@ def read_rows(file: RowFile) -> list[pa.RecordBatch]:
 
 
 def read_whole(file: RowFile) -> pa.Table:
-    """Read a file as a table, in place; raises as `read_rows` does."""
+    """Return a file as a table, without a copy; raises as `read_rows` does."""
     schema, batches = _read(file)
     return pa.Table.from_batches(batches, schema)
 
@@ -222,7 +223,7 @@ def read_schema(file: RowFile) -> pa.Schema:
 
 
 def has_several_roots(path: str) -> bool:
-    """Return whether rows of a file may have several roots each, from the file's name."""
+    """Return whether rows of a file may have several roots each: by its name, True if unknown."""
     named = _NAME.fullmatch(os.path.basename(path))
     return named is None or named[2] == "many"
 

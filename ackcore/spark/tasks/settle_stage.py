@@ -42,7 +42,7 @@ from ackcore.spark.tasks.task import (
 
 @dataclass(frozen=True)
 class SettleStage:
-    """The mapInArrow function that settles whole shards of the ledger rows.
+    """The mapInArrow function that settles ledger rows; a partition gets all rows of its roots.
 
     It returns the outcome to the driver, with the reports and receipts of tasks.
     """
@@ -50,7 +50,7 @@ class SettleStage:
     spec: TaskSpec
 
     def __call__(self, batches: Batches) -> Batches:
-        """Process one partition of the preceding exchange, for mapInArrow."""
+        """Process one partition, for mapInArrow; raises RuntimeError first if rows are missing."""
         inbox = Inbox(SETTLE)
         for batch in batches:
             inbox.read(batch)
@@ -137,7 +137,7 @@ class SettledCohorts(NamedTuple):
 
 
 def settle_cohorts(parts: Sequence[wire.CohortEvents]) -> SettledCohorts:
-    """Settle cohorts from all of their ledger rows."""
+    """Return the outcome of the cohorts of one shard, from all of their ledger rows."""
     if not parts:
         return SettledCohorts({}, np.empty(0, np.int64), np.empty(0, np.int32), 0)
     cohorts, vals, roots, tasks = (np.concatenate(column) for column in zip(*parts, strict=True))

@@ -36,8 +36,8 @@ MOST_ROW_BYTES = 1 << 30
 class ShuffleWriter:
     """A sender of one task's rows to later stages, by the groupings of their subscriptions.
 
-    ``ledger_rows``: the collector of acks of closed chunks, and of failures of rows that are too
-    large.
+    ``partition``: the task's partition, where its round-robin begins. ``ledger_rows``: the
+    collector of acks of closed chunks, and of failures of rows that are too large.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ShuffleWriter:
         self._turn = Counter[int]()
 
     def send(self, sub: Subscription, rows: AnchoredRows) -> None:
-        """Send rows to the tasks of the subscription's bolt; fail a row over `MOST_ROW_BYTES`."""
+        """Send rows to tasks of the subscription's bolt; fail one over `MOST_ROW_BYTES`."""
         batch = rows.batch
         size = bytes_before(batch, len(batch))
         if size > MOST_ROW_BYTES:  # a single row: larger batches were cut before
@@ -142,7 +142,7 @@ class ShuffleWriter:
 
 
 def _have_roots(rows: AnchoredRows) -> bool:
-    """Return False if no row is anchored to a group, or all are in a chunk of untracked rows."""
+    """Return False if no row has a group, or if all are in one chunk of untracked rows."""
     if rows.only_chunk is None:
         return bool((rows.owners.ids != NONE).any())
     cohorts = rows.only_chunk.cohorts
@@ -160,7 +160,8 @@ def draw_edges(
     task.
 
     Returns the roots and edges of the rows for each destination; and the roots and edges that must
-    be acked separately, because their chunks are closed, or None.
+    be acked separately, because their chunks are closed, or None. Edges of open chunks are XORed
+    into the totals of these chunks.
     """
     of_row, of_group = rows.owners.pairs()
     found: list[tuple[Int64s, Int64s, Int64s]] = []  # row, root, edge
@@ -188,7 +189,7 @@ def draw_cohort_edges(
 ) -> tuple[list[CohortRuns], tuple[Int64s, Int64s] | None]:
     """Draw an edge for each pair of a destination and a cohort that it gets rows of.
 
-    The arguments and results are those of `draw_edges`, with cohorts in place of roots.
+    The arguments, results and effects are those of `draw_edges`, with cohorts in place of roots.
     """
     chunk = rows.only_chunk
     if chunk is not None and chunk.offsets is None and not chunk.closed:
@@ -263,7 +264,7 @@ def _joined(late: list[tuple[Int64s, Int64s]]) -> tuple[Int64s, Int64s] | None:
 def _cohort_edges(
     key: int, way: str, chunk: Chunk, dests: Int64s, which: Int64s, all_dests: int
 ) -> Int64s:
-    """Draw an edge for each pair of a destination and a cohort; ack it if the chunk is open."""
+    """Draw an edge for each destination and cohort; XOR it into an open chunk's acks."""
     cohorts = chunk.cohorts
     assert cohorts is not None
     edges = cohorts.draw(key, way, which, dests, all_dests)

@@ -1,4 +1,4 @@
-"""The work of every task of a run, the same for all tasks and pickled into each."""
+"""The settings of the tasks of a run, the same for all tasks and pickled into each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IDENTITY_FIELDS = (
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """The work of the tasks of a run."""
+    """The settings of the tasks of a run: topology, micro-batch, directories and limits."""
 
     layout: Layout  # the components by level, and the subscriptions between them
     components: Mapping[str, Component]  # the component of each bolt, by name
@@ -67,7 +67,7 @@ class TaskSpec:
     make_executor: Callable[..., Executor] = executor_for  # `executor_for`, or a wrapper of it
 
     def budget(self, bolt: str) -> Budget | None:
-        """Return the share of one task in a bolt's ``cost_per_run``; None without this limit.
+        """Return a new budget: one task's share of the rest of ``cost_per_run``; None without it.
 
         The bolt is behind an exchange, so that the number of its tasks is known.
         """
@@ -108,7 +108,7 @@ class TaskSpec:
         return self.dests if sub.parallelism is None else min(sub.parallelism, self.dests)
 
     def sends(self, level: int) -> tuple[int, ...]:
-        """Return the levels that a level may send rows to."""
+        """Return the later stages that a stage may send to, ascending; none if nothing settles."""
         if not self.layout.settles:
             return ()
         later = {
@@ -119,7 +119,7 @@ class TaskSpec:
         return (*sorted(later), SETTLE)
 
     def tuple_schema(self, sub: Subscription) -> pa.Schema:
-        """Return the schema of the rows sent for a subscription."""
+        """Return the schema of a subscription's rows, with the identity if the target needs it."""
         schema = self.schemas[sub.source, sub.stream]
         if sub.target in self.layout.needs_identity:
             for column in IDENTITY_FIELDS:

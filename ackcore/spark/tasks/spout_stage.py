@@ -49,7 +49,8 @@ JOINED_BYTES = 1 << 22
 class SpoutStage:
     """The mapInArrow function that reads the rows of spouts and runs the first bolts.
 
-    The input is the rows of one spout.  With ``spout=None`` it has a struct column for each spout.
+    The input is the rows of one spout. With ``spout=None`` it has a struct column for each spout.
+    The output is rows for later stages or, without any, results for the driver.
     """
 
     spec: TaskSpec
@@ -63,7 +64,7 @@ class SpoutStage:
             yield from self._run(task, self.records(batches, attempt.partition))
 
     def records(self, batches: Batches, partition: int) -> Iterator[SourceRecords]:
-        """Yield the records of a partition in chunks that depend on the rows alone.
+        """Yield a partition's records in chunks, by the rows alone if rows are sent to other tasks.
 
         Raises ValueError if ``partition`` is a number that root ids cannot have.
         """
@@ -95,7 +96,9 @@ class SpoutStage:
             if not retried:
                 content.add(source.name, some.batch)
             if source.spills and not retried:
-                _spill(task, source, some.batch)
+                if source.name not in task.spilled:
+                    task.spilled[source.name] = _file_of(task, source)
+                task.spilled[source.name].write(some.batch)
             elif source.tracked and not retried:
                 small.add(source, some.batch)
             self._take_in(task, some)
@@ -168,7 +171,7 @@ class SpoutStage:
     def _cohorts(self, some: SourceRecords) -> Cohorts | None:
         """Return the one cohort of a chunk's records, whose id is the root of the first one.
 
-        Return None if each root is settled by itself, or if there is no settle stage.
+        None if there are no records or no settle stage, or if each root is settled by itself.
         """
         if self.spec.by_root or not self.spec.layout.settles or not len(some.batch):
             return None
@@ -200,7 +203,7 @@ def _deliver(task: Task, source: SpoutSpec, rows: AnchoredRows, bad: Mapping[int
 
 
 class Slice(NamedTuple):
-    """A part of a file with a spout's due records, or a file of its spilled input."""
+    """A part of a file with a spout's due records, or a whole file of its spilled input."""
 
     spout: str
     file: RowFile
@@ -211,7 +214,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class RetryStage(SpoutStage):
-    """The mapInArrow function that reads due records; its input is the numbers of slices."""
+    """The mapInArrow function that runs the first bolts on due records; input: slice numbers."""
 
     slices: tuple[Slice, ...] = ()
 
@@ -237,7 +240,7 @@ def records_in(source: SpoutSpec, part: Slice) -> Iterator[SourceRecords]:
 
 
 def due_records(source: SpoutSpec, due: pa.Table, first: int = 0) -> Iterator[SourceRecords]:
-    """Yield due records, which begin with row ``first``, in as few batches as possible."""
+    """Yield due records, numbered from ``first`` on, in as few batches as `CHUNK_BYTES` allows."""
     for batch in chunked(due.to_batches(), len(due)):
         attempts = batch.column(ATTEMPT).to_numpy()
         yield SourceRecords(source, source.rows(batch), RETRIES, first, attempts, batch)
@@ -334,14 +337,6 @@ def _samples(batch: pa.RecordBatch, places: Sequence[int]) -> list[bytes]:
     return [repr(row).encode("utf-8", "surrogatepass") for row in rows]
 
 
-def _spill(task: Task, source: SpoutSpec, batch: pa.RecordBatch) -> None:
-    """Append rows to the spilled input of a source that cannot be read again by position."""
-    file = task.spilled.get(source.name)
-    if file is None:
-        file = task.spilled[source.name] = _file_of(task, source)
-    file.write(batch)
-
-
 def _file_of(task: Task, source: SpoutSpec, *, synced: bool = True) -> RowFileWriter:
     directory = f"{task.spec.directory}/source/{source.name}"
     attempt = task.attempt
@@ -364,7 +359,7 @@ class _SmallInput:
             self._rows.setdefault(source.name, (source, []))[1].append(batch.serialize())
 
     def write(self, task: Task) -> None:
-        """Write the rows to a file for each spout, unless the run's files are in a bucket.
+        """Write the rows to a file for each spout, and name it in ``task.kept``; not into a bucket.
 
         The files save a job, and no record depends on them: a disk error is ignored.
         """

@@ -21,7 +21,7 @@ from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.tasks.bolts import Bolts
 from ackcore.spark.tasks.exchange import Outbox
-from ackcore.spark.tasks.exchange_format import origin_of
+from ackcore.spark.tasks.exchange_format import RESULT, SETTLE, origin_of
 from ackcore.spark.tasks.failed_writer import FailedInRun
 from ackcore.spark.tasks.inflight_markers import TaskAttempt
 from ackcore.spark.tasks.isolation import AttemptIsolation, IsolatedBolts
@@ -65,7 +65,7 @@ _CALLED_AS: ContextVar[tuple[int, int] | None] = ContextVar("ackcore_task_attemp
 
 @contextmanager
 def called_as(partition: int, attempt: int) -> Iterator[None]:
-    """Set the task and attempt for stages called within this context, in place of Spark's."""
+    """Set the partition and attempt id that `attempt_at` returns in this context, without Spark."""
     before = _CALLED_AS.set((partition, attempt))
     try:
         yield
@@ -74,7 +74,7 @@ def called_as(partition: int, attempt: int) -> Iterator[None]:
 
 
 def attempt_at(level: int) -> TaskAttempt:
-    """Return the task and attempt that run here, at a level."""
+    """Return the attempt of stage ``level`` that runs here, by `called_as` or Spark's context."""
     called_as = _CALLED_AS.get()
     if called_as is not None:
         return TaskAttempt(level, *called_as)
@@ -97,12 +97,15 @@ def _leave_modules_out() -> None:
 
 
 class Task:
-    """One task of a stage, used as a context manager.
+    """One attempt at a task of a stage, used as a context manager.
+
+    The caller passes rows to ``bolts`` and closes their chunks, then calls `finish` and `end`.
+    Leaving the context, also by an error, removes the attempt's in-flight marker and closes files.
 
     Attributes: ``bolts``: the bolts that process the rows. ``chunks``: the chunks of input that
     rows are anchored to. ``ledger_rows``: the collector of acks and failures. ``outbox``: the rows
-    that the task sends. ``tracer``: the collector of traces of sampled roots. ``spilled``: by
-    spout, the file of rows that its source may not return again. ``kept``: the files with all new
+    that the task sends. ``tracer``: the collector of traces, or None. ``spilled``: by spout, the
+    file of rows that its source may not return again. ``kept``: the files with copies of all new
     rows of the task: spout, path, number of rows and of bytes.
     """
 
@@ -135,13 +138,13 @@ class Task:
         self.bolts = IsolatedBolts(self._bolts, self._isolation, self.chunks, self.ledger_rows)
 
     def close(self, chunk: Chunk) -> None:
-        """Send the ledger rows of a chunk.  All rows of the chunk must be processed."""
+        """Send a processed chunk's ledger rows, and close it; forget it if no tuple is open."""
         self.ledger_rows.close(chunk)
         if not self._bolts.open_rows:
             self.chunks.forget_closed()
 
     def judge(self, some: SourceRecords, chunk: Chunk) -> None:
-        """Judge the failed records of a processed chunk, unless they are read again."""
+        """Decide if failed records of a processed chunk wait or are dead; nothing without rules."""
         if not self._judges:
             return
         named: list[pa.Table] = []
@@ -155,7 +158,7 @@ class Task:
             self._judges["named"].write(some, chunk.roots, named)
 
     def finish(self) -> list[SinkFile]:
-        """Flush the bolts in the order of the data flow; return the files written for sinks."""
+        """Flush the bolts along the data flow, send ledger rows, and finish the files for sinks."""
         self.bolts.flush()
         self.ledger_rows.send()
         files = []
@@ -165,13 +168,14 @@ class Task:
         return files
 
     def add_to_fingerprint(self, of_file: int) -> None:
-        """Add a file's fingerprint to that of the output."""
+        """Add the fingerprint of a file, a signed 64-bit number, to that of the task's output."""
         self.outbox.add_to_fingerprint(of_file.to_bytes(8, "little", signed=True))
 
     def end(self, report: dict[str, Any]) -> Batches:
-        """Add to a stage's report, and yield the rest of the output, which ends with the report.
+        """Add to a stage's report, in place, and yield the rest of the output.
 
-        If an exchange follows, that is the rows that are still to be sent, and the trailers.
+        If an exchange follows, that is rows that are still to be sent, and trailers, one of which
+        has the report. Otherwise it is one batch of results for the driver.
         """
         report |= {
             "partition": self.attempt.partition,
@@ -205,14 +209,16 @@ class Task:
             yield result_batch([(TASK_REPORT, task_report), *failed])
             return
         for kind, blob in failed:
-            self.outbox.send_result(self.attempt.partition % self.spec.dests, kind, blob)
+            # A result goes to the driver through one task of the settle stage.
+            to = self.attempt.partition % self.spec.dests
+            self.outbox.send(to, SETTLE, RESULT, blob, subscription=kind)
         self.outbox.send_trailers(self.spec.sends(self.attempt.level), task_report, alike)
         yield from self.outbox.taken()
 
     def _settled(self, in_run: FailedInRun | None) -> list[tuple[int, bytes]]:
         """Return results with the failed roots that the settle stage does not settle.
 
-        Roots that ``in_run`` has judged are left out, since its results have them.
+        Roots that ``in_run`` has judged are left out if there are no traces: its results have them.
         """
         rows = []
         for number, tables in sorted(self.ledger_rows.failed.items()):

@@ -36,7 +36,7 @@ class TimeLimit:
 
     @contextmanager
     def on(self, component: str) -> Iterator[None]:
-        """Run the timer during a call of a component."""
+        """Run the timer in this context, around one call of a component; no two may be nested."""
         if self._limit_s is None:
             yield
             return
@@ -52,7 +52,7 @@ class TimeLimit:
             faulthandler.cancel_dump_traceback_later()
 
     def progressed(self) -> None:
-        """Restart the timer: the component has finished one of several concurrent inputs."""
+        """Restart the timer, at most every `_OFTEN_S`, after one of several concurrent inputs."""
         # Each restart makes a thread, so restarts are limited.
         if self._limit_s is not None and time.monotonic() - self._set_s > _OFTEN_S:
             self._set(self._limit_s)
@@ -86,7 +86,7 @@ def read_time_out(path: str) -> Reason | None:
 
 
 def _innermost(trace: str) -> str:
-    """Return the innermost line of the component's own code, from faulthandler's traceback."""
+    """Return the innermost line of the component's own code in a traceback, after ": ", or ""."""
     frames: list[str] = []
     waits = False
     for line in map(str.strip, trace.splitlines()):

@@ -21,7 +21,10 @@ _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Tracer:
-    """The trace of one task, of ``per_million`` roots in a million."""
+    """A collector of the traces of one task: at most `_MOST` records and `_MOST` steps.
+
+    ``per_million``: the roots in a million that are traced, chosen by hashes of their ids.
+    """
 
     def __init__(self, per_million: int, partition: int, chunks: Chunks) -> None:
         self._below = np.uint64((per_million << 32) // 1_000_000)
@@ -31,13 +34,13 @@ class Tracer:
         self._steps: list[tuple[int, str, int, int, float, float, int]] = []
 
     def sampled(self, roots: Int64s) -> Bools:
-        """Return whether each root is traced."""
+        """Return, for each root, whether it is traced: the same answer in every task."""
         spread = roots.view(np.uint64) * _SPREAD
         found: Bools = (spread >> np.uint64(32)) < self._below
         return found
 
     def record(self, roots: Int64s, spout: str, message_ids: pa.Array, attempts: Any) -> None:
-        """Add sampled records of a spout to the trace; ``attempts`` is one for all, or a column."""
+        """Add a spout's records that `sampled` chose; ``attempts`` is one for all, or a column."""
         attempts = np.broadcast_to(attempts, roots.shape).tolist()
         names = [spout] * len(roots)
         found = zip(roots.tolist(), names, message_ids.to_pylist(), attempts, strict=True)
@@ -46,7 +49,7 @@ class Tracer:
     def step(
         self, component: str, rows: AnchoredRows, started_ns: int, took_ns: int, call_rows: int
     ) -> None:
-        """Add a call of a bolt to the trace of each sampled root among the rows."""
+        """Add a bolt's call to the trace of each sampled root; ``call_rows`` is 0 for a flush."""
         if len(self._steps) >= _MOST:
             return
         roots = self._chunks.roots_of(rows.owners)[1]
@@ -56,5 +59,5 @@ class Tracer:
             self._steps.append((root, component, self._partition, n, *times, call_rows))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the trace as a JSON-serializable object."""
+        """Return the added records and steps as lists of tuples, under "records" and "steps"."""
         return {"records": self._records, "steps": self._steps[:_MOST]}

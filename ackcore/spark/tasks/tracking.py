@@ -122,7 +122,7 @@ NO_COLUMNS = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 
 
 def some_rows(rows: AnchoredRows, places: Int64s) -> AnchoredRows:
-    """Return the rows with the given numbers."""
+    """Return the rows with the given numbers, in the order of the numbers."""
     at = pa.array(places)
     identity = rows.identity
     if identity is not None:
@@ -252,14 +252,14 @@ class Chunk:
         return self._totals
 
     def ordinals(self, way: str) -> Int64s:
-        """Return each group's number of rows sent for a subscription; callers increment them."""
+        """Return each group's number of rows sent one way, an array that callers increment."""
         found = self.sent.get(way)
         if found is None:
             found = self.sent[way] = np.zeros(self.groups, np.int64)
         return found
 
     def has_sent(self) -> Bools:
-        """Return whether each group has sent rows."""
+        """Return, for each group, whether rows of it were sent before the chunk was closed."""
         found = np.zeros(self.groups, np.bool_)
         for counts in self.sent.values():
             found |= counts > 0
@@ -278,7 +278,7 @@ class Chunk:
         return np.where(none, 0, self.roots[places]), np.where(none, 0, self.vals[places])
 
     def entries_of(self, groups: Int64s) -> tuple[Int64s, Int64s]:
-        """Return, for each root of some groups, the indexes of the group and of the root."""
+        """Return a pair for each root of ``groups``, in columns: indexes in it and in `roots`."""
         if self.offsets is None:
             return np.arange(len(groups)), groups
         starts, sizes = self.offsets[:-1][groups].astype(np.int64), np.diff(self.offsets)[groups]
@@ -320,7 +320,7 @@ class Chunks:
         offsets: Int32s | None = None,
         cohorts: Cohorts | None = None,
     ) -> Chunk:
-        """Number new groups, and return their chunk; the arguments are those of `Chunk`."""
+        """Add a chunk of new groups, and return it; the arguments are those of `Chunk`."""
         chunk = Chunk(self._next, groups, load, task, offsets, cohorts)
         self._next += groups
         self._chunks.append(chunk)
@@ -341,7 +341,7 @@ class Chunks:
         return np.concatenate(rows), np.concatenate(roots)
 
     def split(self, groups: Int64s) -> list[tuple[Chunk, Int64s]]:
-        """Return each chunk that has any of ``groups``, with the indexes of its groups in them."""
+        """Return each kept chunk that has any of ``groups``, and the indexes of these in them."""
         found = []
         for chunk in self._chunks:
             own = (groups >= chunk.first) & (groups < chunk.first + chunk.groups)
@@ -352,7 +352,7 @@ class Chunks:
 
 
 def running_counts(groups: Int64s, counts: Int64s) -> Int64s:
-    """Return, for each item, how often its group occurred before; add these to ``counts``."""
+    """Return how often each item's group occurred before, in ``counts`` too; add to ``counts``."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
     firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
