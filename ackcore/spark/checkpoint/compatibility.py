@@ -49,14 +49,14 @@ def claim(
     clock_ms: int | None,
     new_key: int | None = None,
 ) -> dict[str, Any]:
-    """Return the content of meta.json, and write it if no micro-batch has run on the checkpoint.
+    """Return the content of meta.json; write it if it is missing, or of a topology that never ran.
 
     Raises CheckpointForeign if `start` made the checkpoint and ``kind`` is "batch", or the reverse,
     or if a spout is new, gone, or reads another source. `check_accepted` checks other changes.
     Raises CheckpointCorrupt if meta.json is missing, though there are other files.
 
     ``log``: Spark's offset log; None without one. ``clock_ms``, ``new_key``: the creation time and
-    the deployment key of a new checkpoint.
+    the deployment key of a new checkpoint; by default the system's time and a random key.
     """
     path = records.place("")
     meta = records.read_meta()
@@ -297,7 +297,7 @@ def _way_out(conditions: Sequence[str], text: str) -> str:
 
 
 def losses(recorded: Mapping[str, TableState], tables: Mapping[str, Any]) -> list[str]:
-    """Return a text for each table or value that a changed topology deletes, or starts empty.
+    """Return texts on the tables and values with rows that a changed topology deletes or resets.
 
     ``recorded``: the tables of the checkpoint. ``tables``: the structures of the changed topology's
     tables.

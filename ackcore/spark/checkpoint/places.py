@@ -62,9 +62,9 @@ class RunPlaces:
     def new(self, number: int) -> Place:
         """Return the path or URL for a new run of a micro-batch; a directory is created.
 
-        In a bucket only the second and later runs of a micro-batch check the ownership, since this
-        takes a request. Raises CheckpointInUse if that check finds that another driver has taken
-        over.
+        On a file system this driver's last run is deleted. In a bucket only the second and later
+        runs of a micro-batch check the ownership, since this takes a request. Raises
+        CheckpointInUse if that check finds that another driver has taken over.
         """
         if number == self._last or self._root is not None:
             self._check_owner()

@@ -49,7 +49,8 @@ class ProgressLog:
                 os.replace(self._path, self._older)
         except OSError as error:
             if not self._complained:
-                _log.warning("%s could not be written: %s", self._path, error)
+                text = "%s could not be written, so status() lacks results of micro-batches: %s"
+                _log.warning(text, self._path, error)
             self._complained = True
 
 

@@ -59,10 +59,10 @@ class HeadMoved(StateError):
 
 
 class Records:
-    """The records of a checkpoint.
+    """The records of a checkpoint: JSON such as ``batches/7.plan``, all in one object, the head.
 
-    To make the object only reads them.  The first write or `take_over` makes this driver the owner
-    and fences the former one.  So a driver whose topology is refused fences nobody.
+    The constructor only reads them. The first write or `take_over` makes this driver the owner and
+    fences the former one. So a driver whose topology is refused fences nobody.
 
     ``store``: the file system or the bucket, rooted at ``<checkpoint>/ackcore``. ``lock``: the lock
     of a checkpoint on a file system; `close` releases it.
@@ -148,7 +148,7 @@ class Records:
             )
 
     def has_moved(self) -> bool:
-        """Return whether another driver wrote to the head before this driver owned it."""
+        """Return whether the head has changed since it was read; False for the head's owner."""
         if self.owned:
             return False
         found = self._store.get(HEAD)
@@ -227,7 +227,7 @@ class Records:
         )
 
     def check_owner(self) -> None:
-        """Raise `CheckpointInUse` if another driver has taken over."""
+        """Raise CheckpointInUse if another driver took over; in a bucket, only an owner looks."""
         with self._lock:
             if self._file_lock is not None:
                 # A put of the head calls this, too, just before the version gets its name.
@@ -236,9 +236,9 @@ class Records:
                 self._read_own()
 
     def close(self) -> None:
-        """Release the checkpoint. Repeated calls do nothing.
+        """Write what waits for the next put, and release the checkpoint. Repeated calls do nothing.
 
-        If this fails, the next driver takes over as after a crash.
+        A StateError is only logged: the next driver then takes over as after a crash.
         """
         with self._lock:
             if self._closed:
@@ -265,7 +265,7 @@ class Records:
         return f"{self.place(HEAD)}: {name}"
 
     def read_meta(self) -> dict[str, Any] | None:
-        """Return the content of meta.json, or None if it does not exist yet."""
+        """Return the content of meta.json, whose key `read` then expects; None if it is missing."""
         meta = self._body(META)
         if meta is not None:
             self._deployment = meta["deployment_key"]
@@ -289,7 +289,7 @@ class Records:
         return next((key for key in keys if key not in (HEAD, "lock")), None)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return a record, or None if it does not exist.
+        """Return a record of the checkpoint, such as ``batches/7.plan``; None if it does not exist.
 
         Raises CheckpointCorrupt or StateError if the record cannot be read, and CheckpointForeign
         if it belongs to another deployment.
@@ -321,7 +321,7 @@ class Records:
     def write(
         self, name: str, body: Mapping[str, Any], *, once: bool = False, with_next: bool = False
     ) -> None:
-        """Write a record.
+        """Write a record of the checkpoint. The first write takes the checkpoint over.
 
         Raises CheckpointInUse if another driver has taken over, or has written the record though
         ``once`` is true.
@@ -373,9 +373,9 @@ class Records:
     # -- removal ------------------------------------------------------------------------------
 
     def remove_old(self, number: int, tables: Collection[str]) -> None:
-        """Remove records of micro-batches before ``number - 1``, and tables that no record names.
+        """Remove records of micro-batches before ``number - 1``, and files that no record names.
 
-        ``tables`` are the keys of these tables.  The next put removes the records.  Tables are
+        ``tables`` are the keys of these files. The next put removes the records. The files are
         deleted one micro-batch later, or at `close`.
         """
         with self._lock:
@@ -399,12 +399,9 @@ class Records:
 
     def _kept(self, records: Bodies) -> Bodies:
         """Return the records without those of removed micro-batches."""
-
-        def is_old(name: str) -> bool:
-            found = _OF_BATCH.fullmatch(name)
-            return found is not None and int(found[1]) < self._first
-
-        return {name: body for name, body in records.items() if not is_old(name)}
+        found = {name: _OF_BATCH.fullmatch(name) for name in records}
+        old = {name for name, of in found.items() if of is not None and int(of[1]) < self._first}
+        return {name: body for name, body in records.items() if name not in old}
 
 
 def _objects_of(records: Bodies) -> set[str]:

@@ -104,7 +104,7 @@ class Refusals:
         self._records.write(f"batches/{number}.refused", body, once=True)
 
     def amended(self, decision: BatchDecision) -> BatchDecision:
-        """Return a decision with the recorded result of the sinks' refusals, if there is one."""
+        """Return the decision with the recorded result of its sinks' refusals, if there is one."""
         body = self._records.read(f"batches/{decision.number}.refused")
         if body is None:
             return decision

@@ -42,7 +42,8 @@ def spout_of_request(name: str) -> str:
 def write_request(directory: Path, request: str, spout: str, letters: Iterable[pa.Table]) -> str:
     """Write the records of a request to a new file ``<request>.<spout>.<checksum>.arrow``.
 
-    Returns the name of the file, which is also the name of the request in the store's index.
+    Returns the name of the file, which is also the name of the request in the store's index. The
+    file is not synced. ``letters``: tables with the same columns, at least one.
     """
     parts = iter(letters)
     first = next(parts)
@@ -73,8 +74,9 @@ class Requests:
     def names(self, taken: Collection[str]) -> list[str]:
         """Return the sorted names of all requests, except those that plans have ``taken``.
 
-        It is called at every heartbeat.  In a bucket it makes one request to the server, and one
-        more for each name that was not taken.
+        Withdrawn requests are left out too, and the owner moves them in the index. It is called at
+        every heartbeat. In a bucket it makes one request to the server, and one more for each name
+        that was not taken.
         """
         there = [name for name in self._index.load().get("requests", {}) if name not in taken]
         marked = {name for name in there if self._marked(name)}
@@ -125,7 +127,7 @@ class Requests:
         return name in self._index.load().get("withdrawn", []) or self._marked(name)
 
     def forget(self, names: Collection[str]) -> None:
-        """Delete the requests that finished micro-batches took."""
+        """Delete the requests that finished micro-batches took, from the index and the store."""
         gone: list[str] = []
 
         def change(body: Body) -> Body | None:

@@ -51,7 +51,7 @@ class SharedRecord:
             return self._body if self._known else self.load()
 
     def load(self) -> Body:
-        """Read the record again from the store."""
+        """Read the record from the store again, and return it; empty if it does not exist."""
         with self._lock:
             found = self.store.get(self._key)
             body = {} if found is None else record_in(found.data, self.place, self._key)

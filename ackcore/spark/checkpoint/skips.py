@@ -94,7 +94,8 @@ def skip_planned(
     FileNotFoundError
         If there is no checkpoint.
     ValueError
-        If no micro-batch is planned and undecided, or its plan has no such rows (any more).
+        If no micro-batch is planned and undecided, its plan has no such rows (any more), or the
+        spout reads Kafka.
     StateError
         If the checkpoint cannot be read or written; `CheckpointInUse` while a driver holds it.
     """
@@ -132,7 +133,7 @@ def skip_command(url: str, spout: str, kind: str, plans: Sequence[Any], said: st
     """Return the ``ackcore skip`` command that leaves out rows which could not be read.
 
     ``kind``: the kind of the spout's source. ``plans``: its planned rows. ``said``: the text of the
-    error: the command names the planned files that are in it.
+    error: the command names the planned files that are in it, or no file for all rows.
     """
     words = ["ackcore", "skip", url, spout]
     names = [name for plan in plans for name in _files(kind, plan) if shown(name) in said]

@@ -174,9 +174,10 @@ class State:
             self._meta = self._meta | compatibility.about(topology, self._meta["spout_order"])
 
     def record_topology(self) -> None:
-        """Record the changed topology that `open` accepted. Repeated calls do nothing.
+        """Record the changed topology that `open` accepted, and log the rows that it deletes.
 
-        Call it after all checks of a start, and before the first micro-batch.
+        Call it after all checks of a start, and before the first micro-batch. Repeated calls do
+        nothing.
         """
         lost = self._accepted
         if lost is not None:
@@ -221,7 +222,7 @@ class State:
         return _History(last, last if last in dones else plan.parent, frozenset(taken))
 
     def _check_tables(self) -> BatchDecision | None:
-        """Return the last decision, or None, after a check of the tables that the next runs need.
+        """Return the last decision, or None, after a check of its waiting and dead records' files.
 
         Raises CheckpointCorrupt, with all their names, if tables are missing or damaged.
         """
@@ -259,8 +260,8 @@ class State:
     def _check_waiting(self, topology: Parts, decision: BatchDecision | None) -> None:
         """Raise CheckpointForeign if a spout of waiting or replayed records is not in the topology.
 
-        It is also raised if the spout is untracked, or its columns no longer fit.
-        ``decision``: the last decision, None before the first.
+        It is also raised if the spout is untracked, or its columns no longer fit. ``decision``: the
+        last decision, None before the first.
         """
         waiting = Waiting({}) if decision is None else decision.waiting
         plan = self._open_plan()
@@ -293,7 +294,7 @@ class State:
     # -- ownership and progress ---------------------------------------------------------------
 
     def close(self) -> None:
-        """Release the checkpoint. Repeated calls do nothing."""
+        """Delete finished runs' files, and release the checkpoint. Repeated calls do nothing."""
         self.runs.close(self.last_done)
         self.records.close()
 
@@ -403,7 +404,7 @@ class State:
             self._meta["begun"] = True
 
     def record_interrupt(self, number: int) -> None:
-        """Record in a plan that the driver was interrupted, so that it does not count as a crash.
+        """Record in an undecided plan that the driver was interrupted, so that no crash is counted.
 
         An interrupt may come at any point, also within `write_plan`: only the recorded plan counts.
         """
@@ -467,9 +468,9 @@ class State:
     # -- decisions ----------------------------------------------------------------------------
 
     def decision(self, number: int) -> BatchDecision | None:
-        """Return the recorded decision of a micro-batch, or None.
+        """Return the recorded decision of a micro-batch, with rows refused by sinks, or None.
 
-        Its tables are read at the first access, by memory map.
+        Waiting and dead records are read at the first access, by memory map.
         """
         if number not in self._decisions:
             body = self.records.read(f"batches/{number}.decision")
@@ -491,7 +492,7 @@ class State:
         """Record the decision of a micro-batch, and return it with the fields that the state sets.
 
         Raises ValueError if the micro-batch has no plan, or a decision already. Raises StateError
-        if the decision cannot be written.
+        if the decision cannot be written, such as CheckpointInUse if another driver has taken over.
 
         ``with_mark``: whether to write it in the same put as the mark that follows.
         """
@@ -530,7 +531,7 @@ class State:
         return Waiting({}) if number is None else self._decided(number).waiting
 
     def write_done(self, number: int) -> None:
-        """Mark a micro-batch as done, after all effects of its decision.
+        """Mark a micro-batch as done, after all effects of its decision. Repeated calls do nothing.
 
         Raises ValueError if the micro-batch has no decision.
         """
@@ -548,9 +549,10 @@ class State:
     def prune(self, number: int) -> None:
         """Remove files that are not read any more after micro-batch ``number`` is done.
 
-        These are plans, decisions and marks before ``number - 1``, the work of all finished
-        micro-batches, and the requests that were taken. A crash at any point does no harm: the next
-        call completes it. Raises ValueError if ``number`` is not the last micro-batch that is done.
+        These are plans, decisions and marks before ``number - 1``, files that no later one names,
+        the work of all finished micro-batches, and the requests that were taken. A crash at any
+        point does no harm: the next call completes it. Raises ValueError if ``number`` is not the
+        last micro-batch that is done.
         """
         if number != self.last_done:
             raise ValueError(

@@ -108,13 +108,13 @@ class TableCache:
         self._sizes.update(sizes)
 
     def sizes(self, files: Iterable[str]) -> dict[str, int]:
-        """Return the known lengths of files in bytes, for a record."""
+        """Return the lengths of files in bytes, for a record, without files of unknown length."""
         return {file: self._sizes[file] for file in sorted(files) if file in self._sizes}
 
     def read(self, file: str, keep: bool = True) -> pa.Table:
-        """Return a table. With ``keep=False`` the cache does not keep it mapped.
+        """Return the Arrow table in a file. With ``keep=False`` the cache does not keep it mapped.
 
-        Raises CheckpointCorrupt or StateError if the table is missing, damaged or unreadable.
+        Raises CheckpointCorrupt or StateError if the file is missing, damaged or unreadable.
         """
         if file in self._mapped:
             return self._mapped[file]
@@ -173,7 +173,7 @@ class TableCache:
     def write(
         self, prefix: str, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
     ) -> str:
-        """Write a table, and return its file name. The name is durable after the next `sync`."""
+        """Write a table to a file, and return its name, which is durable after the next `sync`."""
         if self._is_local:
             check_fence()
         with making_in(f"{self._store.url}/{_BELOW}") as made:
@@ -195,7 +195,7 @@ class TableCache:
         return self.write(prefix, name, table.schema, batches_of(table))
 
     def adopt_all(self, parts: Iterable[object], prefix: str) -> None:
-        """Adopt the files among some parts concurrently; `adopt` then only returns their names.
+        """Adopt the files among some parts at once, if several; `adopt` then returns their names.
 
         ``prefix``: see `adopt`.
         """

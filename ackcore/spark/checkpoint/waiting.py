@@ -67,7 +67,7 @@ class Waiting(Mapping[str, pa.Table]):
         )
 
     def body(self) -> dict[str, Any]:
-        """Return the waiting records as a JSON object. All parts must be recorded segments."""
+        """Return the waiting records as a JSON object. Parts that are not recorded are left out."""
         return {spout: [each.body() for each in some] for spout, some in self.segments().items()}
 
     def segments(self) -> dict[str, list[Segment]]:
@@ -112,18 +112,18 @@ class Waiting(Mapping[str, pa.Table]):
 
     @property
     def next_due_ms(self) -> int | None:
-        """The earliest due time in milliseconds; None if no row waits."""
+        """The earliest due time in milliseconds since 1970; None without recorded segments."""
         found = [each.next_due_ms for some in self.segments().values() for each in some]
         return min(found, default=None)
 
     @property
     def oldest_ms(self) -> int | None:
-        """The least ``first_ms`` of the waiting rows; None if no row waits."""
+        """The least ``first_ms`` of the waiting rows; None without recorded segments."""
         found = [each.oldest_ms for some in self.segments().values() for each in some]
         return min(found, default=None)
 
     def due(self, now_ms: int) -> int:
-        """Return the number of rows that are due at a time."""
+        """Return the number of rows in recorded segments that are due at a time."""
         return sum(len(each.due_ms) for each in self._due_rows(now_ms))
 
     def _due_rows(self, now_ms: int) -> Iterator[_DueRows]:

@@ -43,7 +43,7 @@ class TableFold:
         self._horizon_ms = now_ms
 
     def folded(self, before: TableState, rows: Sequence[BatchFile], nonacked: Int64s) -> TableState:
-        """Return the table after the micro-batch; its segments are written durably.
+        """Return the table after the micro-batch; its segments, some merged, are written durably.
 
         Raises CheckpointCorrupt if a file with rows or a segment is missing or damaged.
 
@@ -160,7 +160,7 @@ class WindowFold(TableFold):
         return merged_sessions(self._shape, older, partial)
 
     def _closed(self, segments: Sequence[SegmentInfo]) -> tuple[SegmentInfo, ...]:
-        """Write the rows whose windows close; return the new segments with them."""
+        """Write the rows whose windows close, and return their new segments, if there are any."""
         window, until = self._shape.window, self._after.closed
         if window is None or not window.closes_between(self._before.closed, until):
             return ()

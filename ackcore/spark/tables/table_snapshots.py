@@ -80,7 +80,7 @@ def stored_rows(
 def opened_segments(
     files: SegmentFiles, shape: TableShape, segments: Sequence[SegmentInfo]
 ) -> list[TableSegment]:
-    """Open segments of a table, each checked once per process.
+    """Open segments of a table, in their order, and check those not checked in this process.
 
     Raises CheckpointCorrupt if a segment is missing or damaged.
     """
