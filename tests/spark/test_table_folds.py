@@ -422,6 +422,8 @@ def test_values_are_added_and_removed_and_other_changes_refused(tmp_path, caplog
         for number in (5, 6, 7):
             engine.process(number, [])
     assert "table 'totals' deleted (3 rows with 'orders', " in caplog.text
+    with pytest.raises(ValueError, match="got 'totals'; there are no tables"):
+        table_reading.read_table(tmp_path, "totals", rows_of)
     assert not list(tmp_path.glob("ackcore/tables/**/*.arrow"))
     opened(VALUE, key="line")[1].close()  # the name is free
 

@@ -98,13 +98,12 @@ def about(topology: Parts, known: Sequence[str] = ()) -> dict[str, Any]:
     number, and the number of a partition is part of its records' root ids.
     """
     order = [name for name in known if name in topology.spouts]
-    shapes = {name: recorded(table.shape) for name, table in topology.tables.items()}
     return {
         "fingerprint": topology.fingerprint,
         "structure": topology.structure,
         "spout_order": order + [name for name in topology.spouts if name not in order],
         # Other processes read the tables with their shapes.
-        **({"tables": shapes} if shapes else {}),
+        "tables": {name: recorded(table.shape) for name, table in topology.tables.items()},
     }
 
 
