@@ -144,7 +144,7 @@ def test_a_condition_is_asked_of_letters_with_the_columns_that_they_have(spark, 
     assert replay(checkpoint, spark, where="payload.more = 'a'").records == {"lines": 1}
     with pytest.raises(ValueError, match=r"where must be a condition, .* over spout, me"):
         replay(checkpoint, spark, where="payload.nobody = 1")
-    with pytest.raises(ValueError, match=r"\(batch-0\..*parquet and 0 more files\)"):
+    with pytest.raises(ValueError, match=r"in 1 file, the first batch-0\..*parquet: "):
         replay(checkpoint, spark, where="payload.value > 3")
     late = replay(checkpoint, spark, where="batch_id = 1 and payload.value > 3")
     assert late.records == {"lines": 1}

@@ -159,7 +159,7 @@ def test_a_damaged_file_is_told_once_and_does_not_stop_the_dead(letters, checkpo
         list(DeadLetters(reader(letters)).reasons())
     assert "Put the file back" in str(caught.value)
     assert "Restore" not in str(caught.value)
-    wanted = str(caught.value).partition("whose name ends in ")[2].partition(" ")[0]
+    wanted = str(caught.value).partition("with the name ")[2].partition(" ")[0]
     path.with_name(wanted).touch()
     with OPEN(checkpoint) as state:
         letters = DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": VALUE})

@@ -59,14 +59,14 @@ class CheckpointView:
         return self._records.read_meta()
 
     def tables(self, check: bool) -> TableCache:
-        """Return the reader of the checkpoint's tables.
+        """Return the reader of the Arrow files with waiting and dead records.
 
         ``check``: whether to check the lengths and checksums of files on a file system.
         """
         return TableCache(self._store, self.epoch(), check=check)
 
     def segments(self) -> SegmentFiles:
-        """Return the reader of the files of the topology's tables."""
+        """Return the reader of the files with the rows of the topology's tables."""
         return SegmentFiles(self._store, self.epoch())
 
     def progress(self, most: int) -> list[dict[str, Any]]:

@@ -63,8 +63,8 @@ def drop(path: str | os.PathLike[str], where: LetterFilter, *, dry_run: bool = F
     DataFrame that `dead_letters` returned earlier omits the dropped letters from now on.
 
     Raises FileNotFoundError if the path is neither a checkpoint nor a store, or the store's
-    checkpoint was deleted. Raises ValueError if there is no spout of that name. Raises
-    CheckpointCorrupt if a file is damaged.
+    checkpoint was deleted. Raises ValueError if there is no spout of that name. Raises StateError
+    if the store cannot be read or written, such as CheckpointCorrupt if a file is damaged.
 
     ``path``: the checkpoint, or the value of ``dead_letters``: a directory, or a bucket's URL.
     ``where``: the letters to drop. ``dry_run``: whether to count the letters without dropping them.
@@ -107,7 +107,7 @@ def _empty(store: Letters, notes: Sequence[Note]) -> None:
 
 
 def _empty_file(store: Letters, spout: str, file: LetterFile, notes: Sequence[Note]) -> bool:
-    """Rewrite a file with empty rows for dropped letters; return False if it has them already."""
+    """Rewrite a file with empty rows for dropped letters; return False if nothing was to do."""
     path = file.path
     try:
         _, gone = gone_rows(path, spout, notes)

@@ -66,7 +66,7 @@ class Objects:
         return data
 
     def keep(self, key: str, data: pa.Buffer) -> None:
-        """Keep the bytes of a verified object in the cache."""
+        """Keep the bytes of a verified object in the cache; drop the oldest beyond 32 MiB."""
         with self._lock:
             self._kept[key] = data
             while len(self._kept) > 1 and sum(it.size for it in self._kept.values()) > _KEPT_BYTES:
@@ -150,7 +150,7 @@ def read_parts(
     *,
     encoded: Sequence[str] = (),
 ) -> Iterator[pa.Table]:
-    """Yield the letters of a file, one table for each row group.
+    """Yield the letters of a file, one table for each row group with wanted rows.
 
     Raises CheckpointCorrupt if the file is damaged or missing.
 
@@ -173,7 +173,8 @@ def read_parts(
 def reading_letters(path: ObjectFile, **options: Any) -> Iterator[pq.ParquetFile]:
     """Open a file of letters as a ParquetFile for a ``with`` block.
 
-    Raises CheckpointCorrupt if the file is damaged or missing, also for an error in the block.
+    Raises CheckpointCorrupt if the file is damaged or missing, also for an Arrow or OS error in the
+    block.
 
     ``options``: more arguments of ParquetFile.
     """
@@ -182,7 +183,7 @@ def reading_letters(path: ObjectFile, **options: Any) -> Iterator[pq.ParquetFile
             yield file
     except (pa.ArrowException, OSError) as error:
         way_out = (
-            "Put the file back from a backup; or make an empty file beside it whose name ends in "
+            "Put the file back from a backup; or make an empty file beside it with the name "
             f"{path.name}{GIVEN_UP} and start again: only the letters of the damaged file are "
             "lost then"
         )
@@ -192,7 +193,7 @@ def reading_letters(path: ObjectFile, **options: Any) -> Iterator[pq.ParquetFile
 
 
 def emptied(letters: pa.Table, gone: Bools) -> pa.Table:
-    """Return letters without values but the micro-batch where ``gone`` is true.
+    """Return letters, with null or empty values where ``gone`` is true, except the micro-batch.
 
     The rows stay, because a letter's id contains its position in the micro-batch.
     """
@@ -272,7 +273,7 @@ class BatchRows(NamedTuple):
 
 
 def batch_rows(path: ObjectFile, batch_ids: Int64s | None = None) -> BatchRows:
-    """Return the micro-batches of a file's letters.
+    """Return the micro-batch of each letter of a file, and the rows at which micro-batches start.
 
     Raises CheckpointCorrupt if the file is damaged or missing.
 
@@ -286,6 +287,6 @@ def batch_rows(path: ObjectFile, batch_ids: Int64s | None = None) -> BatchRows:
 
 
 def position_of(path: ObjectFile) -> int:
-    """Return the position, in its micro-batch, of the first letter of a file."""
+    """Return the position in its micro-batch of a file's first letter, from the file's name."""
     part = _PART.fullmatch(path.name)
     return 0 if part is None else int(part[1])

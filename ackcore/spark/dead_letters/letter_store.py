@@ -72,7 +72,7 @@ _TRIES = 10
 
 
 class Letters:
-    """A store of dead letters, on a file system or in a bucket.
+    """A store of dead letters, on a file system or in a bucket. It reads the index once.
 
     ``clock``: returns milliseconds since 1970.
     """
@@ -91,7 +91,7 @@ class Letters:
         return f"Letters({self.url!r})"
 
     def refresh(self) -> None:
-        """Read the index again."""
+        """Read the index again; other methods use the index as last read or replaced."""
         self._index.load()
 
     # -- owner --------------------------------------------------------------------------------
@@ -103,9 +103,9 @@ class Letters:
     def own(self, about: Mapping[str, str], check_owner: Callable[[], object]) -> None:
         """Let this driver write to the store; writes of earlier drivers raise from now on.
 
-        ``about``: what `owner` returns from now on: ``checkpoint``, a path or URL, and
-        ``deployment_key``, 16 hex digits. ``check_owner``: raises if another driver has taken over
-        the checkpoint.
+        Files that dead drivers left are deleted. ``about``: what `owner` returns from now on:
+        ``checkpoint``, a path or URL, and ``deployment_key``, 16 hex digits. ``check_owner``:
+        raises if another driver has taken over the checkpoint.
         """
         token = secrets.token_hex(16)
 
@@ -206,7 +206,7 @@ class Letters:
         return None if found is None else self._path(found)
 
     def remember_columns(self, sources: Mapping[str, pa.Schema]) -> None:
-        """Record the columns of each source: readers need them before the first record dies."""
+        """Record each source's columns for readers, in place of all others; {} changes nothing."""
         written: dict[str, Any] = {}
         for spout, schema in sources.items():
             letters, path = schema_of(schema), self.columns(spout)
@@ -372,7 +372,7 @@ class Letters:
         return keys
 
     def named(self, spout: str, numbers: set[int]) -> list[LetterFile]:
-        """Return the files with letters of these micro-batches.
+        """Return the files with letters of these micro-batches, by the index as read now.
 
         This first deletes files that were merged into others: `drop` could not empty their rows.
         Their readers find the file that replaced them.
@@ -481,7 +481,7 @@ class Letters:
     ) -> None:
         """Add a note to the index, together with the entries of its replay requests.
 
-        Raises NotesChanged if there are notes that `notes` did not yield before.
+        Raises NotesChanged if the notes or the epoch are not those of the last call of `notes`.
         """
         data = json.dumps(body).encode()
         stamp = {"token": secrets.token_hex(8)}

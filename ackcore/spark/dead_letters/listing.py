@@ -259,7 +259,7 @@ def _told(table: pa.Table, binary: Callable[[bytes], str]) -> Iterator[dict[str,
 def encoder_of(
     kind: pa.DataType, binary: Callable[[bytes], str] = base64_of
 ) -> Callable[[Any], str]:
-    """Return a function from values of a type to JSON, or to text if JSON cannot express it."""
+    """Return a function from values of a type to JSON; values that JSON lacks are shown as text."""
     try:
         return json_encoder(kind, binary)
     except TypeError:

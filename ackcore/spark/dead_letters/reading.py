@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from ackcore._error_hints import naming_arguments
+from ackcore._error_hints import counted, naming_arguments
 from ackcore._records import Int64s
 from ackcore.spark.base.arrow_batches import as_spark_types
 from ackcore.spark.base.errors import one_line
@@ -143,8 +143,8 @@ def letters_of(
 ) -> DataFrame:
     """Return the letters of files with the same columns, with the payload as written.
 
-    One Python task reads each file. ``places``: whether to add columns for the file's name and the
-    row number.
+    Dropped letters are left out. One Python task reads each file. ``places``: whether to add
+    columns for the file's name and the row number.
     """
     spout, files = kind.spout, [file.path for file in kind.files]
     marks = pa.schema(
@@ -227,8 +227,8 @@ def matching_rows(
             raise ValueError(
                 f"where must be a condition, as text or Column, over {columns} (a source's column "
                 f"as payload.<name>), got {where!r}. Spark cannot evaluate it for the letters of "
-                f"spout {kind.spout!r} ({kind.files[0].path.name} and {len(kind.files) - 1} more "
-                f"files): {one_line(error)}"
+                f"spout {kind.spout!r} in {counted(len(kind.files), 'file')}, the first "
+                f"{kind.files[0].path.name}: {one_line(error)}"
             ) from error
     return {path: np.array(rows, np.int64) for path, rows in found.items()}
 
@@ -269,7 +269,7 @@ def _told(kind: FileGroup) -> str:
 
 
 def conformed(frame: DataFrame, payload: T.StructType) -> DataFrame:
-    """Return letters whose payload has the given columns; those that it lacks are null."""
+    """Return letters whose payload has exactly the given columns; those that it lacks are null."""
     was, column = payload_of(frame), F.col("payload")
     if was == payload:
         return frame

@@ -140,15 +140,16 @@ def replay(
     FileNotFoundError
         If the path is neither a checkpoint nor a store, or the store's checkpoint was deleted.
     ValueError
-        If ``request`` is not an id, ``max_replays`` is less than 1, ``where`` is not a condition
-        over these columns, or the topology has no ``spout`` of that name.
+        If ``request`` is not an id, or is that of a drop, ``max_replays`` is less than 1, or
+        ``where`` is not a condition over these columns. If there is no session for a condition, or
+        the topology has no ``spout`` of that name.
     CheckpointForeign
         If the store belongs to another checkpoint, or the topology no longer tracks such a spout.
     ColumnsChanged
         If letters do not fit their source's present columns. A type that holds the same values and
         a new nullable column are no change.
-    CheckpointCorrupt
-        If a file is damaged.
+    StateError
+        If the store cannot be read or written; `CheckpointCorrupt` if a file is damaged.
     """
     if spark is not None:
         # Without this check, a condition passed as the second argument would select all letters.

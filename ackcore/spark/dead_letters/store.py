@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import BinaryIO
 
@@ -239,16 +239,11 @@ def _new_file(position: int, parts: Sequence[DeadPart], number: int) -> NewFile:
         schema = schema_of(pa.schema(list(head.schema)[len(TRACKING) :]))
         every = chain([head], pieces)
         del head  # it would keep a file mapped until the last one is read
-        write_letters(file, schema, _letters(every, number))
+        batches = (one for each in every for one in rebatched(each.to_batches(), _ROWS, _BYTES))
+        letters = (as_letters(pa.Table.from_batches([one]), number) for one in batches)
+        write_letters(file, schema, letters)
 
     alone = parts[0] if len(parts) == 1 else None
     if isinstance(alone, DeadLettersFile):
         return NewFile(position, fill, alone.path(), alone.nbytes)
     return NewFile(position, fill)
-
-
-def _letters(dead: Iterable[pa.Table], number: int) -> Iterator[pa.Table]:
-    """Yield dead records as letters, in tables of bounded size."""
-    for piece in dead:
-        for batch in rebatched(piece.to_batches(), _ROWS, _BYTES):
-            yield as_letters(pa.Table.from_batches([batch]), number)

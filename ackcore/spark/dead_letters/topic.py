@@ -127,9 +127,10 @@ class TopicWriter:
         self._open = None
 
     def write(self, number: int, dead: Mapping[str, pa.Table]) -> None:
-        """Send the dead letters of a micro-batch. A repeated call sends them again.
+        """Send the dead letters of a micro-batch, and wait until all are delivered.
 
-        Raises DeliveryError if a message was not delivered. Raises CheckpointInUse if another
+        A repeated call sends them again. Letters of records that died over 20 times are only
+        logged. Raises DeliveryError if a message was not delivered, CheckpointInUse if another
         driver has taken over.
         """
         check_fence()
