@@ -253,7 +253,7 @@ class Bolts:
         )
 
     def _table(self, name: str) -> TableView:
-        """Open a table once, before its bolts run: a damaged file must fail no record."""
+        """Return the view of a table, opened by the first call: damage must fail no record."""
         if name not in self._tables:
             self._tables[name] = TableView(name, self._spec.tables[name].reader())
         return self._tables[name]
@@ -321,7 +321,7 @@ class Bolts:
 
     @property
     def open_rows(self) -> list[AnchoredRows]:
-        """The rows of all bolts whose tuples may still be open."""
+        """The rows that bolts got and whose tuples may be neither acked nor failed yet."""
         return [part.rows for bolt in self._instances.values() for part in bolt.open_rows]
 
     def open_groups(self, chunk: Chunk) -> Int64s:
@@ -367,7 +367,7 @@ def _journal(place: str, below: str, context: bytes) -> JournalAnswers:
 
 
 def _cut(rows: AnchoredRows) -> Iterator[AnchoredRows]:
-    """Yield slices of at most `CHUNK_BYTES`, or of one row that is larger."""
+    """Yield rows in slices of at most `CHUNK_BYTES`, or of one row that is larger."""
     n = len(rows)
     if bytes_before(rows.batch, n) <= CHUNK_BYTES:
         yield rows

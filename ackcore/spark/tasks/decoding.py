@@ -70,7 +70,7 @@ class ValueDecoder:
         return batch.set_column(place, self._field, self._column(rows, failed)), failed
 
     def _prepared(self) -> Reason | None:
-        """Call the deserializer's ``prepare`` until it succeeds once; return why it failed."""
+        """Call the deserializer's ``prepare``, if any, until it succeeds once; return its error."""
         if not self._is_prepared:
             try:
                 getattr(self._deserializer, "prepare", lambda: None)()

@@ -57,7 +57,7 @@ class SeenKeys(TableReader):
 
 
 class DedupExecutor:
-    """The `Executor` of a `DedupBolt` in one task.
+    """The executor of the bolt that `dedup` adds behind a spout, in one task.
 
     ``keys``: the keys of ACKED and of waiting records.
     """
@@ -113,7 +113,7 @@ class DedupExecutor:
         return Results(emissions, failures, 0)
 
     def flush(self) -> Results:
-        """Return nothing: no row is open."""
+        """Return empty results: each row was passed, acked or failed by its call."""
         return Results([], [], 0)
 
     def cleanup(self) -> None:

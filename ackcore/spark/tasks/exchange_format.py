@@ -75,11 +75,12 @@ def partition_of(origin: int) -> int:
 
 
 class RootRuns(NamedTuple):
-    """The roots of the rows in one blob: run i covers the next ``rows[i]`` rows.
+    """The roots of the rows in one blob, which is a batch of tuples sent to one task.
 
-    ``vals``: for each root, the XOR of the edges of the run's rows, or the root's cohort.
-    ``offsets`` is None if each run has exactly one root.  Otherwise run i has the roots
-    ``offsets[i]:offsets[i + 1]``, none for untracked rows.
+    A run is adjacent rows with the same roots: run i covers the next ``rows[i]`` rows. ``vals``:
+    for each root, the XOR of the edges of the run's rows, or the root's cohort. ``offsets`` is None
+    if each run has exactly one root. Otherwise run i has the roots ``offsets[i]:offsets[i + 1]``,
+    none for untracked rows.
     """
 
     rows: Int32s
@@ -109,7 +110,7 @@ class RootRuns(NamedTuple):
 
 
 def untracked(rows: int) -> RootRuns:
-    """Return the runs of a number of untracked rows."""
+    """Return one run of ``rows`` untracked rows, which has no roots."""
     nothing = np.empty(0, np.int64)
     return RootRuns(np.array([rows], np.int32), nothing, nothing, np.zeros(2, np.int32))
 
@@ -131,7 +132,7 @@ class Places(NamedTuple):
 
 
 class PlacedRuns(NamedTuple):
-    """The roots of the rows in one blob from one chunk of the spout stage, in a few bytes a run.
+    """The roots of the rows in one blob, computed from the places of their records in a chunk.
 
     Run i covers the next ``rows[i]`` rows, which are of record ``at[i]`` of the chunk.
     """
@@ -157,10 +158,10 @@ class PlacedRuns(NamedTuple):
 
 
 class CohortRuns(NamedTuple):
-    """The roots of the rows in one blob, and their cohorts.
+    """The roots of the rows in one blob, and their cohorts: sets of roots that are settled together.
 
-    ``cohorts`` are the cohorts with rows in the blob, each once, and ``edges`` the edge of each.
-    In ``runs``, if they are `RootRuns`, the vals are the cohorts of the roots.
+    ``cohorts`` are the cohorts with rows in the blob, each once, and ``edges`` the edge of each. In
+    ``runs``, if they are `RootRuns`, the vals are the cohorts of the roots.
     """
 
     cohorts: Int64s
@@ -257,7 +258,7 @@ class TupleBlob(NamedTuple):
 
 
 class TrailerReceipt(NamedTuple):
-    """The fingerprint in the trailer that task ``receiver`` got from task ``origin``."""
+    """The fingerprint in the trailer, the last row, that task ``receiver`` got from ``origin``."""
 
     receiver: int
     origin: int

@@ -43,7 +43,7 @@ INLINE_BYTES = 1 << 17
 
 @dataclass(frozen=True)
 class Rules:
-    """The settings and times that decide whether a failed record waits."""
+    """The settings and times that decide whether a failed record waits or is dead."""
 
     now_ms: int  # the time of the plan
     #: The time of the run's end, if that is later.  A wait that a reason requests starts then,
@@ -126,7 +126,7 @@ def judge(rules: Rules, some: SourceRecords, lost: pa.Table, reasons: Reasons) -
 
 @dataclass(frozen=True)
 class FailedRows:
-    """The judged failed records of a run."""
+    """The failed records of a run after it was decided which of them wait and which are dead."""
 
     files: tuple[FailedFile, ...] = ()  # the files of tasks with many failed records
     #: By spout, a row for each record: its root, its row number among the due records, and whether

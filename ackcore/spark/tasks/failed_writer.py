@@ -116,7 +116,7 @@ class _Letters:
 
 
 class FailedWriter:
-    """A writer that judges failed records and keeps them, in files if they are many.
+    """A writer that decides whether failed records wait or are dead, and keeps or writes them.
 
     ``directory``: the directory for files. ``number``: the number of the micro-batch, for dead
     letters. ``suffix``: the end of each file's name, before its checksum.
@@ -337,12 +337,9 @@ def _by_root(found: pa.Table) -> pa.Table:
 
 
 def _by_due(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield rows sorted by due time, in small batches that can reuse the same memory.
-
-    The rows are first combined into one batch: to take them from several and then sort costs twice
-    as much.
-    """
+    """Yield rows sorted by due time, in small batches that can reuse the same memory."""
     order = np.argsort(rows[DUE_MS].to_numpy(), kind="stable")
+    # First one batch: to take rows from several and then sort costs twice as much.
     whole = one_batch(rows.to_batches())
     for part in np.array_split(order, min(len(order), -(-rows.nbytes // _SORTED_BYTES))):
         yield take_rows(whole, part)

@@ -127,7 +127,7 @@ class MarkerFile:
         self._file.write(_packed(kind, chunk, rows, roots))
 
     def remove(self) -> None:
-        """Remove the marker and the time limit's file, as the attempt has ended; not in a fork."""
+        """Remove the marker and the time limit's file, except in a forked process."""
         if not self._file.is_open:
             return  # a forked process has no marker
         for path in (self._timed_out, self._path):
@@ -159,7 +159,7 @@ class MarkerObject:
         self._store.put(self._key, _packed(kind, chunk, rows, roots))
 
     def remove(self) -> None:
-        """Delete the marker and the time limit's file, as the attempt has ended; not in a fork."""
+        """Delete the marker and the time limit's file, except in a forked process."""
         if self._process != os.getpid():
             return  # a forked process has no marker
         self._process = None

@@ -328,7 +328,7 @@ def _array(roots: set[int]) -> Int64s:
 
 
 def _executor_lock(work: str) -> str:
-    """Return the lock file shared by the workers of one executor: those with the same parent."""
+    """Return the path of the lock file of one executor's workers, which have the same parent."""
     directory = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     if not directory:
         directory = local_directory() if is_bucket(work) else work

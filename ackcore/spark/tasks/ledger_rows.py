@@ -47,9 +47,9 @@ class _Failed(NamedTuple):
 
 
 class LedgerRows:
-    """A collector of one task's ledger rows, which it sends through ``outbox``.
+    """A collector of one task's INITs, acks and failures, which it sends through ``outbox``.
 
-    ``holds``: whether failures are held until `decide_held`.  Then each group must have one root.
+    ``holds``: whether failures are held until `decide_held`. Then each group must have one root.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class LedgerRows:
         self._of_cohorts.append(events)
 
     def claim(self, claims: Int64s, task: int) -> None:
-        """Claim message ids by their hashes; the settle stage detects a second claim of an id.
+        """Add an INIT under each message id's hash; the settle stage finds hashes with several.
 
         ``task``: `CLAIM` plus the number of the spout.
         """

@@ -102,7 +102,7 @@ class SpoutSpec:
         return places
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows from Spark, cast to the types of the schema."""
+        """Return rows from Spark with the columns and types of the schema."""
         if batch.schema.equals(self.schema):
             return batch
         if batch.num_columns != len(self.schema):
@@ -115,7 +115,7 @@ class SpoutSpec:
         return roots_of(self.key, partition, places, attempts)
 
     def claim_ids(self, batch: pa.RecordBatch) -> Int64s:
-        """Return the ids of the records' claims; equal message ids give equal claim ids."""
+        """Return a hash of each record's message id, to find ids that occur twice."""
         columns = [batch.column(name) for name in self.message_id]
         return edge_ids(self.key, hash_columns(columns, len(batch)), "claim", 0, 0)
 
@@ -168,7 +168,8 @@ class SpoutSpec:
 
 
 class SourceRecords(NamedTuple):
-    """Consecutive records of one spout, from row ``first`` of a partition on."""
+    """Consecutive records of one spout, new ones or retries, from row ``first`` of a partition on.
+    """
 
     source: SpoutSpec
     batch: pa.RecordBatch

@@ -87,7 +87,7 @@ class Picks:
         self._pick = pick
 
     def take(self, some: SourceRecords) -> pa.RecordBatch | None:
-        """Return those of the records that go to the driver, with the spout in the schema."""
+        """Return the records for the driver, or None; the schema's metadata has the spout."""
         return self._pick(some)
 
     def finish(self) -> tuple[dict[str, Any], list[pa.Table]]:

@@ -123,10 +123,10 @@ class SettleStage:
 
 
 class SettledCohorts(NamedTuple):
-    """The outcome of the cohorts of one shard.
+    """The outcome of one shard's cohorts, which are sets of roots that are settled together.
 
-    ``acked`` is the number of ACKED roots by spout number.  ``roots`` are the failed ones,
-    ascending, and ``tasks`` the numbers of their spouts.  ``unsettled`` is the number of cohorts
+    ``acked`` is the number of ACKED roots by spout number. ``roots`` are the failed ones,
+    ascending, and ``tasks`` the numbers of their spouts. ``unsettled`` is the number of cohorts
     whose XOR is not zero, or that were not sent exactly once: none of their roots is decided.
     """
 

@@ -359,7 +359,7 @@ class _SmallInput:
             self._rows.setdefault(source.name, (source, []))[1].append(batch.serialize())
 
     def write(self, task: Task) -> None:
-        """Write the rows to a file for each spout, and name it in ``task.kept``; not into a bucket.
+        """Write the rows to a file for each spout, named in ``task.kept``, if not in a bucket.
 
         The files save a job, and no record depends on them: a disk error is ignored.
         """

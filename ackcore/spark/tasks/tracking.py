@@ -39,9 +39,9 @@ NONE = -1
 
 
 class Owners(NamedTuple):
-    """The groups that rows are anchored to, by their numbers within the task.
+    """The groups (see `Chunk`) that rows are anchored to, by their numbers within the task.
 
-    ``offsets`` is None if each row has one group, or `NONE`.  Otherwise row i has the groups
+    ``offsets`` is None if each row has one group, or `NONE`. Otherwise row i has the groups
     ``ids[offsets[i]:offsets[i + 1]]``.
     """
 
@@ -179,10 +179,10 @@ class Cohorts:
 
 
 class Chunk:
-    """Groups that arrived together, numbered from ``first`` on.
+    """A chunk of a task's input: groups, each a record, or received rows with the same roots.
 
     ``first``, ``groups``: the number of the first group, and the number of groups. ``load``:
-    returns the roots, and the XOR of their edges or, with ``cohorts``, their cohorts.  It is called
+    returns the roots, and the XOR of their edges or, with ``cohorts``, their cohorts. It is called
     on first use: a stage that sends no rows needs only those of failed groups. ``task``: the task
     column of the ledger rows: a spout's number, or ``ACK``. ``offsets``: the offsets of each
     group's roots; None if each group has exactly one root, see `RootRuns`. ``cohorts``: the cohorts
@@ -309,7 +309,7 @@ class Chunks:
 
     @property
     def groups(self) -> int:
-        """The number of groups added so far."""
+        """The number of groups in all chunks added so far."""
         return self._next
 
     def add(
