@@ -106,7 +106,7 @@ def test_a_large_record_is_an_object_of_its_own(bucket, monkeypatch):
         lambda: store_of(bucket).delete(kept),
     ):
         harm()
-        with pytest.raises(CheckpointCorrupt, match="is missing or damaged, though the head names"):
+        with pytest.raises(CheckpointCorrupt, match=r"missing or damaged, though head\.json names"):
             OPEN(bucket)
 
 

@@ -526,7 +526,7 @@ def test_a_copy_of_letters_that_is_damaged_is_told(bucket, tmp_path, no_syncing,
         assert list(parts_in(letters.place.url)) == []
         objects.put(name, data[:9] + b"\1" + data[10:])
         letters.write(0, dead)
-    with pytest.raises(CheckpointCorrupt, match="differs from that in the index"):
+    with pytest.raises(CheckpointCorrupt, match=r"differs from that in index\.json"):
         list(list_letters(Letters(letters.place.store), LetterFilter()))
 
 

@@ -302,11 +302,11 @@ def test_damage_is_told_and_nothing_is_sent(place):
     (file, _) = letters.place.files("lines")
     data = store.get(file.path.key).data
     store.put(file.path.key, data[:99] + bytes([data[99] ^ 1]) + data[100:])
-    with pytest.raises(CheckpointCorrupt, match=r"batch-0\.e1\..*differs from that in the index"):
+    with pytest.raises(CheckpointCorrupt, match=r"batch-0\.e1\..*differs from that in index\.json"):
         replay(place)
     store.delete([file.path.key])
     with pytest.raises(
-        CheckpointCorrupt, match=r"/lines/batch-0\.e1\..*parquet is missing, though the"
+        CheckpointCorrupt, match=r"/lines/batch-0\.e1\..*parquet is missing, though index"
     ):
         listed(home)
     assert asked(home) == []
@@ -331,7 +331,7 @@ def test_many_notes_are_objects_of_their_own(place, monkeypatch):
         pass
     assert count_letters(store_of(place), LetterFilter(sent=True)) == 1000
     store.delete([note.key])
-    with pytest.raises(CheckpointCorrupt, match="missing or damaged, though the index names it"):
+    with pytest.raises(CheckpointCorrupt, match=r"missing or damaged, though index\.json name"):
         notes_of(store_of(place))
 
 

@@ -104,7 +104,7 @@ class BatchDecision:
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> BatchDecision:
         """Return the decision that the JSON of `write` describes.
 
-        Tables of waiting and dead records are read at the first access.
+        Waiting and dead records are read at the first access, roots that are not ACKED at once.
         """
         cache.expect(body["table_bytes"])
         roots = body["nonacked"]
@@ -136,7 +136,7 @@ class BatchDecision:
         return waiting | self.all_dead.files
 
     def write(self, cache: TableCache, now_ms: int) -> dict[str, Any]:
-        """Write the tables of the decision, and return the decision as a JSON object.
+        """Write the files of the decision, and return the decision as a JSON object to record.
 
         ``now_ms``: the time of the plan.
         """
@@ -176,7 +176,7 @@ class BatchDecision:
 
 
 def nonacked_of(columns: Sequence[Int64s]) -> pa.Table | RootColumns:
-    """Return the distinct root ids in several arrays, sorted, for `BatchDecision.nonacked`."""
+    """Return root ids for `BatchDecision.nonacked`: distinct and sorted, or as given if many."""
     roots = RootColumns(columns)
     if roots.are_many:
         return roots

@@ -176,7 +176,7 @@ def opened(url: str, use: Callable[[CheckpointParts], Opened]) -> Opened:
     """Open a checkpoint to write it: call ``use``, which checks it, then become its owner.
 
     On a file system the checkpoint is locked first. If another driver writes to it meanwhile,
-    ``use`` is called again. Returns the result of ``use``.
+    ``use`` is called again, up to 10 times in all. Returns the result of ``use``.
     """
     store = open_store(f"{url}/ackcore", "checkpoint")
     lock = Lock(make_directory(store.root) / "lock") if isinstance(store, LocalStore) else None

@@ -55,7 +55,7 @@ class ProgressLog:
 
 
 def read_progress(root: Path, most: int) -> list[dict[str, Any]]:
-    """Return the lines of the last ``most`` micro-batches as dicts, the newest one last."""
+    """Return the readable lines of the last ``most`` micro-batches as dicts, the newest last."""
     found: dict[int, dict[str, Any]] = {}
     # The newer file first: if it is renamed in between, its lines are found in the older one.
     for path in (root / _NAME, root / _OLDER):

@@ -314,7 +314,7 @@ class Records:
         if key not in self._large:
             data = object_of(self._store, body)
             if data is None:
-                raise corrupt(self.place(key), "is missing or damaged, though the head names it")
+                raise corrupt(self.place(key), f"is missing or damaged, though {HEAD} names it")
             self._large[key] = json.loads(data)
         return self._large[key]
 

@@ -176,7 +176,7 @@ class State:
     def record_topology(self) -> None:
         """Record the changed topology that `open` accepted, and log the rows that it deletes.
 
-        Call it after all checks of a start, and before the first micro-batch. Repeated calls do
+        Call it after all checks of a start, and before the first micro-batch. A second call does
         nothing.
         """
         lost = self._accepted
@@ -362,8 +362,8 @@ class State:
     def make_plan(self, number: int, clock_ms: int, max_retries: int | None = None) -> Plan:
         """Return a new plan, which is not written yet.
 
-        Raises CheckpointCorrupt if another micro-batch is next. Raises ColumnsChanged if a request
-        does not fit the present columns of its source.
+        Raises CheckpointCorrupt if another micro-batch is next, ValueError if this one is done.
+        Raises ColumnsChanged if a request does not fit the present columns of its source.
 
         ``number``: the micro-batch after the last one that is done. ``clock_ms``: the clock's time
         in milliseconds. If the clock went back, the plan keeps its parent's time. ``max_retries``:

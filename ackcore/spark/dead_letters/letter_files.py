@@ -19,6 +19,7 @@ from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import checksum_of
 from ackcore.spark.base.errors import StateError, corrupt
 from ackcore.spark.base.paths import Place
+from ackcore.spark.checkpoint.shared_record import INDEX
 from ackcore.spark.stores.interface import Store
 
 #: A column that is null only in emptied rows.
@@ -60,7 +61,7 @@ class Objects:
             raise FileNotFoundError(key)
         if data.size != size or checksum_of(data, len(digest)) != digest:
             raise pa.ArrowInvalid(
-                f"the length or checksum of its {data.size} bytes differs from that in the index"
+                f"the length or checksum of its {data.size} bytes differs from that in {INDEX}"
             )
         self.keep(key, data)
         return data
@@ -188,7 +189,7 @@ def reading_letters(path: ObjectFile, **options: Any) -> Iterator[pq.ParquetFile
             "lost then"
         )
         missing = isinstance(error, FileNotFoundError)
-        what = "is missing, though the index names it" if missing else f"is damaged: {error}"
+        what = f"is missing, though {INDEX} names it" if missing else f"is damaged: {error}"
         raise corrupt(path, what, way_out) from error
 
 

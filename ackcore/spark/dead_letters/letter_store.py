@@ -470,7 +470,7 @@ class Letters:
             data = object_of(self.store, note)
             if data is None:
                 where = f"{self.url}/{note['object']}"
-                raise corrupt(where, "is missing or damaged, though the index names it")
+                raise corrupt(where, f"is missing or damaged, though {INDEX} names it")
             yield request, json.loads(data)
 
     def add_note(

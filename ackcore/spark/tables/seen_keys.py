@@ -46,7 +46,7 @@ class SeenSource(NamedTuple):
 
     @classmethod
     def of(cls, snapshot: TableSnapshot, dedup: Dedup, waiting: UInt64s, now_ms: int) -> SeenSource:
-        """Return the keys that have not expired at ``now_ms``, the time of a micro-batch's plan."""
+        """Return the keys of the last ``within_s``, until ``now_ms``; with event times, all."""
         horizon_ms = snapshot.horizon_ms
         if dedup.event_time is None:
             horizon_ms = max(horizon_ms, now_ms - _within_ms(dedup, now_ms))
@@ -132,7 +132,7 @@ def _with_times(spans: Sequence[Span], more: Int64s) -> tuple[Span, ...]:
 def _horizon_of(spans: Sequence[Span], most: int) -> int:
     """Return the time until which keys expire, so that later spans have ``most`` keys or more.
 
-    `NEVER` if all spans together have fewer.
+    `NEVER` if the spans after the first have fewer.
     """
     times = [time for time, _ in spans]
     later = np.cumsum([count for _, count in reversed(spans)])[::-1].tolist()

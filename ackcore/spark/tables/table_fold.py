@@ -28,7 +28,7 @@ from ackcore.tables.window_rows import closing_rows, merged_sessions
 
 
 class TableFold:
-    """The fold of one micro-batch into one table.
+    """The fold of one micro-batch's rows into one table.
 
     ``files``: the files of the checkpoint's tables. ``shape``: the table. ``number``: the
     micro-batch. ``now_ms``: the time of its plan in milliseconds since 1970.

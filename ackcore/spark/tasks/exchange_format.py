@@ -158,7 +158,7 @@ class PlacedRuns(NamedTuple):
 
 
 class CohortRuns(NamedTuple):
-    """The roots of the rows in one blob, and their cohorts: sets of roots that are settled together.
+    """The roots of the rows in one blob, and their cohorts: sets of roots settled together.
 
     ``cohorts`` are the cohorts with rows in the blob, each once, and ``edges`` the edge of each. In
     ``runs``, if they are `RootRuns`, the vals are the cohorts of the roots.

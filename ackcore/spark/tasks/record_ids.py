@@ -168,8 +168,7 @@ class SpoutSpec:
 
 
 class SourceRecords(NamedTuple):
-    """Consecutive records of one spout, new ones or retries, from row ``first`` of a partition on.
-    """
+    """Consecutive records of one spout, new ones or retries, from row ``first`` of a partition."""
 
     source: SpoutSpec
     batch: pa.RecordBatch

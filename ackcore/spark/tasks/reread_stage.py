@@ -74,9 +74,9 @@ def _records_of(
         place += len(batch)
     if place - piece.first != piece.rows:
         raise RuntimeError(
-            f"{', '.join(map(str, piece.what))} has {counted(place - piece.first, 'row')}, and had "
-            f"{piece.rows} when the run read it; a source that is read twice must return the same "
-            "rows in the same partitions"
+            f"spout {stage.spout!r}: {', '.join(map(str, piece.what))} has "
+            f"{counted(place - piece.first, 'row')}, and had {piece.rows} when the run read it; a "
+            "source that is read twice must return the same rows in the same partitions"
         )
 
 
