@@ -24,7 +24,7 @@ from ackcore.spark.stores.opening import is_bucket, open_store, place_of
 
 
 class CheckpointView:
-    """A read-only view of a checkpoint, which reads the checkpoint's head at the first call."""
+    """A read-only view of a checkpoint, as its head was at the first call of a method."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -74,7 +74,8 @@ _TRIES = 10
 class Letters:
     """A store of dead letters, on a file system or in a bucket. It reads the index once.
 
-    ``clock``: returns milliseconds since 1970.
+    After `own`, writes raise CheckpointInUse if another driver has taken over. ``clock``: returns
+    milliseconds since 1970.
     """
 
     def __init__(self, store: Store, clock: Callable[[], int] = wall_clock_ms) -> None:

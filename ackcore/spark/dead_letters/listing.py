@@ -59,7 +59,7 @@ class LetterId:
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """A filter of dead letters. All given conditions must hold."""
+    """A filter of dead letters. All given conditions must hold; without any, all letters match."""
 
     ids: Sequence[LetterId] = ()  # the ids of the letters; any if empty
     #: The spout of the record, the component that failed it, and the type of the error.
@@ -116,7 +116,7 @@ class LetterFilter:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter, with values of the columns of `dead_letters`."""
+    """A dead letter, with values of the columns of `dead_letters`; times are in ms since 1970."""
 
     id: LetterId
     message_id: str
@@ -153,7 +153,9 @@ def list_letters(
     """
     notes = notes_of(store)
     left = 2**63 if limit is None else limit
-    for spout, file in sorted(files_of(store, wanted.spout), key=_newest, reverse=True):
+    files = files_of(store, wanted.spout)
+    files.sort(key=lambda one: (one[1].last, position_of(one[1].path)), reverse=True)
+    for spout, file in files:
         if left <= 0:
             return
         with _noting(damaged):
@@ -172,11 +174,6 @@ def _noting(damaged: list[CheckpointCorrupt] | None) -> Iterator[None]:
         if damaged is None:
             raise
         damaged.append(error)
-
-
-def _newest(of_spout: tuple[str, LetterFile]) -> tuple[int, int]:
-    file = of_spout[1]
-    return file.last, position_of(file.path)
 
 
 def count_letters(store: Letters, wanted: LetterFilter) -> int:

@@ -84,7 +84,7 @@ def dead_letters(
         If the path is neither a checkpoint nor a store.
     ValueError
         If a column has two types: read one spout, or the payload as JSON. If the topology has no
-        ``spout`` of that name, or ``payload`` is neither of the two.
+        ``spout`` of that name, ``payload`` is neither of the two, or there is no session.
     CheckpointCorrupt
         If a file is damaged.
     """

@@ -65,7 +65,7 @@ _log = logging.getLogger("ackcore")
 
 
 class Replay(NamedTuple):
-    """A request to send dead letters again.
+    """The result of `replay`: a request to send dead letters again, or the counts of a dry run.
 
     Attributes: ``request``: the id of the request. ``records``: the number of letters that it
     sends, by spout. ``left_out``: the number of letters left out because they had been sent again

@@ -152,8 +152,9 @@ class DeadLetters:
     def write(self, number: int, dead: Mapping[str, pa.Table]) -> None:
         """Write the dead letters of a micro-batch. A repeated call has no effect.
 
-        ``dead``: by spout the records, in the columns of `TRACKING` and of the source. Raises
-        StateError if the letters cannot be written.
+        Older files may be merged then; an error of that is only logged. ``dead``: by spout the
+        records, in the columns of `TRACKING` and of the source. Raises StateError if the letters
+        cannot be written.
         """
         found = dead_of(dead)
         for spout in found:

@@ -50,9 +50,9 @@ class DeadLetterTopic:
 
     - ``ackcore-reason``: the exception's type and message; ``ackcore-component``: the component
       that failed the record;
-    - ``ackcore-spout``, ``ackcore-message-id``, and if the source has such columns
+    - ``ackcore-spout``, ``ackcore-message-id``; beside a record's own value also
       ``ackcore-topic``, ``ackcore-partition``, ``ackcore-offset`` and
-      ``ackcore-timestamp`` (ms since 1970);
+      ``ackcore-timestamp`` (ms since 1970), if the source has such columns;
     - ``ackcore-attempts``: the number of attempts; ``ackcore-deaths``: the number of deaths of the
       record. The count continues when a query reads the topic, and when `replay` sends it. A record
       that has died more than 20 times is only stored and logged, not sent, since its letters are
