@@ -140,7 +140,7 @@ _CHECKED = _Checked()
 
 
 class SegmentFiles:
-    """The files of a checkpoint's tables; it can be pickled.
+    """The files with the rows of a checkpoint's tables. It can be pickled, since tasks read them.
 
     ``store``: the file system or the bucket, rooted at ``<checkpoint>/ackcore``. ``epoch``: the
     epoch of the driver.

@@ -143,7 +143,7 @@ def list_letters(
     damaged: list[CheckpointCorrupt] | None = None,
     binary: Callable[[bytes], str] = base64_of,
 ) -> Iterator[Letter]:
-    """Yield letters, the newest micro-batch first, and in it the last letter first.
+    """Yield letters, the newest micro-batch first, and in it the last letter of a spout first.
 
     Raises CheckpointCorrupt if a note is damaged, or a file is and ``damaged`` is not given.
 

@@ -137,7 +137,7 @@ class MarkerFile:
 
 
 class MarkerObject:
-    """The marker object of the attempt that runs here.
+    """The marker of the attempt that runs here, an object in a bucket that names roots in flight.
 
     ``url``: the URL of the object. ``timed_out``: the file that a time-out leaves.
     """
@@ -249,7 +249,7 @@ def _packed(kind: int, chunk: int, rows: int, roots: Int64s | None) -> bytes:
 
 
 def _unpacked(data: bytes) -> tuple[int, int, int, frozenset[int]]:
-    """Return the kind, chunk, rows and roots of a marker."""
+    """Return the kind, chunk, rows and roots of a marker; `NOTHING` if it is incomplete."""
     kind, chunk, rows, n = _HEAD.unpack_from(data.ljust(_HEAD.size, b"\0"))
     if len(data) < _HEAD.size + 8 * n:
         # The file's name survived a crash of its host, but its content, not synced, did not.

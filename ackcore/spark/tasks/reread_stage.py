@@ -125,7 +125,7 @@ class JudgedPicks(Picks):
             self._writer.write(some, lost, Reasons.of_texts(self._failed["reason"].take(at)))
 
     def finish(self) -> tuple[dict[str, Any], list[pa.Table]]:
-        """Return the judged records, as `FailedRows.of` takes them."""
+        """Finish the files; return the report and tables of the judged, for `FailedRows.of`."""
         return self._writer.finish()
 
     def discard(self) -> None:

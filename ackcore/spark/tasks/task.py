@@ -137,7 +137,7 @@ class Task:
         self.bolts = IsolatedBolts(self._bolts, self._isolation, self.chunks, self.ledger_rows)
 
     def close(self, chunk: Chunk) -> None:
-        """Send a processed chunk's ledger rows, and close it; forget it if no tuple is open."""
+        """Send a processed chunk's ledger rows, mark it closed; forget it if no tuple is open."""
         self.ledger_rows.close(chunk)
         if not self._bolts.open_rows:
             self.chunks.forget_closed()
