@@ -87,6 +87,16 @@ def test_how_often_letters_came_back_outlasts_merges_and_a_letter_that_is_read_i
     }
 
 
+def test_letters_of_all_spouts_are_listed_by_their_micro_batches(letters):
+    for n in range(18):
+        letters.write(n, {"clicks": died(2 * n, 2)} if n == 7 else {"lines": died(2 * n, 2)})
+    assert active(letters)[0] == "batches-0-16.1.parquet"  # around that of clicks
+    found = list(list_letters(letters.place, LetterFilter()))
+    assert [each.id.batch_id for each in found] == [n for n in range(17, -1, -1) for _ in (0, 1)]
+    assert [each.id.position for each in found] == [1, 0] * 18
+    assert list(list_letters(letters.place, LetterFilter(), 21)) == found[:21]
+
+
 def test_large_files_are_left_alone(letters, monkeypatch):
     monkeypatch.setattr(compaction, "_BYTES", 100)
     write(letters, 0, 20)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,6 @@ from ackcore.spark.dead_letters.letter_files import (
     LetterFile,
     ObjectFile,
     batch_rows,
-    position_of,
     read_letters,
     reading_letters,
 )
@@ -152,17 +153,22 @@ def list_letters(
     files are yielded. ``binary``: returns the text of bytes in a record.
     """
     notes = notes_of(store)
-    left = 2**63 if limit is None else limit
-    files = files_of(store, wanted.spout)
-    files.sort(key=lambda one: (one[1].last, position_of(one[1].path)), reverse=True)
-    for spout, file in files:
-        if left <= 0:
-            return
-        with _noting(damaged):
-            rows = wanted.rows(file, spout, notes)[-left:]
-            for letter in _letters(file, spout, rows, notes, payload, binary):
-                left -= 1
-                yield letter
+
+    def of_spout(spout: str) -> Iterator[Letter]:
+        left = 2**63 if limit is None else limit
+        for file in reversed(store.files(spout)):
+            if left <= 0:
+                return
+            with _noting(damaged):
+                rows = wanted.rows(file, spout, notes)[-left:]
+                for letter in _letters(file, spout, rows, notes, payload, binary):
+                    left -= 1
+                    yield letter
+
+    spouts = store.spouts() if wanted.spout is None else [wanted.spout]
+    # A merged file of one spout may have letters before and after those of another.
+    found = heapq.merge(*map(of_spout, spouts), key=lambda one: one.id.batch_id, reverse=True)
+    yield from islice(found, limit)
 
 
 @contextlib.contextmanager
