@@ -195,7 +195,7 @@ class TableCache:
         return self.write(prefix, name, table.schema, batches_of(table))
 
     def adopt_all(self, parts: Iterable[object], prefix: str) -> None:
-        """Adopt the files among some parts at once, if several; `adopt` then returns their names.
+        """Link or copy the tasks' files among parts, if several, in parallel, for `adopt`.
 
         ``prefix``: see `adopt`.
         """

@@ -46,7 +46,7 @@ class SeenSource(NamedTuple):
 
     @classmethod
     def of(cls, snapshot: TableSnapshot, dedup: Dedup, waiting: UInt64s, now_ms: int) -> SeenSource:
-        """Return the keys of the last ``within_s``, until ``now_ms``; with event times, all."""
+        """Return the keys kept at ``now_ms``, a plan's time; with event times, all in the table."""
         horizon_ms = snapshot.horizon_ms
         if dedup.event_time is None:
             horizon_ms = max(horizon_ms, now_ms - _within_ms(dedup, now_ms))

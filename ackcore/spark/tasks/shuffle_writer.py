@@ -1,4 +1,4 @@
-"""Sends rows to the tasks of a later stage by grouping, with edges.
+"""Sends rows to tasks of later stages, chosen by grouping, and draws the rows' edge ids.
 
 An edge is drawn for each blob of rows and each cohort in it (`Cohorts`).  If each root is settled
 by itself, an edge is drawn for each pair of a row and an input of the task, or a group of inputs,

@@ -119,7 +119,7 @@ class TaskSpec:
         return (*sorted(later), SETTLE)
 
     def tuple_schema(self, sub: Subscription) -> pa.Schema:
-        """Return the schema of a subscription's rows, with `IDENTITY_FIELDS` for some targets."""
+        """Return the schema of a subscription's rows; `IDENTITY_FIELDS` are added if needed."""
         schema = self.schemas[sub.source, sub.stream]
         if sub.target in self.layout.needs_identity:
             for column in IDENTITY_FIELDS:
