@@ -550,9 +550,9 @@ class State:
         """Remove files that are not read any more after micro-batch ``number`` is done.
 
         These are plans, decisions and marks before ``number - 1``, files that no later one names,
-        the work of all finished micro-batches, and the requests that were taken. A crash at any
-        point does no harm: the next call completes it. Raises ValueError if ``number`` is not the
-        last micro-batch that is done.
+        the work of all finished micro-batches, and the requests that were taken, if no later plan
+        exists. A crash at any point does no harm: the next call completes it. Raises ValueError if
+        ``number`` is not the last micro-batch that is done.
         """
         if number != self.last_done:
             raise ValueError(

@@ -57,7 +57,7 @@ _HEAD = struct.Struct("<qqqq")
 
 
 class TaskAttempt(NamedTuple):
-    """An attempt at a task: its level, partition and Spark's attempt id.  Sorts in this order."""
+    """An attempt at a task, sorted by its stage's level, its partition and Spark's attempt id."""
 
     level: int
     partition: int

@@ -185,7 +185,7 @@ class SourceRecords(NamedTuple):
         return self.source.message_ids(self.batch, number, self.partition, self.first)
 
     def identity(self, number: int) -> Identity:
-        """Return each record's message id, earlier attempts and stable id, equal in all attempts.
+        """Return each record's message id and earlier attempts, and an id that all attempts share.
 
         ``number``: the number of the micro-batch.
         """

@@ -175,7 +175,7 @@ class RereadStage:
     pieces: DealtPieces | None = None
 
     def __call__(self, batches: Batches) -> Batches:
-        """Process one partition, for mapInArrow."""
+        """Read the records of one partition again, and yield results, for mapInArrow."""
         reader = self.reader()
         contents: list[tuple[int, dict[str, int]]] = []
         try:

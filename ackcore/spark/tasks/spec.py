@@ -108,7 +108,7 @@ class TaskSpec:
         return self.dests if sub.parallelism is None else min(sub.parallelism, self.dests)
 
     def sends(self, level: int) -> tuple[int, ...]:
-        """Return the later stages that a stage may send to, ascending; none if nothing settles."""
+        """Return the later levels that a level may send to, ascending; none if nothing settles."""
         if not self.layout.settles:
             return ()
         later = {
