@@ -34,7 +34,7 @@ class ProgressLog:
         self._complained = False
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add a line. The first time that it cannot be written, log a warning; never raise for that.
+        """Add a line. The first time that it cannot be written, log a warning instead of raising.
 
         Raises CheckpointInUse if another driver has taken over.
         """
