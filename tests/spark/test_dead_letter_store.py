@@ -21,10 +21,10 @@ from ackcore.spark.base.schemas import REPLAYED, TRACKING
 from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters import replay as replays
 from ackcore.spark.dead_letters.checkpoints import letters_at
-from ackcore.spark.dead_letters.letter_files import batch_rows, read_letters, read_schema
+from ackcore.spark.dead_letters.letter_files import BatchRows, batch_rows, read_letters, read_schema
 from ackcore.spark.dead_letters.letter_store import kinds_of
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
-from ackcore.spark.dead_letters.notes import notes_of, sent_rows
+from ackcore.spark.dead_letters.notes import notes_of, places_of, sent_rows
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
 
@@ -95,6 +95,21 @@ def test_letters_of_all_spouts_are_listed_by_their_micro_batches(letters):
     assert [each.id.batch_id for each in found] == [n for n in range(17, -1, -1) for _ in (0, 1)]
     assert [each.id.position for each in found] == [1, 0] * 18
     assert list(list_letters(letters.place, LetterFilter(), 21)) == found[:21]
+
+
+def test_letters_are_noted_as_spans_of_positions():
+    rows = BatchRows(np.repeat([3, 5, 9], 4), {3: -2, 5: 4, 9: 8})
+    assert places_of(np.array([], np.int64), rows) == {}
+    found = places_of(np.array([0, 1, 3, 4, 6, 7, 8]), rows)
+    assert found == {"3": [[2, 4], [5, 6]], "5": [[0, 1], [2, 4]], "9": [[0, 1]]}
+    n = 1 << 17  # micro-batches with one letter each, merged into one file
+    numbers = np.arange(n)
+    start = time.process_time()
+    found = places_of(numbers, BatchRows(numbers, dict(zip(range(n), range(n), strict=True))))
+    assert found == {str(number): [[0, 1]] for number in range(n)}
+    assert (
+        time.process_time() - start < 5
+    )  # a pass over all rows for each of them takes half a minute
 
 
 def test_large_files_are_left_alone(letters, monkeypatch):

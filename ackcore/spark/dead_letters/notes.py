@@ -178,11 +178,13 @@ def places_of(chosen: Int64s, rows: BatchRows) -> dict[str, list[list[int]]]:
 
     ``chosen``: the sorted row numbers of the letters. ``rows``: the micro-batches of all rows.
     """
-    return {
-        str(number): spans_of(of_batch - start)
-        for number, start in rows.starts.items()
-        if len(of_batch := chosen[rows.batch_ids[chosen] == number])
-    }
+    cuts = np.flatnonzero((np.diff(chosen) != 1) | (np.diff(rows.batch_ids[chosen]) != 0)) + 1
+    found: dict[str, list[list[int]]] = {}
+    for run in np.split(chosen, cuts) if len(chosen) else ():
+        number = int(rows.batch_ids[run[0]])
+        spans = found.setdefault(str(number), [])
+        spans.append([int(row) - rows.starts[number] for row in (run[0], run[-1] + 1)])
+    return found
 
 
 def add_places(
@@ -191,9 +193,3 @@ def add_places(
     """Add the result of `places_of` for one file to ``named``, that of the files before."""
     for number, spans in places.items():
         named.setdefault(number, []).extend(spans)
-
-
-def spans_of(rows: Int64s) -> list[list[int]]:
-    """Return sorted row numbers as spans ``[start, end)``."""
-    cuts = np.flatnonzero(np.diff(rows) != 1) + 1
-    return [[int(run[0]), int(run[-1]) + 1] for run in np.split(rows, cuts)]
