@@ -40,13 +40,13 @@ def is_one_for_all(value: object) -> bool:
 
 
 def refuse_part(column: Any, name: str, bits: int) -> NoReturn:
-    """Raise for the first part of a root id in ``column`` that is not in ``0..2**bits - 1``."""
+    """Raise ValueError for the first row of the column ``name`` not in ``0..2**bits - 1``."""
     row = int(np.argmax((column < 0) | (column >= 2**bits)))
     raise ValueError(f"{name} must be in 0..{2**bits - 1}, got {int(column[row])} in row {row}")
 
 
 def refuse_parent(row: int, parent: int, n: int) -> NoReturn:
-    """Raise for the parent in a row, which is not in ``0..n - 1``."""
+    """Raise ValueError for row ``row`` of ``parents``: ``parent`` is not in ``0..n - 1``."""
     among = f"0..{n - 1}" if n else "no rows at all (n is 0)"
     raise ValueError(f"parents must be row numbers in {among}, got {parent} in row {row}")
 
@@ -54,8 +54,9 @@ def refuse_parent(row: int, parent: int, n: int) -> NoReturn:
 def component_key(component: Any) -> int:
     """Return the signed 64-bit int that represents a component in edge ids.
 
-    ``component``: a component's name, which is hashed, or a 64-bit int, signed or not, which is
-    used unchanged. The result, an int in -2**63..2**63-1, can be passed in place of the name.
+    ``component``: a component's name, which is hashed, or a 64-bit int, signed or not, whose bits
+    are used unchanged. The result, an int in -2**63..2**63-1, can be passed in place of the name.
+    Raises TypeError for other types, and OverflowError for an int of more than 64 bits.
     """
     if isinstance(component, str):
         return hash_name(component)
@@ -87,7 +88,7 @@ class Key(NamedTuple):
 
 
 def tracker_key(topic: Any, partition: Any, generation: Any, base: Any) -> Key:
-    """Check the constructor arguments of an `OffsetTracker`, and return them."""
+    """Return the constructor arguments of an `OffsetTracker`; raise if one is wrong."""
     if not isinstance(topic, str):
         raise TypeError(f"topic must be a string, got {type(topic).__name__}")
     if not topic:
@@ -101,12 +102,12 @@ def tracker_key(topic: Any, partition: Any, generation: Any, base: Any) -> Key:
 
 
 def as_generation(generation: Any) -> int:
-    """Return a generation number as an int; raise if it is out of range."""
+    """Return the number of a generation as an int; raise unless it is in ``0..2**63 - 1``."""
     return as_count(generation, "generation", 0, MAX_GENERATION)
 
 
 def as_offset(value: Any, name: str) -> int:
-    """Return an offset as an int; raise if it is out of range."""
+    """Return an offset as an int; raise unless it is an integer in ``0..2**63 - 2``."""
     offset = as_int(value, name)
     if not 0 <= offset <= MAX_OFFSET:
         why = _WHY_NEGATIVE if offset < 0 else ""
@@ -115,12 +116,12 @@ def as_offset(value: Any, name: str) -> int:
 
 
 def as_position(value: Any, name: str) -> int:
-    """Return a position, the offset of the next record, as an int; raise if it is out of range."""
+    """Return the next record's offset as an int; raise unless it is in ``0..2**63 - 1``."""
     return as_count(value, name, 0, MAX_OFFSET + 1)
 
 
 def offset_column(offsets: Any) -> Int64s:
-    """Return a column of offsets as an int64 array on the same memory."""
+    """Return offsets as int64 on the same memory; raise unless all are in ``0..2**63 - 2``."""
     column = id_column(offsets, "offsets")
     if len(column) and (column.min() < 0 or column.max() > MAX_OFFSET):
         refuse_offsets(offsets, column)
@@ -128,7 +129,7 @@ def offset_column(offsets: Any) -> Int64s:
 
 
 def refuse_offsets(offsets: Any, column: Int64s) -> NoReturn:
-    """Raise for the first row that is not an offset.
+    """Raise ValueError for the first row that is not an offset.
 
     ``offsets`` is the column as the caller gave it, ``column`` the array made from it.
     """
@@ -142,7 +143,7 @@ def refuse_offsets(offsets: Any, column: Int64s) -> NoReturn:
 
 
 def check_state(state: Any) -> OffsetState:
-    """Return an `OffsetState` with its columns as arrays; raise if it is inconsistent."""
+    """Return a new `OffsetState` with arrays on the same memory; raise if it is inconsistent."""
     if not isinstance(state, OffsetState):
         way_out = "; pass its state()" if hasattr(state, "from_state") else ""
         raise TypeError(f"state must be an OffsetState, got {type(state).__name__}{way_out}")
@@ -192,7 +193,7 @@ RAW_FUNCTIONS = 5
 
 
 def bytes_of(data: Any, name: str) -> UInt8s:
-    """Return the memory of any object with the buffer protocol as bytes."""
+    """Return a contiguous buffer's memory as a uint8 array, not copied; raise for other objects."""
     try:
         view = memoryview(data)
     except (TypeError, ValueError):
@@ -210,7 +211,7 @@ def bytes_of(data: Any, name: str) -> UInt8s:
 
 
 def in_place(column: Any, name: str) -> Int64s:
-    """Return a column of 64-bit integers to be changed in place; raise if it is read-only."""
+    """Return a column as `id_column` does, to be changed in place; raise if it is read-only."""
     checked = id_column(column, name)
     if not checked.flags.writeable:
         raise ValueError(f"{name} must be writable, because it is changed in place; pass a copy")
@@ -220,7 +221,8 @@ def in_place(column: Any, name: str) -> Int64s:
 def valid_column(valid: Any, rows: int) -> UInt8s | None:
     """Return a column of booleans or bytes, 0 for a row without a value, as a uint8 array.
 
-    None, which means that all rows have a value, is returned unchanged.
+    None, which means that all rows have a value, is returned unchanged. Raises ValueError if the
+    column does not have ``rows`` rows.
     """
     if valid is None:
         return None
@@ -236,9 +238,10 @@ def valid_column(valid: Any, rows: int) -> UInt8s | None:
 
 
 def byte_offset_column(offsets: Any, rows: int | None = None) -> npt.NDArray[Any]:
-    """Return the offsets of an Arrow column; raise unless they are an int32 or int64 array.
+    """Return the offsets of an Arrow column; row i is ``data[offsets[i]:offsets[i + 1]]``.
 
-    Row i is ``data[offsets[i]:offsets[i + 1]]``. ``rows``: the number of rows; any by default.
+    Raises TypeError or ValueError unless they are a contiguous, aligned numpy array of int32 or
+    int64 with ``rows + 1`` items; without ``rows``, with at least one. The values are not checked.
     """
     if not isinstance(offsets, np.ndarray) or offsets.dtype not in (np.int32, np.int64):
         got = offsets.dtype if isinstance(offsets, np.ndarray) else type(offsets).__name__
@@ -260,19 +263,19 @@ def byte_offset_column(offsets: Any, rows: int | None = None) -> npt.NDArray[Any
 
 
 def refuse_width(width: int) -> NoReturn:
-    """Raise for a width that is not in `WIDTHS`."""
+    """Raise ValueError for a width in bytes that is not in `WIDTHS`."""
     raise ValueError(f"width must be one of {', '.join(map(str, WIDTHS))} bytes, got {width}")
 
 
 def refuse_size(size: int, rows: int, width: int) -> NoReturn:
-    """Raise for data that is not ``rows`` numbers of ``width`` bytes."""
+    """Raise ValueError for data of ``size`` bytes that is not ``rows`` numbers of ``width``."""
     raise ValueError(
         f"data must have {rows * width} bytes for {rows} rows of width {width}, got {size}"
     )
 
 
 def refuse_byte_offsets(offsets: npt.NDArray[Any], row: int, size: int) -> NoReturn:
-    """Raise for a row with byte offsets that descend or are outside ``0..size``."""
+    """Raise ValueError for row ``row``: its offsets descend or are not in the ``size`` bytes."""
     raise ValueError(
         f"offsets must rise within the {size} bytes of data, "
         f"got {int(offsets[row])}..{int(offsets[row + 1])} in row {row}"
@@ -280,13 +283,13 @@ def refuse_byte_offsets(offsets: npt.NDArray[Any], row: int, size: int) -> NoRet
 
 
 def refuse_taken(place: int, row: int, rows: int) -> NoReturn:
-    """Raise for the item ``row`` of an order, at index ``place``, that is not below ``rows``."""
+    """Raise ValueError for ``row``, at index ``place`` of an order: it is not below ``rows``."""
     among = f"0..{rows - 1}" if rows else "no rows at all (offsets has one item)"
     raise ValueError(f"order must be row numbers in {among}, got {row} at index {place}")
 
 
 def refuse_gathered() -> NoReturn:
-    """Raise for a result with more bytes than int32 offsets can count."""
+    """Raise ValueError for a result with more bytes than int32 offsets can count."""
     raise ValueError(
         "the rows of order have more than 2**31 - 1 bytes, the most that offsets of int32 can "
         "count; cast offsets to int64"
@@ -294,9 +297,10 @@ def refuse_gathered() -> NoReturn:
 
 
 def addresses(functions: Sequence[int], queue: int) -> list[int]:
-    """Return the addresses of librdkafka's functions for `RawMessages`, and then the queue's.
+    """Return the addresses of librdkafka's functions for `RawMessages`, then the queue's, as ints.
 
-    Raises if there are not `RAW_FUNCTIONS` functions, or an address is 0 or no integer.
+    Raises ValueError or TypeError if there are not `RAW_FUNCTIONS` functions, or an address is no
+    integer in ``1..2**64 - 1``.
     """
     if len(functions) != RAW_FUNCTIONS:
         raise ValueError(

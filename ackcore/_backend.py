@@ -69,10 +69,9 @@ backend, implementation = _choose()
 def kafka_implementation() -> ModuleType:
     """Return the module with the `RecordBuffers` of the backend that runs.
 
-    Only the native one also has `RawMessages`: in Python, confluent-kafka's objects are read.
-
-    If ``ackcore._kafka_native`` cannot be imported, this warns and returns the Python one, or
-    raises ImportError if ``ACKCORE_BACKEND=native`` is set.
+    Only ``ackcore._kafka_native`` also has `RawMessages`, which replaces confluent-kafka's message
+    objects. If the native backend runs and this module cannot be imported, this warns and returns
+    the Python one, or raises ImportError if ``ACKCORE_BACKEND=native`` is set.
     """
     if backend == "python":
         return implementation
@@ -186,7 +185,10 @@ class AckerBackend(Protocol):
         """Apply one RESET; return its outcome, or None if it has none."""
 
     def rotate(self) -> None:
-        """Make every entry one bucket older; those of the oldest bucket expire."""
+        """Make every entry one bucket older; those of the oldest bucket expire.
+
+        Entries that expired at the call before and were not taken with `expired` are dropped.
+        """
 
     def expired(self, limit: int | None = None) -> Entries:
         """Remove and return entries that expired in the last `rotate`, at most ``limit``."""
@@ -204,21 +206,21 @@ class AckerBackend(Protocol):
         """Give each entry a `Status`; remove and return those that are not OPEN.
 
         ``now_ms``: the time; the clock's by default. ``timeout_ms``: an entry whose last message is
-        older is EXPIRED, or ORPHAN without an INIT; by default none is.
+        older is EXPIRED if it would be OPEN, or ORPHAN without an INIT; by default none is.
         """
 
     def entries(self) -> Entries:
-        """Return the pending entries, in any order."""
+        """Return the pending entries, in any order. They stay in the ledger."""
 
     @classmethod
     def from_entries(cls, entries: Entries, **arguments: Any) -> AckerBackend:
         """Make a ledger with these entries; the other arguments are those of the factory."""
 
     def get(self, root_id: int) -> Entry | None:
-        """Return the entry of a root, or None."""
+        """Return the entry of a root, or None if the root is not pending."""
 
     def oldest(self, n: int) -> Entries:
-        """Return the n entries that expire next."""
+        """Return the ``n`` entries that expire next, or all if they are fewer. They stay."""
 
     def __len__(self) -> int: ...
 
@@ -226,7 +228,7 @@ class AckerBackend(Protocol):
 
 
 def missing_from(ledger: object) -> list[str]:
-    """Return the names of the methods of `AckerBackend` that an object lacks."""
+    """Return the names of the methods and properties of `AckerBackend` that an object lacks."""
     names = [name for name in vars(AckerBackend) if not name.startswith("_")]
     return [name for name in [*names, "__len__", "__contains__"] if not hasattr(ledger, name)]
 

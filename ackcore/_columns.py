@@ -57,17 +57,21 @@ _BYTES = _Kind("8-bit unsigned integers", np.dtype(np.uint8), "B", ("uint8",), "
 
 
 def id_column(column: Any, name: str) -> Int64s:
-    """Return a column of 64-bit integers, signed or not, as an int64 array on the same memory."""
+    """Return a column of 64-bit integers, signed or not, as an int64 array on the same memory.
+
+    ``column``: a numpy array, an Arrow array or another buffer. Raises TypeError for other objects
+    and other items, and ValueError for nulls, several dimensions, strides, or unaligned memory.
+    """
     return _column(column, name, _IDS)
 
 
 def task_column(column: Any, name: str) -> Int32s:
-    """Return a column of 32-bit signed integers as an int32 array on the same memory."""
+    """Return a column of 32-bit signed integers as an int32 array; see `id_column`."""
     return _column(column, name, _TASKS)
 
 
 def uint8_column(column: Any, name: str) -> UInt8s:
-    """Return a column of 8-bit unsigned integers as a uint8 array on the same memory."""
+    """Return a column of 8-bit unsigned integers as a uint8 array; see `id_column`."""
     return _column(column, name, _BYTES)
 
 
@@ -165,7 +169,7 @@ def _aligned(column: npt.NDArray[Any], name: str, kind: _Kind) -> npt.NDArray[An
 
 
 def same_length(**columns: Any) -> int:
-    """Return the length of the named columns; raise if they differ in length."""
+    """Return the length of the named columns; raise ValueError if they differ in length."""
     (first, rows), *others = ((name, len(column)) for name, column in columns.items())
     for name, length in others:
         if length != rows:
@@ -177,14 +181,14 @@ def same_length(**columns: Any) -> int:
 
 
 def check_kinds(tasks: Int32s) -> None:
-    """Raise if the ``tasks`` of a mixed batch have a number below RESET, the lowest one."""
+    """Raise ValueError if a task of a mixed batch is below RESET, -3, the lowest number."""
     refuse_rows_where(
         "tasks", tasks, tasks < RESET, "a task >= 0 (INIT), -1 (ACK), -2 (FAIL) or -3 (RESET)"
     )
 
 
 def check_init_tasks(tasks: Int32s) -> None:
-    """Raise if the ``tasks`` of INITs have a negative number."""
+    """Raise ValueError if the ``tasks`` of INITs have a negative number."""
     refuse_rows_where("tasks", tasks, tasks < 0, f"in 0..{MAX_TASK}")
 
 
@@ -252,9 +256,9 @@ def refuse_rows_where(name: str, column: npt.NDArray[Any], wrong: Any, must_be: 
 
 
 def times_column(times_ms: Any, timed: bool) -> Int64s | None:
-    """Return the argument ``times_ms`` of `Ledger.fold` as a column; None if it was left out.
+    """Return the argument ``times_ms`` of `Ledger.fold` as an int64 array; None if it is None.
 
-    ``timed``: whether the ledger has a clock. Without one, it keeps no times, and this raises.
+    ``timed``: whether the ledger has a clock. Without one, times raise ValueError.
     """
     if times_ms is None:
         return None
@@ -267,7 +271,7 @@ def times_column(times_ms: Any, timed: bool) -> Int64s | None:
 
 
 def as_id(value: Any, name: str) -> int:
-    """Convert a 64-bit integer, signed or unsigned, to a signed int."""
+    """Return a 64-bit integer, signed or not, as a signed int; raise if it has more bits."""
     number = as_int(value, name)
     if not _INT64_MIN <= number < 2**64:
         raise OverflowError(f"{name} must fit in 64 bits (-2**63..2**64-1), got {number}")
@@ -280,7 +284,7 @@ def signed(bits: int) -> int:
 
 
 def as_count(value: Any, name: str, least: int, most: int | None = None) -> int:
-    """Return an integer in ``least..most``, or without ``most`` at least ``least``, as an int."""
+    """Return an integer as an int; raise below ``least``, and above ``most`` if it is given."""
     count = as_int(value, name)
     if most is not None and not least <= count <= most:
         raise ValueError(f"{name} must be in {least}..{most}, got {count}")
@@ -290,12 +294,12 @@ def as_count(value: Any, name: str, least: int, most: int | None = None) -> int:
 
 
 def count_or_none(value: Any, name: str, least: int) -> int | None:
-    """Return an integer of at least ``least`` as an int, and None as it is."""
+    """Return None for None, and otherwise `as_count` without a highest value."""
     return None if value is None else as_count(value, name, least)
 
 
 def as_ms(value: Any, name: str) -> int:
-    """Return a time in milliseconds as an int; raise OverflowError if it has over 64 bits."""
+    """Return a time in milliseconds as an int; raise OverflowError if it exceeds int64."""
     ms = as_int(value, name)
     if not _INT64_MIN <= ms <= _INT64_MAX:
         raise OverflowError(f"{name} must be milliseconds in -2**63..2**63-1, got {ms}")
@@ -303,7 +307,7 @@ def as_ms(value: Any, name: str) -> int:
 
 
 def as_int(value: Any, name: str) -> int:
-    """Return an integer of any type as an int; raise TypeError for other values."""
+    """Return an integer of any type with ``__index__`` as an int; raise TypeError for others."""
     try:
         return operator.index(value)
     except TypeError:
@@ -313,8 +317,8 @@ def as_int(value: Any, name: str) -> int:
 def real(value: Any, name: str, unit: str = "") -> float:
     """Return a real number of any type, such as a `decimal.Decimal` or one of numpy's, as a float.
 
-    ``unit``: the unit of the value, for the error. Raises TypeError if it is not a number, or a
-    bool.
+    A number that is too large for a float becomes infinity. ``unit``: the unit of the value, for
+    the error. Raises TypeError if it is not a number, or a bool.
     """
     if isinstance(value, bool) or not isinstance(value, (Real, Decimal)):
         of_unit = f" of {unit}" if unit else ""
@@ -331,7 +335,8 @@ def real(value: Any, name: str, unit: str = "") -> float:
 def positive(value: Any, name: str, most: float = math.inf, unit: str = "") -> float:
     """Return a number above 0, finite and at most ``most``, as a float.
 
-    ``unit``: the unit of the value, for the error. Raises TypeError or ValueError.
+    ``unit``: the unit of the value, for the error. Raises TypeError if it is not a number, and
+    ValueError if it is out of range or NaN.
     """
     number = real(value, name, unit)
     if not 0 < number <= most or number == math.inf:
@@ -341,20 +346,20 @@ def positive(value: Any, name: str, most: float = math.inf, unit: str = "") -> f
 
 
 def nanoseconds(value: Any, name: str) -> int:
-    """Return a number of seconds, above 0 and at most 1e9, as whole nanoseconds, at least 1."""
+    """Return seconds, above 0 and at most 1e9, as whole nanoseconds, at least 1, or raise."""
     # 1e9 s are 31 years: floats of that size are exact to the millisecond.
     return max(1, round(positive(value, name, 1e9, "seconds") * 1e9))
 
 
 def read_clock(clock: Callable[[], int]) -> int:
-    """Return the time of a ledger's clock in milliseconds."""
+    """Call a ledger's clock, and return its time in milliseconds; raise as `as_ms`."""
     return as_ms(clock(), "the milliseconds that clock returns")
 
 
 def timeout_ms(timeout_s: Any) -> int | None:
-    """Convert seconds to whole milliseconds, rounded up; None stays None.
+    """Return seconds as whole milliseconds, rounded up; None for None.
 
-    Raises TypeError if it is not a number, and ValueError if it is not in ``0..2**62``
+    Raises TypeError if ``timeout_s`` is not a number, and ValueError if it is not in ``0..2**62``
     milliseconds.
     """
     if timeout_s is None:
@@ -371,9 +376,9 @@ def timeout_ms(timeout_s: Any) -> int | None:
 def deadline(now_ms: Any, timeout_ms: Any, clock: Callable[[], int] | None) -> int | None:
     """Return the time ``timeout_ms`` before now: an entry whose last message is earlier timed out.
 
-    ``now_ms``: the time; the clock's by default. Returns None without a time-out. A result below
-    the range of 64-bit integers means that no entry has timed out. Raises ValueError for a time-out
-    without a clock.
+    ``now_ms``: the time; the clock's by default. ``timeout_ms``: the time-out, at least 0, or None.
+    Returns None without a time-out. A result below the range of 64-bit integers means that no entry
+    has timed out. Raises ValueError for a time-out without a clock, also if ``now_ms`` is given.
     """
     now = None if now_ms is None else as_ms(now_ms, "now_ms")
     if timeout_ms is None:
@@ -401,7 +406,7 @@ class Options(NamedTuple):
 def ledger_options(
     capacity: Any, buckets: Any, refresh_on_ack: Any, clock: Any, max_entries: Any, seed: Any
 ) -> Options:
-    """Check the constructor arguments of a ledger, and return them."""
+    """Check and return a ledger's arguments; too large a capacity raises MemoryError."""
     if clock is not None and not callable(clock):
         raise TypeError(
             f"clock must be a callable that returns milliseconds, got {type(clock).__name__}"
@@ -423,7 +428,7 @@ def ledger_options(
 
 
 def refuse_full(pending: int, new: int, max_entries: int) -> NoReturn:
-    """Raise `LedgerFull` for a call whose ``new`` rows may exceed ``max_entries``."""
+    """Raise `LedgerFull` for a call with ``new`` rows of roots that are not ``pending`` yet."""
     raise LedgerFull(
         f"the ledger has {pending} pending roots, and {new} rows of this call are of other roots, "
         f"which may exceed max_entries={max_entries}; nothing was applied; try again when some "

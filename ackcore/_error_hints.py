@@ -30,9 +30,10 @@ class Unquoted(str):
 def near_miss(name: str, known: Sequence[str], what: str, prefix: str = "") -> str:
     """Return the hint that an error gives for an unknown name.
 
-    The hint is ``did you mean 'word'?`` if a known name is similar; otherwise it lists all known
-    names: ``the fields are 'n', 'word'``. A prefix that all names share is left out of the
-    comparison, because it would make all names similar.
+    The hint is ``did you mean 'word'?`` if a known name is similar; otherwise it lists the known
+    names, at most 12: ``the fields are 'n', 'word'``; or it is ``there are no fields``. ``what``:
+    the noun of the names, such as "fields". ``prefix``: a text with which all names begin. It is
+    left out of the comparison, because it would make all names similar.
     """
     near = nearest(name, known, prefix)
     if near is not None:
@@ -43,14 +44,17 @@ def near_miss(name: str, known: Sequence[str], what: str, prefix: str = "") -> s
 
 
 def nearest(name: str, known: Sequence[str], prefix: str = "") -> str | None:
-    """Return the known name that is most similar to an unknown one, or None."""
+    """Return the known name that is most similar to an unknown one, or None if none is similar.
+
+    ``prefix``: a text that is left out at the start of the names, like the case of letters.
+    """
     rest = {one.removeprefix(prefix).lower(): one for one in known}
     near = difflib.get_close_matches(name.removeprefix(prefix).lower(), rest, n=1, cutoff=0.6)
     return rest[near[0]] if near else None
 
 
 def numbered(problems: Sequence[str]) -> str:
-    """Join several problems into one text with numbers; return a single problem unchanged."""
+    """Join several problems into one text, a numbered line each; return a single one unchanged."""
     if len(problems) == 1:
         return problems[0]
     lines = [f"{at}. {problem}" for at, problem in enumerate(problems, 1)]
@@ -58,7 +62,7 @@ def numbered(problems: Sequence[str]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Join names, in quotes, into one text; only the first ones if there are very many."""
+    """Join names, in quotes, into one text; of more than 12, the first 12 and "and 3 more"."""
     shown = ", ".join(repr(name) for name in names[:_MOST_NAMES])
     return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
 
@@ -88,15 +92,19 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
 
 
 def counted(n: int, one: str, many: str | None = None) -> str:
-    """Return a number with its noun, such as "1 row". ``many``: the plural, if it is irregular."""
+    """Return a number with its noun, such as "1 row" or "2,000 rows".
+
+    ``many``: the plural, if it is not ``one`` with an "s".
+    """
     return f"{n:,} {one if n == 1 else many or f'{one}s'}"
 
 
 def as_seconds(value: Any, name: str, least: float, most: float, way_out: str = "") -> float:
-    """Return a number of seconds in ``least..most``.
+    """Return ``value``, a number of seconds in ``least..most``, unchanged.
 
-    Raises TypeError if it is no number; for a time in another form, such as ``"1 hour"``, the error
-    suggests the number. Raises ValueError if it is out of range; that error ends with ``way_out``.
+    Raises TypeError if it is no int or float; for a time in another form, such as ``"1 hour"``, the
+    error suggests the number. Raises ValueError if it is out of range; that error ends with
+    ``way_out``. ``name``: the argument's name, for both errors.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(
@@ -112,7 +120,10 @@ def as_seconds(value: Any, name: str, least: float, most: float, way_out: str = 
 
 
 def seconds_hint(value: Any) -> str:
-    """Return ``"; write 3600"`` for ``"1 hour"`` or ``timedelta(hours=1)``; "" for other values."""
+    """Return ``"; write 3600"`` for ``"1 hour"``, ``"3600"`` or ``timedelta(hours=1)``.
+
+    Returns "" for other values, and for units shorter than a millisecond or longer than a week.
+    """
     if isinstance(value, timedelta):
         return f"; write {value.total_seconds():.15g}"
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(value).lower())
@@ -127,7 +138,9 @@ def naming_arguments(public: _Public) -> _Public:
     """Decorate a public function, or all public methods of a class and its constructor.
 
     A call with an unknown keyword, or with too many arguments without one, then raises a TypeError
-    that names the right arguments, and the class of the object if it inherits its constructor.
+    that names the right arguments, and the class of the object if it inherits its constructor. A
+    class is changed in place. Its class methods, and functions with ``**`` arguments, stay as they
+    are.
     """
     if isinstance(public, type):
         for name, method in list(vars(public).items()):

@@ -26,9 +26,10 @@ FLAG_TASKS_DIFFER = 2
 class Status(enum.IntEnum):
     """The kind of an outcome, or the status of a settled root.
 
-    `Ledger.apply` and the other message methods report ``ACKED``, ``FAILED`` and ``RESET_TIMEOUT``.
-    `Ledger.settle` reports ``ACKED``, ``FAILED``, ``EXPIRED``, ``ORPHAN`` and ``ANOMALY``; an
-    ``OPEN`` root stays in the ledger.
+    `Ledger.apply` and the other message methods report ``ACKED``, ``FAILED`` and ``RESET_TIMEOUT``
+    (a RESET gave a pending root the whole time-out again). `Ledger.settle` reports ``ACKED``,
+    ``FAILED``, ``EXPIRED`` (timed out), ``ORPHAN`` (timed out without an INIT) and ``ANOMALY``
+    (several INITs); an ``OPEN`` root stays in the ledger.
     """
 
     OPEN = 0
@@ -62,7 +63,11 @@ class LedgerFull(RuntimeError):
 
 
 class Outcome(NamedTuple):
-    """The outcome of one root, caused by one message: a row of `Outcomes`."""
+    """The outcome of one root, caused by one message: a row of `Outcomes`.
+
+    ``task``: the spout task of the INIT. ``elapsed_ms``: the time since the root's first message;
+    None without a clock.
+    """
 
     root_id: int
     task: int
@@ -71,7 +76,7 @@ class Outcome(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One pending root: a row of `Entries`."""
+    """One root that no message and no `Ledger.settle` has ended: a row of `Entries`."""
 
     root_id: int
     val: int
@@ -84,7 +89,7 @@ class Entry(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """One decided root: a row of `Settled`."""
+    """One root that `Ledger.settle` has decided and removed: a row of `Settled`."""
 
     root_id: int
     status: Status
@@ -101,8 +106,8 @@ class Stats(NamedTuple):
 
     ``second_inits`` counts INITs (and merged rows with an init) of a root that already had one.
     ``orphans`` counts entries that expired without an init. ``expired_untaken`` counts entries that
-    expired at a turn and were not taken before the next. ``growths`` counts rebuilds of the table:
-    larger, or rarely with a new seed (always 0 in the Python backend).
+    expired at a `Ledger.rotate` and were not taken before the next. ``growths`` counts rebuilds of
+    the table: larger, or rarely with a new seed (always 0 in the Python backend).
     """
 
     second_inits: int
@@ -124,7 +129,10 @@ class _Table:
         return {name: column for name, column in named if column is not None}
 
     def take(self, rows: Any) -> Self:
-        """Return the rows that ``rows`` selects (positions, a mask or a slice), in its order."""
+        """Return a table of the rows that ``rows``, positions, a mask or a slice, selects.
+
+        They are in the order of ``rows``. They are copies, except those of a slice.
+        """
         return type(self)(**{name: column[rows] for name, column in self.columns().items()})
 
     def _lists(self) -> list[list[Any]]:
@@ -139,8 +147,8 @@ class _Table:
 class Outcomes(_Table):
     """The outcomes of one call, in the order in which they occurred.
 
-    ``root_ids`` int64, ``tasks`` int32, ``kinds`` uint8 (see `Status`), and
-    ``elapsed_ms`` int64: the time since the root's first message, None without a clock.
+    ``root_ids`` int64; ``tasks`` int32: the spout task of each INIT; ``kinds`` uint8 (see
+    `Status`); ``elapsed_ms`` int64: the time since the root's first message, None without a clock.
     Iterating gives `Outcome` rows.
     """
 
@@ -156,13 +164,13 @@ class Outcomes(_Table):
 
 @dataclass(slots=True, eq=False)
 class Entries(_Table):
-    """Pending roots as columns, the form in which a ledger is saved, loaded and merged.
+    """Pending or expired roots as columns, the form in which a ledger is saved, loaded and merged.
 
-    ``root_ids`` and ``vals`` int64; ``tasks`` int32 (-1 until the init); ``inits`` uint8
-    (0, 1, or 2 for more); ``flags`` uint8 (bit 0: failed; bit 1: INITs of different tasks);
-    ``ages`` uint8: turns since the entry was last put in the newest bucket; ``first_ms``
-    and ``last_ms`` int64: times of the first and last message, None without a clock.
-    Iterating gives `Entry` rows.
+    ``root_ids`` int64; ``vals`` int64: the XOR of the messages so far; ``tasks`` int32: the spout
+    task, -1 until the init; ``inits`` uint8: the number of INITs (0, 1, or 2 for more); ``flags``
+    uint8 (bit 0: failed; bit 1: INITs of different tasks); ``ages`` uint8: calls of `Ledger.rotate`
+    since the entry was last put in the newest bucket; ``first_ms`` and ``last_ms`` int64: times of
+    the first and last message, None without a clock. Iterating gives `Entry` rows.
     """
 
     root_ids: Int64s
@@ -183,7 +191,7 @@ class Entries(_Table):
 class Settled(_Table):
     """The roots that one `Ledger.settle` decided. Open roots stay in the ledger.
 
-    Columns as in `Entries`, with ``statuses`` uint8 (see `Status`).
+    Columns as in `Entries`, without ages, with ``statuses`` uint8 (see `Status`).
     Iterating gives `Decision` rows.
     """
 
@@ -279,7 +287,7 @@ class RawMessage(NamedTuple):
     timestamp_: tuple[int, int] = (0, 0)
 
     def offset(self) -> int:
-        """Return the offset."""
+        """Return the message's offset in its partition."""
         return self.offset_
 
     def error(self) -> tuple[int, str] | None:
@@ -287,11 +295,11 @@ class RawMessage(NamedTuple):
         return self.error_
 
     def key(self) -> bytes | None:
-        """Return the key."""
+        """Return the key; None if the message has none."""
         return self.key_
 
     def value(self) -> bytes | None:
-        """Return the value."""
+        """Return the value; None if the message has none."""
         return self.value_
 
     def headers(self) -> list[tuple[str, bytes | None]] | None:

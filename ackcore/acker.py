@@ -100,14 +100,17 @@ class Acker:
         spout: ``(buckets - 1) * period_s < 2 * timeout_s``.
     TypeError
         If an argument has another type, or the backend's ledgers lack methods.
+    ImportError
+        If the backend of this name cannot be loaded.
 
     Notes
     -----
     If a callback raises, the other callbacks of the call are still made and the messages stay
-    applied. The call then raises that exception, or an `ExceptionGroup` if several raised.
+    applied. The call then raises that exception, or a `BaseExceptionGroup` if several raised. Only
+    `KeyboardInterrupt` is raised at once.
 
     Each shard applies a batch as a whole or not at all. If one of several shards lacks memory, the
-    others may have applied their rows.
+    others may have applied their rows; their outcomes are then neither returned nor reported.
     """
 
     @naming_arguments
@@ -169,19 +172,11 @@ class Acker:
     def from_entries(cls, entries: Entries, *args: Any, **kwargs: Any) -> Self:
         """Return an acker that continues with saved entries.
 
-        Parameters
-        ----------
-        entries : Entries
-            The result of `Acker.entries` or `ackcore.Ledger.entries`, with times, of any number of
-            shards.
-        *args, **kwargs
-            The arguments of the constructor. The clock must have the zero of the clock that made
-            the times.
+        ``entries``: the result of `Acker.entries` or `ackcore.Ledger.entries`, with times, of any
+        number of shards. ``*args``, ``**kwargs``: the arguments of the constructor. The clock must
+        have the zero of the clock that made the times.
 
-        Returns
-        -------
-        Acker
-            Its first turn is one period away, so the entries live up to one period longer.
+        The first turn is one period away, so the entries live up to one period longer.
         """
         acker = cls(*args, **kwargs)
         checked = check_entries(entries, acker._buckets, timed=True)
@@ -204,11 +199,9 @@ class Acker:
     def apply(self, root_ids: Any, vals: Any, tasks: Any) -> Outcomes:
         """Apply a mixed batch of messages in order; see `ackcore.Ledger.apply` for the arguments.
 
-        Returns
-        -------
-        Outcomes
-            Shard by shard. Within a shard, and so for each root, they are in the order of the
-            batch.
+        Like all messages, first turns the buckets if a turn is due, and calls ``on_outcomes``.
+        Returns the outcomes shard by shard. Within a shard, and so for each root, they are in the
+        order of the batch.
         """
         return self._apply_many("apply", root_ids=root_ids, vals=vals, tasks=tasks)
 
@@ -229,22 +222,22 @@ class Acker:
         return self._apply_many("reset_timeout_many", root_ids=root_ids)
 
     def init(self, root_id: int, init_val: int, task: int) -> Outcome | None:
-        """Apply one INIT; see `ackcore.Ledger.init`."""
+        """Apply one INIT as `ackcore.Ledger.init`; ``on_outcomes`` gets the outcome too."""
         self._turn_if_due()
         return self._report_one(self._shard_of(root_id).init(root_id, init_val, task))
 
     def ack(self, root_id: int, ack_val: int) -> Outcome | None:
-        """Apply one ACK; see `ackcore.Ledger.ack`."""
+        """Apply one ACK as `ackcore.Ledger.ack`; ``on_outcomes`` gets the outcome too."""
         self._turn_if_due()
         return self._report_one(self._shard_of(root_id).ack(root_id, ack_val))
 
     def fail(self, root_id: int) -> Outcome | None:
-        """Apply one FAIL; see `ackcore.Ledger.fail`."""
+        """Apply one FAIL as `ackcore.Ledger.fail`; ``on_outcomes`` gets the outcome too."""
         self._turn_if_due()
         return self._report_one(self._shard_of(root_id).fail(root_id))
 
     def reset_timeout(self, root_id: int) -> Outcome | None:
-        """Apply one RESET; see `ackcore.Ledger.reset_timeout`."""
+        """Apply a RESET as `ackcore.Ledger.reset_timeout`; ``on_outcomes`` gets the outcome too."""
         self._turn_if_due()
         return self._report_one(self._shard_of(root_id).reset_timeout(root_id))
 
@@ -259,12 +252,12 @@ class Acker:
         return root_id in self._shard_of(root_id)
 
     def get(self, root_id: int) -> Entry | None:
-        """Return the entry of a root, or None."""
+        """Return the entry of a root, or None if the root is not pending."""
         self._turn_if_due()
         return self._shard_of(root_id).get(root_id)
 
     def oldest(self, n: int) -> Entries:
-        """Return the n entries that expire first; if equal in age, those seen first."""
+        """Return up to ``n`` entries that expire first; if equal in age, those seen first."""
         self._turn_if_due()
         found = _joined([ledger.oldest(n) for ledger in self._shards])
         keys = (found.root_ids, found.first_ms, -found.ages.astype(np.int16))
@@ -272,7 +265,7 @@ class Acker:
         return found.take(order[:n])
 
     def entries(self) -> Entries:
-        """Return the live entries in any order, for `from_entries`."""
+        """Return the pending entries in any order, for `from_entries`. They stay in the acker."""
         self._turn_if_due()
         return _joined([ledger.entries() for ledger in self._shards])
 
@@ -286,20 +279,12 @@ class Acker:
     def tick(self, now_ms: int | None = None) -> int:
         """Turn the buckets once for each period that has passed, and report the expired entries.
 
-        Parameters
-        ----------
-        now_ms : int, optional
-            The time, on the scale of the clock; by default the clock's.
+        ``on_expired`` gets all entries that expired since the last tick, also at turns that
+        messages made. It is not called without such entries.
 
-        Returns
-        -------
-        int
-            The number of turns, at most ``buckets``: after that many, every entry has expired.
-
-        Raises
-        ------
-        Exception
-            The exception of ``on_expired``. The entries were reported nevertheless.
+        ``now_ms``: the time, on the scale of the clock; by default the clock's. Returns the number
+        of turns, at most ``buckets``: after that many, every entry has expired. An exception of
+        ``on_expired`` is raised, and its entries are not reported again.
         """
         now = read_clock(self._clock) if now_ms is None else as_ms(now_ms, "now_ms")
         with self._turning:
@@ -311,7 +296,7 @@ class Acker:
         return turns
 
     def start(self) -> None:
-        """Start a thread that ticks when turns are due, until `stop`.
+        """Start a daemon thread that calls `tick` when turns are due, until `stop`.
 
         Exceptions of callbacks in the thread are logged, the thread continues, and `stop` raises
         the first one.
@@ -383,7 +368,7 @@ class Acker:
                 self._turn(now)
 
     def _turn(self, now: int) -> int:
-        """Make the turns that are due by ``now``; return their number."""
+        """Make the turns that are due by ``now``, at most ``buckets``; return their number."""
         due = (now - self._next_turn_ms) // self._period_ms + 1
         if due < 1:
             return 0
@@ -492,7 +477,7 @@ def _checked_columns(method: str, given: Mapping[str, Any]) -> dict[str, npt.NDA
 
 
 def _groups_of(labels: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-    """Yield each distinct label, ascending, with the numbers of its rows."""
+    """Yield each distinct label, ascending, with the ascending numbers of its rows."""
     if len(labels) == 0:
         return
     order = np.argsort(labels, kind="stable")
@@ -502,7 +487,7 @@ def _groups_of(labels: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.i
 
 
 def _joined(tables: Sequence[_Table]) -> _Table:
-    """Concatenate tables with the same columns, at least one."""
+    """Concatenate tables with the same columns, at least one; a single one is returned itself."""
     if len(tables) == 1:
         return tables[0]
     names: Iterable[str] = tables[0].columns()

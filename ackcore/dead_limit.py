@@ -60,13 +60,13 @@ class DeadLimit:
 
     ``max_dead``: the number of records that may die. ``max_dead_ratio``: the share of the records
     that may die, from 0 to 1, checked from ten dead records on. With any share, also 1, the limit
-    is exceeded if all of them died. ``window``: the number of latest ended records among which the
-    dead are counted; None for all.
+    is exceeded if all of them died. ``window``: the dead are counted among the latest steps of
+    `ended` in which at least this number of records ended; None for all steps.
 
-    Raises TypeError or ValueError if an argument has another type or is out of range.
+    Raises TypeError or ValueError if a limit has another type or is out of range.
 
     Attributes: ``window``: the number of records, as given. ``excess``: the limit that was exceeded
-    first.
+    first; None if none was. It stays when later records meet the limit again.
     """
 
     def __init__(
@@ -90,7 +90,8 @@ class DeadLimit:
         number of the dead that count for the ratio; all of them by default.
 
         Returns the number of steps, the oldest first, that have left the window, so that the caller
-        can drop its data about them. With neither limit, no step stays in a window.
+        can drop its data about them; 0 without a window. With neither limit nothing is counted, and
+        with a window each step leaves it at once.
         """
         if self._max_dead is None and self._ratio is None:
             return int(self.window is not None)  # no step is kept
@@ -112,7 +113,7 @@ class DeadLimit:
         self._new_dead += sign * new_dead
 
     def judge(self, few: int = _FEW, since: str = " since this start") -> Excess | None:
-        """Return the limit that the counted records exceed, or None.
+        """Return the limit that the counted records exceed, or None. Changes nothing.
 
         ``few``: the number of dead records from which on the ratio is checked; at most the window.
         ``since``: the text after "records" in the message, unless there is a window.

@@ -63,29 +63,14 @@ __all__ = [
 def spout_key(deployment_key: int, component: str, topic: str, generation: int) -> int:
     """Return the key from which one spout derives its ids.
 
-    Parameters
-    ----------
-    deployment_key : int
-        64 bits, signed or not: the secret that a deployment keeps in its checkpoint.
-    component, topic : str
-        The name of the spout, and of the topic or table that it reads.
-    generation : int
-        0..2**63-1. Increase it when the same offsets denote other records, because a topic was
-        deleted and created again.
+    ``deployment_key``: 64 bits, signed or not: the secret that a deployment keeps in its
+    checkpoint. ``component``, ``topic``: the name of the spout, and of the topic or table that it
+    reads. ``generation``: 0..2**63-1. Increase it when the same offsets denote other records,
+    because a topic was deleted and created again.
 
-    Returns
-    -------
-    int
-        In -2**63..2**63-1.
-
-    Raises
-    ------
-    TypeError
-        If an argument has another type.
-    ValueError
-        If ``generation`` is out of range, or a name is not valid Unicode.
-    OverflowError
-        If ``deployment_key`` has more than 64 bits.
+    Returns an int in -2**63..2**63-1. Raises TypeError if an argument has another type, ValueError
+    if ``generation`` is out of range or a name is not valid Unicode, and OverflowError if
+    ``deployment_key`` has more than 64 bits.
     """
     secret = (as_id(deployment_key, "deployment_key") & (2**64 - 1)).to_bytes(8, "little")
     digest = hashlib.blake2b(digest_size=8, key=secret, person=b"ackcore.spout")

@@ -75,10 +75,11 @@ class Commit(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """The contents of a commit. ``state`` always suits `OffsetTracker.from_state`.
+    """The contents of a commit. ``state`` can always be passed to `OffsetTracker.from_state`.
 
     ``deployment``, ``generation``: those that were encoded. ``problem``: the reason why only the
-    offset counts; the two are then None. It is None if the metadata counts.
+    offset counts; the two are then None, and ``state`` has neither holes nor failures. It is None
+    if the metadata counts.
     """
 
     state: OffsetState
@@ -99,24 +100,18 @@ def encode_metadata(
 ) -> Commit:
     """Return the commit for a partition.
 
-    Parameters
-    ----------
-    tracker : OffsetTracker
-        The tracker of the partition.
-    deployment : int
-        64 bits, signed or not, that identify the deployment, as in `spout_key`.
-    limit : int
-        The maximum number of characters of the metadata, at least 64. If the state does not fit,
-        the counts of failures are left out first, then the highest holes with all done offsets
-        above them. A restart then repeats more work, but never takes an open offset for done.
-    wide : bool
-        Whether a character carries 15 bits, which Kafka's brokers count as one character. False,
-        for brokers that count bytes or refuse non-ASCII text, means base64: 6 bits a character.
+    ``tracker``: the tracker of the partition. ``deployment``: 64 bits, signed or not, that identify
+    the deployment, as in `spout_key`. ``wide``: whether a character carries 15 bits, which Kafka's
+    brokers count as one character. False, for brokers that count bytes or refuse non-ASCII text,
+    means base64: 6 bits a character.
 
-    Returns
-    -------
-    Commit
-        The committable offset and the metadata, from the same moment.
+    ``limit``: the maximum number of characters of the metadata, at least 64. If the state does not
+    fit, the failures of the highest offsets are left out first, then the highest holes with all
+    done offsets above them. A restart then repeats more work, but never takes an open offset for
+    done.
+
+    Returns the committable offset and the metadata, from the same moment. Raises TypeError,
+    ValueError or OverflowError if ``limit`` or ``deployment`` is no integer or out of range.
     """
     state = tracker.state(limit=_MOST_RUNS)
     of = tracker.topic, tracker.partition, tracker.generation
@@ -169,7 +164,7 @@ def _padded(pieces: list[Digits], per_character: int) -> Digits:
 
 @lru_cache(maxsize=1024)
 def _all_done(deployment: int, generation: int, per_character: int) -> Digits:
-    """Encode the bits after the checksum for a partition without open or failed offsets."""
+    """Encode all bits after the checksum for a partition without open or failed offsets."""
     none = np.empty(0, np.int64)
     nothing = OffsetState(0, 0, none, none, none, np.empty(0, np.int32))
     fixed = _fixed(deployment, generation)
@@ -300,7 +295,10 @@ def _fitting(state: OffsetState, room: int) -> list[Digits]:
 
 
 def _holes_of(state: OffsetState) -> _Pair:
-    """Return the lengths of runs of holes, less 1, and the number of done offsets after each."""
+    """Return the lengths of runs of holes, less 1, and the number of done offsets after each.
+
+    If that is shorter, each hole is a run of its own.
+    """
     starts, ends = state.hole_starts, state.hole_ends
     lengths = ends - starts
     done = _shifted(starts, state.end) - ends
@@ -322,7 +320,10 @@ def _shifted(numbers: Int64s, last: int) -> Int64s:
 
 
 def _failed_of(state: OffsetState) -> _Pair:
-    """Return the distances between failed offsets, and their numbers of failures, less 1 each."""
+    """Return the distances between failed offsets, and their numbers of failures, less 1 each.
+
+    The first distance is from the committable offset.
+    """
     failed = state.failed[:_MOST_RUNS]
     distances = failed.copy()
     distances[:1] -= state.committable
@@ -348,16 +349,12 @@ def _to_base64(digits: Digits) -> str:
 def decode_metadata(topic: str, partition: int, offset: int, metadata: str | None) -> Restored:
     """Return the contents of a partition's commit.
 
-    Parameters
-    ----------
-    topic, partition
-        The partition.
-    offset : int
-        The committed offset.
-    metadata : str or None
-        The committed metadata, by any program. Only the offset counts if the metadata is empty, is
-        not ackcore's, was written for another partition or offset, or is damaged. ``problem`` is
-        then the cause, which is also logged as a warning unless the metadata was empty.
+    Raises TypeError or ValueError for a wrong topic, partition or offset, never for metadata.
+
+    ``offset``: the committed offset. ``metadata``: the committed metadata, by any program. Only the
+    offset counts if the metadata is empty or None, is not ackcore's, was written for another
+    partition or offset, or is damaged. ``problem`` is then the cause, which is also logged as a
+    warning unless the metadata was empty.
     """
     topic, partition, _, offset = tracker_key(topic, partition, 0, offset)
     try:

@@ -118,12 +118,12 @@ def unavailable_ms(
 
     Its attempts do not increase, so the delay grows with the age of the message. *Equal* jitter:
     uniform over the upper half of ``1 .. min(cap_ms, max(base_ms * 2**attempt, known_ms))``. A
-    service that is down for long is called in ever longer intervals, each at least half as long as
-    all earlier ones together.
+    service that is down for long is called in ever longer intervals, up to ``cap_ms``, each at
+    least half as long as all earlier ones together.
 
     ``attempt``: the attempt that failed, at least 0. ``known_ms``: the time since the message was
-    first seen, in milliseconds. ``message_id``, ``base_ms``, ``cap_ms``: as for `backoff_ms`, like
-    the result and the errors.
+    first seen, in milliseconds. The other arguments, the result and the errors are those of
+    `backoff_ms`.
     """
     widest = max(capped_doubling(base_ms, attempt + 1, cap_ms), min(known_ms, cap_ms))
     upper = widest - widest // 2
