@@ -247,11 +247,10 @@ def load_backend(name: str) -> BackendFactory:
     ``name``: ``"native"``, ``"python"``, or a name that an installed package registered under the
     entry-point group ``ackcore.backends``.
     """
+    point = None if name in _OURS else _registered(name)
     try:
-        if name in _OURS:
-            return _load(name).Ledger  # type: ignore[no-any-return]
-        factory = _registered(name).load()
-    except (ImportError, AttributeError) as error:
+        factory = _load(name).Ledger if point is None else point.load()
+    except Exception as error:  # a numpy of another ABI raises ValueError or RuntimeError
         raise ImportError(
             f"backend {name!r} cannot be loaded: {type(error).__name__}: {error}"
         ) from error

@@ -200,6 +200,18 @@ def test_backend_that_cannot_be_loaded_gives_the_cause(registered, value, cause)
     assert refused.value.__cause__ is not None
 
 
+@pytest.mark.parametrize("name", ["native", "theirs"])
+def test_backend_for_another_numpy_cannot_be_loaded(registered, monkeypatch, name):
+    def refuse(module):
+        raise ValueError("numpy.dtype size changed, may indicate binary incompatibility")
+
+    registered.add("theirs", "theirs:Ledger")
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    monkeypatch.setattr(importlib.metadata, "import_module", refuse)  # of EntryPoint.load
+    with pytest.raises(ImportError, match=f"backend '{name}' cannot be loaded: ValueError: numpy"):
+        load_backend(name)
+
+
 def test_backend_that_is_no_factory_is_refused(registered):
     registered.add("theirs", "ackcore._reference:__all__")
     with pytest.raises(TypeError, match="must be a callable that makes ledgers"):
