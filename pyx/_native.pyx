@@ -47,7 +47,11 @@ cdef tuple LEVELS = ("baseline", "avx2", "avx512")
 
 
 cdef const kernel_t *chosen_kernel(object order) except NULL:
-    """Return the kernel named by ACKCORE_CPU, else the best one for this machine."""
+    """Return the kernel that ``order`` names, else the best for this machine; set `cpu`.
+
+    ``order``: the value of ACKCORE_CPU, or None. Raises ImportError for an unknown name, and for
+    instructions that this machine lacks.
+    """
     cdef int level
     if order:
         if order not in LEVELS:
@@ -101,7 +105,10 @@ cdef inline const int32_t *tasks_of(cnp.ndarray column) noexcept:
 
 
 cdef object shortened(cnp.ndarray column, size_t n):
-    """Return the first n rows, without the memory of the others if the column is long."""
+    """Return the first n rows; free the memory of the others if they are more than 65,536.
+
+    Returns None for None.
+    """
     cdef Py_ssize_t size
     if column is None:
         return None
@@ -159,7 +166,10 @@ cdef list entry_columns(entries):
 
 
 cdef bint are_plain_arrays(list columns, bint timed):
-    """Return whether all columns of entries are plain arrays, which need no further check."""
+    """Return whether all columns of entries are arrays of the right types and of one length.
+
+    Without a clock (``timed`` is false), the times must be None. Values are not checked.
+    """
     cdef Py_ssize_t k
     cdef cnp.ndarray column
     for k in range(8 if timed else 6):
@@ -199,7 +209,7 @@ cdef bint HUGE_PAGES = (
 
 
 cdef cnp.ndarray zeroed(cnp.npy_intp size):
-    """Return zeroed bytes; pages that are never written take no memory."""
+    """Return ``size`` zeroed bytes; large arrays are mapped, and unwritten pages take no memory."""
     cdef Py_ssize_t room, start = 0
     cdef cnp.ndarray memory
     if not CAN_MAP or size < MAPPED:

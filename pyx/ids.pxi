@@ -4,7 +4,7 @@
 # them.  Only `xor_by_parent` may stop at a bad row.
 
 cdef inline int64_t as_part(object value, str name, int bits) except? -1:
-    """Return a single part of an id: not negative, at most ``bits`` bits."""
+    """Return a partition, offset or attempt; raise if it is negative or wider than ``bits``."""
     return as_count(value, name, 0, <int64_t>((<uint64_t>1 << bits) - 1))
 
 
@@ -431,14 +431,14 @@ cdef class IdSource:
 
     @property
     def given(self):
-        """The number of ids returned so far. A copy continues after them."""
+        """The number of ids that were skipped or returned so far. A copy continues after them."""
         cdef uint64_t given
         with self.lock:
             given = self._given
         return given
 
     cdef uint64_t take(self, uint64_t n) except? 1:
-        """Reserve the next n counts; return the counter before."""
+        """Reserve the next n counts; return the counter before, or raise OverflowError."""
         cdef uint64_t before
         with self.lock:
             before = self._given
@@ -451,7 +451,10 @@ cdef class IdSource:
         return before
 
     def next(self):
-        """Return the next id: an int in -2**63..2**63-1, never 0."""
+        """Return the next id, an int in -2**63..2**63-1, never 0.
+
+        Raises OverflowError after 2**64 - 1 ids.
+        """
         return <int64_t>biject(self.take(1) + 1, self.keys)
 
     def next_many(self, n):

@@ -16,7 +16,11 @@ cdef set populating = set()
 
 
 def _populate(memory, uintptr_t start, size_t n, running):
-    """Have pages of a table's memory ready. The reference to it prevents that it is unmapped."""
+    """In a thread, have the system provide the n bytes at ``start``; then release ``running``.
+
+    ``memory`` contains them, and is not unmapped while this refers to it. If the system cannot do
+    so, `can_populate` becomes false, and no such thread is started any more.
+    """
     global can_populate
     cdef bint done
     with nogil:
@@ -28,7 +32,7 @@ def _populate(memory, uintptr_t start, size_t n, running):
 
 
 def _end_populating():
-    """Wait for these threads, which take milliseconds, so that none is cut off at the exit."""
+    """At the exit, wait for the threads of `_populate`, at most a second for each of them."""
     for running in list(populating):
         running.acquire(timeout=1)
 
@@ -58,9 +62,9 @@ cdef class Ledger:
         only a fail or a reset does.
     clock : callable, optional
         Returns the time as an int, in milliseconds.  With a clock, outcomes have ``elapsed_ms``,
-        and entries ``first_ms`` and ``last_ms``.  Each call of a method reads it once.
+        and entries ``first_ms`` and ``last_ms``.  A call with messages reads it once.
     max_entries : int, optional
-        The limit on entries; a call that might exceed it raises `LedgerFull`.
+        The limit on entries; a call that might exceed it raises `LedgerFull` and applies nothing.
     seed : int, optional
         The seed of the table's hash, by default a random one from the system.  Pass it only to
         get the same table layout twice (at one SIMD level), as in tests.
@@ -109,7 +113,10 @@ cdef class Ledger:
     # Memory.
 
     cdef table_t new_table(self, size_t n) except *:
-        """Return an empty table of n buckets, with a reference to the array of its memory."""
+        """Return an empty table of n buckets, which owns a reference to the array of its memory.
+
+        Raises MemoryError.
+        """
         cdef cnp.ndarray memory
         if n >= <size_t>1 << 32:  # home_bucket scales 32 bits
             raise MemoryError(NO_ROOM.format(kernel.limit_of(n, self.state.min_buckets)))
@@ -121,7 +128,12 @@ cdef class Ledger:
         return table_at(cnp.PyArray_DATA(memory), n, self.timed, <void *>memory)
 
     cdef int add_reserve(self, size_t need, size_t missing, bint *frugal) except -1:
-        """Add the reserve that the kernel needs; raise if `max_entries` might be exceeded."""
+        """Give the kernel an empty table of ``need`` buckets, to which its rows can move.
+
+        Raises LedgerFull if ``need`` is FULL, for ``missing`` new roots.  Without memory, sets
+        ``frugal``, so that the caller tries the smallest sufficient size, or raises MemoryError if
+        it is set.
+        """
         cdef table_t t
         if need == FULL:
             _columns.refuse_full(len(self), missing, self.most)
@@ -138,7 +150,10 @@ cdef class Ledger:
         return 0
 
     cdef int tidy(self) except -1:
-        """After a call, free retired tables, and install one of the kernel's desired size."""
+        """After a call, free retired tables, and install one of the kernel's desired size.
+
+        Without memory for that, the present table stays.
+        """
         cdef size_t desired
         cdef table_t t
         lock_acquire_gil(&self.lock)
@@ -262,20 +277,20 @@ cdef class Ledger:
     # Messages one at a time.
 
     def init(self, root_id, init_val, task):
-        """Apply one init by a spout task; return its `Outcome`, or None if it completes nothing."""
+        """Apply one init by a spout task; return its `Outcome`, or None if the tree stays open."""
         cdef int32_t spout = as_count(task, "task", 0, INT32_MAX)
         return apply_one(self, as_id(root_id, "root_id"), as_id(init_val, "init_val"), spout)
 
     def ack(self, root_id, ack_val):
-        """Apply one ack; return its `Outcome`, or None if it completes nothing."""
+        """Apply one ack; return its `Outcome`, or None if the tree stays open."""
         return apply_one(self, as_id(root_id, "root_id"), as_id(ack_val, "ack_val"), TASK_ACK)
 
     def fail(self, root_id):
-        """Fail one root; return its `Outcome`, or None without an init."""
+        """Fail one root; return its `Outcome`, or None before its init: the failure is kept."""
         return apply_one(self, as_id(root_id, "root_id"), 0, TASK_FAIL)
 
     def reset_timeout(self, root_id):
-        """Restart the time-out of one root; return its `Outcome`, or None without an init."""
+        """Restart the time-out of one root; return its `Outcome`, or None before its init."""
         return apply_one(self, as_id(root_id, "root_id"), 0, TASK_RESET)
 
     # Time.
@@ -326,8 +341,8 @@ cdef class Ledger:
     def fold(self, root_ids, vals, tasks, times_ms=None):
         """Fold a batch of messages in, without decisions, which `settle` makes.
 
-        Columns as in `apply`.  ``times_ms`` (int64) is the time of each message, for a ledger with
-        a clock; by default the clock's time.
+        Columns and errors as in `apply`.  ``times_ms`` (int64) is the time of each message, by
+        default the clock's.  It raises ValueError in a ledger without a clock.
         """
         cdef cnp.ndarray roots = id_column(root_ids, "root_ids")
         cdef cnp.ndarray values = id_column(vals, "vals")
@@ -363,7 +378,11 @@ cdef class Ledger:
         ------
         TypeError, ValueError
             If a column is not as in `Entries`, a row cannot be an entry, or only one of the
-            entries and the ledger has times.  Nothing has been folded then.
+            entries and the ledger has times.
+        LedgerFull, MemoryError
+            As for `apply`.
+
+        If it raises, nothing has been folded.
         """
         merge_columns(self, entries, True)
 
@@ -375,13 +394,15 @@ cdef class Ledger:
         now_ms : int, optional
             The time in milliseconds; the clock's by default.  Unused without ``timeout_ms``.
         timeout_ms : int, optional
-            The time-out: an entry whose last message is older is decided too.
+            The time-out: an entry whose last message is older is decided too.  By default none
+            times out.  It raises ValueError in a ledger without a clock.
 
         Returns
         -------
         Settled
-            The decided entries, in any order: ``ANOMALY`` (several inits), ``ACKED``, ``FAILED``,
-            ``EXPIRED``, ``ORPHAN`` (no init).  Open entries stay in the ledger.
+            The decided entries, in any order: ``ANOMALY`` (several inits), ``ACKED``, ``FAILED``;
+            and after the time-out ``EXPIRED``, or ``ORPHAN`` (no init).  Open entries stay in the
+            ledger.
         """
         return settled_of(self, _columns.deadline(now_ms, timeout_ms, self._clock))
 
@@ -418,7 +439,7 @@ cdef class Ledger:
         return next(iter(_records.Entries(*columns))) if found else None
 
     def oldest(self, n):
-        """Return the n entries nearest to expiry: by age, then first message, then root id."""
+        """Return up to n entries nearest to expiry: by age, then first message, then root id."""
         cdef Py_ssize_t most = min(_columns.as_count(n, "n", 0), INT64_MAX)
         entries = self.entries()
         keys = [entries.root_ids, -entries.ages.astype(np.int16)]
@@ -503,7 +524,10 @@ cdef class Ledger:
 
     @property
     def tables(self):
-        """The one or two tables as read-only arrays of 64-byte buckets; stale after growth."""
+        """The table, and in a migration the former one, as read-only arrays of 64-byte buckets.
+
+        They are views; after a growth they no longer show the ledger.
+        """
         return views_of(self)
 
     def __reduce__(self):

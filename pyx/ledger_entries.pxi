@@ -2,7 +2,7 @@
 # memory.  Part of _native.pyx, after ledger.pxi.
 
 cdef int merge_columns(Ledger ledger, entries, bint check) except -1:
-    """Fold entries in; ``check`` is false only for entries that come from a ledger."""
+    """Fold entries in, or raise as `Ledger.merge`; ``check`` is false only for a ledger's own."""
     cdef list in_order = entry_columns(entries)
     cdef columns_t columns
     cdef batch_t batch
@@ -47,7 +47,7 @@ cdef int merge_columns(Ledger ledger, entries, bint check) except -1:
 
 
 cdef object settled_of(Ledger ledger, object deadline):
-    """Decide every entry once; return the decided ones as `Settled`.
+    """Decide every entry once; remove the decided ones, and return them as `Settled`.
 
     An entry has timed out if its last message is older than the deadline.
     """

@@ -4,7 +4,10 @@
 cdef size_t run_batch(
     Ledger ledger, const batch_t *batch, size_t n, const outcomes_t *out, bint decide
 ) except? 0x7fffffffffffffff:
-    """Run n checked rows and return the number of their outcomes."""
+    """Run n checked rows; return the number of the outcomes in ``out``, 0 without ``decide``.
+
+    Raises LedgerFull or MemoryError before any row is applied.
+    """
     cdef size_t need, missing = 0, m = 0
     cdef bint untidy = False, migrates = False, frugal = False
     while True:
@@ -61,7 +64,10 @@ cdef object new_outcomes = object.__new__
 cdef object apply_columns(
     Ledger ledger, cnp.ndarray roots, cnp.ndarray vals, cnp.ndarray tasks, int32_t kind
 ):
-    """Apply rows; `vals` and `tasks` are None for a kind without them."""
+    """Apply checked rows; return their `Outcomes`. Without ``tasks``, all rows are of ``kind``.
+
+    ``vals`` is None for a kind without values.
+    """
     cdef Py_ssize_t n = rows(roots)
     cdef batch_t batch
     cdef outcomes_t out

@@ -1,7 +1,7 @@
 # Saving and loading of an OffsetTracker's state.  Part of _native.pyx, after offsets.pxi.
 
 cdef tuple snapshot_of_offsets(OffsetTracker tracker, int64_t most):
-    """Return the state with at most ``most`` runs, waiting offsets, position and stats.
+    """Return the state with at most ``most`` runs of holes, waiting offsets, position and stats.
 
     All are from the same moment.
     """
@@ -57,7 +57,7 @@ cdef tuple snapshot_of_offsets(OffsetTracker tracker, int64_t most):
 
 
 cdef int load_offsets(OffsetTracker tracker, object state, int64_t position) except -1:
-    """Fill a new tracker with a checked state."""
+    """Fill a new tracker with a checked state and a position, or raise MemoryError."""
     cdef cnp.ndarray starts = state.hole_starts
     cdef cnp.ndarray ends = state.hole_ends
     cdef cnp.ndarray failed = state.failed

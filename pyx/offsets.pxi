@@ -41,7 +41,7 @@ cdef cnp.ndarray offset_column(object offsets):
 
 
 cdef object in_order(object offsets):
-    """Return offsets in ascending order, so that gaps between them are detected."""
+    """Return a checked column in ascending order, so that gaps are detected, or an int itself."""
     cdef cnp.ndarray column
     cdef const int64_t *items
     cdef size_t n
@@ -170,7 +170,7 @@ cdef class OffsetTracker:
         return apply_offsets(self, offsets_ack, offsets, generation)
 
     def failed(self, offsets, generation=None):
-        """Mark offsets as failed: each waits until it is emitted again.
+        """Mark offsets as failed: each waits until it is emitted again, and its `attempt` grows.
 
         Parameters
         ----------
@@ -200,8 +200,8 @@ cdef class OffsetTracker:
         Parameters
         ----------
         position : int
-            The reader's position: the offset that it reads next.  One below the tracker's position
-            has no effect.
+            The reader's position: the offset that it reads next.  It becomes the tracker's
+            position, unless it is below that.
         generation : int, optional
             As for `emitted`.
         """
@@ -239,7 +239,7 @@ cdef class OffsetTracker:
 
     @property
     def position(self):
-        """The highest offset that was emitted or passed, plus 1."""
+        """The highest offset that was emitted or passed, plus 1; at first `base`."""
         return read(self, &self.t.position)
 
     @property
@@ -332,7 +332,7 @@ cdef class OffsetTracker:
         return answers
 
     def attempt(self, offset):
-        """Return the number of failures of an offset that is not done; 0 for a done one."""
+        """Return the number of failures of an offset that is not done; 0 for all other offsets."""
         cdef int64_t one = as_offset(offset, "offset")
         cdef failure_t *failure
         cdef int32_t attempts = 0
@@ -447,7 +447,7 @@ cdef int64_t read(OffsetTracker tracker, const int64_t *field):
 
 
 cdef int is_stale(OffsetTracker tracker, object generation) except -1:
-    """Return whether a message has another generation than the tracker."""
+    """Return whether a message has another generation than the tracker; None has the same."""
     if generation is None:
         return False
     cdef int64_t theirs = as_count(generation, "generation", 0, INT64_MAX)
@@ -457,7 +457,10 @@ cdef int is_stale(OffsetTracker tracker, object generation) except -1:
 cdef object apply_offsets(
     OffsetTracker tracker, message_t message, object offsets, object generation
 ):
-    """Apply a message to one offset or a column; return the number it changed."""
+    """Apply a message to an offset or a column; return the number of offsets that it changed.
+
+    Raises MemoryError before any is changed.
+    """
     cdef int64_t one, changed = 0
     cdef cnp.ndarray column
     cdef const int64_t *items

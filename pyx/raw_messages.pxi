@@ -52,8 +52,8 @@ cdef class RawMessages:
 
     Raises
     ------
-    ValueError
-        If ``functions`` are not five addresses, or an address is 0.
+    TypeError, ValueError
+        If ``functions`` are not five addresses, or an address is not an int from 1 to 2**64-1.
     """
 
     cdef consume_t consume_batch
@@ -86,12 +86,14 @@ cdef class RawMessages:
         most : int
             The number of messages after which the wait ends.
         timeout_s : float
-            The longest wait, in seconds.
+            The longest wait, in seconds, rounded down to milliseconds.
 
         Raises
         ------
-        ValueError
-            If ``most`` is not in 1..2**24.
+        TypeError, ValueError
+            If ``most`` is not in 1..2**24.  The held messages then stay.
+        MemoryError
+            If there is no memory for ``most`` pointers.
         """
         cdef Py_ssize_t wanted = as_count(most, "most", 1, 1 << 24), found
         cdef int wait_ms = <int>max(0, min(timeout_s * 1000, <double>INT32_MAX))
@@ -109,7 +111,7 @@ cdef class RawMessages:
         self.n = max(found, 0)
 
     def clear(self):
-        """Free the held messages."""
+        """Free the held messages; the sequence is then empty."""
         with nogil:
             self.drop()
 

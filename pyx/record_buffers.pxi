@@ -38,7 +38,7 @@ cdef inline void append_raw(
 
 
 cdef cnp.ndarray with_room(cnp.ndarray column, Py_ssize_t used, Py_ssize_t needed, int typenum):
-    """Return a column with room for ``needed`` items: the same, or a larger copy."""
+    """Return a column with room for ``needed`` items: the same, or a copy of its ``used`` ones."""
     cdef Py_ssize_t room = 0 if column is None else rows(column)
     cdef cnp.ndarray larger
     if column is not None and needed <= room:
@@ -99,7 +99,7 @@ cdef class _BinaryRows:
         return place
 
     cdef object taken(self, Py_ssize_t n):
-        """Return the column, and begin a new one."""
+        """Return the n values as a `BinaryColumn`, and begin a new one."""
         cdef object valid = self.valid[:n] if self.nulls else None
         found = _records.BinaryColumn(self.offsets[:n + 1], self.data[:self.size], valid)
         # The next column is likely to be as large, and growing is the largest part of the cost.
@@ -121,7 +121,7 @@ cdef int64_t checked_size(object value, str name, Py_ssize_t place) except -1:
 
 
 cdef object readable_headers(object headers_of, object message):
-    """Return a message's headers, or `UNREADABLE_HEADERS` if its method raises."""
+    """Return a message's headers, None for none, or `UNREADABLE_HEADERS` if its method raises."""
     try:
         found = headers_of(message)
         # confluent-kafka returns an error and a list with NULL items, which must not be read.
@@ -178,7 +178,7 @@ cdef class RecordBuffers:
         messages : sequence of confluent_kafka.Message, or RawMessages
             The messages, of one partition and one class, in the order of their offsets.
         first : int, default 0
-            The index in ``messages`` at which to begin.
+            The index in ``messages`` at which to begin, not negative.
         stop : int, optional
             An offset: records at or above it are not added.
 
@@ -335,7 +335,7 @@ cdef class RecordBuffers:
         return first + n
 
     cdef int join_headers(self, list headers, Py_ssize_t used, Py_ssize_t n) except -1:
-        """Append headers. Only a lack of memory for pointers can fail here."""
+        """Append the headers of n records, None if none has any. Only a lack of memory can fail."""
         cdef int64_t size = 0
         if headers is not None:
             for some in headers:

@@ -129,9 +129,9 @@ def gather_binary(offsets, data, order):
     TypeError
         If an argument has another type.
     ValueError
-        If a column is not one-dimensional and C-contiguous, if offsets descend or are outside the
-        data, if ``order`` has a number that is not a row's, or if the bytes are too many for the
-        offsets' type: the message names the row.
+        If a column is not one-dimensional and C-contiguous, if the bytes are too many for the
+        offsets' type, or if offsets descend or are outside the data, or ``order`` has a number that
+        is not a row's: then the message names the row.
     """
     cdef cnp.ndarray starts = _arguments.byte_offset_column(offsets)
     cdef cnp.ndarray memory = as_bytes(data, "data")
