@@ -292,7 +292,7 @@ def test_a_scan_takes_time_in_proportion_to_the_file(opened, tmp_path, monkeypat
     assert sum(summed) < 8 * len(torn)
 
 
-def test_an_answer_that_is_damaged_after_it_was_found_is_none(opened, tmp_path):
+def test_an_answer_that_is_damaged_after_it_was_found_is_none(opened, tmp_path, caplog):
     one = opened()
     one.append(A, b"answer")
     one.sync()
@@ -300,6 +300,7 @@ def test_an_answer_that_is_damaged_after_it_was_found_is_none(opened, tmp_path):
     data = path.read_bytes()
     path.write_bytes(data[:-1] + b"?")
     assert one.get(A) is None
+    assert f"{path} is damaged at byte 40" in caplog.text
     one.append(A, b"again")
     one.sync()
     assert one.get(A) == opened().get(A) == b"again"

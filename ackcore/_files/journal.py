@@ -383,14 +383,17 @@ class Journal:
 
     def _read(self, key: bytes, place: _Place) -> bytes | None:
         """Return an answer, or None if its entry was damaged after it was found."""
-        file = place.file if place.file >= 0 else self._opened(-place.file)
-        form = self._formats[place.file]
+        file = place.file
+        form = self._formats[file]
         begin = place.offset - form.head_bytes
-        entry = os.pread(file, form.head_bytes + place.size, begin)
+        descriptor = file if file >= 0 else self._opened(-file)
+        entry = os.pread(descriptor, form.head_bytes + place.size, begin)
         data = entry[form.head_bytes :]
         if entry[: form.head_bytes] == form.head(begin, key, data) and len(data) == place.size:
             return data
-        self._warn(str(place), "is damaged")
+        names = {other.descriptor: name for name, other in self._others.items()}
+        name = self._segment(-file).name if file < 0 else names.get(file, self._name)
+        self._warn(name, f"is damaged at byte {begin}")
         return None
 
     def _opened(self, segment: int) -> int:
