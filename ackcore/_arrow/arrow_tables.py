@@ -67,7 +67,7 @@ def status_names(statuses: UInt8s) -> pa.Array:
 
 
 def entries_to_batch(entries: Entries | Settled) -> pa.RecordBatch:
-    """Return entries as a record batch of `ENTRY_SCHEMA`; ages are left out.
+    """Return entries as a record batch of `ENTRY_SCHEMA`, without ages or statuses.
 
     The times of entries without times are null.
     """
@@ -92,8 +92,8 @@ def entries_from_batch(batch: pa.RecordBatch, name: str = "entries") -> Entries:
     ``batch``: a batch with the columns of `ENTRY_SCHEMA`, in any order; others are ignored.  Either
     all times are null, or none. ``name``: the table's name in messages.
 
-    Raises TypeError if a column is missing or does not have integers. Raises ValueError if there
-    are nulls, or rows that are not valid in a ledger.
+    Raises TypeError if a column is missing or does not have integers. Raises ValueError for other
+    nulls, and for rows that are not valid in a ledger.
     """
     columns = {field.name: _member(batch, field.name, name) for field in ENTRY_SCHEMA}
     times = [columns.pop("first_ms"), columns.pop("last_ms")]

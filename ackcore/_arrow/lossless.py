@@ -130,7 +130,8 @@ def _holds_struct(arrow_type: pa.DataType) -> bool:
 def _by_name(value: Any, arrow_type: pa.DataType, projects: bool) -> Any:
     """Return a value in which structs whose values have names are dicts.
 
-    Arrow would match a `pyspark.sql.Row` and a namedtuple by position, as plain tuples.
+    Arrow would match a `pyspark.sql.Row` and a namedtuple by position, as plain tuples. Raises
+    ValueError for an unknown or a missing name, unless ``projects`` is set.
     """
     kind = pa.types
     if value is None or not _holds_struct(arrow_type):
@@ -411,6 +412,6 @@ def _became(value: Any, got: Any, arrow_type: pa.DataType, row: int) -> str:
 
 
 def short_repr(value: Any) -> str:
-    """Return the repr of a value for messages: in one line, and cut if it is long."""
+    """Return the repr of a value for messages: in one line, and cut after 200 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."

@@ -39,7 +39,7 @@ def has_offsets(arrow_type: pa.DataType) -> bool:
 
 
 def strings(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return the offsets and the bytes of a column of text or bytes with at least one row."""
+    """Return the offsets and the buffer of bytes of a nonempty column with `has_offsets`."""
     wide = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     dtype = np.dtype(np.int64 if wide else np.int32)
     _, starts, data = column.buffers()
@@ -48,7 +48,7 @@ def strings(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 
 
 def offsets_of(sizes: npt.ArrayLike) -> Int64s:
-    """Return Arrow's offsets of lists with these sizes: each start, and the end of the last."""
+    """Return the offsets of lists with these sizes: the start of each, and the end of the last."""
     found = np.zeros(len(np.asarray(sizes)) + 1, np.int64)
     np.cumsum(sizes, out=found[1:])
     return found
@@ -80,13 +80,17 @@ _OFFSET_BYTES, _OTHER_BYTES = 4, 16
 def bytes_before(batch: pa.RecordBatch, row: int) -> int:
     """Return the size of the rows before ``row`` in bytes, which depends only on their values.
 
-    All rows of a column that stores values outside of them (dictionaries, views) have one size.
+    It is estimated: without null bits, and with the same size for all rows of a column that stores
+    values outside of them (dictionaries, views).
     """
     return int(sum(_bytes_before(column, row) for column in batch.columns))
 
 
 def end_within(batch: pa.RecordBatch, start: int, most_bytes: int) -> int:
-    """Return the end of the longest run of rows from ``start`` within ``most_bytes`` bytes."""
+    """Return the end of the longest run of rows from ``start`` that has at most ``most_bytes``.
+
+    It is ``start`` if the first row is larger.
+    """
     ends = _row_ends(batch)
     return _end_within(ends, start, most_bytes)
 
@@ -106,7 +110,7 @@ def _end_within(ends: Int64s, start: int, most_bytes: int) -> int:
 
 
 def one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return one batch from one or more batches of the same schema.
+    """Return one batch from one or more batches of the same schema; a single one itself.
 
     Raises pyarrow.ArrowInvalid if a column then has more than 2 GiB of text or bytes: `rebatched`
     cuts before that.

@@ -105,9 +105,10 @@ def _iso(number: int, kind: pa.DataType) -> str:
 def far_as_texts(
     column: pa.Array, far: Callable[[int, pa.DataType], str] | None = None
 ) -> pa.Array:
-    """Return a column unchanged, or as texts if a year is one that Arrow formats wrongly.
+    """Return a column unchanged, or all its values as texts if one is outside of years 1 to 9999.
 
-    ``column``: dates of 32 bits, or timestamps. ``far``: as for `shown_values`.
+    Arrow formats such a value wrongly. ``column``: dates of 32 bits, or timestamps. ``far``:
+    returns the text of such a value, as for `shown_values`.
     """
     places, numbers = far_places(column)
     if not len(places):
@@ -121,7 +122,7 @@ def far_as_texts(
 
 
 def far_places(column: pa.Array) -> tuple[Int64s, list[int]]:
-    """Return the rows outside of the years 1 to 9999, and the numbers that Arrow stores there.
+    """Return the numbers of the rows outside of years 1 to 9999, and what Arrow stores there.
 
     ``column``: dates of 32 bits, or timestamps.
     """
@@ -141,7 +142,7 @@ def has_text(kind: pa.DataType) -> bool:
 
 
 def invalid_text(column: pa.Array) -> Int64s:
-    """Return the rows with text that is not UTF-8, also in nested values."""
+    """Return the ascending numbers of the rows with text that is not UTF-8, also if nested."""
     if not has_text(column.type):
         return np.empty(0, np.int64)
     return np.fromiter(_invalid(column, 0, len(column)), np.int64)
@@ -191,7 +192,7 @@ _BYTES = {
 def as_texts(column: pa.Array) -> pa.Array:
     """Return a column as text. The text of a value does not depend on the other values.
 
-    Bytes that are not UTF-8 are escaped. Dates outside of years 1 to 9999 are ISO 8601.
+    In text, bytes that are not UTF-8 are escaped. Dates outside of years 1 to 9999 are ISO 8601.
     """
     kind = column.type
     if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
@@ -202,7 +203,7 @@ def as_texts(column: pa.Array) -> pa.Array:
 
 
 def text_of(values: list[bytes | None]) -> pa.Array:
-    """Return bytes as a column of text, also if they are not UTF-8."""
+    """Return a column of text with exactly these bytes, also if they are not UTF-8."""
     options = pc.CastOptions(pa.string(), allow_invalid_utf8=True)
     return pa.array(values, pa.binary()).cast(options=options)
 
@@ -227,10 +228,10 @@ def json_encoder(
 ) -> Callable[[Any], str]:
     """Return a function that encodes a value of a type, as ``to_pylist`` returns it, as JSON.
 
-    Numbers, texts, booleans, lists, structs and nulls have JSON's own forms; a map is an object.
-    Decimals are numbers with all their digits. Dates and times are ISO 8601 (with the offset for
-    instants). NaN and the infinities are texts, as in Spark's ``to_json``. ``binary``: returns the
-    text of bytes.
+    Numbers, texts, booleans, lists, structs and nulls have JSON's own forms; a map, whose keys must
+    be text, is an object. Decimals are numbers with all their digits. Dates and timestamps are ISO
+    8601 (with the offset for instants). NaN and the infinities are texts, as in Spark's
+    ``to_json``. ``binary``: returns the text of bytes; base64 by default.
 
     Raises TypeError if the type, or one inside it, has no form in JSON; the message is that type.
     """

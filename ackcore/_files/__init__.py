@@ -21,7 +21,10 @@ def sync_directory(path: Path) -> None:
 
 
 def write_synced(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Create or replace a file by ``write(file)``, and sync its content, but not its name."""
+    """Create a file, or overwrite it in place, by ``write(file)``; sync its content, not its name.
+
+    A crash may leave a part, so ``path`` should be a temporary name.
+    """
     with open(path, "wb") as file:
         write(file)
         file.flush()
@@ -29,9 +32,10 @@ def write_synced(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def link_if_free(temporary: Path, path: Path) -> bool:
-    """Give a file its final name unless the name is taken; return whether it got the name.
+    """Give a file the name ``path`` unless it is taken; return whether the file got the name.
 
-    If several processes try at once, one succeeds. The file may keep its temporary name as well.
+    If several processes try at once, one succeeds; without hard links, maybe several. The file may
+    keep its temporary name as well.
     """
     try:
         os.link(temporary, path)

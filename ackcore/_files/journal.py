@@ -99,11 +99,10 @@ class Journal:
 
     A journal is thread-safe.
 
-    ``directory``: a directory on a POSIX file system; created if it does not exist. ``context``: 16
-    bytes that identify the kind of calls. Files of another context are ignored.
-
-    Raises ValueError if the context has another size. Raises OSError if the directory cannot be
-    created or read.
+    ``directory``: a directory on a POSIX file system; created if it does not exist, and read at
+    once. ``context``: 16 bytes that identify the kind of calls. Files of another context are
+    ignored with a warning. Raises ValueError if the context has another size, and OSError if the
+    directory cannot be created or read.
     """
 
     def __init__(self, directory: str | os.PathLike[str], context: bytes) -> None:
@@ -132,12 +131,11 @@ class Journal:
         self._look()
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the answer to a key, or None.
+        """Return the answer to a key, of 16 bytes, or None; first look for files of other writers.
 
         After a sync the answer is the same for all writers, if the key was appended or read before
-        it. Raises OSError if a file cannot be read.
-
-        ``key``: the key, of 16 bytes.
+        it. An answer that its writer has not synced is appended here too. Raises OSError if a file
+        cannot be read, or written.
         """
         with self._lock:
             data = self._known(key)
@@ -147,7 +145,7 @@ class Journal:
             return data
 
     def known_keys(self) -> list[bytes]:
-        """Return the keys of the known answers, as of the last `get` of an unknown key."""
+        """Return the keys of the answers found so far; a `get` of an unknown key looks for more."""
         with self._lock:
             return list(self._decided | self._own | self._candidates)
 
@@ -164,12 +162,11 @@ class Journal:
         return None
 
     def append(self, key: bytes, data: bytes) -> None:
-        """Append an answer. After `sync`, `get` returns the first one of all writers.
+        """Append an answer, unless this journal has one to the key from a segment or from itself.
 
-        Raises ValueError if the key has another size, or the answer is too large. Raises OSError if
-        it cannot be written.
-
-        ``key``: the key, of 16 bytes. ``data``: the answer, of less than 1 GiB.
+        After `sync`, `get` returns the first answer of all writers. ``key``: the key, of 16 bytes.
+        ``data``: the answer, of less than 1 GiB. Raises ValueError if the key has another size, or
+        the answer is too large, and OSError if it cannot be written.
         """
         check_entry(key, data)
         with self._lock:
@@ -198,7 +195,7 @@ class Journal:
     def sync(self) -> None:
         """Make appended answers durable, and find the first answer to each of their keys.
 
-        Raises OSError if it cannot be written; FileNotFoundError if the directory was removed.
+        Raises OSError if they cannot be written; FileNotFoundError if the directory was removed.
         """
         with self._lock:
             self._segments()
@@ -230,7 +227,7 @@ class Journal:
                     places.pop(key, None)
 
     def close(self) -> None:
-        """Close all files; appended answers stay on disk, where other writers may adopt them."""
+        """Close all files without a sync; other writers may adopt the appended answers."""
         with self._lock:
             self._end()
             for descriptor in (

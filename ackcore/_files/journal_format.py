@@ -48,23 +48,21 @@ class FileFormat:
         return cls(secrets.token_bytes(_SUM_BYTES))
 
     def header(self, context: bytes) -> bytes:
-        """Return the header of a file with answers for a context."""
+        """Return the header of a file with answers for a context of 16 bytes."""
         header = _MAGIC + context + self._salt
         return header + self._sum(header)
 
     def head(self, at: int, key: bytes, data: bytes) -> bytes:
-        """Return the head of an entry that begins at position ``at`` in the file."""
+        """Return the bytes before the data of an entry that begins at ``at`` in the file."""
         head = self._HEAD.pack(_ENTRY_MAGIC, len(data), key, self._sum(data))
         return head + self._sum_of_head(head, at)
 
     def entries(self, data: bytes, first: int, at: int) -> Iterator[tuple[bytes, int, int, int]]:
-        """Find the entries of a part of the file.
+        """Find the whole entries with correct checksums in ``data``, a part of the file.
 
         ``first``: the offset in the part at which to begin. ``at``: the offset of the part in the
-        file.
-
-        Yields the key of each entry, the begin and the length of its data in the part, and the
-        number of bytes before it that are not an entry.
+        file. Yields the key of each entry, the begin and the length of its data in the part, and
+        the number of bytes before it that are not an entry.
         """
         view = memoryview(data)
         from_ = first

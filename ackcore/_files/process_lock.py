@@ -32,7 +32,7 @@ class ProcessLock:
         return self._file is not None
 
     def lock(self, how: int) -> None:
-        """Call ``fcntl.flock(file, how)``; do nothing if the file is closed."""
+        """Call ``fcntl.flock(file, how)``, with its waits and errors; nothing if it is closed."""
         if self._file is not None:
             fcntl.flock(self._file, how)
 
@@ -43,7 +43,7 @@ class ProcessLock:
     def write(self, data: bytes, *, alone: bool = False) -> None:
         """Write ``data`` at the beginning of the file; do nothing if it is closed.
 
-        ``alone``: whether the file then has nothing else.
+        ``alone``: whether all former content is deleted first, and not only overwritten.
         """
         if self._file is not None:
             if alone:
