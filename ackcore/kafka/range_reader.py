@@ -239,16 +239,10 @@ class RangeReader:
         """Return the exception for an offset that the brokers refused as out of range."""
         partition = TopicPartition(rest.topic, rest.partition)
         try:
-            # None after the time-out, though its stub does not allow None.
-            found: Any = self._consumer.get_watermark_offsets(partition, timeout=self._timeout_s)
+            low, high = self._consumer.get_watermark_offsets(partition, timeout=self._timeout_s)
         except KafkaException as error:
             text = self._settings.redacted(error_text(error.args[0]))
             return ReadTimedOut(rest, self._timeout_s, text)
-        if found is None:
-            return ReadTimedOut(
-                rest, self._timeout_s, "no broker returned the first offset of the partition"
-            )
-        low, high = found
         if low <= rest.start <= high:
             cause = (
                 f"offset {rest.start} was refused, and the partition has offsets [{low}, {high}); "
