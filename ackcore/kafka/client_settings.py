@@ -85,7 +85,7 @@ class ClientSettings:
         """Return the configuration for a client of confluent-kafka.
 
         ``own``: settings that override the user's options. ``defaults``: settings that the user's
-        options override.
+        options override. The user's ``oauth_cb`` is wrapped in `Tokens`.
         """
         where = {"bootstrap.servers": self.bootstrap_servers}
         found = {**where, **(defaults or {}), **self.options, **own}
@@ -97,7 +97,7 @@ class ClientSettings:
         return without_secrets(text, self._secrets())
 
     def logger(self, logger: Logger) -> RedactedLog:
-        """Return a logger that removes these secrets from its messages."""
+        """Return a logger that removes these secrets and passes its messages on to ``logger``."""
         return RedactedLog(logger, self)
 
     def client_logger(self, logger: Logger) -> ClientLog:
@@ -146,7 +146,10 @@ class Tokens:
         self.failure: str | None = None
 
     def __call__(self, config: str) -> Any:
-        """Return a token, its expiry in seconds since 1970, and what else the user returned."""
+        """Return the user's tuple: a token, its expiry in seconds since 1970, and maybe more.
+
+        Raises the user's exception; TypeError or ValueError if that is no token or has expired.
+        """
         self.failure = "it has not returned yet"
         try:
             found = self._given(config)
@@ -167,7 +170,7 @@ class RedactedLog(_Adapter):
         self._settings = settings
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Format and log a message. An argument may contain a secret."""
+        """Format a message, remove secrets, log it; a warning that ends in ": retrying" as INFO."""
         text = str(msg) % args if args else str(msg)
         if level == WARNING and text.endswith(": retrying"):
             level = INFO  # at its start a client normally waits for a coordinator that loads
@@ -239,7 +242,7 @@ def _checked(options: Any) -> dict[str, Value]:
 
 
 def _check_token(found: Any) -> None:
-    """Raise if a result of ``oauth_cb`` is not one that confluent-kafka takes."""
+    """Raise unless a result of ``oauth_cb`` is a tuple of a token and an expiry in the future."""
     if not (
         isinstance(found, tuple)
         and len(found) >= 2

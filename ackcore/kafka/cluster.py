@@ -46,15 +46,15 @@ class TopicPartition(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """A partition that exists, with the id of its topic."""
+    """A partition that exists, with the id of its topic; None before Kafka 2.8."""
 
     topic: str
     partition: int
-    topic_id: str | None  # None in a cluster without topic ids (before Kafka 2.8)
+    topic_id: str | None
 
     @property
     def key(self) -> TopicPartition:
-        """Topic and number."""
+        """The topic and the number, without the topic's id."""
         return TopicPartition(self.topic, self.partition)
 
 
@@ -64,9 +64,12 @@ class _Bounds(NamedTuple):
 
 
 class Watermarks(_Bounds):
-    """The first offset of a partition, ``low``, and its end ``high``, the last one plus 1."""
+    """The first offset of a partition, ``low``, and its end ``high``, the last one plus 1.
 
-    epoch: int | None = None  # the epoch of the answering leader, if it sends one; not compared
+    ``epoch``: the epoch of the leader that answered, None if unknown. ``==`` does not compare it.
+    """
+
+    epoch: int | None = None
 
 
 class PartitionFailure(NamedTuple):
@@ -89,12 +92,8 @@ class PartitionAnswers(NamedTuple, Generic[Answer]):
 class UnknownTopics(RuntimeError):
     """Named topics do not exist, or this user may not read their metadata.
 
-    Attributes
-    ----------
-    topics : dict of str
-        The cause, by topic.
-    existing : sequence of str
-        The topics of the cluster, for the nearest name. Empty if they could not be listed.
+    Attributes: ``topics``: a dict of the cause by topic. ``existing``: the topics of the cluster,
+    from which the message suggests a similar name; empty if they could not be listed.
     """
 
     def __init__(self, topics: dict[str, str], existing: Sequence[str] = ()) -> None:
@@ -132,7 +131,8 @@ def _one_at_a_time(method: _Method) -> _Method:
 class Cluster:
     """A client that makes requests to a cluster, one at a time. Any thread may call its methods.
 
-    ``settings``: the connection to the brokers. ``timeout_s``: the time-out of each request.
+    ``settings``: the connection to the brokers. ``timeout_s``: the time-out of each request, in
+    seconds.
 
     Raises ValueError if librdkafka refuses the settings. Raises ClusterFailed if ``oauth_cb`` gives
     no token within 10 s.
@@ -175,8 +175,8 @@ class Cluster:
         ClusterFailed if no broker answers in time.
 
         ``topics``: the names of topics. ``pattern``: instead of names: all topics whose whole name
-        matches, except Kafka's own. ``missing_ok``: whether missing topics are left out instead of
-        raising.
+        matches, except Kafka's own (``__...``). ``missing_ok``: whether missing topics are left out
+        instead of raising, as they are with a pattern.
         """
         names = sorted(set(topics)) if topics is not None else self._matching(pattern or "")
         if not names:
@@ -218,9 +218,9 @@ class Cluster:
         """Return the first offset and the end of each partition.
 
         With ``isolation.level=read_committed``, the default, the end is the last stable offset, or
-        the position if a reader of uncommitted records has read further.
-
-        ``positions``: the next offset to read of partitions, where known.
+        the position if a reader of uncommitted records has read further. Errors of brokers do not
+        raise: they are failures in the result. ``positions``: the next offset to read of
+        partitions, where known.
         """
         keys = _keys(partitions)
         lows = self._offsets(keys, _EARLIEST)
@@ -260,7 +260,7 @@ class Cluster:
         """Return the offset of the first record of each partition with that time or a later one.
 
         If a partition has no such record, the answer is its end. ``timestamp_ms``: milliseconds
-        since 1970.
+        since 1970. Errors of brokers do not raise: they are failures in the result.
         """
         keys = _keys(partitions)
         # The ends first: a record that is written between the two requests may have that time.
@@ -306,7 +306,8 @@ class Cluster:
     ) -> PartitionAnswers[Commit]:
         """Return the offsets and metadata that a group has committed.
 
-        Errors of brokers do not raise: they are failures in the result.
+        Asks for up to 5 s while the group's coordinator moves. Errors of brokers do not raise: they
+        are failures in the result.
         """
         keys = _keys(partitions)
         if not keys:
@@ -398,7 +399,10 @@ class Cluster:
     def _retry_moves(
         self, ask: Callable[[], PartitionAnswers[Commit]], patience_s: float = _MOVES_S
     ) -> PartitionAnswers[Commit]:
-        """Return the result of ``ask``, repeated for ``patience_s`` while the coordinator moves."""
+        """Return the result of ``ask``, repeated while the coordinator moves or does not answer.
+
+        ``patience_s``: seconds after which it is not called again.
+        """
         began, asked = time.monotonic(), 0
         while True:
             answers = ask()
@@ -441,7 +445,7 @@ class Cluster:
         }
 
     def _cause(self) -> str:
-        """Return the admin client's last connection error, or ""."""
+        """Return the admin client's last connection error since the last call, or ""."""
         while self._admin.poll(0):
             pass
         return self._causes.pop() if self._causes else ""
@@ -461,7 +465,7 @@ class Cluster:
         return PartitionFailure(error.name(), self._settings.redacted(error_text(error)))
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. No method may be called afterwards."""
         self._committers.clear()
         del self._admin
 

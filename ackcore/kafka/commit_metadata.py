@@ -32,7 +32,7 @@ class CommitOrigin(NamedTuple):
 
     @classmethod
     def of(cls, topic_id: str | None, name: str | None) -> CommitOrigin:
-        """Hash a topic's id and a deployment's name."""
+        """Hash a topic's id and a deployment's name; None has the hash 0."""
         return cls(_bits(topic_id), _bits(name))
 
     @classmethod
@@ -106,8 +106,8 @@ class MetadataForm:
     def too_large(self, metadata: str) -> bool:
         """Make later metadata shorter, or ASCII only, after the broker refused some as too large.
 
-        Returns whether to encode again: False if ``metadata`` is "", which means that none was
-        refused.
+        ``metadata``: the longest that was refused, or "" if none was; then nothing changes. Returns
+        whether some was, so that the caller encodes again.
         """
         size = len(metadata)
         if not metadata.isascii():

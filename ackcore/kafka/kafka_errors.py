@@ -37,14 +37,10 @@ class NoToken(KafkaException):
 class OffsetsLost(RuntimeError):
     """Offsets of a range were deleted, or the partition now ends before the range.
 
-    Attributes
-    ----------
-    range : OffsetRange
-        The part of the range that was not read yet. All before it was read.
-    low, high : int
-        The first offset of the partition, and its end. The lost offsets are those below ``low``.
-        If ``range.start`` is above ``high``, the partition was truncated or its topic created
-        again, and it is unknown which records are lost.
+    Attributes: ``range``: the part of the range that was not read yet; all before it was read.
+    ``low``, ``high``: the first offset of the partition, and its end. The lost offsets are those
+    below ``low``. If ``range.start`` is above ``high``, the partition was truncated or its topic
+    created again, and it is unknown which records are lost.
     """
 
     def __init__(self, range: OffsetRange, low: int, high: int) -> None:
@@ -66,14 +62,9 @@ class OffsetsLost(RuntimeError):
 class ReadTimedOut(TimeoutError):
     """No record of a range came within the reader's time-out.
 
-    Attributes
-    ----------
-    range : OffsetRange
-        The part of the range that was not read yet.
-    timeout_s : float
-        The time without a record, in seconds.
-    cause : str
-        The last event that the client reported, an error or the end of the partition.
+    Attributes: ``range``: the part of the range that was not read yet. ``timeout_s``: the time-out,
+    in seconds. ``cause``: the last event that the client reported, as a text: an error, or the end
+    of the partition.
     """
 
     def __init__(self, range: OffsetRange, timeout_s: float, cause: str) -> None:
@@ -90,14 +81,8 @@ class ReadFailed(RuntimeError):
     The code is ``_AUTO_OFFSET_RESET`` or ``_LOG_TRUNCATION`` if the partition was truncated below
     ``range.start`` and written anew, so that records which were read have been replaced by others.
 
-    Attributes
-    ----------
-    range : OffsetRange
-        The part of the range that was not read yet.
-    code : str
-        librdkafka's name of the error, for example ``TOPIC_AUTHORIZATION_FAILED``.
-    cause : str
-        librdkafka's message.
+    Attributes: ``range``: the part of the range that was not read yet. ``code``: librdkafka's name
+    of the error, for example ``TOPIC_AUTHORIZATION_FAILED``. ``cause``: the text of the error.
     """
 
     def __init__(self, range: OffsetRange, code: str, cause: str) -> None:
@@ -109,7 +94,7 @@ class ReadFailed(RuntimeError):
 
 
 def error_text(error: KafkaError) -> str:
-    """Return an error's message and its name, for example ``_TIMED_OUT``."""
+    """Return an error's message with its name, such as "Local: Timed out (_TIMED_OUT)"."""
     return f"{error.str()} ({error.name()})"
 
 
@@ -122,10 +107,10 @@ def shown_error(error: BaseException) -> str:
 
 
 def redacted_error(error: BaseException, settings: ClientSettings) -> BaseException:
-    """Remove the secrets of settings from an error; return the same object if it has none.
+    """Return an error without the secrets of settings: the same object if it has none.
 
-    Otherwise returns a new error without causes, of the same class if the class takes one text.
-    An error of confluent-kafka keeps its code.
+    Otherwise returns a new error without causes and with the same traceback, of the same class if
+    the class takes one text, else a RuntimeError. An error of confluent-kafka keeps its code.
     """
     shown = [shown_error(each) for each in _with_causes(error)]
     if all(settings.redacted(text) == text for text in shown):

@@ -15,12 +15,14 @@ Content = tuple[bytes | str | None, bytes | str | None, list[tuple[str, bytes | 
 
 
 class MessageColumns(NamedTuple):
-    """The names of the columns that become the key, the value and the headers of messages."""
+    """The names of the columns that become the key, the value and the headers of messages.
 
-    key: str | None = None  # a column of text or bytes; no keys if None
-    #: A column of text or bytes, sent unchanged, or a struct, sent as JSON; the whole row as JSON
-    #: if None.
-    value: str | None = None
+    Without ``key`` or ``headers``, messages have none. Without ``value``, the value is the whole
+    row, except the headers, as JSON.
+    """
+
+    key: str | None = None  # a column of text or bytes
+    value: str | None = None  # text or bytes, sent unchanged, or a struct, sent as JSON
     headers: str | None = None  # a list of structs of key and value, or a map; text or bytes
 
     def check(self, what: str, schema: pa.Schema) -> None:
@@ -69,7 +71,7 @@ class MessageColumns(NamedTuple):
         return [schema.field(self.value)] if pa.types.is_struct(kind) else []
 
     def unfit(self, batch: pa.RecordBatch, *more: str | None) -> dict[int, str]:
-        """Return the rows whose text is not UTF-8: the reason by position in the batch.
+        """Return the rows that would be sent with text that is not UTF-8: the reason by row number.
 
         ``*more``: columns that are sent besides key, value and headers; None is ignored.
         """
@@ -82,7 +84,7 @@ class MessageColumns(NamedTuple):
         return found
 
     def contents(self, batch: pa.RecordBatch) -> Iterator[Content]:
-        """Yield key, value and headers of each row's message. The header lists are new.
+        """Return an iterator of key, value and headers of each row's message.
 
         Text that is not UTF-8 stays unchanged in a key or a value, and is escaped in JSON and in
         headers.

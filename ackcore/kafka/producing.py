@@ -234,11 +234,12 @@ class Deliveries:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> None:
-        """Queue a message; it is delivered once `flush` has returned.
+        """Queue a message, or wait until the queue has room. `flush` waits for its delivery.
 
         Raises DeliveryError if an earlier message was not delivered, or this one cannot be queued.
 
-        ``value``, ``key``: text is sent as UTF-8. ``partition``: by default the key determines it.
+        ``value``, ``key``: text is sent as UTF-8. ``partition``: by default librdkafka chooses it,
+        by the key if there is one.
         """
         self._sent += 1
         if self._sent % _EVERY == 0:
@@ -261,7 +262,7 @@ class Deliveries:
                 return
 
     def flush(self) -> None:
-        """Wait until all messages are delivered. Raises DeliveryError if one was not delivered."""
+        """Wait until all messages are delivered; raise DeliveryError once one has failed."""
         while self._serve(self.producer.flush, _SLICE_S):
             self._check_failures(0)
         self._check_failures(0)
@@ -402,7 +403,9 @@ class Transactions:
 
     ``settings``: the connection to the brokers. ``topic``: the topic of the messages.
 
-    Raises DeliveryError if the brokers refuse, or do not answer.
+    Raises DeliveryError if the brokers refuse, or do not answer for a minute.
+
+    Attributes: ``last``: the mark of the last transaction that was committed; None without one.
     """
 
     def __init__(self, settings: ClientSettings, transactional_id: str, topic: str) -> None:
@@ -437,7 +440,6 @@ class Transactions:
         finally:
             if consumer is not None:
                 consumer.close()
-        #: The last committed mark; None if there is none.
         self.last: Mark | None = None
         if found.offset >= 0:  # 0: a user has reset it so that micro-batch 0 is sent
             self.last = Mark(found.offset - 1, found.metadata or "")
@@ -488,7 +490,10 @@ class Transactions:
         return self._deliveries
 
     def prepare(self, mark: Mark) -> None:
-        """Wait until all messages are delivered, and add a mark to the transaction."""
+        """Wait until all messages are delivered, and add a mark to the transaction.
+
+        Raises DeliveryError. If librdkafka then does not return, the producer is abandoned.
+        """
         self._deliveries.flush()
         place = TopicPartition(self._topic, 0, mark.number + 1, metadata=mark.note)
         send = self._producer.send_offsets_to_transaction

@@ -178,7 +178,7 @@ class RawConsumer:
             self._library.assign(self._client, None)
 
     def consume(self, most: int, timeout_s: float) -> RawMessages:
-        """Return up to ``most`` messages that come within ``timeout_s``.
+        """Wait until ``most`` messages have come or ``timeout_s`` is over, and return those.
 
         They are valid until the next call. Raises RuntimeError if the consumer is closed.
         """
@@ -199,12 +199,12 @@ class RawConsumer:
             )
 
     def list_topics(self, topic: str, timeout: float) -> Any:
-        """Return the metadata of a topic, by a consumer of confluent-kafka for this one call."""
+        """Return a topic's metadata, by a new client for this call, or raise KafkaException."""
         with self._asking() as client:
             return client.list_topics(topic, timeout=timeout)
 
     def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> Any:
-        """Return first offset and end of a partition; None if no broker answers in time."""
+        """Return a partition's first offset and end, by a new client, or raise KafkaException."""
         with self._asking() as client:
             return client.get_watermark_offsets(partition, timeout=timeout)
 
@@ -212,7 +212,7 @@ class RawConsumer:
         return closing(Consumer({**self._conf, "error_cb": self._heard}))
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, in the process that made the consumer. May be called again."""
         is_open, client = self._is_open, self._client
         self._client = None
         if is_open:

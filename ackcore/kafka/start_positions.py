@@ -17,10 +17,11 @@ Start = str | datetime | Mapping[tuple[str, int], int]
 
 
 def as_start(start: Any, names: tuple[str, ...]) -> Start:
-    """Return the argument ``start``, checked.
+    """Return the argument ``start``: a name, a time, or a copy of the offsets.
 
     ``names``: the allowed names. Raises TypeError if offsets are not integers by (topic,
-    partition). Raises ValueError for another name, a time without a zone, or an offset below 0.
+    partition). Raises ValueError for another name or type, a time without a zone, or an offset
+    below 0.
     """
     if isinstance(start, datetime):
         check_zone(start, "start")

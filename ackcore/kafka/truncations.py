@@ -42,8 +42,8 @@ def truncated_at(
 ) -> int | None:
     """Return the offset at which a partition's log was truncated and written anew.
 
-    Returns None if the log below ``position`` is the one that was read. Raises ConnectionError if
-    the brokers do not answer in time.
+    Asks by one new client after the other. Returns None if the log below ``position`` is the one
+    that was read. Raises ConnectionError if the brokers do not answer in time, or no token comes.
 
     ``settings``: the connection to the brokers. ``partition``: topic and number. ``low``: the first
     offset of the partition. ``position``: the next offset to read, at most the partition's end.
@@ -76,8 +76,8 @@ def truncated_at(
 def _is_same(consumer: Consumer, where: TopicPartition, until: float) -> bool:
     """Return whether the log below an offset is the one that the leader of an epoch had.
 
-    ``where``: the partition, the offset and the epoch. ``until``: the deadline, by
-    ``time.monotonic``.
+    ``where``: the partition, the offset and the epoch. ``until``: the time, by ``time.monotonic``,
+    at which this raises ConnectionError.
     """
     consumer.assign([where])
     while time.monotonic() < until:
