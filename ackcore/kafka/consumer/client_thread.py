@@ -37,7 +37,8 @@ class ClientThread(threading.Thread):
     """A thread that reads records into ``held`` and commits those that are done.
 
     ``changed``: the lock of ``held``, notified when a record may be taken, or was answered.
-    ``consumer``: the first argument of the callbacks in ``settings``.
+    ``consumer``: the first argument of the callbacks in ``settings``. Raises ConsumerError if
+    librdkafka refuses the settings.
     """
 
     def __init__(
@@ -88,7 +89,10 @@ class ClientThread(threading.Thread):
     # The thread.
 
     def run(self) -> None:
-        """Read and commit until `stop` is called, or an error ends the consumer."""
+        """Read and commit until `stop` or an error; then drain, commit, and leave the group.
+
+        Raises nothing: the first error is in ``error``.
+        """
         try:
             self._subscribe()
             while not self._stopping:
@@ -273,7 +277,7 @@ class ClientThread(threading.Thread):
         return [(one.topic, one.partition) for one in mine]
 
     def _assign_manually(self, wanted: Iterable[Key]) -> None:
-        """Read exactly these partitions: add those that are new, and release all others."""
+        """Read exactly these partitions: begin those that are new, and drain and commit others."""
         wanted = list(wanted)
         with self._changed:
             held = self._held.assigned
@@ -334,7 +338,10 @@ class ClientThread(threading.Thread):
             self._stopping = True
 
     def _drain(self, keys: list[Key]) -> None:
-        """Stop delivering records of partitions, and wait up to ``drain_s`` for open answers."""
+        """Stop delivering records of partitions, call ``on_revoke``, and wait for open answers.
+
+        Waits up to ``drain_s``, and meanwhile stores dead letters.
+        """
         with self._changed:
             self._held.close(keys)
         self._call_on_revoke(keys)

@@ -45,12 +45,16 @@ _CLOSE_S = 25.0
 
 
 class ConsumerStats(NamedTuple):
-    """A snapshot of a consumer's counts and partitions."""
+    """A snapshot of a consumer's counts and partitions.
+
+    ``oldest_s``: seconds since the first record that is not done was read. ``lag``: offsets between
+    the committed ones and the ends of the partitions, as far as they are known.
+    """
 
     partitions: list[PartitionStats]
     counts: ConsumerCounts
-    oldest_s: float  # seconds since the first record that is not done was read
-    lag: int  # offsets between the committed ones and the ends, as far as they are known
+    oldest_s: float
+    lag: int
 
 
 #: The arguments of a `Consumer` that are settings of the same name and value.
@@ -174,6 +178,8 @@ class Consumer:
     ------
     TypeError, ValueError
         If an argument has another type or is out of range.
+    ConsumerError
+        If librdkafka refuses the settings, or ``oauth_cb`` gives no token.
     """
 
     @naming_arguments
@@ -240,17 +246,15 @@ class Consumer:
     def poll(self, n: int = 1, timeout_s: float | None = None) -> list[KafkaRecord]:
         """Return up to n records to be processed: due retries and new records, alternating.
 
+        Waits for the first record only. The list is empty if none came in time, or the consumer was
+        stopped.
+
         Parameters
         ----------
         n : int, default 1
             The largest number of records to return.
         timeout_s : float, optional
             The longest wait for the first record, in seconds. No limit by default.
-
-        Returns
-        -------
-        list of KafkaRecord
-            Empty if none came in time, or the consumer was stopped.
 
         Raises
         ------
@@ -281,7 +285,7 @@ class Consumer:
                 self._changed.wait(most_s if due_ms is None else min(most_s, due_ms / 1000))
 
     def __iter__(self) -> Iterator[KafkaRecord]:
-        """Iterate over records until the consumer is stopped."""
+        """Iterate over records until the consumer is stopped; raise the error that ended it."""
         while taken := self.poll():
             yield taken[0]
 
@@ -311,12 +315,9 @@ class Consumer:
     def fail(self, record: KafkaRecord, reason: BaseException | str) -> bool:
         """Fail a record. Return False if it was answered before, or the answer came too late.
 
-        Parameters
-        ----------
-        record : KafkaRecord
-        reason : exception or str
-            The cause. `Reject` sends the record to the dead letters at once. `Unavailable` counts
-            no attempt. `Unavailable` and `Retry` may set the shortest wait (``after_s``).
+        ``reason``: the cause, an exception or a text. `Reject` sends the record to the dead letters
+        at once. `Unavailable` counts no attempt. `Unavailable` and `Retry` may set the shortest
+        wait (``after_s``).
         """
         asked_s = reason.asked_s if isinstance(reason, Retry) else None
         with self._own():
@@ -332,7 +333,7 @@ class Consumer:
     # The consumer.
 
     def _own(self) -> threading.Condition:
-        """Return the lock of this consumer. Raise RuntimeError in a forked process."""
+        """Return the lock of this consumer, not locked. Raise RuntimeError in a forked process."""
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"this Consumer was made in process {self._pid}, and is used in process "
@@ -357,17 +358,8 @@ class Consumer:
         that were delivered before change nothing, and waiting retries and dead letters that are not
         stored yet are dropped. If the offset does not exist, ``out_of_range`` applies.
 
-        Parameters
-        ----------
-        topic, partition
-            An assigned partition.
-        offset : int
-            The offset of the next record to deliver.
-
-        Raises
-        ------
-        ValueError
-            If the partition is not assigned, or is being taken away.
+        ``offset``: the offset of the next record to deliver. Raises ValueError if the partition is
+        not assigned, or is being taken away.
         """
         offset = as_count(offset, "offset", 0, 2**62)
         with self._own():
@@ -384,11 +376,7 @@ class Consumer:
         Records that are not done stay uncommitted, and are delivered again after a restart. A
         commit that the broker refuses is sent again after ``commit_interval_s``. The call does not
         wait for a partition that is taken away meanwhile: its last commit belongs to the rebalance.
-
-        Parameters
-        ----------
-        timeout_s : float, default 30.0
-            The longest wait, in seconds.
+        ``timeout_s``: the longest wait, in seconds.
 
         Raises
         ------

@@ -48,11 +48,9 @@ _Refused = list[tuple[KafkaError, PartitionCommit]]
 
 
 def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> Consumer:
-    """Make the client of a consumer.
+    """Make the client of a consumer; raise ConsumerError if librdkafka refuses the settings.
 
-    It calls ``on_commit`` with the result of each asynchronous commit.
-
-    Raises ConsumerError if librdkafka refuses the settings.
+    When it is polled, it calls ``on_commit`` with the result of each asynchronous commit.
     """
     own: dict[str, Value] = {
         "logger": settings.client.client_logger(_log),
@@ -92,7 +90,7 @@ def wait_until_known(client: Consumer, partitions: Iterable[Key]) -> None:
     """Wait until the brokers list partitions, which may be new.
 
     Without this call, the client would refresh its list only after minutes. Raises ConsumerError
-    if partitions are missing after 30 s.
+    if partitions are missing after 30 s, or brokers do not answer.
     """
     until = time.monotonic() + REQUEST_S
     wanted = set(partitions)
@@ -118,8 +116,8 @@ def wait_until_known(client: Consumer, partitions: Iterable[Key]) -> None:
 def ask_brokers(ask: Callable[[], _T], what: str) -> _T:
     """Call ``ask`` until no leader, coordinator or group is moving, and return its result.
 
-    Raises ConsumerError for other errors, and if this takes longer than 30 s. ``what`` names the
-    request in the message.
+    Raises ConsumerError at once for other errors, and if this takes longer than 30 s. ``what``
+    names the request in the message.
     """
     until = time.monotonic() + REQUEST_S
     while True:
@@ -136,7 +134,7 @@ def ask_brokers(ask: Callable[[], _T], what: str) -> _T:
 
 
 def checked_answer(partitions: list[TopicPartition]) -> list[TopicPartition]:
-    """Return the partitions of an answer. Raise KafkaException if one has an error."""
+    """Return the partitions of an answer unchanged; raise KafkaException if one has an error."""
     for found in partitions:
         if found.error is not None:
             raise KafkaException(found.error)
@@ -222,14 +220,15 @@ class Commits:
                 self._handle_refused([(error.args[0], one) for one in some])
 
     def answered(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """Take the answer to a request of `send`."""
+        """Take the answer to a request of `send`: record accepted commits, and log refused ones."""
         self._unanswered = max(0, self._unanswered - 1)
         self._apply_answer(error, partitions, self._sent)
 
     def send_last(self, client: Consumer, keys: list[Key]) -> None:
         """Commit partitions that are taken away, and wait for the broker.
 
-        From now on the user's answers for their records change nothing.
+        From now on the user's answers for their records change nothing. A temporary error is
+        retried for 2 s; refused commits are logged.
         """
         until = time.monotonic() + _LAST_S
         with self._changed:

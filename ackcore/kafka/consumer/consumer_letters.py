@@ -82,10 +82,10 @@ def is_of_topology(headers: Headers) -> bool:
 def headers_of(letter: DyingRecord) -> Headers:
     """Return the headers of a dead letter.
 
-    They are the record's headers, then reason, topic, partition, offset, timestamp, attempts and
-    number of deaths. The message's own timestamp is the time of the death, because a broker would
-    delete the letter of an old record at once. Raises ConsumerError if the record has died more
-    than 20 times.
+    They are the record's headers without those of an earlier death, then reason, topic, partition,
+    offset, timestamp, attempts and number of deaths. The message's own timestamp is the time of the
+    death, because a broker would delete the letter of an old record at once. Raises ConsumerError
+    if the record has died more than 20 times.
     """
     record, failure = letter.record, letter.failure
     died = death_count(record.headers) + 1
@@ -134,7 +134,11 @@ class TopicLetterStore:
         self._fatal: KafkaError | None = None
 
     def store(self, letter: DyingRecord, report: Report) -> None:
-        """Send a dead letter. It is stored when all in-sync replicas have it: see `poll`."""
+        """Send a dead letter. It is stored when all in-sync replicas have it.
+
+        `poll` then calls ``report``; `store` calls it if the letter cannot be sent. Raises as
+        `headers_of`.
+        """
 
         def delivered(error: KafkaError | None, _: object = None) -> None:
             if error is not None:
@@ -198,7 +202,7 @@ class CallableLetterStore:
         self._done: deque[tuple[DyingRecord, Report, Future[object]]] = deque()
 
     def store(self, letter: DyingRecord, report: Report) -> None:
-        """Queue a call of the function with a dead letter."""
+        """Queue a call of the function with a dead letter; `poll` calls ``report`` when it ends."""
         future = self._thread.submit(self._function, letter.record, letter.failure)
         future.add_done_callback(lambda done: self._done.append((letter, report, done)))
 
@@ -241,7 +245,7 @@ class PendingLetters:
             self._store.store(letter, partial(self._report, 0))
 
     def poll(self, now_ms: int, wanted: Callable[[DyingRecord], bool]) -> list[DyingRecord]:
-        """Return the letters stored since the last call, and try others again.
+        """Return the letters stored since the last call, and try others again. Does not wait.
 
         A letter is tried again when its wait is over and ``wanted(letter)`` is true. If that is
         false, because its partition was taken away, the letter is dropped.
@@ -280,13 +284,16 @@ class PendingLetters:
         heapq.heappush(self._waiting, (due_ms, self._sequence, failures, letter))
 
     def close(self) -> None:
-        """Drop all letters that are not stored yet."""
+        """Drop all letters that are not stored yet, and close the store."""
         self._closed = True
         self._store.close()
 
 
 def dead_letters_of(settings: ConsumerSettings) -> PendingLetters | None:
-    """Return an empty `PendingLetters` for the settings; None without ``dead_letters``."""
+    """Return an empty `PendingLetters` for the settings; None without ``dead_letters``.
+
+    Raises ConsumerError if librdkafka refuses the settings of the producer for a topic.
+    """
     given, log = settings.dead_letters, settings.client.logger(_log)
     if given is None:
         return None

@@ -37,7 +37,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, reason: BaseException | str) -> Failure:
-        """Make the failure for ``reason``, the argument of `Consumer.fail`."""
+        """Make the failure for the ``reason`` of `Consumer.fail`; a text has the kind "Failed"."""
         if isinstance(reason, BaseException):
             return cls(type(reason).__qualname__, shown_error(reason))
         return cls("Failed", reason)
@@ -45,7 +45,7 @@ class Failure(NamedTuple):
 
 @dataclass(slots=True)
 class ConsumerCounts:
-    """The numbers of records that a consumer has handled since it was created."""
+    """Counts of the records, answers and commits of a consumer since it was created."""
 
     read: int = 0
     skipped: int = 0  # records that were done before a restart or a rebalance

@@ -54,7 +54,7 @@ class DyingRecord(NamedTuple):
 
 
 class PartitionCommit(NamedTuple):
-    """A commit of a partition. ``changes`` numbers the state that it holds."""
+    """A commit of a partition. ``changes``: the number of the last change that it includes."""
 
     topic: str
     partition: int
@@ -130,13 +130,13 @@ class HeldPartition:
         self.committed: int | None = state.committable if committed else None
 
     def hold(self, record: KafkaRecord, size: int, now_ms: int) -> Held:
-        """Add a record that was read."""
+        """Add a record that was read, and return it as a `Held` that was not delivered yet."""
         held = self.held[record.offset] = Held(record, size, now_ms)
         self.count(held, 1)
         return held
 
     def queue(self, offset: int, key: object) -> None:
-        """Queue a new record for delivery, after those of the same key unless it is None."""
+        """Queue a new record for delivery: without a key at once, else after those of its key."""
         line = self.lines.setdefault(key, deque()) if key is not None else deque()
         line.append(offset)
         if line[0] == offset:
@@ -291,10 +291,10 @@ def named_runs(runs: Sequence[Run]) -> str:
 
 
 def _with_holes(state: OffsetState, lost: Iterable[list[Run]]) -> OffsetState:
-    """Return a state in which the offsets of some runs are not done.
+    """Return a state in which the offsets of the runs in ``lost`` are not done.
 
-    ``lost``: runs of lost offsets whose dead letters are not stored yet. The tracker counts all of
-    them as done, except the first offset of each dead letter.
+    The tracker counts lost offsets as done, except the first one of each dead letter that is not
+    stored yet.
     """
     holes = zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True)
     runs: list[Run] = []

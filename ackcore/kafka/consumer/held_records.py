@@ -165,7 +165,10 @@ class HeldRecords:
             self.set_deployment(key, deployment)
 
     def close(self, keys: Iterable[Key]) -> None:
-        """Stop delivering records of partitions. Answers to delivered records still count."""
+        """Stop delivering records of partitions. Answers to delivered records still count.
+
+        Records that were read and not delivered are dropped.
+        """
         for key in keys:
             if (found := self._partitions.get(key)) is None or found.closing:
                 continue
@@ -195,7 +198,7 @@ class HeldRecords:
             heapq.heapify(self._waiting)
 
     def unanswered(self, keys: Iterable[Key]) -> int:
-        """Return the number of records that are out or dying."""
+        """Return the number of delivered records without an answer or without a dead letter."""
         found = [self._partitions[key] for key in keys if key in self._partitions]
         return sum(each.numbers[OUT] + each.numbers[DYING] for each in found)
 
@@ -306,7 +309,7 @@ class HeldRecords:
     # Records out.
 
     def take(self, n: int, now_ms: int) -> list[KafkaRecord]:
-        """Return up to n records to be processed.
+        """Return up to n records to be processed, which are *out* from now on. Does not wait.
 
         Due retries and new records alternate, so that records that fail again and again do not
         block new ones. The partitions alternate, too. None has more records out than its limit.
@@ -382,7 +385,7 @@ class HeldRecords:
     # Answers.
 
     def ack(self, record: KafkaRecord) -> bool:
-        """Record the user's ack. Return False if the answer changes nothing."""
+        """Record the user's ack. Return False if the answer changes nothing but the counts."""
         found, held = self._answered(record)
         if found is None or held is None:
             return False
@@ -539,7 +542,7 @@ class HeldRecords:
         return [each.commit(self._metadata) for each in changed]
 
     def uncommitted(self) -> dict[Key, tuple[int, int]]:
-        """Return generation and number of uncommitted changes, by partition."""
+        """Return the generation and the last change's number of partitions that have to commit."""
         return {
             key: (each.generation, each.changes)
             for key, each in self._partitions.items()
@@ -573,7 +576,7 @@ class HeldRecords:
             self._wake()
 
     def metadata_too_large(self, metadata: str) -> bool:
-        """Make metadata shorter after a broker refused these. Return False if they are ""."""
+        """Make later metadata shorter if ``metadata`` were refused; return False if they are ""."""
         return self._metadata.too_large(metadata)
 
     # How much may be read.
@@ -589,7 +592,7 @@ class HeldRecords:
         return max(min(free), limit // 8, 1) if free else 0
 
     def pauses(self) -> tuple[list[Key], list[Key]]:
-        """Return the partitions to pause, and those to resume, since the last call."""
+        """Return the partitions to pause now, and those to resume; they then count as such."""
         waiting, waiting_bytes = self._waiting_now()
         pause: list[Key] = []
         resume: list[Key] = []

@@ -54,12 +54,8 @@ _REMEMBERED_MS = (7 * 24 - 1) * 3_600_000
 class SentBack(NamedTuple):
     """The counts of messages that `replay_letters` read.
 
-    Attributes
-    ----------
-    sent : int
-        Letters sent to the topics of their records.
-    left : int
-        Messages that this and later calls do not send: see `replay_letters`.
+    ``sent``: letters sent to the topics of their records. ``left``: messages that this and later
+    calls do not send; `replay_letters` names them.
     """
 
     sent: int
@@ -257,7 +253,7 @@ def _name(topic: str, partition: int) -> str:
 
 
 def _to_send(message: Mapping[str, Any], most: int) -> _Letter | None:
-    """Return the letter in a message; None without one, and if its record died ``most`` times."""
+    """Return the letter in a message; None without one, and after ``most`` deaths or more."""
     letter = _letter([(one["key"], one["value"]) for one in message["headers"] or ()])
     return letter if letter is not None and letter.deaths < most else None
 

@@ -103,7 +103,7 @@ class PartitionReading:
     # Partitions.
 
     def begin(self, begun: Iterable[AssignedStart]) -> None:
-        """Add partitions that begin. The caller then assigns them to the client at `positions`."""
+        """Add partitions to ``held``. The caller then assigns them to the client at `positions`."""
         with self._changed:
             generation = self._next_generation()
             for each in begun:
@@ -132,14 +132,14 @@ class PartitionReading:
         return [self._at(key, offset) for key, offset in found if offset is not None]
 
     def _at(self, key: Key, offset: int) -> TopicPartition:
-        """Return an offset for the client, with the epoch of the last record read.
+        """Return a partition with an offset for the client, and the epoch of the last record read.
 
         By the epoch, brokers refuse the offset if the log was truncated below it.
         """
         return TopicPartition(*key, offset, leader_epoch=self._epochs.get(key, _NO_EPOCH))
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """Remove partitions that were taken away."""
+        """Remove partitions that were taken away, also from ``held``."""
         with self._changed:
             for key in keys:
                 self._held.forget(key)

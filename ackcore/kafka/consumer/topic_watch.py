@@ -23,9 +23,9 @@ _SOON_MS = 500
 
 
 class TopicWatch:
-    """Looks up topics and their partitions every ``refresh_s``, and on request.
+    """Looks up topics and their partitions: by `poll` every ``refresh_s``, and on request.
 
-    All times are of one monotonic clock, in milliseconds.
+    It has a connection of its own. All times are of one monotonic clock, in milliseconds.
     """
 
     def __init__(self, settings: ConsumerSettings, now_ms: int) -> None:
@@ -47,14 +47,14 @@ class TopicWatch:
         self._pattern = "|".join(f".*(?:{each}).*" for each in patterns)
 
     def subscribed(self) -> list[Partition]:
-        """Look up all partitions of the subscribed topics, ordered by topic and number.
+        """Look up all partitions of the subscribed topics, ordered by topic and number, and wait.
 
         Raises ConsumerError if no broker answers, or a named topic does not exist.
         """
         return self._answer(lambda: self._subscribed(missing_ok=False))
 
     def ids(self, topics: Iterable[str]) -> dict[str, str | None]:
-        """Look up the ids of topics, None if unknown; missing topics are left out.
+        """Look up the ids of topics, None if unknown, and wait; missing topics are left out.
 
         Raises ConsumerError if no broker answers.
         """
@@ -136,7 +136,7 @@ class TopicWatch:
         return found
 
     def close(self) -> None:
-        """Close the connection to the cluster."""
+        """Close the connection to the cluster; a second call does nothing."""
         with suppress(AttributeError):  # closed before
             self._cluster.close()
 
