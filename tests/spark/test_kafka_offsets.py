@@ -303,6 +303,23 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning(of):
     assert second.topic_ids == {"t": "two"}
 
 
+@pytest.mark.parametrize(
+    ("low", "way_out", "settings"),
+    [
+        (4, "give the topology a new checkpoint, and the spout another start", {"start": "latest"}),
+        (0, "raise max_offset_behind", {"max_offset_behind": 9}),
+    ],
+)
+def test_each_way_out_of_refused_offsets_is_one(of, low, way_out, settings):
+    cluster = Cluster((low, 9))
+    cluster.told["t", 0] = Commit(1, "")
+    refused = {"start": "group", "lost": "refuse", "max_offset_behind": 5}
+    with pytest.raises(OffsetsRefused, match=way_out):
+        of(cluster, **refused).plan(None, 1, bounded=True)
+    of(cluster, **refused | settings).plan(None, 1, bounded=True)
+    of(cluster, **refused | {"lost": "dead-letter"}).plan(None, 1, bounded=True)
+
+
 def test_a_group_is_not_told_of_a_topic_what_is_done_of_the_one_before(of, caplog):
     """Not by a driver that begins, nor after a micro-batch; another checkpoint reads all of it."""
     cluster = Cluster((0, 5))
@@ -317,7 +334,7 @@ def test_a_group_is_not_told_of_a_topic_what_is_done_of_the_one_before(of, caplo
         again._refresh()
         assert again.commit(first, []) == 0
         assert not cluster.told
-    with pytest.raises(OffsetsRefused, match="Give the topology a new checkpoint"):
+    with pytest.raises(OffsetsRefused, match="give the topology a new checkpoint"):
         of(cluster, lost="refuse").plan(first, 1, bounded=True)
     cluster.told = told  # it had crossed the deletion
     other = of(cluster, lost="refuse")

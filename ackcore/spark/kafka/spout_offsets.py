@@ -25,6 +25,7 @@ from ackcore.offsets import Commit, decode_metadata
 from ackcore.spark.kafka.group_commits import GroupCommitter, Key, states
 from ackcore.spark.kafka.plans import Intake, OffsetPlan, Position, evenly, records_in, shares
 from ackcore.spark.kafka.spout_starts import (
+    TOO_FAR_BEHIND,
     PartitionFacts,
     Start,
     decide,
@@ -449,11 +450,13 @@ class SpoutOffsets:
             if is_first and start.why == MADE_ANEW and not start.gone:
                 continue
             if self.spout.lost == "refuse" and (found_else or start.gone):
+                way_out = "give the topology a new checkpoint, and the spout another start"
+                if any(one.kind == TOO_FAR_BEHIND for one in start.gone):
+                    way_out = "raise max_offset_behind"
                 raise OffsetsRefused(
                     f"spout {self.name}: {topic}-{partition} would begin at offset {start.next}, "
-                    f"{message or start.why}, and lost='refuse'. Give the topology a new "
-                    "checkpoint, which begins at the spout's start, or set lost='dead-letter' to "
-                    "continue without the lost offsets"
+                    f"{message or start.why}, and lost='refuse'. Set lost='dead-letter' to "
+                    f"continue without these offsets, or {way_out}"
                 )
 
     # -- the group --------------------------------------------------------------------------------

@@ -74,8 +74,9 @@ class Start(NamedTuple):
         return min([self.next, *(hole.start for hole in self.holes)])
 
 
-#: Type and text of the reason for offsets that were deleted.
+#: Type and text of the reason for offsets that were deleted; the type for `max_offset_behind`.
 _LOST = "LostUpstream", "lost upstream, deleted before they were read"
+TOO_FAR_BEHIND = "TooFarBehind"
 
 
 def decide(spout: KafkaSpout, found: PartitionFacts) -> Start | None:
@@ -131,7 +132,7 @@ def _within(spout: KafkaSpout, found: PartitionFacts, start: Start) -> Start:
     if most is None or not found.is_first or high - start.lowest <= most:
         return start
     end = f"{found.topic}-{found.partition} ended at {high} and max_offset_behind is {most}"
-    return _cut_below(found, start, high - most, "TooFarBehind", f"too far behind, since {end}")
+    return _cut_below(found, start, high - most, TOO_FAR_BEHIND, f"too far behind, since {end}")
 
 
 def _lost(found: PartitionFacts, start: Start) -> Start:
