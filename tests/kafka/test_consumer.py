@@ -389,6 +389,13 @@ def test_committed_offsets_are_requested_again_while_the_group_moves(counts):
         assert consumer.ack_many(take(consumer, 40)) == 40
 
 
+def test_a_refused_request_for_committed_offsets_is_named_with_the_cause(counts):
+    counts.server.fail_requests(mock_broker.OFFSET_FETCH, KafkaError.GROUP_AUTHORIZATION_FAILED)
+    words = r"request for the committed offsets of group .* failed: .*Group auth.* cause is removed"
+    with pytest.raises(ConsumerError, match=words), consuming(counts) as consumer:
+        consumer.poll(timeout_s=30)
+
+
 def test_a_member_that_is_fenced_joins_again(counts, caplog):
     """F10: what it had is read again, and what it says of it is late."""
     counts.produce(400)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,9 @@ from consumer_counts import Counts, by_hand, consuming, partitions_of, take
 from servers import raise_errors, wait_until
 
 from ackcore.kafka import Consumer, ConsumerError
+from ackcore.kafka.cluster import PartitionAnswers, PartitionFailure
 from ackcore.kafka.commit_metadata import CommitOrigin
+from ackcore.kafka.consumer import consumer_starts
 from ackcore.kafka.kafka_errors import OffsetsOutOfRange
 from ackcore.kafka.start_positions import time_ms
 from ackcore.offsets import decode_metadata
@@ -155,6 +158,25 @@ def test_a_start_that_is_not_there_is_out_of_range(mock_kafka, tmp_path):
     counts.group = mock_kafka.new_group()
     with pytest.raises(OffsetsOutOfRange, match=r"from offset 99: it has offsets \[4, 10\)"):
         first_of(counts, start={(counts.topic, 0): 99}, out_of_range="fail")
+
+
+def test_a_log_whose_end_cannot_be_read_says_why(monkeypatch):
+    failed = {("orders", 0): PartitionFailure("LEADER_NOT_AVAILABLE", "no leader")}
+    cluster = SimpleNamespace(watermarks=lambda *_: PartitionAnswers({}, failed), close=bool)
+    monkeypatch.setattr(consumer_starts, "Cluster", lambda client: cluster)
+    client = SimpleNamespace(get_watermark_offsets=lambda *_: (0, 5))
+    settings, partition = SimpleNamespace(client=None), TopicPartition("orders", 0)
+    with pytest.raises(ConsumerError, match="the end of orders-0 could not be read: no leader;"):
+        consumer_starts._shorter_log(client, settings, partition, 9)
+
+
+def test_what_is_too_far_behind_is_passed_over_as_the_error_says(mock_kafka, tmp_path):
+    counts = counts_of(mock_kafka, tmp_path, records=100)
+    with pytest.raises(OffsetsOutOfRange, match=r"raise it, or set out_of_range='earliest'"):
+        first_of(counts, max_offset_behind=20, out_of_range="fail")
+    for ways in ({}, {"dead_letters": None}):
+        counts.group = mock_kafka.new_group()
+        assert first_of(counts, max_offset_behind=20, out_of_range="earliest", **ways) == 80
 
 
 def test_what_is_too_far_behind_is_passed_over_with_a_dead_letter(mock_kafka, tmp_path, caplog):

@@ -127,8 +127,8 @@ def ask_brokers(ask: Callable[[], _T], what: str) -> _T:
             error = raised.args[0]
         if error.code() not in _MOVING or time.monotonic() > until:
             raise ConsumerError(
-                f"the brokers did not answer the request for {what}: {error.str()}; start the "
-                "consumer again once they do"
+                f"the request for {what} failed: {error.str()}; start the consumer again once the "
+                "cause is removed"
             )
         time.sleep(_PAUSE_S)
 

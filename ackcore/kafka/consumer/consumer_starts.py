@@ -159,10 +159,10 @@ def _shorter_log(
         except ClusterFailed as error:
             where = f"the end of {key[0]}-{key[1]}"
             raise ConsumerError(f"{where} could not be read: {error}") from None
-        if failed:
+        for failure in failed.values():
             raise ConsumerError(
-                f"the end of {key[0]}-{key[1]} could not be read: {failed}; start the consumer "
-                "again once its brokers answer"
+                f"the end of {key[0]}-{key[1]} could not be read: {failure.text}; start the "
+                "consumer again once its leader answers"
             )
         ((_, high),) = marks.values()
     if done <= high:
@@ -197,8 +197,8 @@ def _skip_to(
     if settings.on_out_of_range == "fail":
         raise OffsetsOutOfRange(
             f"{name} would be read from offset {offset}, more than max_offset_behind={most} "
-            f"before its end {high}; raise it, or set dead_letters: then the offsets are skipped, "
-            "and a dead letter names them"
+            f"before its end {high}; raise it, or set out_of_range='earliest': then the offsets "
+            "are skipped, and with dead_letters a dead letter names them"
         )
     settings.client.logger(_log).warning(
         "%s would be read from offset %d, too far before its end %d: it is read from %d offsets "
