@@ -23,6 +23,7 @@ def kafka_sources(
 ) -> KafkaSources | None:
     """Return the `KafkaSpout` sources of a topology; None if it has none.
 
+    Connects to their brokers, and commits the offsets of the last done micro-batch again.
     ``state``: the state of the checkpoint. ``ends``: whether the query ends at the present ends of
     the partitions. ``once``: whether its first micro-batch takes all records up to there.
     """
@@ -35,6 +36,8 @@ def kafka_sources(
 
 def frame_groups(topology: Topology, state: State, log: Path) -> FrameGroups | None:
     """Return the groups of a topology's DataFrames (``commit_group``); None if it has none.
+
+    Connects to their brokers.
 
     ``state``: the state of the checkpoint. ``log``: the directory of Spark's own log of offsets.
     """

@@ -36,7 +36,8 @@ class FrameGroups:
     """The groups of all DataFrame spouts of a topology that have a ``commit_group``.
 
     ``topology``: the topology, with its spouts in the order of the checkpoint. ``deployment``: the
-    key of the checkpoint. ``log``: the directory of Spark's own log of offsets.
+    key of the checkpoint. ``log``: the directory of Spark's own log of offsets. Raises ValueError
+    if two spouts that read one source have one group.
     """
 
     def __init__(self, topology: Topology, deployment: int, log: Path) -> None:
@@ -58,7 +59,10 @@ class FrameGroups:
         self._complained = False
 
     def done(self, decision: BatchDecision) -> Mapping[str, int]:
-        """Commit the offsets that are done after a micro-batch. Return the lag of each spout."""
+        """Commit the offsets that are done after a micro-batch. Return the lag of each spout.
+
+        If Spark's log cannot be read, logs a warning, commits nothing and returns {}.
+        """
         try:
             text = (self._log / str(decision.number)).read_text("utf-8")
             offsets = read_offsets(text, self._sources)
@@ -130,10 +134,9 @@ def _positions(offsets: Mapping[Key, int]) -> dict[str, dict[int, Position]]:
 def read_offsets(text: str, sources: Sequence[int]) -> dict[int, dict[Key, int]]:
     """Return the end of a micro-batch in each partition, by the number of the Kafka source.
 
-    Raises ValueError if the entry has another number of streams than the query's plan.
-
-    ``text``: the entry of the micro-batch in Spark's log. ``sources``: the source number of each
-    stream in the query's plan, in order.
+    ``text``: the entry of the micro-batch in Spark's log; lines of other sources are left out.
+    ``sources``: the source number of each stream in the query's plan, in order. Raises ValueError
+    if the entry has another number of streams.
     """
     version, _, *lines = text.split("\n")
     if version == "v1":

@@ -203,7 +203,7 @@ class GroupCommitter:
         return self._again_at is not None and time.monotonic() >= self._again_at
 
     def warn_of_others(self, cluster: Cluster, partitions: Iterable[Key]) -> None:
-        """Warn if the last commit of a partition is from another deployment."""
+        """Log a warning for the first partition whose last commit is from another deployment."""
         committed = cluster.committed(self._group_id, partitions).found
         for (topic, partition), (offset, metadata) in committed.items():
             known = CommitOrigin.read(
@@ -223,9 +223,9 @@ class GroupCommitter:
     ) -> dict[Key, int]:
         """Commit the done offsets. Return the last confirmed offset of each partition.
 
-        For a partition without one, returns its offset in `first_not_done`. A failed commit is
-        repeated with the next one. Raises CheckpointInUse if another driver has taken over the
-        checkpoint.
+        For a partition without one, returns its offset in `first_not_done`. Sends only
+        changes, and once an hour all. A failed commit is logged, and repeated with the next one.
+        Raises CheckpointInUse if another driver has taken over the checkpoint.
 
         ``done``: the done offsets by partition. ``topic_ids``: the ids of the topics, where known.
         """

@@ -41,7 +41,7 @@ _UNREAD = re.compile(
 
 
 class KafkaSources(PlannedRows):
-    """All Kafka spouts of a topology: their plans, rows, commits and checks for new records.
+    """All Kafka spouts of a topology, on the driver: plans, rows, commits, checks for new records.
 
     ``spouts``: the spouts by name. ``once``: whether the first micro-batch takes all available
     records, and the later ones none. ``max_waiting``: the setting of the topology.
@@ -68,7 +68,11 @@ class KafkaSources(PlannedRows):
     def of(
         cls, topology: Topology, spark: SparkSession, state: State, *, ends: bool, once: bool
     ) -> KafkaSources:
-        """Open the Kafka spouts of a topology; for the arguments see `kafka_sources`."""
+        """Open the Kafka spouts of a topology; for the arguments see `kafka_sources`.
+
+        Raises ValueError if two spouts commit the same partitions to one group, and the client's
+        errors.
+        """
         last = None if state.last_plan is None else state.plan(state.last_plan)
         spouts: dict[str, SpoutOffsets] = {}
         sources = cls(spouts, spark, once, topology.settings.max_waiting)

@@ -56,7 +56,7 @@ class ReadOffsets:
         return self._client
 
     def to_json(self) -> list[Any]:
-        """Return the ranges of this reader, for JSON."""
+        """Return the task's ranges and the lost ones, without the connection, for JSON."""
         return [self._tasks, self._lost]
 
     def planned(self, body: list[Any]) -> ReadOffsets:
@@ -87,7 +87,7 @@ class ReadOffsets:
         )
 
     def pieces(self, places: Mapping[int, Int64s], rows: Mapping[int, int]) -> list[Piece]:
-        """Return what to read in order to get some rows of tasks again.
+        """Return the pieces to read in order to get some rows of tasks again.
 
         A row's offset follows from its position if each offset of its task has a record. Else the
         task is read whole.

@@ -23,12 +23,17 @@ _FIRST = 100_000
 
 
 class Position(NamedTuple):
-    """The position of a spout in a partition, after a micro-batch."""
+    """The position of a spout in a partition, after a micro-batch.
 
-    next: int  # the first offset for the next micro-batch
-    end: int  # the end of the partition when the micro-batch was planned
-    began: str  # the reason of the offset at which the checkpoint began, such as "earliest"
-    epoch: int | None = None  # the epoch of the leader at that time, if known
+    ``next``: the first offset for the next micro-batch. ``end``: the end of the partition when the
+    micro-batch was planned, and ``epoch`` the leader's epoch then, if known. ``began``: the reason
+    of the offset at which the checkpoint began, such as "earliest".
+    """
+
+    next: int
+    end: int
+    began: str
+    epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,7 @@ class OffsetPlan:
         return self.positions.get(key[0], {}).get(key[1])
 
     def recreated(self, topic_ids: Mapping[str, str | None]) -> set[str]:
-        """Return the topics that were created again since, by their present ids, where known."""
+        """Return the topics whose id in ``topic_ids`` differs from the plan's; None is unknown."""
         known = self.topic_ids.items()
         return {topic for topic, was in known if topic_ids.get(topic) not in (None, was)}
 
@@ -103,7 +108,10 @@ def records_in(ranges: Iterable[OffsetRange]) -> int:
 
 
 def evenly(ranges: Iterable[OffsetRange], tasks: int) -> tuple[tuple[OffsetRange, ...], ...]:
-    """Divide ranges into at most ``tasks`` parts of about the same number of offsets, in order."""
+    """Divide ranges, in order, into parts of about the same number of offsets.
+
+    There are at most ``tasks`` parts, and at most one for each 10,000 offsets begun.
+    """
     ranges = list(ranges)
     total = records_in(ranges)
     tasks = max(1, min(tasks, RETRIES - 1, -(-total // LEAST)))
@@ -188,7 +196,7 @@ class Intake:
         return None if self._fixed is not None else max(1, int(self._most / 2))
 
     def planned(self, records: int) -> None:
-        """Record that a micro-batch that takes this number of offsets begins now."""
+        """Record that a micro-batch with this number of new records begins now."""
         self._taken, self._began = records, time.monotonic()
 
     def done(self, waiting: float, retried: int = 0) -> None:

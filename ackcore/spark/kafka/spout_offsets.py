@@ -46,9 +46,11 @@ class OffsetsRefused(RuntimeError):
 class SpoutOffsets:
     """Plans the offsets of one `KafkaSpout`, and commits those that are done to its group.
 
-    ``name``: the name of the spout. ``deployment``: the key of the checkpoint.
+    It runs on the driver, and looks up the partitions when it is made. ``name``: the name of the
+    spout. ``deployment``: the key of the checkpoint.
 
-    Attributes: ``partitions``: the partitions at the last look-up, in order.
+    Attributes: ``partitions``: the partitions at the last look-up, in order. ``intake``: the choice
+    of the number of offsets.
     """
 
     def __init__(self, name: str, spout: KafkaSpout, deployment: int) -> None:
@@ -148,11 +150,15 @@ class SpoutOffsets:
         return {each: high for each, (_, high) in marks.items()}
 
     def end_here(self) -> None:
-        """Make the present ends of the partitions those of the query."""
+        """Let the query end at the present ends of the partitions; raise as `ends`."""
         self._until = self.ends(all_of_them=True)
 
     def has_new(self) -> bool:
-        """Return whether there are records that no finished micro-batch has taken."""
+        """Return whether a micro-batch should run: for records that no finished one has taken.
+
+        Also true before the first one, and for a topic or a log that is another one. Raises as
+        `ends` if no leader answers.
+        """
         marks = self._bounds(self._done)
         if self._done is None or self._is_recreated(self._done, marks):
             return True
@@ -206,10 +212,10 @@ class SpoutOffsets:
     def plan(
         self, before: OffsetPlan | None, tasks: int, *, bounded: bool, room: int | None = None
     ) -> OffsetPlan:
-        """Return the plan of the next micro-batch.
+        """Return the plan of the next micro-batch. If Kafka does not answer, it takes no offsets.
 
-        Raises OffsetsRefused if offsets were deleted or are skipped, and the spout has
-        ``lost="refuse"``.
+        Without ``before``, raises ConnectionError or UnknownTopics instead. Raises OffsetsRefused
+        if offsets were deleted or are skipped, and the spout has ``lost="refuse"``.
 
         ``before``: the plan of the last micro-batch; None for the first. ``tasks``: the number of
         tasks that run at once. ``bounded``: whether `Intake` limits the number of offsets.
@@ -462,7 +468,7 @@ class SpoutOffsets:
     # -- the group --------------------------------------------------------------------------------
 
     def warn_of_others(self) -> None:
-        """Warn if the group's last commit of a partition is from another deployment."""
+        """Log a warning if the group's last commit of a partition is from another deployment."""
         if self._group is not None:
             self._group.warn_of_others(self._cluster, self.partitions)
 
@@ -474,9 +480,9 @@ class SpoutOffsets:
     def commit(self, plan: OffsetPlan, waiting: Iterable[pa.Table]) -> int:
         """Commit the offsets that are done after a micro-batch, and return the lag.
 
-        Topics that were created again since the plan are left out. A failed commit is repeated with
-        the next one. The lag is the number of offsets from the committed ones to the ends of the
-        partitions, or from the first ones that are not done if the spout has no group.
+        Topics that were created again since the plan are left out. A failed commit is logged, and
+        repeated with the next one. The lag is the number of offsets from the committed ones to the
+        planned ends of the partitions, or from the first ones not done if the spout has no group.
         """
         self._done = plan
         # The planned offsets of these topics now belong to other records.
@@ -500,8 +506,8 @@ class SpoutOffsets:
 def _unanswered(what: str, failed: Mapping[Any, PartitionFailure]) -> ConnectionError:
     (topic, partition), why = next(iter(failed.items()))
     return ConnectionError(
-        f"Kafka did not answer the request for {what} of {topic}-{partition}: "
-        f"{why.text}; check the brokers"
+        f"the request to Kafka for {what} of {topic}-{partition} failed: {why.text}; check the "
+        "brokers, and what this user may read"
     )
 
 

@@ -55,7 +55,7 @@ class SkippedRange(NamedTuple):
         return f"offsets {start} to {stop - 1} of {topic}-{partition}: {self.said}"
 
     def refused(self, spout: str) -> RefusedOffsets:
-        """Return the entry of this range for `OffsetPlan.refused`: offsets and reason."""
+        """Return the dead record of this range for `OffsetPlan.refused`: offsets and reason."""
         return RefusedOffsets(*self.range, Reason(spout, self.kind, self.message, True).encode())
 
 
@@ -80,7 +80,10 @@ TOO_FAR_BEHIND = "TooFarBehind"
 
 
 def decide(spout: KafkaSpout, found: PartitionFacts) -> Start | None:
-    """Return where a partition begins; None if it continues at its position in the last plan."""
+    """Return where a partition begins; None if it continues at its position in the last plan.
+
+    It begins anew if it has no position, or the position is no longer in the same log.
+    """
     position, low, high = found.position, found.low, found.high
     if position is None:
         return _within(spout, found, _first(spout, found))
@@ -141,9 +144,9 @@ def _lost(found: PartitionFacts, start: Start) -> Start:
 
 
 def _cut_below(found: PartitionFacts, start: Start, low: int, kind: str, said: str) -> Start:
-    """Return a start in which offsets below ``low`` are skipped, with dead letters.
+    """Return a start in which ranges below ``low`` that would be read are skipped.
 
-    ``kind``, ``said``: the reason of the dead letters.
+    Each becomes a dead letter with the reason ``kind`` and ``said``.
     """
     gone = [hole._replace(stop=min(hole.stop, low)) for hole in start.holes if hole.start < low]
     if start.next < low:
@@ -160,7 +163,7 @@ def _cut_below(found: PartitionFacts, start: Start, low: int, kind: str, said: s
 def lost_since(
     plan: OffsetPlan, lows: Mapping[tuple[str, int], int], topic_ids: Mapping[str, str | None]
 ) -> list[SkippedRange]:
-    """Return the planned ranges that were deleted since.
+    """Return the planned ranges that were deleted since, joined across tasks.
 
     ``plan``: a stored plan without a decision. ``lows``: the first offset of each partition that
     answered. ``topic_ids``: the present ids of the topics. If a topic was created again, all its
