@@ -19,17 +19,11 @@ _FEW = 10
 class TooManyDead(RuntimeError):
     """More records died than `max_dead` or `max_dead_ratio` allows.
 
-    Parameters
-    ----------
-    message : str
-        The number of dead records, their causes, and the way out.
-    counts : Counts, optional
-        The counts of a run on Spark that has ended, in which every record is ACKED or DEAD; or of
-        a stream, after the micro-batch that exceeded the limit.  None for a `Consumer`.
-    limit : str, default "max_dead"
-        The limit that was exceeded: ``"max_dead"`` or ``"max_dead_ratio"``.
-    causes : tuple of Cause, default ()
-        The causes of death on Spark, the most frequent first.
+    ``message``: the number of dead records, their causes, and the way out. ``counts``: the counts
+    of a run on Spark that has ended, in which every record is ACKED or DEAD; or of a stream, after
+    the micro-batch that exceeded the limit. None for a `Consumer`. ``limit``: the limit that was
+    exceeded: ``"max_dead"`` or ``"max_dead_ratio"``. ``causes``: a tuple of the causes of death on
+    Spark, the most frequent first.
     """
 
     def __init__(

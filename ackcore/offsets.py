@@ -301,7 +301,7 @@ def _holes_of(state: OffsetState) -> _Pair:
     """
     starts, ends = state.hole_starts, state.hole_ends
     lengths = ends - starts
-    done = _shifted(starts, state.end) - ends
+    done = np.append(starts, state.end)[1:] - ends
     runs = _Pair(_RiceNumbers(lengths - 1), _RiceNumbers(done))
     if runs.one.size == _SIZE_BITS or lengths.sum() > min(2 * len(lengths), _MOST_RUNS):
         return runs
@@ -310,13 +310,6 @@ def _holes_of(state: OffsetState) -> _Pair:
     each[np.cumsum(lengths) - 1] = done
     singles = _Pair(_RiceNumbers(np.zeros_like(each)), _RiceNumbers(each))
     return min(runs, singles, key=lambda pair: pair.size)
-
-
-def _shifted(numbers: Int64s, last: int) -> Int64s:
-    """Return a column without its first number, and with ``last`` at its end."""
-    found = np.empty_like(numbers)
-    found[:-1], found[-1:] = numbers[1:], last
-    return found
 
 
 def _failed_of(state: OffsetState) -> _Pair:

@@ -34,7 +34,7 @@ from ackcore.offsets import decode_metadata, encode_state
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.kafka import plans
 from ackcore.spark.kafka.group_commits import CommitCache, states
-from ackcore.spark.kafka.plans import Intake, OffsetPlan, Position, evenly, records_in
+from ackcore.spark.kafka.plans import Intake, OffsetPlan, Position, evenly
 from ackcore.spark.kafka.spout_starts import lost_since, without_deleted
 from ackcore.spark.tasks.decoding import ValueDecoder
 from ackcore.spark.tasks.record_ids import RefusedOffsets, SpoutSpec
@@ -89,7 +89,7 @@ def test_ranges_are_dealt_out_evenly_and_whole(found, tasks):
         dealt = evenly(ranges, tasks)
     finally:
         plans.LEAST = before
-    sizes = [records_in(some) for some in dealt]
+    sizes = [sum(one.size for one in some) for some in dealt]
     assert all(sizes)
     assert len(dealt) <= tasks
     assert max(sizes, default=0) <= -(-sum(sizes) // max(1, min(tasks, sum(sizes))))

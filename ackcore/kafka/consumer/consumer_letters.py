@@ -40,6 +40,7 @@ OURS = frozenset((REASON, TOPIC, PARTITION, OFFSET, TIMESTAMP, ATTEMPTS, DEATHS)
 OF_TOPOLOGY = "ackcore-batch"
 #: A record with more deaths is in a loop: a program sends dead letters back.
 MAX_DEATHS = 20
+#: The maximum size of the header with the reason, as UTF-8.
 _REASON_BYTES = 8 << 10
 #: The number of digits of 2**31.
 _DIGITS = 10
@@ -82,10 +83,10 @@ def is_of_topology(headers: Headers) -> bool:
 def headers_of(letter: DyingRecord) -> Headers:
     """Return the headers of a dead letter.
 
-    They are the record's headers without those of an earlier death, then reason, topic, partition,
-    offset, timestamp, attempts and number of deaths. The message's own timestamp is the time of the
-    death, because a broker would delete the letter of an old record at once. Raises ConsumerError
-    if the record has died more than 20 times.
+    They are the record's headers without those of an earlier death, then reason (at most 8 KiB),
+    topic, partition, offset, timestamp, attempts and number of deaths. The message's own timestamp
+    is the time of the death, because a broker would delete the letter of an old record at once.
+    Raises ConsumerError if the record has died more than 20 times.
     """
     record, failure = letter.record, letter.failure
     died = death_count(record.headers) + 1
@@ -102,18 +103,14 @@ def headers_of(letter: DyingRecord) -> Headers:
         ATTEMPTS: letter.failures,
         DEATHS: died,
     }
+    reason = f"{failure.kind}: {failure.message}"[:_REASON_BYTES]
+    cut = reason.encode(errors="backslashreplace")[:_REASON_BYTES].decode(errors="ignore")
     ours: Headers = [
-        (REASON, _reason_header(f"{failure.kind}: {failure.message}")),
+        (REASON, cut.encode()),
         (TOPIC, record.topic.encode()),
         *((name, b"%d" % number) for name, number in numbers.items() if number is not None),
     ]
     return [*(each for each in record.headers if each[0] not in OURS), *ours]
-
-
-def _reason_header(reason: str) -> bytes:
-    """Return a reason as a header's value of at most 8 KiB."""
-    cut = reason[:_REASON_BYTES].encode(errors="backslashreplace")[:_REASON_BYTES]
-    return cut.decode(errors="ignore").encode()
 
 
 class TopicLetterStore:

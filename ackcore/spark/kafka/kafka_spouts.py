@@ -22,7 +22,7 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.setup import Backlog, InputFrame, Obstacle, PlannedRows, Snapshot
 from ackcore.spark.kafka.group_commits import GroupUse, refuse_shared_groups
 from ackcore.spark.kafka.offset_reading import ReadOffsets
-from ackcore.spark.kafka.plans import OffsetPlan, records_in
+from ackcore.spark.kafka.plans import OffsetPlan
 from ackcore.spark.kafka.spout_offsets import SpoutOffsets
 from ackcore.topology.builder import Topology
 
@@ -123,7 +123,7 @@ class KafkaSources(PlannedRows):
             plan = one.plan(before, tasks, bounded=not self._once, room=room)
             found[name] = plan.body()
             if left is not None:
-                left = max(0, left - records_in(chain.from_iterable(plan.tasks)))
+                left = max(0, left - sum(one.size for some in plan.tasks for one in some))
         # A new topic may match the patterns of two spouts.
         self._check_groups()
         return found

@@ -102,18 +102,13 @@ class OffsetPlan:
                 yield topic, partition, position
 
 
-def records_in(ranges: Iterable[OffsetRange]) -> int:
-    """Return the number of offsets in ranges."""
-    return sum(one.size for one in ranges)
-
-
 def evenly(ranges: Iterable[OffsetRange], tasks: int) -> tuple[tuple[OffsetRange, ...], ...]:
     """Divide ranges, in order, into parts of about the same number of offsets.
 
     There are at most ``tasks`` parts, and at most one for each 10,000 offsets begun.
     """
     ranges = list(ranges)
-    total = records_in(ranges)
+    total = sum(one.size for one in ranges)
     tasks = max(1, min(tasks, RETRIES - 1, -(-total // LEAST)))
     size = -(-total // tasks)
     found: list[list[OffsetRange]] = [[]]

@@ -23,7 +23,7 @@ from ackcore.kafka.start_positions import MADE_ANEW, time_ms
 from ackcore.kafka.truncations import truncated_at
 from ackcore.offsets import Commit, decode_metadata
 from ackcore.spark.kafka.group_commits import GroupCommitter, Key, states
-from ackcore.spark.kafka.plans import Intake, OffsetPlan, Position, evenly, records_in, shares
+from ackcore.spark.kafka.plans import Intake, OffsetPlan, Position, evenly, shares
 from ackcore.spark.kafka.spout_starts import (
     TOO_FAR_BEHIND,
     PartitionFacts,
@@ -283,7 +283,7 @@ class SpoutOffsets:
             tuple(one.range for one in gone),
             tuple(one.refused(self.name) for one in gone),
         )
-        self.intake.planned(records_in(ranges))
+        self.intake.planned(sum(one.size for one in ranges))
         return plan
 
     def mended(self, plan: OffsetPlan) -> OffsetPlan:
