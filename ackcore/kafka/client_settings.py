@@ -93,7 +93,7 @@ class ClientSettings:
         return {**found, "oauth_cb": Tokens(given, self)} if callable(given) else found
 
     def redacted(self, text: str) -> str:
-        """Replace each secret of these settings in a text, as `without_secrets` does."""
+        """Return a text with the value of each secret option replaced, by `without_secrets`."""
         return without_secrets(text, self._secrets())
 
     def logger(self, logger: Logger) -> RedactedLog:

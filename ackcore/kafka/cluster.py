@@ -46,7 +46,7 @@ class TopicPartition(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """A partition that exists, with the id of its topic; None before Kafka 2.8."""
+    """A partition that exists, and its topic's id, which is None in brokers before Kafka 2.8."""
 
     topic: str
     partition: int
@@ -73,9 +73,9 @@ class Watermarks(_Bounds):
 
 
 class PartitionFailure(NamedTuple):
-    """The reason why a request failed for one partition."""
+    """The reason why a request failed for one partition: librdkafka's name of it, and a text."""
 
-    code: str  # librdkafka's name, for example ``UNKNOWN_MEMBER_ID``
+    code: str  # such as ``UNKNOWN_MEMBER_ID``
     text: str
 
 

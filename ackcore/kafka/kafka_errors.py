@@ -24,7 +24,7 @@ class ConsumerError(RuntimeError):
 
 
 class OffsetsOutOfRange(ConsumerError):
-    """The next offset to read was deleted, or is above the end of its partition."""
+    """With ``out_of_range="fail"``: offsets were deleted or replaced, or are too far behind."""
 
 
 class NoToken(KafkaException):

@@ -47,9 +47,9 @@ class KafkaSpout:
         lose a record, because each continues from its checkpoint.
     start : {"group", "earliest", "latest"}, datetime or mapping, default "group"
         Where a new checkpoint begins. "group": after the records that the group's commits name as
-        done, or at the earliest record without a commit. Else: at the earliest or latest record, at
-        the first one of a time (with its zone), or at offsets by (topic, partition). To begin there
-        again, use a new checkpoint.
+        done, or at the earliest record without a commit or a group. Else: at the earliest record,
+        at the end, at the first record from a time on (with its zone), or at offsets by (topic,
+        partition), where missing ones mean the earliest. Later starts of the query ignore it.
     max_records : int, optional
         The maximum number of offsets in a micro-batch. If there are more partitions with records,
         it takes one of each. The offsets of a micro-batch are divided evenly among its tasks.

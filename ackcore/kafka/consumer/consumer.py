@@ -246,15 +246,8 @@ class Consumer:
     def poll(self, n: int = 1, timeout_s: float | None = None) -> list[KafkaRecord]:
         """Return up to n records to be processed: due retries and new records, alternating.
 
-        Waits for the first record only. The list is empty if none came in time, or the consumer was
-        stopped.
-
-        Parameters
-        ----------
-        n : int, default 1
-            The largest number of records to return.
-        timeout_s : float, optional
-            The longest wait for the first record, in seconds. No limit by default.
+        Waits for the first record only, for up to ``timeout_s`` seconds; by default without a
+        limit. The list is empty if none came in time, or the consumer was stopped.
 
         Raises
         ------
@@ -303,7 +296,10 @@ class Consumer:
                     await loop.run_in_executor(thread, self._wait_for_record, _SHORT_WAIT_S)
 
     def ack(self, record: KafkaRecord) -> bool:
-        """Ack a record. Return False if it was answered before, or the answer came too late."""
+        """Ack a record. Return False if it was answered before, or the answer came too late.
+
+        Raises TypeError for anything but a `KafkaRecord`, as `fail` does.
+        """
         with self._own():
             return self._held.ack(record)
 

@@ -216,7 +216,7 @@ class CallableLetterStore:
 
 
 class PendingLetters:
-    """The dead letters that are not stored yet. Each is tried again until it is stored.
+    """The dead letters that are not stored yet, each tried again; ``under_way``: their number.
 
     ``log``: receives a warning about a letter that could not be stored, at most once a minute.
     """

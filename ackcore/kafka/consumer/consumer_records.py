@@ -15,7 +15,11 @@ UNREADABLE_HEADERS = "UnreadableHeaders"
 
 
 class KafkaRecord(NamedTuple):
-    """A record of Kafka that a `Consumer` delivers; pass it to ``ack`` or ``fail``."""
+    """A record of Kafka that a `Consumer` delivers; pass it to ``ack`` or ``fail``.
+
+    ``timestamp_ms``: milliseconds since 1970; None without a timestamp. ``attempt``: the number of
+    its earlier failures.
+    """
 
     topic: str
     partition: int
@@ -24,7 +28,7 @@ class KafkaRecord(NamedTuple):
     value: bytes | None
     headers: Headers
     timestamp_ms: int | None
-    attempt: int = 0  # the number of earlier failures
+    attempt: int = 0
     generation: int = 0  # of the assignment of its partition
     delivery: int = 0  # the number of its deliveries in this generation
 

@@ -63,9 +63,9 @@ def decide_starts(
 ) -> list[AssignedStart]:
     """Return where newly assigned partitions begin, in their order, and log it.
 
-    Raises OffsetsOutOfRange if a topic was deleted and created again, or a partition is too far
-    behind, and ``out_of_range`` is "fail". Raises ConsumerError if the broker does not answer a
-    request.
+    Raises OffsetsOutOfRange if ``out_of_range`` is "fail" and a topic was deleted and created
+    again, a log was truncated below done offsets, or a partition is too far behind. Raises
+    ConsumerError if a request to the brokers fails.
 
     ``client``, ``settings``: of the consumer. ``partitions``: the partitions that it is assigned.
     ``ids``: the present ids of their topics; None if unknown. ``seen``: the ids that the topics had
@@ -147,7 +147,8 @@ def _shorter_log(
     """Return where to begin and the reason if a partition ends below its done offsets; else None.
 
     Such a partition was truncated, or its topic created again. If it were read at its committed
-    offset, new records with offsets up to ``done`` would count as done.
+    offset, new records with offsets up to ``done`` would count as done. Raises OffsetsOutOfRange
+    for it if ``out_of_range`` is "fail".
     """
     key = _key(partition)
     low, high = watermarks(client, partition)
@@ -185,7 +186,8 @@ def _skip_to(
 ) -> int | None:
     """Return the first offset that ``max_offset_behind`` does not skip; None if it skips none.
 
-    ``offset``: the offset at which the partition would begin.
+    ``offset``: the offset at which the partition would begin. Logs a warning if some are skipped,
+    or raises OffsetsOutOfRange if ``out_of_range`` is "fail".
     """
     most = settings.max_offset_behind
     if most is None:

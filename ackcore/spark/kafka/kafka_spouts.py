@@ -196,7 +196,10 @@ class KafkaSources(PlannedRows):
         return found
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
-        """Commit the offsets that are done after a micro-batch. Return the lag of each spout."""
+        """Commit the offsets that are done after a micro-batch. Return the lag of each spout.
+
+        Also adapts the numbers of records of the next micro-batch.
+        """
         found = {}
         # Replays that were not tried yet take no room from failed records.
         waiting = decision.waiting.rows() - decision.waiting.untried
@@ -251,7 +254,7 @@ class KafkaSources(PlannedRows):
 
     @property
     def is_through(self) -> bool:
-        """Whether all records up to the ends at the start of the query are taken."""
+        """Whether all records up to the ends at the query's start are taken; False without ends."""
         return all(one.is_through for one in self._spouts.values())
 
     def reaching_ends(self) -> Callable[[], bool]:

@@ -118,7 +118,8 @@ class SpoutOffsets:
     ) -> dict[Key, Watermarks]:
         """Return the first offset and the end of each partition whose leader answers, in order.
 
-        Raises ConnectionError if none answers, or with ``all_of_them`` if one does not.
+        Raises ConnectionError if none answers, or with ``all_of_them`` if one does not; and
+        ClusterFailed or UnknownTopics if the partitions are to be looked up, and cannot be.
         ``before``: the last plan. The end is not below its position if the log reaches it.
         """
         try:
@@ -142,22 +143,19 @@ class SpoutOffsets:
         return {each: answers.found[each] for each in self.partitions if each in answers.found}
 
     def ends(self, *, all_of_them: bool = False) -> dict[Key, int]:
-        """Return the end of each partition whose leader answers.
-
-        Raises ConnectionError if none answers, or with ``all_of_them`` if one does not.
-        """
+        """Return the end of each partition whose leader answers; raise as `_bounds`."""
         marks = self._bounds(all_of_them=all_of_them)
         return {each: high for each, (_, high) in marks.items()}
 
     def end_here(self) -> None:
-        """Let the query end at the present ends of the partitions; raise as `ends`."""
+        """Let the query end at the present ends of all partitions; raise as `ends`."""
         self._until = self.ends(all_of_them=True)
 
     def has_new(self) -> bool:
         """Return whether a micro-batch should run: for records that no finished one has taken.
 
-        Also true before the first one, and for a topic or a log that is another one. Raises as
-        `ends` if no leader answers.
+        Also true before the first one, and if a topic was created again, a log was truncated or a
+        leader is new. Raises as `ends` if no leader answers.
         """
         marks = self._bounds(self._done)
         if self._done is None or self._is_recreated(self._done, marks):
@@ -176,7 +174,7 @@ class SpoutOffsets:
 
     @property
     def is_through(self) -> bool:
-        """Whether finished micro-batches have taken all records up to the query's ends."""
+        """Whether finished micro-batches reach the query's ends; False if it has no ends."""
         return self._until is not None and self.reaching(self._until)()
 
     def reaching(self, ends: Offsets) -> Callable[[], bool]:
