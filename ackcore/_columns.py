@@ -246,7 +246,7 @@ def check_entries(entries: Any, buckets: int, timed: bool) -> Entries:
 
 
 def refuse_rows_where(name: str, column: npt.NDArray[Any], wrong: Any, must_be: str) -> None:
-    """Raise ValueError for the first row where the mask ``wrong`` is set; do nothing without one.
+    """Raise ValueError for the first row where the mask ``wrong`` is set; return if none is.
 
     ``must_be``: the text of the error after "``name`` must be".
     """

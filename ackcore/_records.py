@@ -65,8 +65,8 @@ class LedgerFull(RuntimeError):
 class Outcome(NamedTuple):
     """The outcome of one root, caused by one message: a row of `Outcomes`.
 
-    ``task``: the spout task of the INIT. ``elapsed_ms``: the time since the root's first message;
-    None without a clock.
+    ``task``: the spout task of the INIT. ``elapsed_ms``: milliseconds since the root's first
+    message; None without a clock.
     """
 
     root_id: int

@@ -55,7 +55,7 @@ OnExpired = Callable[[Entries], object]
 
 
 def monotonic_ms() -> int:
-    """Return the milliseconds of a monotonic clock, counted from the machine's start."""
+    """Return the milliseconds of a monotonic clock, on Linux since the machine's start."""
     return time.monotonic_ns() // 1_000_000
 
 

@@ -313,9 +313,9 @@ def _holes_of(state: OffsetState) -> _Pair:
 
 
 def _failed_of(state: OffsetState) -> _Pair:
-    """Return the distances between failed offsets, and their numbers of failures, less 1 each.
+    """Return the numbers of offsets before each failed one, and of its failures, less 1.
 
-    The first distance is from the committable offset.
+    The offsets count from the failed one before; before the first, from the committable offset.
     """
     failed = state.failed[:_MOST_RUNS]
     distances = failed.copy()

@@ -23,7 +23,7 @@ _LONGEST_MS = 2**62
 
 
 class NextAttempt(NamedTuple):
-    """The time, in milliseconds since 1970, and the number of the next attempt of a record."""
+    """The time of a record's next attempt, by the clock of ``now_ms``, and its number."""
 
     due_ms: int
     attempt: int
@@ -67,7 +67,7 @@ def backoff_ms(message_id: str, attempt: int, *, base_ms: int, cap_ms: int) -> i
 
     ``message_id``: the message. Different messages have different delays. ``attempt``: the number
     of the next attempt, at least 1, without an upper limit. ``base_ms``, ``cap_ms``: the longest
-    delay before attempt 1, and before any attempt. At least 1.
+    delay before attempt 1, and before any attempt, from 1 to ``2**62``.
 
     The result is in 1..``cap_ms``, and always the same for the same arguments.
     """
@@ -163,11 +163,12 @@ class Policy(NamedTuple):
         Raises ValueError if ``attempt`` is negative, or the policy's numbers are out of range.
 
         ``message_id``: the record's id. ``attempt``: the attempt that failed, from 0. ``now_ms``:
-        the time of the micro-batch's plan, at which the delay begins. ``final``: whether the reason
-        excludes another attempt. ``counts``: whether the failure counts as an attempt; if not, the
-        next attempt has the same number. ``not_before_ms``: the earliest time of the next attempt.
-        ``first_ms``: the time at which the record was first seen; ``now_ms`` by default. The delay
-        after a failure that does not count depends on it: see `unavailable_ms`.
+        the time at which the delay begins, in milliseconds; on Spark that of the micro-batch's
+        plan. ``final``: whether the reason excludes another attempt. ``counts``: whether the
+        failure counts as an attempt; if not, the next attempt has the same number.
+        ``not_before_ms``: the earliest time of the next attempt. ``first_ms``: the time at which
+        the record was first seen; ``now_ms`` by default. The delay after a failure that does not
+        count depends on it: see `unavailable_ms`.
 
         Returns the time and number of the next attempt; None if the record is dead.
         """
