@@ -249,10 +249,8 @@ class Consumer:
         Waits for the first record only, for up to ``timeout_s`` seconds; by default without a
         limit. The list is empty if none came in time, or the consumer was stopped.
 
-        Raises
-        ------
-        ConsumerError, TooManyDead, RecordDead, KafkaException
-            The error that ended the consumer.
+        Raises the error that ended the consumer: a ConsumerError, TooManyDead, RecordDead or
+        KafkaException.
         """
         n = as_count(n, "n", 1)
         self._refuse_callbacks("poll")
@@ -416,13 +414,9 @@ class Consumer:
     def close(self, drain_s: float | None = None, timeout_s: float = _CLOSE_S) -> None:
         """Stop, wait until the records in flight are answered, commit, and leave the group.
 
-        Parameters
-        ----------
-        drain_s : float, optional
-            Seconds to wait for answers, instead of the consumer's ``drain_s``.
-        timeout_s : float, default 25.0
-            The longest wait after the drain, in seconds, for brokers that do not answer. Kubernetes
-            gives a terminated pod 30 s by default.
+        ``drain_s``: seconds to wait for answers, instead of the consumer's ``drain_s``.
+        ``timeout_s``: the longest wait after the drain, in seconds, for brokers that do not answer.
+        Kubernetes gives a terminated pod 30 s by default.
 
         Raises
         ------
