@@ -252,7 +252,8 @@ def load_backend(name: str) -> BackendFactory:
         factory = _load(name).Ledger if point is None else point.load()
     except Exception as error:  # a numpy of another ABI raises ValueError or RuntimeError
         raise ImportError(
-            f"backend {name!r} cannot be loaded: {type(error).__name__}: {error}"
+            f"backend {name!r} cannot be loaded: {type(error).__name__}: {error}; reinstall the "
+            "package that provides it"
         ) from error
     if not callable(factory):
         raise TypeError(f"backend {name!r} must be a callable that makes ledgers, got {factory!r}")
