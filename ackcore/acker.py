@@ -110,7 +110,7 @@ class Acker:
     `KeyboardInterrupt` is raised at once.
 
     Each shard applies a batch as a whole or not at all. If one of several shards lacks memory, the
-    others may have applied their rows; their outcomes are then neither returned nor reported.
+    others may have applied their rows: ``on_outcomes`` gets the outcomes, and the call raises.
     """
 
     @naming_arguments
@@ -395,9 +395,14 @@ class Acker:
             outcomes: Outcomes = getattr(self._shards[0], method)(*checked.values())
         else:
             parts: list[Outcomes] = []
-            for shard, rows in self._split(root_ids):
-                message = getattr(self._shards[shard], method)
-                parts.append(message(*(column[rows] for column in checked.values())))
+            try:
+                for shard, rows in self._split(root_ids):
+                    message = getattr(self._shards[shard], method)
+                    parts.append(message(*(column[rows] for column in checked.values())))
+            except BaseException:
+                if parts:  # these roots have left their ledgers
+                    self._report(_joined(parts))
+                raise
             outcomes = _joined(parts)
         self._report(outcomes)
         return outcomes

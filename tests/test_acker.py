@@ -253,6 +253,24 @@ def test_a_callback_that_raises_keeps_no_other_from_being_called(make_acker, kin
     assert received == [0, 1, 2, 0, 1, 2, 2]
 
 
+def test_outcomes_of_some_shards_are_told_if_another_lacks_memory(make_acker):
+    told = []
+    acker = make_acker(shards=3, on_outcomes=lambda task, outcomes: told.extend(outcomes.root_ids))
+    roots = np.arange(90)
+    shards = acker_task(roots, 3)
+
+    class Full:
+        def init_many(self, *columns):
+            raise MemoryError("full")
+
+    ledger, acker._shards[1] = acker._shards[1], Full()
+    with pytest.raises(MemoryError, match="full"):
+        acker.init_many(roots, np.zeros(90, np.int64), np.zeros(90, np.int32))
+    assert sorted(told) == roots[shards == 0].tolist()
+    acker._shards[1] = ledger
+    assert len(acker) == 0
+
+
 def test_on_expired_that_raises_is_heard_and_heard_once(make_acker):
     clock = Clock()
 
