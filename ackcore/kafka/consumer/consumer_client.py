@@ -304,13 +304,10 @@ class Commits:
         if error.code() in _FENCED:
             what, why = "fenced", "; the group has removed this member or assigns partitions anew"
         else:
-            what, why = "refused", ""
+            what, why = "refused", "; later commits include it, until the consumer ends"
         self._log.warning(
-            "a commit of %s was %s: %s%s",
-            counted(len(refused), "partition"),
-            what,
-            error.str(),
-            why,
+            "a commit of %s to group %s was %s: %s%s",
+            *(counted(len(refused), "partition"), self._group_id, what, error.str(), why),
         )
         return shorter
 
