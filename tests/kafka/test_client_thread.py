@@ -351,6 +351,15 @@ def test_a_keeper_that_keeps_nothing_does_not_hold_up_the_end(monkeypatch):
     assert client.committed_offset == 0
 
 
+def test_too_many_dead_without_dead_letters_name_the_setting_for_them(monkeypatch):
+    arguments = {"max_dead": 0, "dead_letters": None}
+    consumer = consumer_of(monkeypatch, Client(message(0)), **arguments)
+    (record,) = take(consumer, 1)
+    consumer.fail(record, Reject("no"))
+    with pytest.raises(TooManyDead, match="Remove the cause: set dead_letters to a topic"):
+        consumer.poll(1, 20.0)
+
+
 class Mute(Exception):
     def __str__(self):
         raise KeyError("no text")

@@ -194,9 +194,12 @@ class ClientThread(threading.Thread):
             excess = self._held.dead_limit.excess
         if excess is not None:
             self._store_last_letters(letters)
+            reasons = "the dead letters have the reasons"
+            if self._dead_letters is None:
+                reasons = "set dead_letters to a topic or a callable, which gets the reasons"
             raise TooManyDead(
                 f"{excess.message}. Dead records without a stored dead letter were not committed, "
-                "and are read again at the next start; see the reasons in the dead letters",
+                f"and are read again at the next start. Remove the cause: {reasons}",
                 limit=excess.limit,
             )
         if self._dead_letters is None:
