@@ -329,12 +329,18 @@ def test_a_record_that_died_too_often_ends_it_and_is_not_committed_over(counts):
     counts.server.produce(counts.topic, [{"value": b"x", "headers": headers}], 0)
     consumer = consumer_of(counts)
     consumer.fail(*take(consumer, 1), Reject("again"))
-    with pytest.raises(ConsumerError, match=r"has died 20 times: .*; stop that program, and"):
+    words = r"has died 20 times: .*; stop that program, and set dead_letters to a callable that"
+    with pytest.raises(ConsumerError, match=words):
         consumer.poll(1, 20.0)
     with pytest.raises(ConsumerError):
         consumer.close()
     assert counts.server.consume(counts.dead_topic) == []
     assert counts.committed()[0][0] == 0
+    kept = []
+    with consuming(counts, dead_letters=lambda record, failure: kept.append(record)) as consumer:
+        consumer.fail(*take(consumer, 1), Reject("again"))
+        wait_until(lambda: counts.committed()[0][0] == 1, "the callable has stored it")
+    assert [record.value for record in kept] == [b"x"]
 
 
 def test_what_is_done_is_not_handed_out_again_after_a_restart(counts):

@@ -94,7 +94,7 @@ def headers_of(letter: DyingRecord) -> Headers:
         raise ConsumerError(
             f"{record.topic}-{record.partition}@{record.offset} has died {MAX_DEATHS} times: a "
             "program sends its dead letters back to a topic that this consumer reads; stop that "
-            "program, and set dead_letters to another topic or to a callable"
+            "program, and set dead_letters to a callable that stores this record"
         )
     numbers = {
         PARTITION: record.partition,
