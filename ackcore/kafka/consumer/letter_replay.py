@@ -163,8 +163,8 @@ def replay_letters(
                     transactions.commit()
     if left:
         settings.logger(_log).warning(
-            "topic %r: %s not sent, now or by a later call. Causes: no dead letter of a Consumer; no "
-            "record, or no readable headers of it; a record that has died %d times or more",
+            "topic %r: %s not sent, now or by a later call. Causes: no dead letter of a Consumer; "
+            "no record, or no readable headers of it; a record that has died %d times or more",
             *(topic, counted(left, "message is", "messages are"), max_deaths),
         )
     return SentBack(sent, left)
