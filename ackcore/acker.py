@@ -139,12 +139,13 @@ class Acker:
         timeout_ms = _milliseconds(timeout_s, "timeout_s")
         self._period_ms = timeout_ms if period_s is None else _milliseconds(period_s, "period_s")
         if (self._buckets - 1) * self._period_ms < 2 * timeout_ms:
+            needed = 1 + -(-2 * timeout_ms // self._period_ms)
             raise ValueError(
                 "the acker would drop pending trees after "
                 f"{(self._buckets - 1) * self._period_ms} ms, and a spout may wait 2 * "
                 f"timeout_s = {2 * timeout_ms} ms for them; use "
-                f"buckets={1 + -(-2 * timeout_ms // self._period_ms)} or "
-                f"period_s={-(-2 * timeout_ms // (self._buckets - 1)) / 1000}"
+                + (f"buckets={needed} or " if needed <= MAX_BUCKETS else "")
+                + f"period_s={-(-2 * timeout_ms // (self._buckets - 1)) / 1000}"
             )
         self._clock = _callable(monotonic_ms if clock is None else clock, "clock")
         self._on_outcomes = None if on_outcomes is None else _callable(on_outcomes, "on_outcomes")

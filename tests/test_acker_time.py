@@ -109,6 +109,7 @@ def test_acker_that_waits_longer_than_the_spout_is_made(make_acker, arguments):
         ({"period_s": 29.999}, r"use buckets=4 or period_s=30.0"),
         ({"period_s": 10}, r"use buckets=7 or period_s=30.0"),
         ({"timeout_s": 1, "buckets": 4, "period_s": 0.1}, r"use buckets=21 or period_s=0.667"),
+        ({"period_s": 0.1}, r"use period_s=30.0"),  # 601 buckets are too many
     ],
 )
 def test_acker_that_forgets_before_the_spout_is_refused(make_acker, arguments, way_out):
