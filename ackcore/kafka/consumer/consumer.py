@@ -437,7 +437,8 @@ class Consumer:
         if not self._thread.ended:
             raise TimeoutError(
                 f"the consumer did not end in {timeout_s:g} s after its drain: its brokers may not "
-                "answer; records done since its last commit are delivered again"
+                "answer; call close() again to wait longer: if this process ends first, records "
+                "done since its last commit are delivered again"
             )
         self._raise_end()
 
