@@ -26,7 +26,7 @@ _OURS = {
     "group.id": "it is the argument group_id",
     "enable.auto.commit": "offsets are committed when their records are done",
     "enable.auto.offset.store": "offsets are committed when their records are done",
-    "auto.offset.reset": "an argument sets where reading starts, and lost offsets are reported",
+    "auto.offset.reset": "use start, and for lost offsets out_of_range or a spout's lost",
     "enable.partition.eof": "ackcore sets it to find the end of a range",
     "test.mock.num.brokers": "brokers are at bootstrap_servers",
 }

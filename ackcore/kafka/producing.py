@@ -55,8 +55,8 @@ _OVERDUE_S = 5.0
 _EVERY = 1000
 
 _FENCED_REMEDY = (
-    "another driver has taken over, or the transaction took longer than transaction.timeout.ms: "
-    "raise this setting in options, or let a micro-batch take fewer records"
+    "another driver, or call of replay_letters, has taken over; or the transaction took longer "
+    "than transaction.timeout.ms: raise this setting in options, or send less in a micro-batch"
 )
 
 _REMEDIES = {
