@@ -49,7 +49,7 @@ class KafkaSpout:
         Where a new checkpoint begins. "group": after the records that the group's commits name as
         done, or at the earliest record without a commit or a group. Else: at the earliest record,
         at the end, at the first record from a time on (with its zone), or at offsets by (topic,
-        partition), where missing ones mean the earliest. Later starts of the query ignore it.
+        partition), where missing ones mean the earliest. An existing checkpoint ignores it.
     max_records : int, optional
         The maximum number of offsets in a micro-batch. If there are more partitions with records,
         it takes one of each. The offsets of a micro-batch are divided evenly among its tasks.

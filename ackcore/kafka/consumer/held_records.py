@@ -542,7 +542,7 @@ class HeldRecords:
         return [each.commit(self._metadata) for each in changed]
 
     def uncommitted(self) -> dict[Key, tuple[int, int]]:
-        """Return the generation and the last change's number of partitions that have to commit."""
+        """Return generation and number of the last change of each partition that must commit."""
         return {
             key: (each.generation, each.changes)
             for key, each in self._partitions.items()
