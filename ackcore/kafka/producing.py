@@ -504,7 +504,7 @@ class Transactions:
         self._marked = mark
 
     def commit(self) -> None:
-        """Commit messages and mark together. After an error, both or none of them are committed.
+        """Commit messages and mark together. After a DeliveryError, both or none are committed.
 
         Readers may still have to wait for a moment: brokers write the markers after their answer.
         """

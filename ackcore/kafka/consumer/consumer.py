@@ -310,8 +310,8 @@ class Consumer:
         """Fail a record. Return False if it was answered before, or the answer came too late.
 
         ``reason``: the cause, an exception or a text. `Reject` sends the record to the dead letters
-        at once. `Unavailable` counts no attempt. `Unavailable` and `Retry` may set the shortest
-        wait (``after_s``).
+        at once. `Unavailable` counts no attempt until the record is ``unavailable_timeout_s`` old.
+        `Unavailable` and `Retry` may set the shortest wait (``after_s``).
         """
         asked_s = reason.asked_s if isinstance(reason, Retry) else None
         with self._own():

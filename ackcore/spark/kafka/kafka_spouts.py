@@ -157,7 +157,7 @@ class KafkaSources(PlannedRows):
         return None
 
     def unread(self, error: Exception) -> str | None:
-        """Return which offsets a task could not read yet, if that ended a run; else None."""
+        """Return the text of `unread_in` about the error of a run, or None."""
         return unread_in(error)
 
     def obstacle(self, plan: Plan) -> Obstacle | None:
@@ -270,7 +270,10 @@ class KafkaSources(PlannedRows):
 
 
 def unread_in(error: BaseException | None) -> str | None:
-    """Return which offsets a task could not read yet, if that caused an error; else None."""
+    """Return the text of a reader's error among an error and its causes, if waiting may help.
+
+    It names offsets that a task could not read yet. Returns None without such an error.
+    """
     while error is not None:
         told = _UNREAD.search(str(error))
         if told is not None:
