@@ -23,8 +23,9 @@ def kafka_sources(
 ) -> KafkaSources | None:
     """Return the `KafkaSpout` sources of a topology; None if it has none.
 
-    Connects to their brokers. ``state``: the state of the checkpoint. ``ends``: whether the query ends at the present ends of
-    the partitions. ``once``: whether its first micro-batch takes all records up to there.
+    Connects to their brokers. ``state``: the state of the checkpoint. ``ends``: whether the query
+    ends at the present ends of the partitions. ``once``: whether its first micro-batch takes all
+    records up to there.
     """
     if all(spout.kind != "kafka" for spout in topology.spouts.values()):
         return None
