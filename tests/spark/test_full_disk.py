@@ -129,6 +129,9 @@ def test_wherever_it_is_full_no_record_is_lost_or_blamed(tmp_path, monkeypatch, 
             except (StateError, SinkError) as error:
                 seen.add(type(error).__name__)
                 told.append("No space left on device" in str(error))
+                if isinstance(error, SinkError):
+                    of_sink = f"sink 'upper' at {story.sink} failed "
+                    told.append(str(error).startswith((of_sink, "the dead-letter store failed ")))
         disk.disarm()
         story.check(story.run())
     assert len(disk.places) > 40

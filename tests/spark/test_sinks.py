@@ -220,7 +220,7 @@ def test_a_claim_says_whose_it_is_and_how_it_is_released(tmp_path, found, checkp
     note.write_text(json.dumps(found).replace("{here}", here))
     sink = to_parquet(out)
     claim = "n", "def", checkpoint.replace("{here}", here)
-    told = re.escape(f"{out} is the directory of {whose.replace('{here}', here)}")
+    told = "^sink 'n': " + re.escape(f"{out} is the directory of {whose.replace('{here}', here)}")
     with pytest.raises(CheckpointForeign, match=told) as refused:
         sink.claim(*claim)
     released = f"if no query uses that checkpoint any more, delete {note}"

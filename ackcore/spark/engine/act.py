@@ -162,8 +162,9 @@ class _SinkWrites:
         self._sink = sink
         self._batch = batch
         self._calls = calls
-        self._what = f"sink {sink.name!r}"
         self._writer = as_sink(sink.writer)
+        place = self._writer.own_place  # the system's error for a full disk names no file
+        self._what = f"sink {sink.name!r}" + (f" at {place}" if place else "")
 
     def all_but(self, refused: Sequence[Refusal]) -> Refusal | None:
         """Write the rows that are not in ``refused``; return a new refusal of the sink, or None."""

@@ -132,9 +132,8 @@ class ParquetDirectory(Sink):
                 return
         found = None if note is None else read_note(note.data)
         if not is_owner(found, deployment, sink):
-            raise CheckpointForeign(
-                owned_by_another(self.path, found, deployment, checkpoint, self._has_rows())
-            )
+            told = owned_by_another(self.path, found, deployment, checkpoint, self._has_rows())
+            raise CheckpointForeign(f"sink {sink!r}: {told}")
 
     def _has_rows(self) -> bool:
         return any(entry.key.startswith("batch_id=") for entry in self._store.list())

@@ -139,7 +139,8 @@ class ParquetObjects(ParquetDirectory):
             before = read_note(found.data)
             if not is_owner(before, **whose):
                 raise CheckpointForeign(
-                    owned_by_another(self.path, before, batch.deployment, batch.checkpoint, True)
+                    f"sink {batch.sink!r}: "
+                    + owned_by_another(self.path, before, batch.deployment, batch.checkpoint, True)
                 ) from None
         else:
             return parts
