@@ -86,67 +86,63 @@ class Deployment:
             refuse_unnameable(str(self.spark_checkpoint), spark)
         schemas = {name: source_schema(spout) for name, spout in topology.spouts.items()}
         self._streaming = streaming
+        open_parts = partial(self._open_parts, topology, schemas, dead_letters)
+        with _errors_naming("the checkpoint"):
+            self.state = State.open(
+                self.checkpoint,
+                topology,
+                sources=kept_schemas(schemas, topology),
+                kind="stream" if streaming else "batch",
+                offsets=self.spark_checkpoint / "offsets" if self.by_spark else None,
+                accept_changes=accept_changes,
+                clock_ms=read_clock(clock),
+                rehearse=lambda state: open_parts(state).close(),
+            )
         with ExitStack() as stack:
-            self._parts = stack.enter_context(ExitStack())
-            with _errors_naming("the checkpoint"):
-                self.state = State.open(
-                    self.checkpoint,
-                    topology,
-                    sources=kept_schemas(schemas, topology),
-                    kind="stream" if streaming else "batch",
-                    offsets=self.spark_checkpoint / "offsets" if self.by_spark else None,
-                    accept_changes=accept_changes,
-                    clock_ms=read_clock(clock),
-                    prepare=partial(self._prepare, topology, schemas, dead_letters),
-                )
-            self._stack = ExitStack()
-            self._stack.callback(self.state.close)
-            self._stack.push(stack.pop_all())
-        try:
+            stack.callback(self.state.close)
+            stack.push(open_parts(self.state))
             self._report_last()
             # Last: a refused start leaves the recorded place of the dead letters as it is.
             with _errors_naming("the dead letters"):
                 self.letters = self._own_letters()
-        except BaseException:
-            self.close()
-            raise
+            self._stack = stack.pop_all()
 
-    def _prepare(
+    def _open_parts(
         self, topology: Topology, schemas: Mapping[str, pa.Schema], letters: Place, state: State
-    ) -> None:
-        """Claim the sinks, open the sources, and check the dead letters.
+    ) -> ExitStack:
+        """Claim the sinks, open the sources, and check the dead letters; return what closes them.
 
-        It runs before this driver takes the checkpoint over: a refused start must not end a query
-        that runs on the same checkpoint. It runs again if another driver writes meanwhile.
+        It writes nothing into the checkpoint, and reports nothing to the sources.
         """
-        self._parts.close()
-        self.topology = topology.in_order(state.spout_order)
-        deployment = f"{state.deployment_key:016x}"
-        writers = {sink.name: sink.writer for sink in topology.sinks.values()}
-        self._parts.callback(release_sinks, writers, deployment)
-        for name, writer in writers.items():
-            with _errors_naming(f"sink {name!r}"):
-                as_sink(writer).claim(name, deployment, state.url)
-        self.groups = None
-        if self.by_spark:
-            self.groups = frame_groups(self.topology, state, self.spark_checkpoint / "offsets")
-            if self.groups is not None:
-                self._parts.callback(self.groups.close)
-        ends, once = self.available_now or not self._streaming, not self._streaming
-        self.rows = planned_rows(self.topology, self.spark, state, ends=ends, once=once)
-        if self.rows is not None:
-            self._parts.callback(self.rows.close)
-        with _errors_naming("the dead letters"):
-            spouts = self.topology.spouts.items()
-            sources = {name: schemas[name] for name, spout in spouts if spout.tracked}
-            self._topic: TopicWriter | None = None
-            if isinstance(letters, DeadLetterTopic):
-                self._topic = TopicWriter(letters, deployment, sources)
-                self._parts.callback(self._topic.close)
-            path = letters.store if isinstance(letters, DeadLetterTopic) else letters
-            self._own_letters = DeadLetters.checked(
-                state.url, state.deployment_key, path, sources, state.records
-            )
+        with ExitStack() as stack:
+            self.topology = topology.in_order(state.spout_order)
+            deployment = f"{state.deployment_key:016x}"
+            writers = {sink.name: sink.writer for sink in topology.sinks.values()}
+            stack.callback(release_sinks, writers, deployment)
+            for name, writer in writers.items():
+                with _errors_naming(f"sink {name!r}"):
+                    as_sink(writer).claim(name, deployment, state.url)
+            self.groups = None
+            if self.by_spark:
+                self.groups = frame_groups(self.topology, state, self.spark_checkpoint / "offsets")
+                if self.groups is not None:
+                    stack.callback(self.groups.close)
+            ends, once = self.available_now or not self._streaming, not self._streaming
+            self.rows = planned_rows(self.topology, self.spark, state, ends=ends, once=once)
+            if self.rows is not None:
+                stack.callback(self.rows.close)
+            with _errors_naming("the dead letters"):
+                spouts = self.topology.spouts.items()
+                sources = {name: schemas[name] for name, spout in spouts if spout.tracked}
+                self._topic: TopicWriter | None = None
+                if isinstance(letters, DeadLetterTopic):
+                    self._topic = TopicWriter(letters, deployment, sources)
+                    stack.callback(self._topic.close)
+                path = letters.store if isinstance(letters, DeadLetterTopic) else letters
+                self._own_letters = DeadLetters.checked(
+                    state.url, state.deployment_key, path, sources, state.records
+                )
+            return stack.pop_all()
 
     def _report_last(self) -> None:
         """Report the last done micro-batch to the sources and groups again.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,13 +16,13 @@ import pytest
 import streams
 from s3_server import environment
 
-from ackcore.spark.base.errors import RowFileDamaged, StateError
+from ackcore.spark.base.errors import CheckpointInUse, RowFileDamaged, StateError
 from ackcore.spark.dead_letters import store
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.engine import decide
 from ackcore.spark.planned.planned_source import PlannedSource, SourceError
 from ackcore.spark.query import run_batch, start
-from ackcore.spark.sinks.parquet import to_parquet
+from ackcore.spark.sinks.parquet import ParquetSink, to_parquet
 from ackcore.spark.stores.opening import open_store
 
 LINES = [("the cat",), ("flaky dog",), ("the dog",), ("bad cat",), ("a cat",)]
@@ -287,3 +288,37 @@ def test_a_start_that_is_refused_leaves_the_running_query_alone(
     source.lines.append("the dog")
     query.process_all_available()
     assert query.counts.acked == 1 + begun
+
+
+class Slow(ParquetSink):
+    """A sink whose claim takes so long that the running query ends micro-batches meanwhile."""
+
+    meanwhile = None
+
+    def claim(self, *of):
+        super().claim(*of)
+        if self.meanwhile is not None:
+            self.meanwhile()
+
+
+def test_a_query_that_is_busy_is_taken_over(spark, places, running, tmp_path):
+    checkpoint, _ = places
+    source, sink = Lines("a cat"), Slow(str(tmp_path / "tallies"))
+    first = running(word_count(source, sink), spark, checkpoint)
+    first.process_all_available()
+    claims = []
+
+    def work():
+        claims.append(first.is_active)
+        source.lines.append("the dog")
+        with suppress(CheckpointInUse):
+            first.process_all_available()
+
+    again = Slow(sink.path)
+    again.meanwhile = work
+    second = running(word_count(source, again), spark, checkpoint)
+    assert claims[:2] == [True, True]
+    again.meanwhile = None
+    second.process_all_available()
+    assert isinstance(first.exception, CheckpointInUse)
+    assert (second.counts.acked, second.counts.balanced) == (1 + len(claims), True)

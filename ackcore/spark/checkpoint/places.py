@@ -172,15 +172,22 @@ class CheckpointParts(NamedTuple):
     segments: SegmentFiles
 
 
-def opened(url: str, use: Callable[[CheckpointParts], Opened]) -> Opened:
+def opened(
+    url: str,
+    use: Callable[[CheckpointParts], Opened],
+    rehearse: Callable[[Opened], object] = lambda found: None,
+) -> Opened:
     """Open a checkpoint to write it: call ``use``, which checks it, then become its owner.
 
     On a file system the checkpoint is locked first. If another driver writes to it meanwhile,
     ``use`` is called again, up to 10 times in all. Returns the result of ``use``.
+
+    ``rehearse``: called once with a result of ``use``, before a checkpoint is taken over that
+    another driver has open or has died with. It may take long: the checkpoint is read again.
     """
     store = open_store(f"{url}/ackcore", "checkpoint")
     lock = Lock(make_directory(store.root) / "lock") if isinstance(store, LocalStore) else None
-    tried = 0
+    tried, rehearsed = 0, lock is not None
     while True:
         tried += 1
         records: Records | None = None
@@ -198,6 +205,10 @@ def opened(url: str, use: Callable[[CheckpointParts], Opened]) -> Opened:
                 runs = RunPlaces(store, records.check_owner)
                 segments = SegmentFiles(store, records.epoch)
                 found = use(CheckpointParts(url, requests, records, tables, runs, segments))
+                if records.found.get("open") and not rehearsed:
+                    rehearse(found)
+                    rehearsed = True
+                    continue
                 records.take_over()
         except StateError as error:
             # Records that are read while the other driver writes may be inconsistent.

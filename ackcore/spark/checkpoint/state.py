@@ -108,7 +108,7 @@ class State:
         accept_changes: bool = False,
         clock_ms: int | None = None,
         new_key: int | None = None,
-        prepare: Callable[[State], object] = lambda state: None,
+        rehearse: Callable[[State], object] = lambda state: None,
     ) -> State:
         """Make the checkpoint if it does not exist, check it, and lock it.
 
@@ -125,8 +125,8 @@ class State:
         if Spark does not make the micro-batches. ``accept_changes``: whether to continue a
         checkpoint of a topology with another structure; `record_topology` records it. ``clock_ms``:
         the creation time in milliseconds; the system's time by default. ``new_key``: the deployment
-        key of a new checkpoint; random by default. ``prepare``: called with the checked state
-        before an existing checkpoint is taken over, and again if another driver writes meanwhile.
+        key of a new checkpoint; random by default. ``rehearse``: called with the checked state
+        before a checkpoint is taken over that another driver may have open; may raise.
 
         Returns the open checkpoint. The caller must close it.
         """
@@ -135,10 +135,9 @@ class State:
             meta = compatibility.claim(parts.records, topology, kind, offsets, clock_ms, new_key)
             state = cls(parts, meta, sources)
             state._check_all(topology, offsets, accept_changes)
-            prepare(state)
             return state
 
-        state = opened(place_of(path, "checkpoint"), use)
+        state = opened(place_of(path, "checkpoint"), use, rehearse)
         try:
             state._remove_former_runs()
         except BaseException:

@@ -39,8 +39,8 @@ class Sink(ABC):
     All methods run on the driver. The order of the calls:
 
     1. `check` when a query starts, before anything runs; also for queries that are then refused.
-    2. `claim` after that, before the driver takes an existing checkpoint over. So another query may
-       still run on it. A start may call it several times.
+    2. `claim` after that, once the driver owns the checkpoint. In a bucket also before, if another
+       query may run on the checkpoint: a start that is refused must not end that query.
     3. `write` for each micro-batch in which rows were emitted to the sink, in the order of their
        numbers. It gets the rows of ACKED records only, which may be none.
     4. `release` when the query or `run_batch` has ended.
