@@ -194,7 +194,7 @@ class ClientLog(RedactedLog):
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Format and log a message, as `RedactedLog` does."""
         text = str(msg) % args if args else str(msg)
-        if level >= WARNING:
+        if level >= WARNING and not text.endswith(": retrying"):
             line, now = _VARIES.sub("", text), time.monotonic()
             last, equal = self._lines.get(line, (-math.inf, 0))
             if now - last < _EQUAL_S:

@@ -191,8 +191,8 @@ def _errors_naming(part: str) -> Iterator[None]:
         yield
     except StateError as error:
         # The other classes name the part by themselves.
-        named = type(error) not in (StateError, CheckpointReadOnly, StoreUnavailable)
-        if not named and error.part is None:
+        unnamed = type(error) in (StateError, CheckpointReadOnly, StoreUnavailable)
+        if unnamed and error.part is None:
             error.part = part
             error.args = (f"{part}: {error}",)
         raise
