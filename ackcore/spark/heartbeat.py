@@ -241,6 +241,11 @@ class Pacemaker:
         if self._thread.is_alive():
             self._thread.join()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the thread of this pacemaker reads this."""
+        return threading.current_thread() is self._thread
+
     def schedule(self, due_ms: int | None) -> None:
         """Plan the next beat after a micro-batch, which answers all beats before it.
 

@@ -27,7 +27,7 @@ from ackcore.spark.deployment import Deployment
 from ackcore.spark.engine.insist import RunFailed
 from ackcore.spark.engine.setup import PlannedRows
 from ackcore.spark.planned.planned_source import SourceError
-from ackcore.spark.stream import Stream, end_of
+from ackcore.spark.stream import Stream, as_error, end_of
 
 _log = logging.getLogger("ackcore")
 
@@ -112,9 +112,7 @@ class LoopStream(Stream):
                 self._take(0 if done is None else done + 1, [])
             self._pacing.ran(self.recent[-1].records)
         except BaseException as caught:
-            error = caught
-            if not isinstance(error, Exception):
-                error = RuntimeError(f"{type(error).__name__} was raised: {error}")
+            error = as_error(caught)
             if not self._may_restart(error):
                 raise error from None
         return True

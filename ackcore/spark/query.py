@@ -395,6 +395,8 @@ class Query:
         ------
         SinkError, RunFailed, RunCancelled, StateError, TooManyDead
             If it ended with this error.
+        RuntimeError
+            If a sink, a source or a listener calls it without a timeout: it would wait for itself.
         Exception
             If Spark's query failed, at a source for instance.
         """
@@ -407,7 +409,8 @@ class Query:
         notebooks: with a source that never pauses it may never return. It also returns when the
         query is stopped.
 
-        Raises the error that ended the query during the call; see `await_termination`.
+        Raises the error that ended the query during the call, and the RuntimeError; see
+        `await_termination`.
         """
         self._stream.process_all_available()
 

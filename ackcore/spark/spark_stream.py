@@ -35,7 +35,7 @@ from ackcore.spark.heartbeat import (
     trim_log,
     with_heartbeat,
 )
-from ackcore.spark.stream import Stream, end_of
+from ackcore.spark.stream import Stream, as_error, end_of
 from ackcore.topology.builder import Topology
 
 #: The time in seconds that Spark may take to record the end of a micro-batch.
@@ -116,9 +116,7 @@ class SparkStream(Stream):
             except BaseException as error:
                 # Kept here: Spark would only show its text within a Java stack trace.  If this
                 # thread ended, Spark would wait for ever for its answer.
-                if not isinstance(error, Exception):
-                    error = RuntimeError(f"{type(error).__name__} was raised: {error}")
-                self.error = ended = error
+                self.error = ended = as_error(error)
         if ended is not None:
             if isinstance(ended, Stopped):
                 self._wait_for_sparks_stop()
@@ -149,6 +147,10 @@ class SparkStream(Stream):
             if spark_query is not None and not is_active(spark_query):
                 return
             self.ended.wait(0.01)
+
+    def _is_own_thread(self) -> bool:
+        # A source's plan() may be called by a pacemaker, for whose end `_release` waits.
+        return super()._is_own_thread() or any(one.is_current for one in self._pacemakers)
 
     def _pause(self, seconds: float) -> bool:
         """Wait for ``seconds`` at most; return True if this query or Spark's is being stopped."""

@@ -184,18 +184,23 @@ class Stream(ABC):
                 self._changed.wait_for(lambda: self._at_work is None)
             if isinstance(self.error, Stopped):
                 self.error = None
-            try:
-                with contextlib.closing(self._deployment):
-                    self._release()
-            except Exception as error:  # otherwise all that wait for the end would wait for ever
-                self.error = self.error or error
-            self.listeners.ended(self.error, self.counts)
+            # After an error, too: otherwise all that wait for the end would wait for ever.
+            for step in (self._close, lambda: self.listeners.ended(self.error, self.counts)):
+                try:
+                    step()
+                except BaseException as error:  # also KeyboardInterrupt of a listener
+                    self.error = self.error or as_error(error)
             if self.error:
                 _log.error("the query ended: %s", self.error)
             atexit.unregister(self._stop_at_exit)
             with self._changed:
                 self.ended.set()
                 self._changed.notify_all()
+
+    def _close(self) -> None:
+        """Close what the stream has opened, then the deployment."""
+        with contextlib.closing(self._deployment):
+            self._release()
 
     def _may_restart(self, error: Exception) -> bool:
         """Return False if the stream must end after an error; otherwise wait, and return True."""
@@ -226,6 +231,8 @@ class Stream(ABC):
 
     def wait(self, timeout: float | None) -> bool:
         """Wait until the stream has ended; see `Query.await_termination`."""
+        if timeout is None:
+            self._refuse_own_thread("await_termination()")
         ended = self.ended.wait(timeout)
         if ended and self.error is not None:
             raise self.error
@@ -233,6 +240,7 @@ class Stream(ABC):
 
     def process_all_available(self) -> None:
         """Wait until all present records are ACKED or DEAD; see `Query.process_all_available`."""
+        self._refuse_own_thread("process_all_available()")
         reached = self._reaching_ends()
         self._read_all_available()
         with self._changed:
@@ -244,6 +252,18 @@ class Stream(ABC):
             )
         if self.ended.is_set() and self.error is not None:
             raise self.error
+
+    def _is_own_thread(self) -> bool:
+        """Return whether the end of the stream waits for the thread that calls this."""
+        return threading.current_thread() in (self._at_work, self._thread)
+
+    def _refuse_own_thread(self, call: str) -> None:
+        """Raise RuntimeError if a thread of this stream makes the call, which would never end."""
+        if self._is_own_thread():
+            raise RuntimeError(
+                f"{call} was called by a sink, a source or a listener of the query, which would "
+                "wait for itself; call it in another thread. To end the query, call stop() here"
+            )
 
     def _reaching_ends(self) -> Callable[[], bool] | None:
         """Return a function that returns whether the planned rows that exist now are taken.
@@ -270,7 +290,7 @@ class Stream(ABC):
         """End the stream; see `Query.stop`."""
         self._leave(finish)
         with self._changed:
-            if threading.current_thread() in (self._at_work, self._thread):
+            if self._is_own_thread():
                 threading.Thread(target=self.stop, args=(finish,), daemon=True).start()
                 return
         if finish:
@@ -313,6 +333,13 @@ class Stream(ABC):
 
 
 # ------------------------------------------------------------------------------ errors that end it
+
+
+def as_error(error: BaseException) -> Exception:
+    """Return the error of a query for an exception, which may be no `Exception`."""
+    if isinstance(error, Exception):
+        return error
+    return RuntimeError(f"{type(error).__name__} was raised: {error}")
 
 
 def may_pass(error: BaseException) -> bool:

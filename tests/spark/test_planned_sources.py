@@ -310,6 +310,72 @@ def test_a_source_and_a_listener_may_stop_the_query(spark, checkpoint, store):
     assert (on.exception, ends, store.words) == (None, [None], ["a"])
 
 
+def test_a_source_stops_the_query_although_spark_makes_its_micro_batches(
+    spark, checkpoint, store, tmp_path
+):
+    """The heartbeat asks a source for rows in a thread of its own."""
+    folder = Folder(spark, tmp_path / "in")
+    polled = threading.Event()
+
+    class Ends(Table):
+        def plan(self, previous):
+            if threading.current_thread().name == "ackcore-heartbeat" and queries:
+                queries[0].stop()
+                polled.set()
+            return super().plan(previous)
+
+    queries = []
+    queries.append(start(topology(store, lines=Ends(), files=folder.stream), spark, checkpoint))
+    assert polled.wait(300)
+    assert queries[0].await_termination(300)
+    assert queries[0].exception is None
+
+
+def test_a_part_of_the_query_that_waits_for_the_query_is_told_that_it_would_wait_for_ever(
+    spark, checkpoint, running
+):
+    said = []
+
+    def waits():
+        for wait in (on.await_termination, on.process_all_available):
+            with pytest.raises(RuntimeError, match="would wait for itself; call it in another"):
+                wait()
+            said.append(wait.__name__)
+        assert not on.await_termination(0)
+
+    class Listening(QueryListener):
+        def on_end(self, error, counts):
+            waits()
+
+    def sink(frame, number):
+        ready.wait(60)
+        waits()
+
+    ready = threading.Event()
+    it = topology(sink, lines=Table("a"))
+    on = running(it, spark, checkpoint, listeners=[Listening()])
+    ready.set()
+    on.process_all_available()
+    on.stop()
+    assert said == ["await_termination", "process_all_available"] * 2
+
+
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_a_query_ends_although_a_listener_of_its_end_is_interrupted(
+    spark, checkpoint, store, tmp_path, is_planned
+):
+    class Interrupted(QueryListener):
+        def on_end(self, error, counts):
+            raise KeyboardInterrupt
+
+    source = Table("a") if is_planned else Folder(spark, tmp_path / "in").stream
+    on = start(topology(store, lines=source), spark, checkpoint, listeners=[Interrupted()])
+    with pytest.raises(RuntimeError, match="KeyboardInterrupt was raised"):
+        on.stop()
+        on.await_termination(60)
+    assert not on.is_active
+
+
 def test_a_read_that_fails_for_a_while_is_a_restart(spark, checkpoint, store, running, caplog):
     class Unread(Table):
         failures = 2
