@@ -440,6 +440,56 @@ def test_refused_arguments(arguments, said):
         topology_of(**arguments)
 
 
+def test_dedup_is_removed_while_a_micro_batch_is_decided(tmp_path):
+    """No sink misses the ids of its records, but a sink of the spout would miss its rows."""
+    model = DedupModel(tmp_path, {"within_s": WITHIN_S})
+    model.fed[0] = [Record(1, "a", "ok", None)]
+    with dying_at("decided", 0):
+        model.process(0)
+    of_spout = TopologyBuilder()
+    of_spout.spout("orders", Source(RECORDS))
+    of_spout.sink("orders", model.sink)
+    opened = {"sources": {"orders": RECORDS}, "kind": "batch", "accept_changes": True}
+    with pytest.raises(CheckpointForeign, match=r"1 row of 'rate' yet, .*, then change it$"):
+        State.open(tmp_path / "checkpoint", of_spout.build(), **opened)
+
+    without = topology_of(sinks=[model.sink])
+    with State.open(tmp_path / "checkpoint", without, **opened) as state:
+        state.record_topology()
+    runs = StreamRuns(without, model.fed)
+    with runs.engine(tmp_path) as engine:
+        runs.state = engine.state
+        assert engine.process(0, []).acked == 1
+    assert model.sink.written == {0: [1]}
+
+
+def test_rows_of_a_spout_are_decided_while_it_gets_or_loses_dedup(tmp_path):
+    """Its sinks then read another stream, so that no sink would get the rows."""
+    refused = [
+        "dedup of spout 'orders' has changed, and micro-batch 0 .*, then change it$",
+        "1 row of 'orders' yet, .*, then change it$",
+    ]
+
+    def topology(sink, **dedup):
+        builder = TopologyBuilder()
+        builder.spout("orders", Source(RECORDS), **dedup)
+        builder.sink("orders", sink)
+        return builder.build()
+
+    writer, dedup = Writer(), {"dedup": "key", "within_s": WITHIN_S}
+    for number, (before, after) in enumerate([({}, dedup), (dedup, {})]):
+        path = tmp_path / str(number)
+        runs = StreamRuns(topology(writer, **before), {0: [Record(1, "a", "ok", None)]})
+        with dying_at("decided", 0), runs.engine(path) as engine:
+            engine.process(0, [])
+        changed = topology(writer, **after)
+        sources = kept_schemas({"orders": RECORDS}, changed)
+        with pytest.raises(CheckpointForeign, match=refused[number]):
+            State.open(
+                path / "checkpoint", changed, sources=sources, kind="batch", accept_changes=True
+            )
+
+
 def test_bounds_may_change_and_the_key_may_not(tmp_path):
     """A change of the key would forget what is ACKED, or take other records for copies."""
     model = DedupModel(tmp_path, {"within_s": WITHIN_S})

@@ -370,8 +370,8 @@ def test_a_query_ends_although_a_listener_of_its_end_is_interrupted(
 
     source = Table("a") if is_planned else Folder(spark, tmp_path / "in").stream
     on = start(topology(store, lines=source), spark, checkpoint, listeners=[Interrupted()])
+    on.stop()
     with pytest.raises(RuntimeError, match="KeyboardInterrupt was raised"):
-        on.stop()
         on.await_termination(60)
     assert not on.is_active
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ import ackcore
 from ackcore._error_hints import counted
 from ackcore.spark.base.errors import CheckpointForeign, corrupt
 from ackcore.spark.base.paths import numbered
+from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.records import META, Records
 from ackcore.spark.checkpoint.requests import spout_of_request
 from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.tables.recorded_shapes import recorded
 from ackcore.tables.time_windows import END
+from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import DEDUP, Parts
 from ackcore.topology.structure_changes import changes, shown_aggregate, shown_window
 from ackcore.topology.table_views import CHANGES, CLOSED, ClosedWindows
@@ -38,6 +41,12 @@ _OTHER_NAME = (
 _OTHER_DEDUP = (
     "run a micro-batch without dedup, which forgets the ids, then add it again, each time with "
     "accept_changes=True; or give this topology another checkpoint"
+)
+#: The end of the way out for rows whose sink was removed.
+_NO_SINK = "a sink, which may be a function that does nothing if the rows are not wanted"
+#: The end of the way out for a table whose fold fails at each start.
+_WITHOUT = (
+    ". If it cannot finish, because a {0} fails, run it without that {0}, with accept_changes=True"
 )
 
 
@@ -193,8 +202,8 @@ def check_tables(
     - for a changed key, window or type of a value, and for a ttl that was added or removed;
     - if nothing reads the rows of closed windows any more, and some of them wait;
     - while a micro-batch is decided and not done, for any change of a table or of the bolt that it
-      reads, and for a removed sink of its rows. Even then a table may be removed, and a value whose
-      rows are not folded yet: their folds may fail at each start.
+      reads, and for a removed sink of the table's rows. Even then a table may be removed, and a
+      value whose rows are not folded yet: their folds may fail at each start.
 
     ``root``: the ackcore part of the checkpoint, for the message. ``recorded``: the tables of the
     checkpoint. ``structures``: the structures of the recorded topology, and of the one that is to
@@ -267,11 +276,14 @@ def check_tables(
         ]
         if feeds[0] != feeds[1]:
             what = "table" if folded else "table or value"
+            is_dedup = name.endswith(DEDUP)
+            subject = f"table {name!r} or the bolt that it reads"
+            if is_dedup:
+                subject = f"dedup of spout {name.removesuffix(DEDUP)!r}"
             raise CheckpointForeign(
-                f"{root}: table {name!r} or the bolt that it reads has changed, and micro-batch "
-                f"{decided} was decided before and is not finished. Run the former topology until "
-                "it has finished the micro-batch, then change it. If it cannot finish, because a "
-                f"{what} fails, run it without that {what}, with accept_changes=True"
+                f"{root}: {subject} has changed, and micro-batch {decided} was decided before and "
+                "is not finished. Run the former topology until it has finished the micro-batch, "
+                "then change it" + ("" if is_dedup else _WITHOUT.format(what))
             )
     had, has = ({tuple(read) for read in each["sinks"].values()} for each in structures)
     views = {f"{name}{view}" for name in before.keys() & after for view in (CHANGES, CLOSED)}
@@ -283,6 +295,34 @@ def check_tables(
                 "lost. Run the former topology until it has finished the micro-batch, then change "
                 "it"
             )
+
+
+def check_sinks(
+    root: str, decision: BatchDecision, structures: tuple[Mapping[str, Any], Mapping[str, Any]]
+) -> None:
+    """Raise CheckpointForeign if a decided micro-batch has rows for a sink that was removed since.
+
+    Its rows for a table that was removed are left out, as the content of the table is deleted.
+
+    ``root``, ``structures``: as for `check_tables`. ``decision``: the decision, which is not done.
+    """
+    had, has = ({tuple(read) for read in each["sinks"].values()} for each in structures)
+    left = Counter[tuple[str, str]]()
+    for file in () if decision.sinks_done else decision.files:
+        left[file.component, file.stream] += file.rows
+    for (component, stream), rows in (+left).items():
+        if (component, stream) not in had - has:
+            continue
+        # With dedup, the sinks of a spout read its hidden bolt.
+        name = f"{component.removesuffix(DEDUP)!r}"
+        name += "" if stream == DEFAULT_STREAM else f", stream {stream!r}"
+        is_there = component in structures[1]["bolts"] | structures[1]["spouts"]
+        raise CheckpointForeign(
+            f"{root}: micro-batch {decision.number} has not written {counted(rows, 'row')} of "
+            f"{name} yet, and the topology no longer has a sink for them. Run the former topology "
+            "until it has finished the micro-batch, then change it"
+            + (f"; or give {name} {_NO_SINK}" if is_there else "")
+        )
 
 
 def _way_out(conditions: Sequence[str], text: str) -> str:

@@ -160,13 +160,16 @@ class State:
             compatibility.check_offsets(log, self.records.place(""), self.last_plan)
         self._check_waiting(topology, self._check_tables())
         decided = self.last_plan if self.last_plan != self.last_done else None
-        if decided is not None and self.decision(decided) is None:
+        decision = None if decided is None else self.decision(decided)
+        if decision is None:
             decided = None
         folded = self.tables.of(decided)
         tables = folded or self.tables.of(self.last_done) or {}
         structures = self._meta["structure"], topology.structure
         root = self.records.place("")
         compatibility.check_tables(root, tables, structures, decided, folded is not None)
+        if decision is not None:
+            compatibility.check_sinks(root, decision, structures)
         if self._meta["fingerprint"] != topology.fingerprint:
             self._accepted = compatibility.check_accepted(root, structures, tables, accept_changes)
             # A new dict, because the next write of any record would write a change of this one.

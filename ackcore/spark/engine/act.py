@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ import pyarrow.compute as pc
 from ackcore._arrow.shown import shown_rows
 from ackcore._error_hints import counted
 from ackcore._records import Int64s
-from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, RowFileDamaged
+from ackcore.spark.base.errors import CheckpointCorrupt, RowFileDamaged
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.reasons import failures
 from ackcore.spark.base.root_ids import distinct
@@ -41,7 +40,6 @@ from ackcore.spark.tasks.record_ids import key_hashes
 from ackcore.spark.tasks.row_files import damage_in
 from ackcore.tables.watermarks import NEVER
 from ackcore.topology.builder import Topology
-from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import SinkSpec
 from ackcore.topology.tuples import Reason
 
@@ -58,14 +56,13 @@ def write_to_sinks(
     if a sink failed as often as the settings allow; the message names it. Raises CheckpointCorrupt
     if a file with the rows differs from what the run wrote. Raises InvalidRejects if a sink's
     refusal is invalid: it names no rows, or rows that the sink was not given. Raises TooManyRefused
-    if a sink refuses more than `MAX_REFUSED` rows. Raises CheckpointForeign if the stream of
-    some rows has no sink any more, or it is unknown whether a sink has taken the rows. Raises
-    CheckpointInUse if another driver has taken over. Raises Stopped if the query is being stopped.
-    Raises RunCancelled if a Spark job of a sink was cancelled from outside.
+    if a sink refuses more than `MAX_REFUSED` rows. Raises CheckpointForeign if it is unknown
+    whether a sink has taken the rows. Raises CheckpointInUse if another driver has taken over.
+    Raises Stopped if the query is being stopped. Raises RunCancelled if a Spark job of a sink was
+    cancelled from outside.
     """
     number, nonacked = decision.number, decision.nonacked
     assert isinstance(nonacked, pa.Table)  # as on record
-    _refuse_removed_sinks(topology, decision)
     known = state.refusals.of(number)
     for sink in topology.sinks.values():
         files = accepted_files(state, decision, sink.component, sink.stream)
@@ -227,22 +224,6 @@ def _way_out(sink: SinkSpec) -> str:
         "the sink with isolate=True, so that ackcore bisects the batch to them: their records "
         "then go to the dead letters, and the query continues"
     )
-
-
-def _refuse_removed_sinks(topology: Topology, decision: BatchDecision) -> None:
-    """Raise `CheckpointForeign` if a decision has rows for a sink that was removed since."""
-    left = Counter[str]()
-    for file in decision.files:
-        if (file.component, file.stream) not in topology.written:
-            stream = "" if file.stream == DEFAULT_STREAM else f", stream {file.stream!r}"
-            left[f"{file.component!r}{stream}"] += file.rows
-    for name, rows in (+left).items():
-        raise CheckpointForeign(
-            f"micro-batch {decision.number} has not written {counted(rows, 'row')} of {name} yet, "
-            "and the topology no longer has a sink for them. Run the former topology until it "
-            f"has finished the micro-batch (accept_changes=True), then change it; or give {name} "
-            "a sink, which may be a function that does nothing if the rows are not wanted"
-        )
 
 
 def refuse_damaged(batch: SinkBatch, error: Exception) -> None:
