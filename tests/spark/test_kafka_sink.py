@@ -345,7 +345,7 @@ def test_what_brokers_have_forgotten_is_asked_of_somebody(
     topic = kafka_broker.new_topic()
     out = sink(kafka_broker, topic, transactional=True)
     told = number + there
-    with pytest.raises(CheckpointForeign, match=rf"decided 48 hours ago.* {told} "):
+    with pytest.raises(CheckpointForeign, match=rf"planned 48 hours ago.* {told} "):
         out.write(accepted(files, number, age_ms=2 * DAY_MS))
     place = TopicPartition(topic, 0, told)
     asked = ConsumerGroupTopicPartitions("ackcore-abc-count", [place])

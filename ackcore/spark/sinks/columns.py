@@ -22,10 +22,9 @@ _IsType = Callable[[pa.DataType], bool]
 
 
 def named_keys(keys: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Check a sink's argument ``keys``, and return the names of the key columns.
+    """Return a sink's argument ``keys`` as a tuple of names; an empty tuple for None.
 
-    They are an empty tuple if the sink appends all rows. Raises TypeError if a key is not a str,
-    ValueError if ``keys`` is given but empty.
+    Raises TypeError if a key is not a str, ValueError if ``keys`` is given but empty.
     """
     named = [keys] if isinstance(keys, str) else list(keys or ())
     if not all(isinstance(key, str) for key in named):
@@ -68,7 +67,7 @@ def require_columns(what: str, table: str, wanted: Sequence[str], has: Sequence[
 
 
 def require_fields(what: str, table: str, wanted: pa.Schema, has: pa.Schema) -> None:
-    """Raise ValueError if a struct in a table's column lacks a field of the stream's struct."""
+    """Raise ValueError if a struct of the stream's schema has a field that the table's lacks."""
     for column in wanted:
         for name in _lacking(column.name, column.type, has.field(column.name).type):
             raise ValueError(
@@ -96,9 +95,9 @@ def _lacking(name: str, wanted: pa.DataType, has: pa.DataType) -> Iterator[str]:
 
 
 def spark_schema(what: str, schema: pa.Schema) -> pa.Schema:
-    """Return a stream's schema with the types in which Spark returns its columns.
+    """Return a stream's schema with the Arrow types that a DataFrame has for its columns.
 
-    Raises TypeError if Spark has no type for a column.
+    Raises TypeError if Spark has no type for a column. ``what``: the beginning of the message.
     """
     fields: list[pa.Field] = []
     for field in schema:
@@ -113,7 +112,7 @@ def spark_schema(what: str, schema: pa.Schema) -> pa.Schema:
 
 
 def last_of_each_key(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """Return the last row of each key and all rows with a null key, in the order of the rows."""
+    """Return the last row of each key, and all rows with a null in a key column, in their order."""
     numbered = rows.select(list(keys)).append_column(_ROW, pa.array(np.arange(len(rows))))
     last = numbered.group_by(list(keys)).aggregate([(_ROW, "max")])[f"{_ROW}_max"]
     keep = np.zeros(len(rows), np.bool_)
@@ -164,9 +163,10 @@ def has_type(kind: pa.DataType, is_type: _IsType) -> bool:
 def _misfits(
     rows: pa.RecordBatch, fields: Sequence[pa.Field], is_limited: _IsType
 ) -> pa.StringArray:
-    """Return for each row the reason why it is refused, or null if its values fit.
+    """Return for each row the first reason why it is refused, or null if its values fit.
 
-    ``fields``: the table's columns to check. ``is_limited``: as in `refuse_misfits`.
+    ``fields``: the table's columns to check, in the order of the reasons. ``is_limited``: as in
+    `refuse_misfits`.
     """
 
     def is_far(column: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
@@ -267,7 +267,7 @@ def _changed_by_cast(column: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool
 
 
 def _not_castable(column: pa.Array, kind: pa.DataType, start: int, stop: int) -> Iterator[int]:
-    """Yield the positions, from ``start`` to ``stop``, of values that Arrow cannot cast."""
+    """Yield the positions, from ``start`` to below ``stop``, of values that Arrow cannot cast."""
     parts = [(start, stop)]
     while parts:
         start, stop = parts.pop()

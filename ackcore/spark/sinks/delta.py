@@ -76,12 +76,12 @@ def to_delta(
         table is created with the stream's columns if it does not exist when a query starts.
     keys : str or sequence of str, optional
         Columns that identify a row. A row with existing keys replaces the stream's columns of that
-        row. The last of several such rows in a micro-batch is kept, and the micro-batch must fit
-        into the driver's memory. Without keys all rows are appended.
+        row. The last of several such rows in a micro-batch is kept. A null key equals no other. The
+        micro-batch must fit into the driver's memory. Without keys all rows are appended.
     storage_options : mapping, optional
         Options of the storage, secrets included, as deltalake takes them. They appear in no plan,
-        log or checkpoint. Errors show the endpoint, region and the names of options, without a
-        login.
+        log or checkpoint. Errors show only endpoint, region, bucket, container and account name,
+        without a login.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def _deltalake() -> ModuleType:
 
 @dataclass
 class DeltaCommit:
-    """The commit of a micro-batch, which fails if the table has changed since it was opened."""
+    """The commit of a micro-batch, and the open table to which `DeltaSink.commit` writes it."""
 
     table: DeltaTable
     batch: SinkBatch
@@ -140,7 +140,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         return f"to_delta({bare(self.path)!r})"
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise TypeError or ValueError if the table cannot hold the stream's columns."""
+        """Raise TypeError or ValueError if Delta, or an existing table, cannot hold the columns."""
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
         self._schemas[sink] = spark_schema(what, schema)
@@ -181,9 +181,10 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             yield DeltaCommit(self._open(), batch)
 
     def read_number(self, transaction: DeltaCommit, batch: SinkBatch) -> Written | None:
-        """Return the number in the table's application transactions, or None.
+        """Return the number in the table's application transactions, or None without one.
 
-        The content is that of ``batch`` if the transactions have its fingerprint.
+        The content is that of ``batch`` if the transactions have its fingerprint, `ANY_CONTENT` if
+        a user has set that, else ``"other rows"``.
         """
         application, table = _application(batch), transaction.table
         last = table.transaction_version(application)
@@ -225,11 +226,12 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         )
 
     def commit(self, transaction: DeltaCommit) -> None:
-        """Write the rows in one commit.
+        """Write the rows in one commit. With keys and without rows, nothing is committed.
 
         Raises ValueError if deltalake refuses the rows as a whole, for instance because of a CHECK
         constraint. The message does not contain values of rows. Raises
-        deltalake.exceptions.DeltaError if another writer has committed meanwhile.
+        deltalake.exceptions.CommitFailedError if another driver has set the number since the table
+        was opened, or, with keys, if another writer has changed the table.
         """
         batch, columns = transaction.batch, transaction.columns
         with self._without_values(batch):
@@ -247,7 +249,8 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         """Return the table's columns to write; they may include columns that the stream lacks.
 
         Columns that Delta computes are left out of appended rows. Raises ValueError if the table
-        lacks a column of the stream, or rows are appended and the stream lacks a NOT NULL column.
+        lacks a column or a struct field of the stream, or rows are appended and the stream lacks a
+        NOT NULL column. ``what``: the beginning of the message.
         """
         columns = pa.schema(table.schema().to_arrow())
         require_columns(what, self._shown, stream.names, columns.names)
@@ -314,12 +317,10 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         except (exceptions.CommitFailedError, exceptions.SchemaMismatchError):
             raise
         except (OSError, exceptions.DeltaError) as error:
-            unreachable = unavailable_by(sink, self._where(), error, self._secrets(), _WAY_OUT)
+            endpoints = [of for name, of in self._options.items() if _ENDPOINT.fullmatch(name)]
+            where = f"Delta {self._shown}" + "".join(f" at {bare(each)}" for each in endpoints[:1])
+            unreachable = unavailable_by(sink, where, error, self._secrets(), _WAY_OUT)
             raise unreachable from unreachable.__cause__
-
-    def _where(self) -> str:
-        endpoints = [of for name, of in self._options.items() if _ENDPOINT.fullmatch(name)]
-        return f"Delta {self._shown}" + "".join(f" at {bare(each)}" for each in endpoints[:1])
 
     def _secrets(self) -> list[str]:
         """Return the texts that errors must not show.
@@ -333,7 +334,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         return [*hidden, *chain.from_iterable(map(secrets_of, addresses))]
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return the commits by which a user resets or accepts the number of a micro-batch."""
+        """Return the commits with which a user resets the number, or accepts it with any rows."""
         application, number = _application(batch), batch.batch_id
         return (
             f"restore the table to the version before micro-batch {number} (RESTORE TABLE); or "

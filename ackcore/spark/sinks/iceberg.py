@@ -58,8 +58,8 @@ def to_iceberg(
         They appear in no plan, log or checkpoint.
     keys : str or sequence of str, optional
         Columns that identify a row. A row with existing keys is replaced; the last of several such
-        rows in a micro-batch is kept. The table must then have exactly the stream's columns.
-        Without keys all rows are appended.
+        rows in a micro-batch is kept. A null key equals no other. The table must then have exactly
+        the stream's columns. Without keys all rows are appended.
 
     Raises
     ------
@@ -160,13 +160,20 @@ class IcebergSink(TransactionalSink["Transaction"]):
     def write_rows(self, transaction: Transaction, batch: SinkBatch) -> None:
         """Write the rows into files that the commit adds to the table.
 
-        Raises SinkRejects, before anything is written, if rows have nulls in required columns, or
-        dates or times that pyiceberg cannot represent.
+        Raises SinkRejects, before anything is written, if rows have nulls in required columns, text
+        that is not UTF-8, or dates or times outside the years 1 to 9999.
         """
         fields = transaction.table_metadata.schema().fields
         required = {field.name for field in fields if field.required}
-        refuse_misfits(batch, _requiring(batch.schema(), required), _is_date_or_time)
-        rows = _rows(batch)
+        refuse_misfits(
+            batch,
+            _requiring(batch.schema(), required),
+            # pyiceberg converts the values of these types to Python's.
+            lambda kind: pa.types.is_date32(kind) or pa.types.is_timestamp(kind),
+        )
+        schema = spark_schema(f"sink {batch.sink!r}", batch.schema())
+        parts = (as_spark_types(each, schema) for each in batch.record_batches())
+        rows = pa.Table.from_batches(parts, schema)
         if len(rows):
             about = {
                 "ackcore": f"{batch.deployment}/{batch.sink}/{batch.batch_id}",
@@ -186,7 +193,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
         transaction.commit_transaction()
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return how a user changes the property to reset or accept a micro-batch's number."""
+        """Return how a user resets the property, or accepts a micro-batch with any rows."""
         mark, number = _mark(batch), batch.batch_id
         return (
             f"or have micro-batches from {number} to {last} written again, in addition to their "
@@ -221,13 +228,11 @@ class IcebergSink(TransactionalSink["Transaction"]):
         except Exception as error:
             if is_open and not _is_of_catalog(error):
                 raise
-            where = f"Iceberg table {self.table} of catalog {self._where()}"
+            uri = self._properties.get("uri")
+            where = f"Iceberg table {self.table} of catalog {self._name!r}"
+            where += f" at {bare(uri)}" if uri else ""
             unreachable = unavailable_by(sink, where, error, self._secrets(), _WAY_OUT)
             raise unreachable from unreachable.__cause__
-
-    def _where(self) -> str:
-        uri = self._properties.get("uri")
-        return f"{self._name!r}" + (f" at {bare(uri)}" if uri else "")
 
     def _secrets(self) -> list[str]:
         """Return the texts that errors must not show.
@@ -259,11 +264,6 @@ def _is_of_catalog(error: Exception) -> bool:
     return isinstance(error, kinds) or type(error).__module__.startswith("sqlalchemy.")
 
 
-def _is_date_or_time(kind: pa.DataType) -> bool:
-    """Return whether a type is one whose values pyiceberg converts to Python dates or times."""
-    return bool(pa.types.is_date32(kind) or pa.types.is_timestamp(kind))
-
-
 def _requiring(schema: pa.Schema, names: Container[str]) -> pa.Schema:
     """Return the schema with the named columns not nullable, and all others nullable."""
     return pa.schema([field.with_nullable(field.name not in names) for field in schema])
@@ -272,10 +272,3 @@ def _requiring(schema: pa.Schema, names: Container[str]) -> pa.Schema:
 def _mark(batch: SinkBatch) -> str:
     """Return the name of the property with the number of the last micro-batch."""
     return f"ackcore.{batch.deployment}.{batch.sink}"
-
-
-def _rows(batch: SinkBatch) -> pa.Table:
-    """Return the rows in the types that Spark has for the stream's columns."""
-    schema = spark_schema(f"sink {batch.sink!r}", batch.schema())
-    rows = (as_spark_types(each, schema) for each in batch.record_batches())
-    return pa.Table.from_batches(rows, schema)

@@ -61,13 +61,14 @@ def to_jdbc(
         The table's name in SQL, ``orders`` or ``shop.orders``.  It must have a column of the same
         name for each column of the stream; its other columns get their defaults.
     keys : str or sequence of str, optional
-        Columns with a unique index.  A row with existing keys replaces the stream's columns of that
-        row; the last of several such rows in a micro-batch is kept.  A null key equals no other.
-        Without keys all rows are appended.
+        Columns with a unique index, which is not checked.  A row with existing keys replaces the
+        stream's columns of that row; the last of several such rows in a micro-batch is kept.  A
+        null key equals no other.  Without keys all rows are appended.
     properties : mapping of str, optional
         Properties of the JDBC driver, such as ``user`` and ``password``, and of Spark, such as
-        ``driver``, ``batchsize``, ``numPartitions`` and ``queryTimeout``.  Plans, checkpoints and
-        errors show neither the properties nor the parameters of `url`.
+        ``driver``, ``batchsize``, ``numPartitions`` and ``queryTimeout``.  Plans and checkpoints
+        have neither the properties nor the parameters of `url`.  Errors show the user's name and
+        Spark's properties at most.
     marker : str, default "ackcore_jdbc_batches"
         The table with the number of each sink's last micro-batch, in the schema of `table` unless
         it names another schema.  The sink creates it if it does not exist.
@@ -129,7 +130,8 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise ValueError or TypeError if the table cannot hold the stream's columns.
 
-        Raises SinkUnavailable if the database cannot be reached.
+        Raises SinkUnavailable if the database cannot be reached. Without a Spark session in this
+        process, only keys and Spark's types are checked.
         """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
@@ -202,7 +204,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
 
     @contextlib.contextmanager
     def begin(self, batch: SinkBatch) -> Iterator[JdbcTransaction]:
-        """Connect to the database; at the end, roll back and drop the staging table.
+        """Connect; at the end, roll back what is not committed, and drop the staging table.
 
         Raises SinkUnavailable, or JdbcError for an error about rows. Neither shows values of rows.
         """
@@ -235,7 +237,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         transaction.connection.commit()
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return the statement by which a user deletes the sink's number."""
+        """Return the statement that deletes the sink's number, and with it the refusal."""
         deployment, sink = (one.replace("'", "''") for one in (batch.deployment, batch.sink))
         return (
             f"or have micro-batches from {batch.batch_id} to {last} written again, in addition to "
@@ -245,9 +247,10 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
 
     @contextlib.contextmanager
     def _connected(self, sink: str) -> Iterator[JdbcConnection]:
-        """Connect, and raise errors of the database as `SinkUnavailable`.
+        """Yield a new connection; raise errors of the database as `SinkUnavailable`.
 
-        Errors about rows stay JdbcErrors. The values of rows are removed from both.
+        Errors about rows, and those without an SQLSTATE after the connection, stay JdbcErrors. The
+        values of rows are removed from all.
         """
         try:
             with contextlib.closing(JdbcConnection(self._server, self.table)) as connection:

@@ -41,7 +41,7 @@ _READ_COMMITTED = 2
 
 
 class JdbcError(RuntimeError):
-    """An error of the database, of its JDBC driver, or of the job that fills the staging table."""
+    """An error of the database, its JDBC driver, or the Spark job that fills the staging table."""
 
     def __init__(self, message: str, sqlstate: str = "", shown: str | None = None) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class JdbcError(RuntimeError):
         self.shown = message if shown is None else shown  # the message without values of rows
 
     def without_values(self) -> JdbcError:
-        """Return the error with the message that has no values of rows."""
+        """Return a new error whose message, `shown`, has no values of rows."""
         error = JdbcError(self.shown, self.sqlstate)
         error.connecting = self.connecting
         return error
@@ -68,7 +68,7 @@ class Server:
         self.properties = dict(properties)
 
     def shown(self) -> str:
-        """Return the URL without users, passwords and parameters."""
+        """Return the URL without users, passwords and parameters; only its scheme if in doubt."""
         start = _START.match(self.url)
         scheme = start[0] if start else ""
         main = re.split(r"[;?]", self.url[len(scheme) :], maxsplit=1)[0]
@@ -136,7 +136,12 @@ def _of_database(error: BaseException) -> Any:
 
 
 class JdbcConnection:
-    """A connection of the driver process to a database; statements run in transactions."""
+    """A connection from the driver to a database, opened by the constructor; without autocommit.
+
+    ``table``: a table for the options of Spark's JDBC writer. Raises JdbcError, with ``connecting``
+    set, if the connection fails; RuntimeError without a Spark session in this process. `can_save`:
+    whether the database has savepoints.
+    """
 
     def __init__(self, server: Server, table: str) -> None:
         context = active_context()
@@ -161,7 +166,10 @@ class JdbcConnection:
         return dialect.createConnectionFactory(self._options(table)).apply(-1), dialect
 
     def _begin(self) -> bool:
-        """Begin to use transactions; return whether the database has savepoints."""
+        """Turn off autocommit; return whether the database has savepoints.
+
+        Raises ValueError if it has no transactions.
+        """
         about = self._connection.getMetaData()
         if not about.supportsTransactions():
             raise ValueError(
@@ -203,9 +211,9 @@ class JdbcConnection:
         return None
 
     def columns(self, table: str) -> dict[str, bool]:
-        """Return a table's columns; the value is True for a NOT NULL column that must be given.
+        """Return a table's columns; the value is True if one is NOT NULL and not auto-incremented.
 
-        Raises JdbcError if the table cannot be read.
+        A default is not considered. Raises JdbcError if the table cannot be read.
         """
 
         def read(statement: Any) -> dict[str, bool]:
@@ -267,5 +275,5 @@ class JdbcConnection:
         self.server.call(self._connection.commit)
 
     def rollback(self, to: Any = None) -> None:
-        """Roll back to a savepoint, or the whole transaction."""
+        """Roll back to a savepoint, or without one the whole transaction."""
         self.server.call(lambda: self._connection.rollback(*([] if to is None else [to])))

@@ -96,7 +96,7 @@ def match_columns(
 class JdbcTransaction:
     """The transaction that writes one micro-batch over one connection.
 
-    Call `read_number`, `write_rows`, `record` and, in any case, `end`.
+    Call `read_number`, `write_rows` and `record`, commit the connection and, in any case, `end`.
     """
 
     def __init__(
@@ -119,9 +119,22 @@ class JdbcTransaction:
         self._check = partial(check_refused, where, batch.batch_id, JdbcError.without_values)
 
     def write_rows(self) -> None:
-        """Fill a staging table, and move its rows to the table without a commit."""
-        own = self._find_columns()
-        self._begin()
+        """Fill a staging table, and move its rows to the table without a commit of the move.
+
+        Raises SinkRejects for rows that do not fit or that the database refuses, TooManyRefused if
+        they are too many, CheckpointInUse if another driver has begun to write.
+        """
+        columns = self.connection.columns(self._names.table)
+        what = f"sink {self._batch.sink!r}"
+        own = match_columns(what, self._names.table, self._batch.schema().names, list(columns))
+        self._others = {
+            name: needed for name, needed in columns.items() if name not in own.values()
+        }
+        self._mark("staging = ?", self._bare)
+        self.connection.commit()
+        self._is_staging = True
+        if self._named is not None:
+            self._drop(self._names.schema + self.connection.quoted(self._named))
         self._move(self._fill(own))
 
     def record(self, written: Written) -> None:
@@ -129,7 +142,10 @@ class JdbcTransaction:
         self._mark("batch_id = ?, content = ?", written.number, written.content)
 
     def end(self) -> None:
-        """Drop the staging table, and delete its name from the marker table."""
+        """Roll back, drop the staging table, and delete its name from the marker table.
+
+        Does nothing if this attempt has named no staging table. An error is logged.
+        """
         if not self._is_staging:
             return
         try:
@@ -147,24 +163,6 @@ class JdbcTransaction:
                 "staging table %s could not be dropped now: %s. The next micro-batch drops it",
                 self._staging, error,
             )  # fmt: skip
-
-    def _find_columns(self) -> dict[str, str]:
-        """Return, by column of the stream, the name of the table's column."""
-        columns = self.connection.columns(self._names.table)
-        what = f"sink {self._batch.sink!r}"
-        own = match_columns(what, self._names.table, self._batch.schema().names, list(columns))
-        self._others = {
-            name: needed for name, needed in columns.items() if name not in own.values()
-        }
-        return own
-
-    def _begin(self) -> None:
-        """Write the new staging table's name into the marker table; drop the earlier one."""
-        self._mark("staging = ?", self._bare)
-        self.connection.commit()
-        self._is_staging = True
-        if self._named is not None:
-            self._drop(self._names.schema + self.connection.quoted(self._named))
 
     def read_number(self) -> Written:
         """Return the number and the content in the sink's row of the marker table; lock the row."""
@@ -195,8 +193,8 @@ class JdbcTransaction:
         """Fill the staging table; return the table's quoted column for each of the stream's.
 
         Raises SinkRejects for rows with text that is not UTF-8, in which Java would replace
-        characters, and for rows with a value that does not fit its column. ``own``: the result of
-        `_find_columns`.
+        characters, and for rows with a value that does not fit its column. ``own``: the table's
+        column for each of the stream's.
         """
         columns = [field.with_nullable(True) for field in self._batch.schema()]
         refuse_misfits(self._batch, pa.schema(columns), lambda kind: False)
@@ -222,7 +220,7 @@ class JdbcTransaction:
         """Fill the staging table with ever smaller parts, and raise `SinkRejects`.
 
         It names the rows that do not fit alone. ``error``: the error of all rows together. It is
-        raised if no part could be filled.
+        raised if the first 40 parts all fail, or if no single row fails.
         """
         numbers = self._batch.all_numbers()
         refused: dict[int, JdbcError] = {}
@@ -292,7 +290,7 @@ class JdbcTransaction:
         self._move_all(wanted, keys)
 
     def _index(self, keys: Sequence[str]) -> None:
-        """Create an index on the staged rows' keys, if the database can."""
+        """Create an index on the staged rows' keys, for speed; go on without if that fails."""
         row = self.connection.quoted(_ROW)
         index = self.connection.quoted(f"{self._bare[:-1]}k")
         # Only for speed: not all types can be indexed.
@@ -316,9 +314,10 @@ class JdbcTransaction:
         )
 
     def _move_all(self, wanted: dict[str, str], keys: list[str]) -> None:
-        """Move the staged rows.
+        """Move the staged rows into the table.
 
-        Raises SinkRejects if the database refuses rows, which are found by bisection.
+        Raises SinkRejects if the database refuses rows, which are found by bisection. Raises the
+        database's error if it refuses all, perhaps because of a column that the stream lacks.
         """
         error = self._try_move(wanted, keys, 0, _LAST)
         if error is None:
@@ -347,7 +346,7 @@ class JdbcTransaction:
     def _try_move(
         self, wanted: dict[str, str], keys: list[str], first: int, last: int
     ) -> JdbcError | None:
-        """Move a range of rows; if the database refuses a row, move none and return the error."""
+        """Move rows ``first`` to ``last``; if one is refused, move none and return the error."""
         saved = self.connection.save() if self.connection.can_save else None
         try:
             moved = self._move_some(list(wanted.values()), keys, first, last)
@@ -360,7 +359,7 @@ class JdbcTransaction:
         return None
 
     def _move_some(self, columns: list[str], keys: list[str], first: int, last: int) -> int:
-        """Update the rows with existing keys, and insert the others; return how many these are."""
+        """Update the rows with existing keys, and insert the others; return the number of both."""
         table, stage = self._names.table, self._staging
         row = self.connection.quoted(_ROW)
         within = f"s.{row} >= ? AND s.{row} <= ?"

@@ -130,7 +130,7 @@ def to_kafka(
 
 
 class KafkaTransaction(NamedTuple):
-    """The producer, the messages of a micro-batch, and those that were not delivered."""
+    """The producer, the messages of a micro-batch, and a record of those that were refused."""
 
     live: Transactions
     messages: Messages
@@ -181,11 +181,11 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
             )
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
-        """Refuse settings that librdkafka does not accept, or that cannot be sent to workers.
+        """Check the settings and connect to a broker, with a producer that is closed again.
 
         Raises DeliveryError if librdkafka refuses a setting; the message names it. Raises
-        SinkUnavailable if no broker answers. Raises TypeError if a callback in the settings cannot
-        be pickled.
+        SinkUnavailable if no broker answers within 10 s. Without transactions, raises TypeError if
+        a callback in the settings cannot be pickled for workers.
         """
         self.release(sink, deployment)
         if not self.transactional:
@@ -236,7 +236,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         self._live.release(sink, deployment)
 
     def _connected(self, batch: SinkBatch, connect: Callable[[], Any]) -> Any:
-        """Return the sink's producer; make one with ``connect`` if there is none."""
+        """Return the open producer of the batch's sink; make one with ``connect`` if none is."""
         sink, deployment = batch.sink, batch.deployment
         live = self._live.get(sink, deployment)
         return self._live.put(sink, deployment, connect()) if live is None else live
@@ -246,7 +246,8 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
     def _send(self, batch: SinkBatch) -> list[Refused]:
         """Send the rows from tasks, or few rows from the driver; return the refused ones."""
         messages = self._messages(batch)
-        if _is_small(batch):
+        size = sum(file.size() for file in batch.files)
+        if batch.rows <= _DRIVER_ROWS and size <= _DRIVER_BYTES:
             live = self._connected(batch, lambda: producing().Deliveries(self._settings))
             check_fence()
             return messages.deliver(live, self._settings)
@@ -283,9 +284,10 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
 
     @contextlib.contextmanager
     def begin(self, batch: SinkBatch) -> Iterator[KafkaTransaction]:
-        """Connect. The first message begins the transaction; after an error the producer is closed.
+        """Connect, and end the open transactions of earlier drivers; `write_rows` begins a new one.
 
-        Raises SinkUnavailable if a message was not delivered.
+        After an error the producer is closed, which aborts the transaction. Raises SinkUnavailable
+        if the brokers do not answer, or a message was not delivered.
         """
         try:
             with self._as_unavailable(batch.sink):
@@ -297,7 +299,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
             raise
 
     def read_number(self, transaction: KafkaTransaction, batch: SinkBatch) -> Written | None:
-        """Return the number and the content from the committed offset of the sink's group.
+        """Return number and content of the sink group's committed offset, or None without one.
 
         The offset was read after the producer had fenced that of an earlier driver.
         """
@@ -306,7 +308,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         return None if last is None else Written(last.number, last.note or ANY_CONTENT)
 
     def write_rows(self, transaction: KafkaTransaction, batch: SinkBatch) -> None:
-        """Send the rows.
+        """Begin the transaction and send the rows.
 
         Raises SinkRejects if messages are larger than the topic accepts, lack a required key, or
         have text that is not UTF-8; the transaction is then aborted. Raises CheckpointForeign if it
@@ -321,7 +323,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
                 raise _rejects(batch, [*messages.unfit.items()])
 
     def record(self, transaction: KafkaTransaction, batch: SinkBatch, written: Written) -> None:
-        """Wait for all deliveries, and add the offset to the transaction."""
+        """Wait for all deliveries, and add the offset to the transaction; raise as `write_rows`."""
         with self._blaming_rows(transaction, batch):
             transaction.live.prepare(producing().Mark(written.number, written.content))
 
@@ -339,22 +341,18 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
 
     @contextlib.contextmanager
     def _blaming_rows(self, transaction: KafkaTransaction, batch: SinkBatch) -> Iterator[None]:
-        """Raise delivery errors as `SinkRejects` with the rows that have caused them, if any."""
+        """Raise a delivery error as `SinkRejects` with the rows that caused it; else pass it on."""
         try:
             yield
         except producing().DeliveryError:
             suspects = transaction.suspects
             suspects.check(self.topic)
             if suspects.keyless:
-                raise self._without_key(batch, transaction.messages, suspects) from None
+                self.release(batch.sink, batch.deployment)
+                raise _rejects(batch, transaction.messages.without_key(suspects)) from None
             if suspects.count:
                 raise self._too_large(batch, transaction.messages, suspects) from None
             raise
-
-    def _without_key(self, batch: SinkBatch, messages: Messages, suspects: Suspects) -> SinkRejects:
-        """Abort the transaction; return the refusal of all rows without a key."""
-        self.release(batch.sink, batch.deployment)
-        return _rejects(batch, messages.without_key(suspects))
 
     def _too_large(
         self, batch: SinkBatch, messages: Messages, suspects: Suspects
@@ -417,7 +415,8 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
                 deliveries.flush()
             except producing().DeliveryError:
                 if refused.keyless:
-                    raise self._without_key(batch, messages, refused) from None
+                    self.release(batch.sink, batch.deployment)
+                    raise _rejects(batch, messages.without_key(refused)) from None
                 if refused.count == before:
                     raise
                 refused.check(self.topic, known)
@@ -428,7 +427,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
                 taken[alike] = max(taken.get(alike, -1), content_size(content))
 
     def _transactions(self, batch: SinkBatch) -> Transactions:
-        """Return the sink's producer with its transactional id; make another one if it failed."""
+        """Return the sink's transactional producer; make another one if it had an error."""
         wanted = _id(batch.sink, batch.deployment)
 
         def begin() -> Transactions:
@@ -452,22 +451,17 @@ def _rejects(batch: SinkBatch, refused: Sequence[Refused]) -> SinkRejects:
     return batch.refuse(numbers, reasons)
 
 
-def _is_small(batch: SinkBatch) -> bool:
-    size = sum(file.size() for file in batch.files)
-    return batch.rows <= _DRIVER_ROWS and size <= _DRIVER_BYTES
-
-
 def _id(sink: str, deployment: str) -> str:
     """Return the transactional id of a sink, which is also the name of its consumer group."""
     return f"ackcore-{deployment}-{sink}"
 
 
 def _refuse_forgotten(batch: SinkBatch, group: str, topic: str) -> None:
-    """Raise CheckpointForeign if the rows may have been sent, and the offset was deleted since."""
+    """Raise CheckpointForeign if the micro-batch is a day old: its offset may be deleted."""
     if batch.age_ms is None or batch.age_ms < _REMEMBERED_MS:
         return
     raise CheckpointForeign(
-        f"micro-batch {batch.batch_id} of sink {batch.sink!r} was decided "
+        f"micro-batch {batch.batch_id} of sink {batch.sink!r} was planned "
         f"{batch.age_ms // 3_600_000} hours ago, and it is unknown whether its rows are in topic "
         f"{topic!r}, so they are not sent: group {group!r} has no committed offset, and brokers "
         "delete offsets after offsets.retention.minutes. "

@@ -36,11 +36,11 @@ Row: TypeAlias = "tuple[int, Content]"
 class Messages:
     """The rows of files as Kafka messages; pickled to tasks.
 
-    ``batch``: the value of the header ``ackcore-batch``. ``files``: the files, with their indexes
-    in `SinkBatch.files`. ``nonacked``: `SinkBatch.nonacked`.
-
-    Attributes: ``unfit``: by number, the reasons of rows that were read and not sent because their
-    text is not UTF-8.
+    ``columns``: the columns of key, value and headers. ``message_id``: the column for the header
+    ``ackcore-message-id``, or None. ``batch``: the value of the header ``ackcore-batch``.
+    ``files``: the files, with their indexes in `SinkBatch.files`. ``nonacked``: the sorted root
+    ids whose rows are left out. ``unfit``: by row number, the reasons of rows that `rows` left out
+    because their text is not UTF-8.
     """
 
     topic: str
@@ -55,7 +55,9 @@ class Messages:
         """Send the rows without a transaction; return the rows that the topic refuses.
 
         A broker checks the size of a whole request. So each message of a request that was too large
-        is sent again alone, by a second producer with ``settings``.
+        is sent again alone, by a second producer with ``settings``. Messages that shared a request
+        with an invalid one are sent again by ``deliveries``. Raises DeliveryError if a message was
+        not delivered for another reason, or if too many are too large or have no key.
         """
         suspects = self.suspects()
         beside: set[int] = set()
@@ -111,12 +113,12 @@ class Messages:
         return refused
 
     def send(self, deliveries: Deliveries, rows: Iterable[Row]) -> None:
-        """Pass rows to a producer, whose flush waits for their delivery."""
+        """Queue the messages of rows at a producer; its ``flush`` waits for their delivery."""
         for _, (key, value, headers) in rows:
             deliveries.send(self.topic, value, key, headers)
 
     def chosen(self, chosen: Callable[[Content], bool]) -> Iterator[Row]:
-        """Yield the rows whose message satisfies a predicate."""
+        """Read the files again, and yield the rows whose message satisfies a predicate."""
         return (row for row in self.rows() if chosen(row[1]))
 
     def rows(self) -> Iterator[Row]:
@@ -165,7 +167,7 @@ class Suspects:
         self._large: set[int] = set()
 
     def of(self, deliveries: Deliveries) -> Deliveries:
-        """Record the delivery failures of a producer from now on; return the producer."""
+        """Record the delivery failures of a producer from now on; return the same producer."""
         deliveries.on_undelivered = self._add
         return deliveries
 
@@ -194,7 +196,7 @@ class Suspects:
             raise self._error(topic, f"too many to send each again alone (at most {MAX_REFUSED})")
 
     def none_too_large(self, topic: str) -> DeliveryError:
-        """Return the error for messages that the topic refuses together and accepts alone."""
+        """Return the error for messages that a topic refused together and accepted one by one."""
         return self._error(topic, "though none of them is too large alone")
 
     def _error(self, topic: str, why: str) -> DeliveryError:
@@ -217,7 +219,7 @@ def content_size(content: Content) -> int:
 
 
 def content_hash(*content: bytes | str | None) -> int:
-    """Return the hash of a message's key and value."""
+    """Return a hash of a message's key and value, valid in this process; null equals empty."""
     return hash(tuple(map(_encoded, content)))
 
 

@@ -71,14 +71,14 @@ def to_parquet(
 
 
 class ParquetSink(ParquetDirectory):
-    """The sink that `to_parquet` returns for a directory."""
+    """The sink that `to_parquet` returns for a directory of a file system."""
 
     def __init__(self, path: str | os.PathLike[str], *, compression: str = "snappy") -> None:
         super().__init__(local_path(path, "path"), compression)
         self._stages = os.path.join(self.path, _STAGES)
 
     def write(self, batch: SinkBatch) -> None:
-        """Write the rows of a micro-batch directly from the files of its run."""
+        """Write the rows to a stage and rename it to ``batch_id=N``, unless that has these rows."""
         self.claim(batch.sink, batch.deployment, batch.checkpoint)
         batch_id, content = batch.batch_id, batch.fingerprint()
         stage = self._stage(batch_id)
@@ -86,7 +86,7 @@ class ParquetSink(ParquetDirectory):
         self._publish(batch_id, stage, names, content)
 
     def _write_parts(self, batch: SinkBatch, stage: str) -> list[str]:
-        """Write the rows to a stage, and return the names of the valid files."""
+        """Write the rows to files in a stage; return the names of those of successful tasks."""
         files, nonacked, compression = batch.files, batch.nonacked, self.compression
         size = sum(file.size() for file in files)
         if is_small(batch.rows, size):
@@ -108,10 +108,10 @@ class ParquetSink(ParquetDirectory):
         return [row[0] for row in jobs.collect()]
 
     def _stage(self, batch_id: int) -> str:
-        """Make a new stage: a directory for unfinished files, which readers ignore.
+        """Make a new stage, a directory for unfinished files that readers ignore; return its path.
 
-        Stages of earlier attempts are removed. Each call makes a new one, since tasks of an earlier
-        driver may still write to theirs.
+        Stages of this and earlier micro-batches are removed. Each call makes a new one, since tasks
+        of an earlier driver may still write to theirs.
         """
         os.makedirs(self._stages, exist_ok=True)
         left = [
@@ -183,6 +183,6 @@ class ParquetSink(ParquetDirectory):
 
 
 def _write_part(stage: str, name: str, compression: str, batches: Iterable[pa.RecordBatch]) -> bool:
-    """Write rows to a Parquet file and sync it. Return False if there are no rows."""
+    """Write batches to the file ``parts/name`` of a stage; without any, return False."""
     with open(os.path.join(stage, "parts", name), "wb") as file:
         return write_parquet(file, compression, batches)

@@ -115,11 +115,11 @@ class ParquetDirectory(Sink):
             )
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
-        """Put a note that names this sink of this deployment as the owner of the directory.
+        """Put a file ``_ackcore.json`` that names this sink of this deployment as the owner.
 
         A repeated call has no effect. Raises CheckpointForeign if the directory has another owner,
-        or rows without a note, since its micro-batches may have the same numbers. Raises StateError
-        if it cannot be read or written.
+        or rows without such a file, since its micro-batches may have the same numbers. Raises
+        StateError if it cannot be read or written.
         """
         owner = {"deployment": deployment, "sink": sink, "checkpoint": checkpoint}
         note = self._store.get(OWNER)
@@ -140,7 +140,7 @@ class ParquetDirectory(Sink):
 
 
 def read_note(note: bytes) -> Any:
-    """Return the value of a JSON note, or None if the note is damaged."""
+    """Return the value of a note in JSON; None if it is not JSON."""
     try:
         return json.loads(note)
     except ValueError:
@@ -161,8 +161,8 @@ def owned_by_another(
 ) -> str:
     """Return the message of the error for a directory with another owner, and a way out.
 
-    ``place``: the directory. ``found``: the value of its note. ``deployment``, ``checkpoint``: of
-    the refused query. ``has_rows``: whether the directory has rows.
+    ``place``: the directory. ``found``: the value of its note, or None. ``deployment``,
+    ``checkpoint``: of the refused query. ``has_rows``: whether the directory has rows.
     """
     owner = "another checkpoint or another sink"
     if isinstance(found, dict) and found.get("deployment") == deployment:
@@ -194,7 +194,7 @@ def owned_by_another(
 
 
 def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordBatch]) -> bool:
-    """Write rows to a file and sync it. Return False if there are no rows."""
+    """Write batches to a Parquet file and sync it. Without any, write nothing, return False."""
     writer = None
     for table in map(_with_intervals, _gathered(batches)):
         if writer is None:
@@ -213,7 +213,7 @@ def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordB
 
 
 def _with_intervals(table: pa.Table) -> pa.Table:
-    """Add the metadata with which Spark reads durations as intervals, not as integers."""
+    """Return the table with durations in microseconds that Spark reads as intervals."""
     if not any(has_type(field.type, pa.types.is_duration) for field in table.schema):
         return table
     spark = from_arrow_schema(table.schema)

@@ -59,7 +59,7 @@ class ParquetParts(NamedTuple):
 
 
 class ParquetObjects(ParquetDirectory):
-    """The sink that `to_parquet` returns for a URL of a bucket."""
+    """The sink that `to_parquet` returns for a URL of a bucket or of HDFS."""
 
     checks_fence = True
 
@@ -69,7 +69,11 @@ class ParquetObjects(ParquetDirectory):
         self._emptied: tuple[int, set[ParquetParts]] = -1, set()
 
     def write(self, batch: SinkBatch) -> None:
-        """Write the rows of a micro-batch directly from the files of its run."""
+        """Put the micro-batch's note, then its files; tasks put them unless there is little data.
+
+        Raises CheckpointForeign if another sink or checkpoint has put a note for this number,
+        CheckpointInUse if another driver has taken over or put other rows.
+        """
         sizes = [file.size() for file in batch.files]
         small = is_small(batch.rows, sum(sizes))
         # Independent of the number of task slots: other names would duplicate the rows.
@@ -120,11 +124,10 @@ class ParquetObjects(ParquetDirectory):
         return write
 
     def _announce(self, batch: SinkBatch, files: int) -> ParquetParts:
-        """Write the note of the files to be written, empty the files that they replace, and return
-        their names.
+        """Put the note of the files to be written, and empty the files that they replace.
 
         An existing note is always replaced. So the conditional put of a paused driver that has read
-        it fails. ``files``: the number of files to be written.
+        it fails. Returns the parts of the names. ``files``: the number of files to be written.
         """
         batch_id, fingerprint = batch.batch_id, batch.fingerprint()
         key, parts = _note_of(batch_id), ParquetParts(fingerprint, files)
@@ -159,7 +162,10 @@ class ParquetObjects(ParquetDirectory):
         return parts
 
     def _empty(self, batch: SinkBatch, replaced: set[ParquetParts]) -> None:
-        """Put files without rows under names that earlier attempts wrote or may still write."""
+        """Put files without rows under names that earlier attempts wrote or may still write.
+
+        This process does so once for each name. Without files it cannot, and deletes the objects.
+        """
         batch_id = batch.batch_id
         if self._emptied[0] != batch_id:
             self._emptied = batch_id, set()

@@ -29,17 +29,17 @@ def to_postgres(
     ----------
     dsn : str
         The connection, in libpq's form: ``host=db dbname=shop user=etl`` or a URI; ``""`` for the
-        environment (``PGHOST`` and others). It is not written to checkpoints, logs or errors. The
-        password may also be in ``~/.pgpass`` or in the file that ``passfile=`` names. Each
-        connection reads it again, so it may hold a token that another program renews.
+        environment (``PGHOST`` and others). No checkpoint or log contains it; errors show only
+        host, port and database. The password may also be in ``~/.pgpass`` or in the file that
+        ``passfile=`` names. Each connection reads it again, so it may hold a renewed token.
     table : str
         The table in SQL syntax, ``orders`` or ``shop.orders``. It must have a column of the same
         name for each column of the stream; its other columns get their defaults.
     keys : str or sequence of str, optional
-        Columns with a unique index. A row with existing keys replaces the stream's columns of that
-        row; the last of several such rows in a micro-batch is kept. ``tuple.stable_id``, emitted as
-        a column, is a key that is equal in every attempt. A null key equals no other, unless the
-        index is declared NULLS NOT DISTINCT. Without keys all rows are appended.
+        The columns of a unique index. A row with existing keys replaces the stream's columns of
+        that row; the last of several such rows in a micro-batch is kept. ``tuple.stable_id``,
+        emitted as a column, is a key that is equal in every attempt. A null key equals no other,
+        unless the index is declared NULLS NOT DISTINCT. Without keys all rows are appended.
     marker : str, default "ackcore_batches"
         The table with the number of each sink's last micro-batch, in the schema of `table` unless
         it names another one. Created if it does not exist.

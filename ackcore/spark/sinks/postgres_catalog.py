@@ -40,7 +40,7 @@ class Column(NamedTuple):
     """A column of a table."""
 
     is_array: bool  # whether its type is an array
-    generated: bool  # whether its value is always generated
+    generated: bool  # whether PostgreSQL always generates its value, so that none can be written
 
 
 def quoted(name: str) -> str:
@@ -49,7 +49,7 @@ def quoted(name: str) -> str:
 
 
 def columns_of(connection: Connection, table: str) -> dict[str, Column]:
-    """Return the columns of a table by name; ``table`` is its name in SQL."""
+    """Return a table's columns by name, in order; none if there is no table of this SQL name."""
     found = connection.execute(
         "SELECT attname::text, typcategory = 'A', attgenerated <> '' OR attidentity = 'a'"
         " FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid"
@@ -83,7 +83,7 @@ def nulls_differ(connection: Connection, table: str, keys: Sequence[str]) -> boo
 def unique_indexes(
     connection: Connection, table: str, keys: Sequence[str]
 ) -> list[tuple[bool, bool]]:
-    """Return two flags for each unique index on exactly these columns.
+    """Return two flags for each unique index on exactly these columns, in any order.
 
     The flags are whether a column may be null, and whether nulls are equal (NULLS NOT DISTINCT).
     Partial and deferrable indexes are left out.
@@ -110,7 +110,7 @@ def session_name(deployment: str, sink: str) -> str:
 
 
 def end_others(connection: Connection, name: str) -> None:
-    """End the other connections with an application name, because they may hold locks."""
+    """End this user's other connections with an application name, because they may hold locks."""
     connection.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
         " AND usename = current_user AND datname = current_database() AND pid <> pg_backend_pid()",
@@ -169,7 +169,7 @@ _WAYS_OUT = {
 
 @contextlib.contextmanager
 def as_unavailable(sink: str, table: str, shown: str) -> Iterator[None]:
-    """Raise errors of the server, the login or missing objects as `SinkUnavailable`.
+    """Raise errors of the server or the login, and missing objects or rights, as `SinkUnavailable`.
 
     ``sink``, ``table``: the names of the sink and its table. ``shown``: the server, as `where`
     returns it.
@@ -199,7 +199,7 @@ def as_unavailable(sink: str, table: str, shown: str) -> Iterator[None]:
 
 
 def connect(dsn: str, name: str = "ackcore") -> Connection:
-    """Connect with isolation level READ COMMITTED; ``name``: the application name."""
+    """Connect in autocommit mode; transactions are READ COMMITTED. ``name``: application name."""
     connection = psycopg.connect(
         dsn,
         autocommit=True,
@@ -214,7 +214,7 @@ def connect(dsn: str, name: str = "ackcore") -> Connection:
 
 
 def check_table(dsn: str, target: SinkTable, what: str, schema: pa.Schema) -> None:
-    """Raise ValueError if a sink's table cannot take the stream's rows.
+    """Connect, and raise ValueError if a sink's table cannot take the stream's rows.
 
     It must exist, have all columns of the stream, of which none is generated, and have a unique
     index on the keys. ``what``: the beginning of the message.
@@ -239,7 +239,7 @@ def check_table(dsn: str, target: SinkTable, what: str, schema: pa.Schema) -> No
 
 
 def make_marker(dsn: str, target: SinkTable, what: str) -> None:
-    """Create the marker table if it does not exist."""
+    """Create the marker table if it does not exist; raise ValueError if this user may not."""
     with contextlib.closing(connect(dsn)) as connection:
         schema, _ = resolve(connection, target.table, what)
         name = marker_name(connection, schema, target.marker)
@@ -285,5 +285,5 @@ def _find(connection: Connection, table: str) -> tuple[str, str] | None:
 
 
 def marker_name(connection: Connection, schema: str, marker: str) -> str:
-    """Return the marker table's name in SQL, with a schema; ``schema`` is the default."""
+    """Return the marker table's name in SQL; ``schema``: its schema if ``marker`` names none."""
     return marker if "." in marker else f"{sql.Identifier(schema).as_string(connection)}.{marker}"

@@ -79,7 +79,10 @@ class PostgresRows:
         self._any_written = False
 
     def write(self) -> dict[int, psycopg.Error]:
-        """Write the rows; return the errors of refused rows, by row number."""
+        """Write the rows; return the errors of refused rows, by the row's index among all rows.
+
+        If no row could be written, raises an error that the table may have caused, not a row.
+        """
         self._write_and_bisect()
         for error in () if self._any_written else self._refused.values():
             if self._is_of_table(error) or (self._is_suspect(error) and len(self._refused) > 1):
@@ -172,16 +175,12 @@ class PostgresRows:
             with self._connection.transaction():
                 write()
         except psycopg.Error as error:
-            if not self._is_refusal(error):
+            state = error.sqlstate or ""
+            refuses = state in _REFUSED or (state.startswith(_REFUSALS) and state not in _OURS)
+            if not (refuses or self._is_suspect(error)):
                 raise
             return error
         return None
-
-    def _is_refusal(self, error: psycopg.Error) -> bool:
-        state = error.sqlstate or ""
-        if state in _REFUSED or self._is_suspect(error):
-            return True
-        return state.startswith(_REFUSALS) and state not in _OURS
 
     def _is_suspect(self, error: psycopg.Error) -> bool:
         """Return whether the row is at fault for an error only if other rows can be written."""

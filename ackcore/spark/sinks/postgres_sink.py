@@ -118,10 +118,10 @@ class PostgresSink(TransactionalSink[PostgresSession]):
             check_table(self._dsn, self._target, what, schema)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
-        """Create the marker table if it does not exist.
+        """Close an open connection, and create the marker table if it does not exist.
 
         Raises SinkUnavailable if the database cannot be reached, ValueError if the user may not
-        create the table.
+        create the table, or the sink's table does not exist.
         """
         self.release(sink, deployment)
         with self._as_unavailable(sink):
@@ -129,10 +129,12 @@ class PostgresSink(TransactionalSink[PostgresSession]):
 
     @contextlib.contextmanager
     def begin(self, batch: SinkBatch) -> Iterator[PostgresSession]:
-        """Yield a transaction, over the open connection or a new one. It is rolled back if open.
+        """Yield a session with a new transaction, over the open connection or a new one.
 
-        After an error the connection is closed. Errors are raised without values of rows:
-        SinkUnavailable, or another psycopg.Error.
+        At the end the transaction is rolled back unless it was committed. After an error other than
+        SinkRejects the connection is closed. Errors are raised without values of rows:
+        SinkUnavailable, or another psycopg.Error. Raises CheckpointInUse before it connects if
+        another driver has taken over.
         """
         sink, deployment = batch.sink, batch.deployment
         try:
@@ -198,7 +200,7 @@ class PostgresSink(TransactionalSink[PostgresSession]):
         transaction.connection.commit()
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return the statement by which a user deletes the sink's number."""
+        """Return the statement that deletes the sink's number, and with it the refusal."""
         of = [sql.Literal(one).as_string() for one in (batch.deployment, batch.sink)]
         marker = self._target.marker
         live = self._live.get(batch.sink, batch.deployment)

@@ -49,7 +49,7 @@ def too_many_refused(where: str, batch_id: int, first: BaseException, left: str)
     """Return the error for more than `MAX_REFUSED` refused rows.
 
     ``where``: the sink, and its table if it has one. ``first``: the error of the first refused row.
-    ``left``: a sentence that says whether rows of the micro-batch are written.
+    ``left``: a sentence without a full stop that says whether rows of the micro-batch are written.
     """
     return TooManyRefused(
         f"{where} refuses more than {MAX_REFUSED:,} rows of micro-batch {batch_id}, the first with "
@@ -124,11 +124,11 @@ class SinkRejects(Exception):
 
     @classmethod
     def of_numbers(cls, numbers: Int64s, reasons: Reasons) -> SinkRejects:
-        """Return a `SinkRejects` that names rows by numbers, as `SinkBatch.refuse` does."""
+        """Return a `SinkRejects` that names rows by their numbers from `SinkBatch.numbered`."""
         return cls(pa.table({}), reasons, _numbers=numbers)
 
     def __len__(self) -> int:
-        """Return the number of row numbers, or of rows of values, that name refused rows."""
+        """Return the number of rows in `values`, or else of `numbers`, that name refused rows."""
         named = self.numbers if self.values is None else self.values
         assert named is not None
         return len(named)
@@ -151,7 +151,7 @@ def _table(rows: Any) -> pa.Table:
 
 
 def _reasons(reasons: Reasons, n: int) -> tuple[list[str | BaseException], Int32s]:
-    """Return the distinct reasons, and for each row the index of its reason."""
+    """Return the distinct reasons, and for each of ``n`` rows the index of its reason."""
     if isinstance(reasons, str | BaseException):
         return [reasons], np.zeros(n, np.int32)
     if isinstance(reasons, pa.Array | pa.ChunkedArray):

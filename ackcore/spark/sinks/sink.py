@@ -43,7 +43,7 @@ class Sink(ABC):
        query may run on the checkpoint: a start that is refused must not end that query.
     3. `write` for each micro-batch in which rows were emitted to the sink, in the order of their
        numbers. It gets the rows of ACKED records only, which may be none.
-    4. `release` when the query or `run_batch` has ended.
+    4. `release` when the query or `run_batch` has ended, or a start is refused after `claim`.
 
     After a crash or an error, `write` is called again with the same number and the same rows. Each
     row is written exactly once if the sink then replaces what it wrote under this number, or finds
@@ -203,7 +203,7 @@ class TransactionalSink(Sink, Generic[T]):
 
     @abstractmethod
     def commit(self, transaction: T) -> None:
-        """Commit the transaction. Raise if the outcome is unknown: the next call reads it."""
+        """Commit the transaction. Raise if the outcome is unknown: the next `write` reads it."""
 
     def advice(self, batch: SinkBatch, last: int) -> str:
         """Return advice on how to have micro-batches from ``batch`` to ``last`` written again.
@@ -267,7 +267,7 @@ class Connections(Generic[C]):
         return self._open.get((deployment, sink))
 
     def put(self, sink: str, deployment: str, connection: C) -> C:
-        """Store an open connection, and return it."""
+        """Store an open connection in place of the one before, and return it."""
         self._open[deployment, sink] = connection
         return connection
 
@@ -297,7 +297,7 @@ class FunctionSink(Sink):
 
 
 def as_sink(writer: Sink | Callable[[DataFrame, int], object]) -> Sink:
-    """Return a sink as it is, and a function as a `FunctionSink`."""
+    """Return a `Sink` unchanged, and a function in a new `FunctionSink`."""
     return writer if isinstance(writer, Sink) else FunctionSink(writer)
 
 
@@ -313,9 +313,9 @@ def check_sink(
     Raises TypeError if the writer is neither a sink nor a function of (DataFrame, batch id), or
     cannot be isolated. Raises the errors of `Sink.check`.
 
-    ``writer``: the argument of `TopologyBuilder.sink`. ``schema``: the stream's schema, or None if
-    it is not known. ``isolated``: whether the topology sets ``isolate``. ``name`` and
-    ``case_sensitive``: as in `Sink.check`.
+    ``name``: the sink's name, for errors. ``writer``: the argument of `TopologyBuilder.sink`.
+    ``schema``: the stream's schema; with None, if it is not known, `Sink.check` is not called.
+    ``isolated``: whether the topology sets ``isolate``. ``case_sensitive``: as in `Sink.check`.
     """
     if not isinstance(writer, Sink):
         must = f"sink {name!r} must be a function of (DataFrame, batch_id) or a Sink"
@@ -342,7 +342,7 @@ def check_sink(
 
 
 def release_sinks(writers: Mapping[str, Any], deployment: str) -> None:
-    """Call `Sink.release` of each writer, by sink name; an error is logged."""
+    """Call `Sink.release` of each writer that is a sink; log its error. ``writers``: by name."""
     for name, writer in writers.items():
         error = raised_by(partial(as_sink(writer).release, name, deployment))
         if error is not None:

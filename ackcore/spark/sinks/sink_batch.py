@@ -41,7 +41,7 @@ class BatchFile(NamedTuple):
     nbytes: int | None = None
 
     def row_file(self) -> RowFile:
-        """Return path, rows and bytes for `read_rows`, which checks them."""
+        """Return path, number of rows and size, which `read_rows` compares with the file."""
         return RowFile(self.path, self.rows, self.nbytes)
 
     def size(self) -> int:
@@ -93,15 +93,16 @@ class SinkBatch:
         return sum(file.rows for file in self.files)
 
     def schema(self) -> pa.Schema:
-        """Return the stream's schema."""
+        """Return the stream's schema, which is read from the first file."""
         file = self.files[0]
         # The last column holds the roots.
         return pa.schema(list(read_schema(file.row_file()))[:-1])
 
     def record_batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows on the driver, in the stream's columns.
+        """Yield the rows for the sink on the driver, in the stream's columns.
 
-        Raises RowFileDamaged if a file has changed since its run wrote it.
+        Rows of `nonacked` roots and rows that the sink has refused are left out. Raises
+        RowFileDamaged, before the first row of a file, if it has changed since it was written.
         """
         for file in self.files:
             yield from read_sink_file(file, self.nonacked)
@@ -117,25 +118,26 @@ class SinkBatch:
                 yield rows, row_numbers(i, places)
 
     def all_numbers(self) -> Int64s:
-        """Return the `numbered` numbers of all rows, ascending: 8 bytes per row."""
+        """Read all files; return the numbers of all rows of `numbered`, ascending."""
         return np.concatenate([_NO_PLACES, *(numbers for _, numbers in self.numbered())])
 
     def refuse(self, numbers: npt.ArrayLike, reasons: Reasons) -> SinkRejects:
-        """Return a `SinkRejects` of the rows with the given `numbered` numbers.
+        """Return a `SinkRejects` of some rows. The numbers are not checked here.
 
         Parameters
         ----------
         numbers : array_like of int
-            The numbers of the refused rows.
+            The numbers of the refused rows, as `numbered` yields them.
         reasons : str, exception, sequence of them, or column of texts
             One reason for all rows, or one for each.
         """
         return SinkRejects.of_numbers(np.asarray(numbers, np.int64), reasons)
 
     def fingerprint(self) -> str:
-        """Return 16 hex digits that identify these rows, made of file names and left-out rows.
+        """Return 16 hex digits that identify these rows.
 
-        They change when rows are recorded as refused. Those of `content` do not.
+        They are a hash of the names and row counts of the files, `nonacked` and the refused rows.
+        So they change when rows are recorded as refused. Those of `content` do not.
         """
         files = [
             [os.path.basename(file.path), file.rows, _digest(file.refused.tobytes()), file.within]
@@ -152,17 +154,17 @@ class SinkBatch:
         return replace(self, files=plain).fingerprint()
 
     def verify(self) -> None:
-        """Raise `RowFileDamaged` if a file has changed since its run wrote it."""
+        """Read all files; raise `RowFileDamaged` if one has changed since it was written."""
         for file in self.files:
             read_rows(file.row_file())
 
     def frame(self, numbers: str | None = None) -> DataFrame:
-        """Return the rows as a DataFrame with one partition per file.
+        """Return the rows of `record_batches` as a lazy DataFrame with one partition per file.
 
         Parameters
         ----------
         numbers : str, optional
-            The name of an additional column with the `row_numbers`.
+            The name of an additional last column, with the numbers of `numbered`.
         """
         schema, files, nonacked = self.schema(), self.files, self.nonacked
         if numbers is not None:
@@ -195,31 +197,32 @@ _NO_END = 1 << _PLACE_BITS
 
 
 def row_numbers(file: int, places: Int64s) -> Int64s:
-    """Return numbers for rows of a file, made of the file's index and the rows' places in it."""
+    """Return numbers for rows of file ``file`` of `SinkBatch.files`, from their indexes in it."""
     return (np.int64(file) << _PLACE_BITS) | places
 
 
 def files_and_places(numbers: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the indexes of files and the places in them of which `row_numbers` made numbers."""
+    """Return the file indexes and the places from which `row_numbers` made the numbers."""
     return numbers >> _PLACE_BITS, numbers & (_NO_END - 1)
 
 
 def read_sink_file(file: BatchFile, nonacked: Int64s) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file for the sink, in the stream's columns.
+    """Yield the rows of a file for the sink, in the stream's columns, in batches that have rows.
 
-    Raises RowFileDamaged before the first row, if the file has changed since its run wrote it.
+    Raises RowFileDamaged before the first row, if the file has changed since it was written.
 
-    ``file``: one of `SinkBatch.files`. ``nonacked``: `SinkBatch.nonacked`.
+    ``file``: one of `SinkBatch.files`; its refused rows and those not ``within`` are left out.
+    ``nonacked``: sorted root ids, whose rows are left out.
     """
     for rows, _ in read_with_places(file, nonacked):
         yield rows
 
 
 def read_all(files: Sequence[BatchFile], nonacked: Int64s) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a few files for the sink, in order.
+    """Yield the rows that `read_sink_file` yields for each of a few files, in their order.
 
-    Raises RowFileDamaged if a file has changed since its run wrote it. Files in a bucket are
-    read in parallel, each as a whole into memory.
+    Raises RowFileDamaged if a file has changed since it was written. Files in a bucket are read in
+    parallel by up to 16 threads, each as a whole into memory.
     """
     if len(files) < 2 or not is_bucket(files[0].path):
         for file in files:
@@ -240,7 +243,7 @@ def read_with_places(file: BatchFile, nonacked: Int64s) -> Iterator[tuple[pa.Rec
 
 
 def read_with_roots(file: BatchFile, nonacked: Int64s) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
-    """Yield the batches of `read_with_places` with one more column: each row's root id or ids."""
+    """Yield as `read_with_places`, with a last column: each row's root id, or list of root ids."""
     start, stop = (0, _NO_END) if file.within is None else file.within
     if start >= stop:
         return

@@ -40,7 +40,8 @@ def unavailable(sink: str, where: str, said: str, way_out: str) -> SinkUnavailab
     """Return a `SinkUnavailable` whose message has these parts.
 
     ``where``: the sink's target, such as ``table words at host=db dbname=shop``. ``said``: the
-    cause. ``way_out``: the advice to the user, without a full stop. None of them has secrets.
+    cause, of which at most 500 characters are shown. ``way_out``: the advice to the user, without a
+    full stop. The caller has removed secrets from all of them.
     """
     said = " ".join(_COLOURS.sub("", said).split())[:_LONGEST].rstrip(".")
     return SinkUnavailable(f"sink {sink!r}, {where}: {said}. {way_out}")
@@ -80,7 +81,7 @@ def bare(address: str) -> str:
 
 
 def secrets_of(address: str) -> list[str]:
-    """Return the secrets in a URL: its password, and its parameters' values."""
+    """Return the secrets in a URL: its password or "", and the values of its parameters."""
     place, _, parameters = address.partition("?")
     login = place.partition("://")[2].rpartition("@")[0]
     return [login.partition(":")[2], *re.findall("=([^&]+)", parameters)]
@@ -89,8 +90,8 @@ def secrets_of(address: str) -> list[str]:
 def shown_message(state: str, message: str, context: str | None) -> str:
     """Return the message of PostgreSQL's error without values of rows.
 
-    ``state``, ``message``, ``context``: the error's SQLSTATE, message and context. If the message
-    shows a value, the result is the SQLSTATE and the column's name.
+    ``state``, ``message``, ``context``: the error's SQLSTATE, message and context. If errors of
+    this SQLSTATE show values, the result is the SQLSTATE, and the column's name if it is known.
     """
     if not state.startswith(_OF_VALUES):
         return message

@@ -47,7 +47,7 @@ class FileSystemStore(ABC):
 
     @abstractmethod
     def _write_file(self, file: str, data: bytes, once: bool) -> None:
-        """Write a file.  Raises FileExistsError if it exists and is to be written ``once``."""
+        """Write a file, in place of an existing one; with ``once``, raise FileExistsError then."""
 
     @abstractmethod
     def _remove_file(self, file: str) -> None:
@@ -61,7 +61,7 @@ class FileSystemStore(ABC):
     def _files(
         self, prefix: str, is_wanted: Callable[[str], bool] = bool
     ) -> Iterable[tuple[str, int, int]]:
-        """Return the files below a prefix: name, bytes, last change in ms since 1970.
+        """Return the files below a prefix: path, bytes, last change in ms since 1970.
 
         The versions of an object are in ascending order. ``is_wanted``: a test of the last part of
         a file's name; all by default.
@@ -91,7 +91,7 @@ class FileSystemStore(ABC):
                 return Stored(self._read_file(version_file(key, numbers[-1])), str(numbers[-1]))
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
-        """Write an object, return its version. ``if_absent``: raise StoreConflict if one exists."""
+        """Write an object, and return its version. ``if_absent``: as in `Store.put`."""
         try:
             self._write_file(checked_key(key), data, if_absent)
         except FileExistsError:
@@ -101,7 +101,8 @@ class FileSystemStore(ABC):
     def replace(self, key: str, data: bytes, version: str | None) -> str:
         """Replace ``version`` of an object, and return the new version.
 
-        Raises StoreConflict if the store has another version. None: there is no object yet.
+        Raises StoreConflict if the store has another version, and its bytes differ from ``data``.
+        ``version``: None if there is no object yet.
         """
         place, newest = self.place(key), self._versions(checked_key(key))[-1:]
         if [str(number) for number in newest] != ([] if version is None else [version]):
@@ -139,5 +140,5 @@ class FileSystemStore(ABC):
 
 
 def version_file(key: str, number: int) -> str:
-    """Return the file of a version of an object."""
+    """Return the path, relative to the store, of the file of an object's version."""
     return f"{key}/{number:012}.version"

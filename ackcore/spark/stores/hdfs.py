@@ -106,7 +106,7 @@ class HdfsStore(FileSystemStore):
 
     @property
     def _client(self) -> hdfs_native.Client:
-        """The client of this process: a client's threads do not survive a fork."""
+        """The client, made once in each process: a client's threads do not survive a fork."""
         if not self._clients or self._clients[-1][0] != os.getpid():
             try:
                 from hdfs_native import Client  # noqa: PLC0415 - an extra
@@ -204,7 +204,7 @@ class HdfsStore(FileSystemStore):
         self._write(file, lambda: [data], not once)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """Move a local file to an object. ``if_absent``: raise StoreConflict if one exists."""
+        """Move a local file to an object. ``if_absent``: as in `Store.put_file`."""
 
         def pieces() -> Iterator[bytes]:
             with open(path, "rb") as file:
@@ -220,9 +220,9 @@ class HdfsStore(FileSystemStore):
         path.unlink()
 
     def copy(self, source: str, key: str) -> int | None:
-        """Copy an object through this process; return its size, or None if it does not exist.
+        """Copy an object to ``key`` through this process, in place of an object there.
 
-        The object at ``key`` is replaced.
+        Return its size in bytes, or None if ``source`` does not exist.
         """
         data = self.read(source)
         if data is None:
@@ -336,8 +336,9 @@ class HdfsStore(FileSystemStore):
     def _ask(self, key: str, how: str, request: Callable[[], Answer]) -> Answer:
         """Return the answer to a request, which is repeated while a repetition may help.
 
-        FileNotFoundError, FileExistsError and IsADirectoryError pass through. ``how``: the verb of
-        the message, such as "read" or "written".
+        FileNotFoundError, FileExistsError and IsADirectoryError pass through; raises StateError if
+        no repetition helps, or none has within 90 seconds. ``how``: the verb of the message, such
+        as "read" or "written".
         """
         until, pause_s = time.monotonic() + self._retry_s, _PAUSES_S[0]
         while True:

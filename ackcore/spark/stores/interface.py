@@ -34,7 +34,7 @@ _OWN = re.compile(r"\..+\.tmp|\d{12}\.version")
 
 
 class StoreConflict(StateError):
-    """The condition of a put does not hold: another writer wrote the object first."""
+    """The condition of a put does not hold: another writer wrote or deleted the object first."""
 
 
 class StoreUnavailable(StateError):
@@ -42,7 +42,7 @@ class StoreUnavailable(StateError):
 
 
 class Stored(NamedTuple):
-    """An object's bytes, and its version for `Store.replace`. No version is used twice."""
+    """An object's bytes, and its version for `Store.replace`. Other bytes have another version."""
 
     data: bytes
     version: str
@@ -100,7 +100,7 @@ class Store(Protocol):
         """
 
     def list(self, prefix: str = "") -> list[StoredObject]:
-        """Return the objects with keys below ``prefix/``, sorted; all objects if it is empty."""
+        """Return the objects with keys below ``prefix/``, sorted by key; without a prefix, all."""
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects. Keys without an object are ignored."""
@@ -119,7 +119,7 @@ def version_if_equal(place: str | os.PathLike[str], found: Stored | None, data: 
 
 
 def conflict(place: str | os.PathLike[str], done: str = "written") -> StoreConflict:
-    """Return the error of a put that was refused, because another process was faster."""
+    """Return the error of a put that was refused. ``done``: what another process did before it."""
     return StoreConflict(
         f"{os.fspath(place)} was not written: another process has {done} it meanwhile. Let that "
         "process run, or stop it and start this query again"

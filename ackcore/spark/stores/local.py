@@ -1,8 +1,8 @@
 """A store that is a directory of a local or a shared file system.
 
 An object is a file.  The store writes it under a temporary name, syncs it, links or renames it to
-its own name, and syncs the directory.  Within `ackcore.spark.base.atomic.fenced` it checks the
-fence before it gives the file its name.
+its own name, and syncs the directory.  Within `ackcore.spark.base.atomic.fenced` it first checks
+that this driver still owns the checkpoint.
 
 Objects with numbered versions (see `ackcore.spark.stores.file_system_store`) get their names by
 link(2).
@@ -92,7 +92,7 @@ class LocalStore(FileSystemStore):
             return []
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """Move a local file to an object. ``if_absent``: raise StoreConflict if one exists."""
+        """Move a local file to an object. ``if_absent``: as in `put`."""
         if if_absent:
             self.put(key, path.read_bytes(), if_absent=True)
             path.unlink()
@@ -175,7 +175,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _in_directory(path: Path, make: Callable[[], object]) -> None:
-    """Make a file and its directory. Retry if `delete` removes the directory in between."""
+    """Make a file's directory and call ``make``; again if `delete` removed it, 10 times at most."""
     for tried in range(_TRIES):
         try:
             make_directory(path.parent)

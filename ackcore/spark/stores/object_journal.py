@@ -68,6 +68,7 @@ class ObjectJournal:
     def get(self, key: bytes) -> bytes | None:
         """Return the answer to a key, None if none is known.
 
+        Segments of other processes are read before None is returned, at most every half second.
         Raises StateError if the bucket cannot be read.
         """
         data = self._known(key)
@@ -89,10 +90,11 @@ class ObjectJournal:
         return self._read(key, *place)
 
     def append(self, key: bytes, data: bytes) -> None:
-        """Add an answer, which may turn out not to be the first one.
+        """Add an answer to those that a thread puts, unless this process has one for the key.
 
-        Raises ValueError if the key has not 16 bytes, or the answer is too large. Raises StateError
-        if more than 16 MiB of answers are in memory and cannot be put.
+        Another process may put an answer first; then that one is the answer to the key. Raises
+        ValueError if the key has not 16 bytes, or the answer is too large; StateError if more than
+        16 MiB of answers are in memory and cannot be put.
         """
         check_entry(key, data)
         with self._lock:
@@ -127,8 +129,12 @@ class ObjectJournal:
                 pending = {key: data for key, data in self._own.items() if key not in self._decided}
             if pending:
                 segment, places = self._segment(pending)
-                while not self._put(segment):
-                    self._take(self._next, self._get(self._next))
+                while True:
+                    try:
+                        self._store.put(self._key(self._next), segment, if_absent=True)
+                        break
+                    except StoreConflict:
+                        self._take(self._next, self._get(self._next))
             with self._lock:
                 if pending:
                     for key, place in places.items():
@@ -150,21 +156,14 @@ class ObjectJournal:
             at += len(head) + len(data)
         return b"".join(parts), places
 
-    def _put(self, segment: bytes) -> bool:
-        try:
-            self._store.put(self._key(self._next), segment, if_absent=True)
-        except StoreConflict:
-            return False
-        return True
-
     def forget(self, keys: Iterable[bytes]) -> None:
-        """Free the memory of keys that no caller will look up again."""
+        """Forget the places of answers that no caller will look up again, to free memory."""
         with self._lock:
             for key in keys:
                 self._decided.pop(key, None)
 
     def close(self) -> None:
-        """Put the appended answers, so that other processes can read them. May be called again."""
+        """End the thread and put the appended answers; an error is logged. May be called again."""
         self._closed.set()
         if self._flusher is not None:
             self._flusher.join()
@@ -224,7 +223,7 @@ class ObjectJournal:
             self._kept.popitem(last=False)
 
     def _read(self, key: bytes, number: int, offset: int, size: int) -> bytes | None:
-        """Return an answer, or None if its bytes are damaged."""
+        """Return an answer from its place. If its bytes are damaged, forget it and return None."""
         with self._lock:
             segment = self._kept.get(number)
         if segment is None:

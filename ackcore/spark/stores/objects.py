@@ -117,7 +117,7 @@ class ObjectStore:
 
     @property
     def _obstore(self) -> ModuleType:
-        """The library obstore, which is an extra."""
+        """The module obstore. Raises ImportError if it is not installed."""
         try:
             import obstore  # noqa: PLC0415
             import obstore.exceptions  # noqa: PLC0415
@@ -131,7 +131,7 @@ class ObjectStore:
 
     @property
     def _store(self) -> obstore.store.ObjectStore:
-        """The client of this process: a client's threads do not survive a fork."""
+        """The client, made once in each process: a client's threads do not survive a fork."""
         kind = os.getpid(), self.url in _answered
         if self._client is None or self._client[0] != kind:
             retry = self._retry or (_RETRY if kind[1] else _FIRST_RETRY)
@@ -174,13 +174,14 @@ class ObjectStore:
             return None
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
-        """Write an object, return its version. ``if_absent``: raise StoreConflict if one exists."""
+        """Write an object, and return its version. ``if_absent``: as in `Store.put`."""
         return self._put(key, data, "create" if if_absent else "overwrite", None)
 
     def replace(self, key: str, data: bytes, version: str | None) -> str:
         """Replace ``version`` of an object, and return the new version.
 
-        Raises StoreConflict if the store has another version. None: there is no object yet.
+        Raises StoreConflict if the store has another version, and its bytes differ from ``data``.
+        ``version``: None if there is no object yet.
         """
         return self._put(key, data, "create" if version is None else _condition(version), version)
 
@@ -222,7 +223,7 @@ class ObjectStore:
         return version_if_equal(self._named(key), found or self.get(key), data)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """Move a local file to an object. ``if_absent``: raise StoreConflict if one exists."""
+        """Move a local file to an object. ``if_absent``: as in `Store.put_file`."""
         checked_key(key)
         size = path.stat().st_size
         if if_absent and size <= _CONDITIONAL_BYTES:
@@ -253,10 +254,9 @@ class ObjectStore:
             return None
 
     def copy(self, source: str, key: str) -> int | None:
-        """Copy an object of up to 5 GB on the server; return its size, or None if it does not
-        exist.
+        """Copy an object of up to 5 GB to ``key`` on the server, in place of an object there.
 
-        The object at ``key`` is replaced.
+        Return its size in bytes, or None if ``source`` does not exist.
         """
         checked_key(source)
         checked_key(key)

@@ -41,7 +41,7 @@ def is_bucket(path: str | os.PathLike[str]) -> bool:
 
 
 def store_url(url: str, argument: str) -> str:
-    """Return a bucket's URL in its normal form, which records and messages use.
+    """Return a bucket's URL with ``s3`` for ``s3a``, ``abfss`` for ``abfs``, and single slashes.
 
     Raises ValueError if ``url`` is not the URL of a bucket, names no path in it, or may hold a
     secret. ``argument``: the name of the user's argument, for the message.
@@ -76,7 +76,7 @@ def store_url(url: str, argument: str) -> str:
 
 
 def place_of(path: str | os.PathLike[str], argument: str) -> str:
-    """Return an absolute path, or a bucket's URL in its normal form.
+    """Return an absolute path, or a bucket's URL as `store_url` returns it.
 
     Raises ValueError or TypeError if ``path`` is neither a path nor the URL of a bucket.
     """

@@ -56,7 +56,7 @@ def object_at(url: Place) -> tuple[Store, str]:
 
 
 def local_directory() -> str:
-    """Return the directory for a task's local files. Spark removes it with the application."""
+    """Return a directory for local files: the first of SPARK_LOCAL_DIRS, or that of `tempfile`."""
     return os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
 
 
@@ -121,7 +121,10 @@ class StagingDirectory:
 
 @contextlib.contextmanager
 def making_in(directory: Place) -> Iterator[Path]:
-    """Yield a directory in which to make files. After the block they are in ``directory``."""
+    """Yield a directory in which to make files. After the block they are in ``directory``.
+
+    If the block raises, no file is put into a bucket.
+    """
     place = StagingDirectory(directory)
     try:
         yield place.path
@@ -220,7 +223,10 @@ def remove_abandoned(store: Store) -> None:
 
 
 def remove_all(place: Place) -> None:
-    """Remove a file, or a directory or prefix with everything below it, if it exists."""
+    """Remove a file, or a directory or prefix with everything below it, if it exists.
+
+    Raises CheckpointInUse if another driver has taken over.
+    """
     check_fence()
     if not is_bucket(place):
         remove(Path(place))

@@ -17,7 +17,9 @@ _AT_ONCE = 8
 
 
 def tried(url: str) -> Iterator[tuple[str, bool, str]]:
-    """Yield for each check its name, whether the bucket passed it, and a text about the result.
+    """Check a bucket or HDFS with two objects below ``ackcore-doctor/``, deleted at the end.
+
+    Yield for each check its name, whether the store passed it, and a text about the result.
 
     Raises ValueError if ``url`` is not the URL of a bucket. Raises StateError if the bucket cannot
     be read or written at all.
