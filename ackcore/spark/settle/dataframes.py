@@ -181,7 +181,13 @@ class Settling:
     ) -> None:
         self._timed = timed
         self._open_before = open_before
-        self._open_names = [] if open_before is None else _check_open_before(open_before, spark)
+        self._open_names: list[str] = []
+        if open_before is not None:
+            refuse_frame(open_before, "open_before")
+            refuse_mixed(open_before, "open_before", spark, "events")
+            _refuse_stream(open_before, "open_before")
+            found = _types(open_before, "open_before")
+            self._open_names = _check_types(found, "open_before", _ENTRY, _ENTRY_OPTIONS)
         self.timeout_ms = _columns.timeout_ms(timeout_s)
         if self.timeout_ms is not None and timed is False:
             raise ValueError(
@@ -219,8 +225,8 @@ class Settling:
 class _Columns(NamedTuple):
     """The columns of a table of events.
 
-    ``timed``: whether they have times; None if that depends on the rows. ``folded``: whether
-    `combine` has folded the rows. ``names``: the columns to read.
+    ``timed``, ``reasons``: whether they have times and reasons; ``timed`` is None if that depends
+    on the rows. ``folded``: whether `combine` has folded the rows. ``names``: the columns to read.
     """
 
     timed: bool | None
@@ -247,17 +253,6 @@ def _check_events(events: Any) -> _Columns:
         return _Columns(timed=None, reasons=True, folded=True, names=names)
     names = _check_types(found, "events", _EVENT, _EVENT_OPTIONS)
     return _Columns("ts_ms" in found, "reason" in found, folded=False, names=names)
-
-
-def _check_open_before(open_before: Any, spark: SparkSession) -> list[str]:
-    """Return the columns to read of a table of open rows; refuse other tables, and a table of Spark
-    Connect if ``spark`` is classic, or the reverse.
-    """
-    refuse_frame(open_before, "open_before")
-    refuse_mixed(open_before, "open_before", spark, "events")
-    _refuse_stream(open_before, "open_before")
-    found = _types(open_before, "open_before")
-    return _check_types(found, "open_before", _ENTRY, _ENTRY_OPTIONS)
 
 
 def _types(frame: DataFrame, name: str) -> dict[str, str]:

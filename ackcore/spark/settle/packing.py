@@ -87,7 +87,7 @@ class Packer:
             yield from self._ship_ledger()
 
     def add_reasons(self, reasons: pa.Table | None) -> Batches:
-        """Add reasons of failures, a table of `REASON_SCHEMA`; yield batches of blobs when full."""
+        """Add reasons of failures (`REASON_SCHEMA`), or None; yield blobs if many are held."""
         if reasons is None:
             return
         self._reasons.append(reasons)

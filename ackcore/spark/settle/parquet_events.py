@@ -330,11 +330,20 @@ def _list_files(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[ListedF
 
 
 def _expand(given: str, filesystem: pa.fs.FileSystem | None) -> list[ListedFile]:
-    """Return the file at a path, or the files of a directory and its subdirectories."""
-    files, base = _resolve(given, filesystem)
+    """Return the file at a path, or those below a directory without names like ``_x`` and ``.x``.
+
+    Raises FileNotFoundError if there is none.
+    """
+    if filesystem is not None:
+        files, base = filesystem, given.rstrip("/")
+    elif _URI.match(given):
+        files, path = pa.fs.FileSystem.from_uri(given)
+        base = path.rstrip("/")
+    else:
+        files, base = pa.fs.LocalFileSystem(), os.path.abspath(given)
     info = files.get_file_info(base)
     if info.type == pa.fs.FileType.File:
-        return [_source(info, files)]
+        return [ListedFile(info.path, info.size, info.mtime_ns, files)]
     if info.type != pa.fs.FileType.Directory:
         glob = "; for a pattern, pass the list that glob.glob returns" * ("*" in given)
         raise FileNotFoundError(f"paths: {given} does not exist{glob}")
@@ -343,28 +352,14 @@ def _expand(given: str, filesystem: pa.fs.FileSystem | None) -> list[ListedFile]
         parts = info.path[len(base) :].strip("/").split("/")
         shown = not any(part.startswith(("_", ".")) for part in parts)
         if info.type == pa.fs.FileType.File and shown:
-            found.append(_source(info, files))
+            found.append(ListedFile(info.path, info.size, info.mtime_ns, files))
     if not found:
         raise FileNotFoundError(f"paths: {given} has no files")
     return found
 
 
-def _resolve(path: str, filesystem: pa.fs.FileSystem | None) -> tuple[pa.fs.FileSystem, str]:
-    """Return the file system of a path or URI, and the path within it."""
-    if filesystem is not None:
-        return filesystem, path.rstrip("/")
-    if _URI.match(path):
-        found, inner = pa.fs.FileSystem.from_uri(path)
-        return found, inner.rstrip("/")
-    return pa.fs.LocalFileSystem(), os.path.abspath(path)
-
-
-def _source(info: pa.fs.FileInfo, filesystem: pa.fs.FileSystem) -> ListedFile:
-    return ListedFile(info.path, info.size, info.mtime_ns, filesystem)
-
-
 def _read_footer(source: ListedFile) -> EventFile:
-    """Read a file's footer. Raise ValueError or TypeError if its columns are not of events."""
+    """Read a file's footer; raise ValueError if it is no Parquet, or as `_check_schema`."""
     path = source.path
     try:
         with source.filesystem.open_input_file(path) as file, pq.ParquetFile(file) as parquet:
@@ -384,7 +379,10 @@ def _read_footer(source: ListedFile) -> EventFile:
 
 
 def _check_schema(path: str, schema: pa.Schema) -> list[str]:
-    """Return the event columns of a file; refuse columns of other types."""
+    """Return the event columns of a file.
+
+    Raises ValueError if one is missing or there twice, TypeError if one has another type.
+    """
     found = []
     for name, expected in EVENT_TYPES.items():
         fields = [field for field in schema if field.name == name]
@@ -408,7 +406,7 @@ def _check_schema(path: str, schema: pa.Schema) -> list[str]:
 
 
 def common_columns(files: list[EventFile]) -> list[str]:
-    """Return the columns of all files; refuse files with different columns."""
+    """Return the event columns of the files; raise ValueError if they have different ones."""
     first, *others = files
     for other in others:
         for name in set(first.columns) ^ set(other.columns):

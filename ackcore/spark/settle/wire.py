@@ -177,7 +177,7 @@ def _pack(
 
 
 def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | pa.Table]:
-    """Yield the content of each blob of a batch, without a copy where alignment allows."""
+    """Yield the result of `unpack_blob` for each blob of a batch without `COHORTS`."""
     for blob in batch.column("blob"):
         part = unpack_blob(np.frombuffer(blob.as_buffer(), np.uint8))
         assert not isinstance(part, CohortEvents)
@@ -185,7 +185,7 @@ def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | pa.Table]:
 
 
 def unpack_blob(blob: npt.NDArray[np.uint8]) -> Events | Entries | CohortEvents | pa.Table:
-    """Return the content of one blob."""
+    """Return the content of one blob, not copied if aligned: reasons as a table, ages as 0."""
     kind, task_bytes, timed, rows = _HEADER.unpack_from(blob.data)
     place = _HEADER.size
 

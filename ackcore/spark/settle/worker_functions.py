@@ -121,7 +121,7 @@ class ResultForm(NamedTuple):
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def documented(self, rows: DataFrame) -> DataFrame:
-        """Return the columns of `SETTLED_DDL` for rows with these columns."""
+        """Return a DataFrame with the columns of `SETTLED_DDL` for rows with these columns."""
         statuses = " ".join(f"when {STATUS_NAMES.index(name)} then '{name}'" for name in _STATUSES)
         columns = {
             "root_id": "root_id",
@@ -165,7 +165,8 @@ def read_events(
         try:
             events = _events(batch, timed)
         except ValueError as error:
-            where = f"partition {_partition()}" if part is None else part
+            context = TaskContext.get()
+            where = part or f"partition {0 if context is None else context.partitionId()}"
             where = f"row 0 is row {row} of {where}" if row else f"of {where}"
             raise ValueError(f"{source}: {error} ({where})") from None
         found = None
@@ -182,11 +183,6 @@ def _events(batch: pa.RecordBatch, timed: bool) -> Events:
     if len(events.tasks) and events.tasks.min() < RESET:
         _columns.check_kinds(events.tasks)
     return events
-
-
-def _partition() -> int:
-    context = TaskContext.get()
-    return 0 if context is None else context.partitionId()
 
 
 def events_packer(
@@ -227,7 +223,9 @@ def entries_packer(
         packer = None
         have_times = timed
         for batch in batches:
-            still_open = _open_rows(batch)
+            still_open = batch
+            if "status" in batch.schema.names:
+                still_open = batch.filter(pc.equal(batch.column("status"), OPEN.name))
             if len(still_open) == 0:
                 continue
             entries = entries_from_batch(still_open, name)
@@ -336,12 +334,6 @@ def combine_events(*, seed: int, timed: bool = False, reasons: bool = False) -> 
     return combine
 
 
-def _open_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    if "status" not in batch.schema.names:
-        return batch
-    return batch.filter(pc.equal(batch.column("status"), OPEN.name))
-
-
 def _entry_reasons(batch: pa.RecordBatch, root_ids: Int64s) -> pa.Table | None:
     texts = batch.column("reason")
     if "reason_ms" not in batch.schema.names:
@@ -361,7 +353,7 @@ def results(
     """Settle the roots of a ledger. Yield batches with a row for each root, also open ones.
 
     ``timed``: whether the ledger has times. ``reasons``: a table of `REASON_SCHEMA`. The others are
-    the parameters of `settle_blobs`.
+    the parameters of `settle_blobs`. Raises ValueError if there is a time-out and no times.
 
     The rows come in the order of the ledger's table, which depends on the processor.  Spark's
     checksum of a later shuffle ignores the order (``spark.sql.shuffle.orderIndependentChecksum``),
@@ -412,7 +404,7 @@ def settle_partitions(
     Raises
     ------
     TypeError, ValueError
-        If a row is not such a tuple.
+        If a row is not such a tuple, or ``timeout_s`` was given and rows have no times.
     """
     if not isinstance(rows, Iterable):
         raise TypeError(
@@ -424,7 +416,9 @@ def settle_partitions(
     timed = False
     texts = []
     read = 0
-    for batch in _tuple_batches(rows):
+    remaining = iter(rows)
+    while chunk := list(islice(remaining, _TUPLE_ROWS)):
+        batch = _tuple_batch(chunk)
         if ledger is None:
             timed = _has_times(batch)
             # Its bytes are never compared, so the seed may be random.
@@ -444,12 +438,6 @@ def settle_partitions(
     if ledger is not None:
         for batch in results(ledger, timed, earliest(texts), now_ms, overdue_ms):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-
-def _tuple_batches(rows: Iterable[Any]) -> Batches:
-    remaining = iter(rows)
-    while chunk := list(islice(remaining, _TUPLE_ROWS)):
-        yield _tuple_batch(chunk)
 
 
 def _tuple_batch(rows: list[Any]) -> pa.RecordBatch:
