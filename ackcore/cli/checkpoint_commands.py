@@ -172,14 +172,13 @@ def _waiting(status: CheckpointStatus) -> RenderableType:
     waiting = status.waiting
     labels = [f"< {span_of(age)}" for age in AGES_MS] + [f"> {span_of(AGES_MS[-1])}"]
     due = waiting.next_due_ms
-    next_due = "" if due is None else f", the next is due {_until(due - status.at_ms)}"
+    next_due = ""
+    if due is not None:
+        left = due - status.at_ms
+        next_due = f", the next is due {'now' if left <= 0 else f'in {span_of(left)}'}"
     found = table(f"waiting: {waiting.records:,}{next_due}", "known for", *labels, right=(*labels,))
     found.add_row("records", *(f"{n:,}" if n else "-" for n in waiting.ages))
     return found
-
-
-def _until(ms: int) -> str:
-    return "now" if ms <= 0 else f"in {span_of(ms)}"
 
 
 def _reasons(title: str, reasons: Sequence[ReasonCount], oldest: str) -> RenderableType:

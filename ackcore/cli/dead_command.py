@@ -243,7 +243,7 @@ def replayed(
 
 
 def _corrupt(checkpoint: str, wanted: LetterFilter, again: bool) -> int:
-    """Return how many dead letters to replay are lines of a file that could not be parsed."""
+    """Return the number of letters to replay that are lines of a file, which no parser can read."""
     if wanted.error_type not in (None, "CorruptRecord"):
         return 0
     lines = replace(wanted, error_type="CorruptRecord", sent=None if again else False)
@@ -350,15 +350,15 @@ def _refuse_all(wanted: LetterFilter, all_of_them: bool) -> None:
 
 
 def time_in(text: str) -> int:
-    """Return the time of --since or --until, in milliseconds since 1970.
+    """Return a time of --since or --until in milliseconds since 1970.
 
-    Raises typer.BadParameter if the text is not a time.
+    The text is in ISO 8601, by default in this machine's zone, or a span before now, such as
+    ``2h``. Raises typer.BadParameter if it is neither.
     """
     ago = _AGO.fullmatch(text.removesuffix("ago").strip())
     try:
         if ago is not None:
             return int((time.time() - float(ago[1]) * _SECONDS[ago[2]]) * 1000)
-        # A time without a zone is in this machine's zone.
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except (ValueError, OverflowError):
         raise typer.BadParameter(

@@ -25,13 +25,13 @@ class _NoPandas(MetaPathFinder):
     """An import hook that hides pandas, which pyarrow would load to check values: half a second."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        """Refuse pandas, and leave all other modules to other finders."""
+        """Raise ModuleNotFoundError for pandas, and leave other modules to other finders."""
         if fullname == "pandas":
             raise ModuleNotFoundError("pandas is hidden, to start faster", name=fullname)
 
 
 def _loads(module: str) -> bool:
-    """Return whether the requirements of a module's commands are installed; print missing ones."""
+    """Import a module of commands; if a package is missing, print its name and return False."""
     try:
         import_module(f"ackcore.cli.{module}")
     except ModuleNotFoundError as error:
@@ -46,7 +46,7 @@ def _loads(module: str) -> bool:
 
 
 def main() -> None:
-    """Run the requested command."""
+    """Run the command that the arguments of this process name; exit with its code."""
     asked = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
     modules = [name for name, (_, *commands) in MODULES.items() if asked in commands]
     if not modules:
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _flush() -> None:
-    """Write the buffered output now: an error at the interpreter's exit cannot be caught."""
+    """Write the buffered output now, unless its reader has ended: later no error can be caught."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has ended

@@ -141,12 +141,8 @@ def find_named(name: str) -> Any:
         ) from None
     for part in path.split("."):
         if not hasattr(found, part):
-            raise typer.BadParameter(f"the module {module} has no {path}{_like(path, found)}")
+            near = get_close_matches(path.rpartition(".")[2], dir(found), n=2)
+            has = f"; it has {' and '.join(near)}" if near else ""
+            raise typer.BadParameter(f"the module {module} has no {path}{has}")
         found = getattr(found, part)
     return found
-
-
-def _like(path: str, found: Any) -> str:
-    """Return the end of an error: names in a module or object that are similar to a path's."""
-    near = get_close_matches(path.rpartition(".")[2], dir(found), n=2)
-    return f"; it has {' and '.join(near)}" if near else ""

@@ -62,7 +62,7 @@ class Commands(TyperGroup):
     """A group of commands that prints an error on one line, and sets the exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the requested command. The context has the parsed arguments."""
+        """Run the command of the parsed arguments, which the context ``ctx`` has."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -72,19 +72,15 @@ class Commands(TyperGroup):
             own = isinstance(error, typer.Abort) or hasattr(error, "exit_code")
             own = own or (isinstance(error, BrokenPipeError) and _reader_ended())
             if isinstance(error, typer.BadParameter):
-                _add_value(error)
+                # An error of pydantic lacks the refused value.
+                problems = getattr(error.__cause__, "errors", None)
+                if problems is not None:
+                    error.message += f", got {problems()[0]['input']!r}"
             if own or ctx.params.get("debug"):
                 raise
             text, code = _told(error)
             print(f"ackcore: {plain(text)}", file=sys.stderr)
             raise typer.Exit(code) from None
-
-
-def _add_value(error: typer.BadParameter) -> None:
-    """Add the refused value to an option's error, which lacks it if pydantic refused the value."""
-    problems = getattr(error.__cause__, "errors", None)
-    if problems is not None:
-        error.message += f", got {problems()[0]['input']!r}"
 
 
 def _reader_ended() -> bool:
@@ -96,7 +92,7 @@ def _reader_ended() -> bool:
 
 
 def _told(error: Exception) -> tuple[str, int]:
-    """Return the message of an error, with its notes, and the exit code."""
+    """Return the message of an error with its notes, and the exit code for its class."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     ours = type(error).__module__.partition(".")[0] == "ackcore"
     text = str(error) or type(error).__name__

@@ -163,7 +163,8 @@ def _is_batch(topology: Topology, wanted: bool | None) -> bool:
 def _attend(query: Query, spark: SparkSession, checkpoint: str, as_json: bool) -> Counts:
     """Wait until a stream ends, and return its counts.
 
-    SIGINT or SIGTERM stops it after the running micro-batch; a second signal, at once.
+    SIGINT or SIGTERM stops it after the running micro-batch; a second signal at once, and the exit
+    code is 130. Raises the error that ended the stream.
     """
     stopping = Event()
 
@@ -244,7 +245,10 @@ class Quiet:
 
 @contextmanager
 def _shown(checkpoint: str, spark: SparkSession, as_json: bool) -> Iterator[None]:
-    """A context in which a thread shows progress, read from the checkpoint."""
+    """A context in which a thread prints finished micro-batches, and what the run does now.
+
+    It reads both from the checkpoint, twice a second.
+    """
     done = Event()
 
     def batches() -> tuple[Logged, ...]:
@@ -305,7 +309,7 @@ def _looked(read: Callable[[], T], otherwise: T) -> T:
 
 
 def _tasks(spark: SparkSession) -> dict[str, Any]:
-    """Return the ended and all tasks of Spark's running stages, for `Progress.update`."""
+    """Return how many tasks of Spark's running stages have ended, for `Progress.update`."""
     tracker = spark.sparkContext.statusTracker()
     ended = total = 0
     with suppress(Py4JError, OSError):

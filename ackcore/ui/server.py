@@ -91,7 +91,7 @@ class Watched:
             return self._status
 
     def emitted(self) -> dict[str, dict[str, int]]:
-        """Return the emitted tuples by component and stream, over the status's micro-batches."""
+        """Return the emitted tuples by component and stream, over the last 120 micro-batches."""
         total: dict[str, dict[str, int]] = {}
         for each in self.status().batches:
             for component, streams in each.progress.emitted.items():
@@ -146,13 +146,14 @@ def make_app(
     async def replayed(request: Request) -> Response:
         if token is None:
             return JSONResponse(
-                {"error": "replays are disabled: the server was started without a token"}, 403
+                {"error": "replays are disabled; start the page with --allow-replay"}, 403
             )
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         # In constant time, which tells nothing about the token.
         right = hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
         if scheme.lower() != "bearer" or not right:
-            return JSONResponse({"error": "the token is wrong"}, 401)
+            said = "the token is wrong: it is in ACKCORE_UI_TOKEN, or ackcore ui printed it"
+            return JSONResponse({"error": said}, 401)
         try:
             body = json.loads(await request.body())
             ids = tuple(LetterId.of(str(each)) for each in body["letters"])
@@ -281,18 +282,17 @@ class PageServer:
         self._server = uvicorn.Server(config)
         #: The URL of the page.
         self.url = f"http://{name}:{self._socket.getsockname()[1]}/"
-        self._thread = threading.Thread(target=self._run, name="ackcore-ui", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), name="ackcore-ui", daemon=True
+        )
         self._thread.start()
-
-    def _run(self) -> None:
-        self._server.run([self._socket])
 
     def wait(self) -> None:
         """Wait until the server is closed, or Ctrl-C."""
         self._thread.join()
 
     def close(self) -> None:
-        """Stop the server. A second call does nothing."""
+        """Stop the server, and wait until it has ended. A second call does nothing."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
