@@ -63,7 +63,7 @@ class Pending:
     flags: int = 0
 
     def receive(self, val: int, task: int) -> None:
-        """Apply one message; ``task`` is its kind, as in `ackcore.Ledger.apply`."""
+        """Fold one message in, without an outcome; ``task``: its kind, as in `Ledger.apply`."""
         if task == FAIL:
             self.flags |= FLAG_FAILED
         elif task == ACK:
@@ -76,7 +76,7 @@ class Pending:
             self.task = task
 
     def apply(self, val: int, task: int) -> Status | None:
-        """Apply one message; return the kind of its outcome, or None without one."""
+        """Fold one message in; return the kind of its outcome, or None without one."""
         self.receive(val, task)
         if self.task >= 0:
             if self.val == 0:
@@ -88,7 +88,7 @@ class Pending:
         return None
 
     def merge(self, row: Pending) -> None:
-        """Combine the entry with another one of the same root."""
+        """Fold in another entry of the same root, by the rules of SEMANTICS 4."""
         self.flags |= row.flags
         if self.inits and row.inits and self.task != row.task:
             self.flags |= FLAG_TASKS_DIFFER
@@ -240,22 +240,22 @@ class Ledger:
         return self._apply_rows(ids.tolist(), [0] * len(ids), [RESET] * len(ids))
 
     def init(self, root_id: int, init_val: int, task: int) -> Outcome | None:
-        """Apply one INIT by the spout task ``task``; ids may be signed or not."""
+        """Apply one INIT by the spout task ``task``; return its outcome, or None without one."""
         root = _columns.as_id(root_id, "root_id")
         val = _columns.as_id(init_val, "init_val")
         return self._apply_one(root, val, _columns.as_count(task, "task", 0, _columns.MAX_TASK))
 
     def ack(self, root_id: int, ack_val: int) -> Outcome | None:
-        """Apply one ACK; ids may be signed or not."""
+        """Apply one ACK; return its outcome, or None if it completes nothing."""
         root = _columns.as_id(root_id, "root_id")
         return self._apply_one(root, _columns.as_id(ack_val, "ack_val"), ACK)
 
     def fail(self, root_id: int) -> Outcome | None:
-        """Apply one FAIL; the id may be signed or not."""
+        """Apply one FAIL; return its outcome, or None without an INIT."""
         return self._apply_one(_columns.as_id(root_id, "root_id"), 0, FAIL)
 
     def reset_timeout(self, root_id: int) -> Outcome | None:
-        """Apply one RESET; the id may be signed or not."""
+        """Apply one RESET; return its outcome, or None without an INIT."""
         return self._apply_one(_columns.as_id(root_id, "root_id"), 0, RESET)
 
     def _apply_one(self, root: int, val: int, task: int) -> Outcome | None:
@@ -351,7 +351,7 @@ class Ledger:
         """Combine a mixed batch of messages with the pending entries. Nothing completes.
 
         ``root_ids``, ``vals``, ``tasks``: as in `apply`. ``times_ms``: the time at which each
-        message was sent. By default, a ledger with a clock uses the clock's time.
+        message was sent, only for a ledger with a clock; by default the clock's time.
         """
         ids = _columns.id_column(root_ids, "root_ids")
         xors = _columns.id_column(vals, "vals")
@@ -435,7 +435,7 @@ class Ledger:
             return self._row(root) if root in self._pending else None
 
     def oldest(self, n: int) -> Entries:
-        """Return up to ``n`` entries: by age, then by first message, then by root id."""
+        """Return the ``n`` oldest entries: by age, then by first message, then by root id."""
         n = _columns.as_count(n, "n", 0)
         with self._lock:
             rows = [self._row(root) for root in self._pending]

@@ -35,7 +35,7 @@ class OffsetTracker:
     """The done offsets of one partition, in one generation of its assignment.
 
     The first offset that is not done is the one to commit, because a reader must begin again there.
-    The native class documents each method.
+    A message with another ``generation`` only counts as stale; None is this one.
 
     ``topic``, ``partition``, ``generation``: the tracked partition and the generation: a str, and
     ints >= 0. ``base``: the offset that this generation reads first; all below it are done.
@@ -77,7 +77,7 @@ class OffsetTracker:
 
     @property
     def position(self) -> int:
-        """The highest offset that was emitted or passed, plus 1."""
+        """The highest offset that was emitted or passed, plus 1; at first the base."""
         return self._position
 
     @property
@@ -129,7 +129,7 @@ class OffsetTracker:
     # Messages --------------------------------------------------------------------------------
 
     def emitted(self, offsets: Any, generation: int | None = None) -> int:
-        """Mark offsets as read and sent; return the number of those newly in flight."""
+        """Mark offsets as emitted, and gaps below as done; return how many are newly in flight."""
         return self._apply(self._emit, offsets, generation, in_order=True)
 
     def acked(self, offsets: Any, generation: int | None = None) -> int:
@@ -137,7 +137,7 @@ class OffsetTracker:
         return self._apply(self._ack, offsets, generation)
 
     def failed(self, offsets: Any, generation: int | None = None) -> int:
-        """Mark offsets as failed until they are emitted again; return the number of new ones."""
+        """Mark offsets as waiting until emitted again, attempt + 1; return how many are new."""
         return self._apply(self._fail, offsets, generation)
 
     def advance(self, position: int, generation: int | None = None) -> None:
@@ -265,7 +265,7 @@ class OffsetTracker:
             return self._attempts.get(offset, 0)
 
     def holes(self, limit: int | None = None) -> Int64s:
-        """Return the offsets below the highest done one that are not done, in order."""
+        """Return up to ``limit`` offsets, or all, that are not done below a done one, sorted."""
         most = None if limit is None else as_count(limit, "limit", 0)
         found: list[int] = []
         with self._lock:
@@ -280,7 +280,7 @@ class OffsetTracker:
         return _joined([*in_flight, *self._inherited])
 
     def state(self, limit: int | None = None) -> OffsetState:
-        """Return the state that the next reader needs, with at most ``limit`` runs of holes."""
+        """Return the state for the next reader; above ``limit`` runs of holes no offset is done."""
         most = None if limit is None else as_count(limit, "limit", 0)
         with self._lock:
             return self._state(most)

@@ -17,9 +17,9 @@ _MOST_BYTES = 2**31 - 1
 
 
 class RecordBuffers:
-    """Collects the records of one partition as columns.
+    """The records of one partition, collected from a client's messages, as columns.
 
-    ``most_bytes``: the limit on the bytes of all keys, and of all values.
+    ``most_bytes``: the limit on the bytes of all keys, and on those of all values.
     """
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
@@ -47,7 +47,8 @@ class RecordBuffers:
     def add(self, messages: Any, first: int = 0, stop: int = 2**63 - 1) -> int:
         """Add the records from ``messages[first]`` on; return the index of the first not added.
 
-        It ends at an error, at the offset ``stop``, and where ``most_bytes`` would be exceeded.
+        It ends at a message with an error or with an offset from ``stop`` on, and where
+        ``most_bytes`` would be exceeded.
         """
         found = []
         key_bytes, value_bytes = self._key_bytes, self._value_bytes

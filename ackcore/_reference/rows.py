@@ -56,7 +56,10 @@ def sort_by_shard(root_ids: Any, n: Any) -> tuple[Int64s, Int64s]:
 def take_shard(
     root_ids: Any, vals: Any, tasks: Any, times_ms: Any, shard: Any, n: Any
 ) -> tuple[Int64s, Int64s, Int32s, Int64s | None]:
-    """Return the columns, with copies of the messages of one shard's roots only, in their order."""
+    """Return copies of the columns with the messages of one of ``n`` shards only, in their order.
+
+    Of times None, None is returned.
+    """
     roots, xors = id_column(root_ids, "root_ids"), id_column(vals, "vals")
     kinds = task_column(tasks, "tasks")
     shards = as_count(n, "n", 1, MAX_SHARDS)
@@ -86,6 +89,7 @@ def fold_values(hashes: Int64s, value_hashes: npt.NDArray[Any], valid: Any = Non
     """Mix a hash of a value into the running hash of each row, in place.
 
     ``value_hashes``: as `hash_fixed` and `hash_binary` make them of ``hashes`` that are zeros.
+    ``valid``: 0 for a null; by default no value is null.
     """
     running = hashes.view(_U64)
     value_hashes = value_hashes.view(_U64)
