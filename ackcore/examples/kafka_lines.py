@@ -78,7 +78,10 @@ def topology(servers: str, topic: str, rows: Path) -> Topology:
 
 
 def run(servers: str, topic: str, directory: Path) -> int:
-    """Run the topology until all lines are done; print each micro-batch."""
+    """Run the topology until all lines are done, print each micro-batch, and write ``dead.json``.
+
+    Return the exit status.
+    """
     with spark_session("local[2]") as (spark, _):
         it = topology(servers, topic, directory / "rows")
         on = start(it, spark, directory / "checkpoint", trigger={"availableNow": True})

@@ -28,7 +28,7 @@ class MongoSink(TransactionalSink[Any]):
 
     @contextmanager
     def begin(self, batch: SinkBatch) -> Iterator[Any]:
-        """Begin a transaction, which the end of its session aborts unless it is committed."""
+        """Connect and begin a transaction; the end of its session aborts it if not committed."""
         import pymongo  # noqa: PLC0415
 
         with pymongo.MongoClient(self._uri) as client, client.start_session() as session:

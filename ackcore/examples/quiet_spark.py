@@ -157,7 +157,7 @@ def spark_session(
 
 
 def _end(gateway: Any) -> None:
-    """End a JVM, and wait until it has removed its own directories."""
+    """End a JVM, and wait until it has removed its own directories; after 30 s, kill it."""
     if gateway is None:
         return
     gateway.shutdown()

@@ -69,7 +69,7 @@ class Split(BatchBolt):
 
 
 class Enrich(BasicBolt):
-    """A bolt that calls a service for the kind of a word; one call in a hundred fails."""
+    """A bolt that simulates a service for the kind of a word; one call in a hundred fails."""
 
     outputs = pa.schema([*Split.outputs, ("kind", pa.string())])
 
@@ -115,7 +115,7 @@ def library_lines(number: int) -> list[str]:
 
 
 def stage(texts: Sequence[str], directory: Path) -> None:
-    """Write numbered lines to Parquet files; the stream reads one file at a time."""
+    """Write numbered lines to Parquet files in ``input``; the stream reads one file at a time."""
     unfinished = directory / "unfinished"
     unfinished.mkdir(parents=True, exist_ok=True)
     size = -(-len(texts) // MICRO_BATCHES)
@@ -164,7 +164,7 @@ def differences(
 
 
 def run(spark: SparkSession, directory: Path, texts: Sequence[str]) -> list[str]:
-    """Run the topology until each line is acked or dead, print the result, and compare it."""
+    """Run the topology until each line is acked or dead, print the result; return `differences`."""
     began, shown = time.perf_counter(), -1
     checkpoint = directory / "checkpoint"
     query = start(topology(spark, directory), spark, checkpoint, trigger={"availableNow": True})

@@ -34,7 +34,7 @@ class PrometheusListener(SnapshotListener):
 
     Names have underscores for OpenTelemetry's dots, and Prometheus' suffixes:
     ``messaging_client_consumed_messages_total``, ``ackcore_latency_seconds``. They are made at each
-    scrape from the latest values of the query.
+    scrape from the latest values of the query. The listener starts no server for scrapes.
 
     Parameters
     ----------

@@ -37,10 +37,11 @@ DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5
 class MetricsSnapshot:
     """The values that a `SnapshotListener` has received so far.
 
-    ``progress``, ``counts``: the latest. ``trips`` to ``tokens``: sums over all its micro-batches,
-    also over several starts, so that counters never fall. ``start_s``: the start of the query;
-    ``last_s``: the end of its last micro-batch; ``began_s``: the start of the running one. In
-    seconds since 1970; 0 for none.
+    ``progress``, ``counts``: the latest. ``active``: False after the end of the query. ``trips``
+    (openings of breakers) to ``tokens`` (by bolt): sums over all micro-batches, also over several
+    starts, so that counters never fall. ``expected`` counts tuples by component, expectation and
+    outcome. ``start_s``: the start of the query; ``last_s``: the end of its last micro-batch;
+    ``began_s``: the start of the running one. In seconds since 1970; 0 for none.
     """
 
     progress: Any = None
@@ -64,7 +65,7 @@ class SnapshotListener:
         self._at = MetricsSnapshot()
 
     def on_start(self, counts: Any) -> None:
-        """Store the counts at the start of the query."""
+        """Store the counts and the time of the query's start."""
         with self._lock:
             at = self._at
             at.counts, at.active, at.start_s = counts, True, time.time()
@@ -143,19 +144,9 @@ def _lag(at: MetricsSnapshot) -> Iterable[Value]:
             yield {SYSTEM: "kafka", DESTINATION: spout}, lag
 
 
-def _expected(at: MetricsSnapshot) -> Iterable[Value]:
-    for (component, name, outcome), tuples in at.expected.items():
-        yield {COMPONENT: component, EXPECTATION: name, OUTCOME: outcome}, tuples
-
-
 def _spent(at: MetricsSnapshot) -> Iterable[Value]:
     for bolt, cost in at.counts.spent.items() if at.counts is not None else ():
         yield {COMPONENT: bolt}, cost
-
-
-def _tokens(at: MetricsSnapshot) -> Iterable[Value]:
-    for bolt, tokens in at.tokens.items():
-        yield {COMPONENT: bolt}, tokens
 
 
 def _of_tables(what: str) -> Callable[[MetricsSnapshot], Iterable[Value]]:
@@ -217,7 +208,7 @@ READINGS: tuple[Reading, ...] = (
         "counter",
         "1",
         "Tokens that a bolt's calls used, as reported, since the listener was made.",
-        _tokens,
+        lambda at: [({COMPONENT: bolt}, tokens) for bolt, tokens in at.tokens.items()],
     ),
     Reading("ackcore.table.rows", "gauge", "{row}", "Rows of a table.", _of_tables("rows")),
     Reading("ackcore.table.size", "gauge", "By", "Bytes of a table.", _of_tables("bytes")),
@@ -261,7 +252,10 @@ READINGS: tuple[Reading, ...] = (
         "counter",
         "{tuple}",
         "Tuples that met an expectation (passed) or not (failed), since the listener was made.",
-        _expected,
+        lambda at: [
+            ({COMPONENT: component, EXPECTATION: name, OUTCOME: outcome}, tuples)
+            for (component, name, outcome), tuples in at.expected.items()
+        ],
     ),
     Reading(
         "ackcore.start_time",

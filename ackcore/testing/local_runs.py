@@ -252,7 +252,7 @@ class LocalRuns:
         return {name: table.schema for name, table in self._rows.items()} | closed
 
     def on_progress(self, progress: Progress, counts: Counts) -> None:
-        """Append the report of a micro-batch to the result, and count those in vain."""
+        """Append a micro-batch's report to the result; count those without available service."""
         self._progress.append(progress)
         waits = progress.uncounted == progress.failed > 0 and not progress.acked
         self._in_vain = self._in_vain + 1 if waits else 0
@@ -348,7 +348,7 @@ class LocalRuns:
             self._executed[name].update(ids)
 
     def _parts(self, number: int) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the spout and the rows of each task that reads a spout. Micro-batch 0 has all."""
+        """Yield the spout and the rows of each reading task; after micro-batch 0 there are none."""
         for name, table in self._rows.items() if number == 0 else ():
             cuts = [len(table) * i // self._tasks for i in range(self._tasks + 1)]
             for start, stop in pairwise(cuts):

@@ -77,7 +77,7 @@ class Kills:
         return first if first < len(batch) else None
 
     def die(self) -> NoReturn:
-        """Stop the running calls of the task, and raise `TaskKilled`."""
+        """Count a death, call `dying`, stop the task's running calls, and raise `TaskKilled`."""
         self.count += 1
         self.dying()
         for executor in self._executors:
@@ -101,7 +101,7 @@ class MortalExecutor:
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
-        """Run the bolt on a batch; if the task dies at a row, only on the rows before."""
+        """Run the bolt on a batch; if the task dies at a row, on the rows before, and die."""
         first = self._kills.first_in(self._name, batch)
         if first is None:
             self._kills.taken[self._name] += len(batch)
@@ -131,7 +131,7 @@ class SimulatedWaits(selectors.DefaultSelector):
         self._threads = threading.active_count()
 
     def clock(self) -> int:
-        """Return the simulated time in nanoseconds."""
+        """Return the monotonic clock's time plus the time of simulated waits, in nanoseconds."""
         return time.monotonic_ns() + self._ahead_ns
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:

@@ -101,7 +101,7 @@ def count_waiting(waiting: Waiting, now_ms: int) -> WaitingCounts:
 
 
 class DeadCounter:
-    """A counter of the letters of a store. It reads an unchanged file only once."""
+    """A counter of the letters of a store. It reads a file again only after a replay or a drop."""
 
     def __init__(self) -> None:
         self._counted: dict[tuple[object, ...], tuple[int, int, pa.Table]] = {}

@@ -113,12 +113,12 @@ class CheckpointStatus:
 
     @property
     def lag(self) -> Mapping[str, int]:
-        """The lag after the last micro-batch by spout, as in `Progress.lag`."""
+        """The lag in offsets after the last of `batches`, by spout (`Progress.lag`)."""
         return self.batches[-1].progress.lag if self.batches else {}
 
     @property
     def tables(self) -> Mapping[str, Mapping[str, int]]:
-        """The ``rows`` and ``bytes`` of each table after the last micro-batch (`Progress`)."""
+        """The ``rows`` and ``bytes`` of each table after the last of `batches` (`Progress`)."""
         return self.batches[-1].progress.tables if self.batches else {}
 
     def to_json(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _logged(checkpoint: CheckpointView, most: int) -> tuple[Logged, ...]:
 
 
 def read_activity(path: str | os.PathLike[str], clock: Clock = wall_clock_ms) -> Activity | None:
-    """Return the activity of a query; None if it has no plan yet. Reads no waiting records.
+    """Return the activity of a query; None without a plan or a checkpoint. Reads no records.
 
     Raises CheckpointCorrupt, CheckpointFormat or StateError if the checkpoint cannot be read.
 
@@ -223,7 +223,8 @@ def _read(checkpoint: CheckpointView, now_ms: int, batches: int) -> dict[str, An
     last_done = max(dones, default=None)
     cache = checkpoint.tables(check=False)
     done = None if last_done is None else _decision(records, cache, last_done)
-    taken = {name for number in plans for name in _taken(records, number)}
+    bodies = [records.read(f"batches/{number}.plan") for number in plans]
+    taken = {name for body in bodies if body is not None for name in Plan.of(body).replays}
     requested = [name for name in checkpoint.letters().requested() if name not in taken]
     return {
         "kind": meta["kind"],
@@ -266,11 +267,6 @@ def _decision(records: Records, cache: TableCache, number: int) -> BatchDecision
             f"micro-batch {number} is done. Restore the checkpoint from a backup"
         )
     return Refusals(records, cache).amended(BatchDecision.of(cache, body))
-
-
-def _taken(records: Records, number: int) -> tuple[str, ...]:
-    body = records.read(f"batches/{number}.plan")
-    return () if body is None else Plan.of(body).replays
 
 
 def _under_way(records: Records, number: int, last_done: int | None) -> UnderWay | None:
