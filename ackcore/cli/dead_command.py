@@ -243,7 +243,7 @@ def replayed(
 
 
 def _corrupt(checkpoint: str, wanted: LetterFilter, again: bool) -> int:
-    """Return the number of letters to replay that are lines of a file, which no parser can read."""
+    """Return the number of letters to replay whose record is a line that cannot be parsed."""
     if wanted.error_type not in (None, "CorruptRecord"):
         return 0
     lines = replace(wanted, error_type="CorruptRecord", sent=None if again else False)

@@ -53,7 +53,7 @@ class Check(BasicBolt):
     outputs = pa.schema([("id", pa.int64()), ("text", pa.string())])
 
     def execute(self, tuple: Tuple, collector: BasicCollector) -> None:
-        """Emit the line."""
+        """Emit the line, or raise ValueError if it is one that fails."""
         found = tuple["value"]
         if found["id"] % HOPELESS == 0 or (found["id"] % FLAKY == 0 and tuple.attempt == 0):
             raise ValueError(f"line {found['id']} is refused")

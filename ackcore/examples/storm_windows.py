@@ -66,7 +66,7 @@ def build(spark: SparkSession, sentences: Sequence[tuple[str, datetime]], path: 
 
 
 def top_words(path: Path, most: int) -> Mapping[datetime, list[tuple[str, int]]]:
-    """Return the most frequent words by the end of their window, as the sink has them."""
+    """Return the ``most`` most frequent words by the end of their window, from the sink's files."""
     found: defaultdict[datetime, Counter[str]] = defaultdict(Counter)
     for file in path.glob("batch_id=*/*.parquet"):
         for row in pq.ParquetFile(file).read().to_pylist():

@@ -74,7 +74,7 @@ class Enrich(BasicBolt):
     outputs = pa.schema([*Split.outputs, ("kind", pa.string())])
 
     def execute(self, tuple: Tuple, collector: BasicCollector) -> None:
-        """Call the service for one word."""
+        """Emit one word with its kind; reject ``XXX``, and raise for one call in a hundred."""
         line, word = tuple.values
         if word == "XXX":
             raise Reject(f"unknown word {word}")

@@ -77,7 +77,7 @@ class SnapshotListener:
             self._at.began_s = time.time()
 
     def on_progress(self, progress: Any, counts: Any) -> None:
-        """Store the progress and the counts of a finished micro-batch."""
+        """Store the progress and the counts of a finished micro-batch, and add to the sums."""
         with self._lock:
             at = self._at
             at.progress, at.counts = progress, counts

@@ -288,7 +288,7 @@ class PageServer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the server is closed, or Ctrl-C."""
+        """Wait until the server is closed; Ctrl-C raises KeyboardInterrupt."""
         self._thread.join()
 
     def close(self) -> None:

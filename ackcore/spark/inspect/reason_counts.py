@@ -25,7 +25,7 @@ class ReasonCount:
     """The number of a spout's records that failed for one reason: ``component`` and ``error_type``.
 
     ``message``: the error message of one of them. ``oldest_ms``, ``newest_ms``: the first and the
-    last time, since 1970, at which one was first seen (waiting) or died (dead).
+    last time, in ms since 1970, at which one was first seen (waiting) or died (dead).
     """
 
     spout: str

@@ -100,12 +100,13 @@ def settle(
         is an INIT by that spout task with its init val, -1 an ACK with its ack val, -2 a FAIL and
         -3 a RESET; the vals of the last two are ignored. Or the result of `combine`.
     shards : int, optional
-        The number of ledgers among which roots are divided, each settled by one task; by default
-        about one for each 32 MiB of events, and at least one for each core.
+        The number of ledgers among which roots are divided, each settled by one task. By default
+        one for each core, more if one had over 32 MiB of events, fewer if one had less than 1 MiB;
+        two for each core if Spark does not know the size.
     open_before : pyspark.sql.DataFrame, optional
         The result of an earlier call. Its ``OPEN`` rows are continued, its others ignored.
     now_ms : int, optional
-        The time against which the time-out is measured; by default the time of the call.
+        The time in milliseconds from which the time-out is measured; by default that of the call.
     timeout_s : float, optional
         The age of an open root's last message, in seconds, from which the root is decided as
         EXPIRED, or as ORPHAN if it never had an INIT.

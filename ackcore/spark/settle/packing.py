@@ -252,9 +252,7 @@ class CardinalityEstimate(NamedTuple):
         return float(min(rows, self.pool * (1 - self.missed ** (rows / self.half))))
 
     def rows_with(self, roots: float) -> float:
-        """Return how many rows have that many distinct roots by estimate; infinity if the pool is
-        smaller.
-        """
+        """Return the estimated number of rows with that many distinct roots; infinity if none."""
         if math.isinf(self.pool):
             return roots * self.half / max(1, self.first)
         if roots >= self.pool or self.missed <= 0:

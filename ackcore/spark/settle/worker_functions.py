@@ -394,7 +394,7 @@ def settle_partitions(
         reason)``, all of one length. ``ts_ms`` must be None in all or in none; ``reason`` may be
         None.
     now_ms, timeout_s : optional
-        The arguments of `settle`. They require times.
+        The arguments of `settle`. A time-out requires times.
 
     Yields
     ------

@@ -284,7 +284,7 @@ def _not_castable(column: pa.Array, kind: pa.DataType, start: int, stop: int) ->
 
 
 def _part(column: pa.Array, start: int, stop: int) -> pa.Array:
-    """Return the values from ``start`` to ``stop``.
+    """Return the values from ``start`` to below ``stop``.
 
     Nested values are copied, because a cast of a slice also reads the nested values outside of it.
     """

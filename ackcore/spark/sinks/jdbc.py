@@ -83,7 +83,8 @@ def to_jdbc(
     A row that violates a constraint, or has a value that does not fit its column, is refused: its
     record becomes a dead letter with the database's error, and the other rows are written. More
     than 10,000 such rows in a micro-batch end the query (`TooManyRefused`), and none of it is
-    written. The user must be able to create and drop tables in the schema of `table`.
+    written. In a database without savepoints, a violated constraint fails the whole micro-batch.
+    The user must be able to create and drop tables in the schema of `table`.
     """
     return JdbcSink(url, table, keys, properties, marker)
 

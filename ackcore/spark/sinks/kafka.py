@@ -72,7 +72,7 @@ def to_kafka(
     Parameters
     ----------
     topic : str
-        The topic.
+        The name of the topic.
     bootstrap_servers : str
         ``host:port``, or several separated by commas.
     key : str, optional
@@ -90,8 +90,8 @@ def to_kafka(
         Whether each micro-batch is sent in one transaction that also commits its number. Readers
         with ``isolation.level=read_committed`` (the default of librdkafka, not of Java) then see
         each row once, even after crashes. One process, the driver, sends all messages. Without
-        transactions tasks send them, and a message may appear twice if a delivery failed, a task
-        was repeated, or the driver died before it marked the micro-batch as written.
+        transactions tasks send many messages, and the driver few. Then a message may appear twice
+        if a delivery failed, a task was repeated, or the driver died before its mark.
     options : mapping, optional
         Further librdkafka settings, for security, compression and so on. Their values are sent to
         brokers and, pickled, to the tasks that send. No plan, log, error or checkpoint contains

@@ -164,7 +164,7 @@ class ParquetObjects(ParquetDirectory):
     def _empty(self, batch: SinkBatch, replaced: set[ParquetParts]) -> None:
         """Put files without rows under names that earlier attempts wrote or may still write.
 
-        This process does so once for each name. Without files it cannot, and deletes the objects.
+        This process does so once for each name. If the batch has no files, it deletes the objects.
         """
         batch_id = batch.batch_id
         if self._emptied[0] != batch_id:

@@ -346,4 +346,5 @@ def release_sinks(writers: Mapping[str, Any], deployment: str) -> None:
     for name, writer in writers.items():
         error = raised_by(partial(as_sink(writer).release, name, deployment))
         if error is not None:
-            _log.warning("sink %r could not be released: %s", name, one_line(error))
+            said = "sink %r could not be released: %s; its connections may stay open until the exit"
+            _log.warning(said, name, one_line(error))

@@ -142,7 +142,7 @@ def checked_key(key: str) -> str:
 
 
 def aligned(data: Any) -> pa.Buffer:
-    """Return bytes at an address that is a multiple of 64; they are copied if necessary."""
+    """Return a buffer of bytes whose address is a multiple of 64, copied only if necessary."""
     buffer = pa.py_buffer(data)
     if buffer.address % _ALIGNMENT == 0:
         return buffer

@@ -113,7 +113,7 @@ class LocalStore(FileSystemStore):
             sync_directory(target.parent)
 
     def link(self, source: Path, key: str, *, named: bool = True) -> int:
-        """Link a file that is never written again as an object, and return its size in bytes.
+        """Link or copy a file that is never written again as an object; return its size in bytes.
 
         With ``named=False`` the name is durable only after the next `sync`.
         """

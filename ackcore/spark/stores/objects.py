@@ -131,7 +131,7 @@ class ObjectStore:
 
     @property
     def _store(self) -> obstore.store.ObjectStore:
-        """The client, made once in each process: a client's threads do not survive a fork."""
+        """The client of this process: a new one after a fork, and after the first answer."""
         kind = os.getpid(), self.url in _answered
         if self._client is None or self._client[0] != kind:
             retry = self._retry or (_RETRY if kind[1] else _FIRST_RETRY)
