@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -279,6 +280,7 @@ def _shown(checkpoint: str, spark: SparkSession, as_json: bool) -> Iterator[None
                         shown.add(each.progress.batch_id)
                         if as_json:
                             print_json(each.to_json())
+                            sys.stdout.flush()  # the reader may be behind a pipe
                         elif bar:
                             bar.console.print(cell(each.progress), soft_wrap=True)
                             quiet.printed(time.monotonic())

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import select
 import signal
 import subprocess
 import sys
 import threading
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pyarrow as pa
@@ -92,6 +95,20 @@ def test_a_look_that_fails_ends_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(cli_run, "_LOOK_S", 0.01)
     with cli_run._shown(str(tmp_path), None, as_json=False):
         assert again.wait(30)
+
+
+def test_a_micro_batch_is_written_to_a_pipe_at_once(tmp_path, monkeypatch):
+    """Python writes to a pipe in blocks of 8 KiB, which take many micro-batches."""
+    logged = SimpleNamespace(progress=SimpleNamespace(batch_id=0), to_json=lambda: {"batch_id": 0})
+    looks = [()]
+    monkeypatch.setattr(cli_run, "read_batches", lambda *_: looks.pop() if looks else (logged,))
+    monkeypatch.setattr(cli_run, "_LOOK_S", 0.01)
+    out, into = os.pipe()
+    with open(out, "rb", buffering=0) as reader, open(into, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        with cli_run._shown(str(tmp_path), None, as_json=True):
+            assert select.select([reader], [], [], 30)[0]
+        assert json.loads(reader.read(1000)) == {"batch_id": 0}
 
 
 @pytest.mark.spark
