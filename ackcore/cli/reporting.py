@@ -95,7 +95,7 @@ def _told(error: Exception) -> tuple[str, int]:
     """Return the message of an error with its notes, and the exit code for its class."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     ours = type(error).__module__.partition(".")[0] == "ackcore"
-    text = str(error) or type(error).__name__
+    text = str(error).strip() or type(error).__name__
     if "TooManyDead" in kinds:
         code = NO
     elif kinds & {"StateError", "FileNotFoundError"}:
@@ -105,7 +105,7 @@ def _told(error: Exception) -> tuple[str, int]:
     else:
         code = FAILED
         if not ours:
-            text = f"{type(error).__name__}: {text.strip().splitlines()[0]}"
+            text = f"{type(error).__name__}: {text.splitlines()[0]}"
     return text + "".join(f" ({note})" for note in getattr(error, "__notes__", ())), code
 
 

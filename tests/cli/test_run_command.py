@@ -157,6 +157,9 @@ def test_what_a_topology_raises_is_told_with_its_name(ackcore, tmp_path, monkeyp
     (tmp_path / "bad_jobs.py").write_text("def made(): raise OSError('no such path')\n")
     said = ackcore("explain", "bad_jobs:made", code=4).stderr
     assert said == "ackcore: OSError: no such path (raised by bad_jobs:made)\n"
+    (tmp_path / "blank_jobs.py").write_text("def made(): raise OSError(' ')\n")
+    said = ackcore("explain", "blank_jobs:made", code=4).stderr
+    assert said == "ackcore: OSError: OSError (raised by blank_jobs:made)\n"
     (tmp_path / "worse_jobs.py").write_text("import no_such_module\n")
     said = ackcore("explain", "worse_jobs:made", code=4).stderr
     assert said.endswith("'no_such_module' (raised by the import of worse_jobs)\n")
