@@ -137,7 +137,8 @@ def find_named(name: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # an import of the module failed
         raise typer.BadParameter(
-            f"no module {error.name} was found in {os.getcwd()} or on PYTHONPATH"
+            f"no module {error.name} was found in {os.getcwd()} or on PYTHONPATH; change the "
+            "directory, or add that of the module to PYTHONPATH"
         ) from None
     for part in path.split("."):
         if not hasattr(found, part):

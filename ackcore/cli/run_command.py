@@ -237,7 +237,7 @@ class Quiet:
         self._last = now_s
 
     def line(self, now_s: float, text: str) -> str | None:
-        """Return a line with the text if a line is due, otherwise None."""
+        """Return a line with the text, counted as printed, if one is due; otherwise None."""
         if now_s - self._last < QUIET_S:
             return None
         self._last = now_s

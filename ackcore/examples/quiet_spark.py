@@ -78,10 +78,10 @@ def _last_line(log: Path) -> str:
 def spark_session(
     master: str, conf: Mapping[str, str] | None = None, log: str | os.PathLike[str] | None = None
 ) -> Iterator[tuple[SparkSession, str]]:
-    """A context with a Spark session, whose files are in a temporary directory that is removed.
+    """A context with a Spark session; its end stops the session and the JVM, and removes its files.
 
-    Yields the session and the directory. Raises SparkError if Spark does not start, and in place of
-    an error of Spark in the body.
+    Yields the session and the temporary directory. Raises SparkError if Spark does not start, and
+    in place of an error of Spark in the body.
 
     ``conf``: additional settings of Spark. ``log``: the file for the JVM's output; files of a JVM
     crash are written beside it. By default they are in the temporary directory.

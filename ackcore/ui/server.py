@@ -305,7 +305,7 @@ class PageServer:
 
 
 class Guard:
-    """An application that passes requests on to another, and refuses those of other web pages.
+    """An application that refuses requests of other web pages, and passes others on to another.
 
     It adds headers that isolate the page to the responses.
 

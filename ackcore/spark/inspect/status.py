@@ -338,7 +338,7 @@ def read_pending(
     spout: str | None = None,
     clock: Clock = wall_clock_ms,
 ) -> PendingTree | None:
-    """Return why a record waits; None if it is ACKED, DEAD or unknown.
+    """Return the state of a record that waits for a retry; None if it is ACKED, DEAD or unknown.
 
     Raises FileNotFoundError if there is no checkpoint. Raises CheckpointCorrupt, CheckpointFormat
     or StateError if it cannot be read.

@@ -354,7 +354,7 @@ def _expand(given: str, filesystem: pa.fs.FileSystem | None) -> list[ListedFile]
         if info.type == pa.fs.FileType.File and shown:
             found.append(ListedFile(info.path, info.size, info.mtime_ns, files))
     if not found:
-        raise FileNotFoundError(f"paths: {given} has no files")
+        raise FileNotFoundError(f"paths: {given} has no files; _names and .names do not count")
     return found
 
 

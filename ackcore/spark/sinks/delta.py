@@ -310,7 +310,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
 
     @contextlib.contextmanager
     def _as_unavailable(self, sink: str) -> Iterator[None]:
-        """Raise errors of the table's storage as `SinkUnavailable`, but no conflict of commits."""
+        """Raise errors of the storage as `SinkUnavailable`, but no conflict or schema mismatch."""
         exceptions = _deltalake().exceptions
         try:
             yield

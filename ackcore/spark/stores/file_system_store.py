@@ -91,7 +91,10 @@ class FileSystemStore(ABC):
                 return Stored(self._read_file(version_file(key, numbers[-1])), str(numbers[-1]))
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
-        """Write an object, and return its version. ``if_absent``: as in `Store.put`."""
+        """Write an object, and return its version.
+
+        With ``if_absent`` an object that exists is kept; raises StoreConflict if its bytes differ.
+        """
         try:
             self._write_file(checked_key(key), data, if_absent)
         except FileExistsError:

@@ -174,7 +174,10 @@ class ObjectStore:
             return None
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
-        """Write an object, and return its version. ``if_absent``: as in `Store.put`."""
+        """Write an object, and return its version.
+
+        With ``if_absent`` an object that exists is kept; raises StoreConflict if its bytes differ.
+        """
         return self._put(key, data, "create" if if_absent else "overwrite", None)
 
     def replace(self, key: str, data: bytes, version: str | None) -> str:
@@ -223,7 +226,7 @@ class ObjectStore:
         return version_if_equal(self._named(key), found or self.get(key), data)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """Move a local file to an object. ``if_absent``: as in `Store.put_file`."""
+        """Move a local file to an object. ``if_absent``: raise StoreConflict if that differs."""
         checked_key(key)
         size = path.stat().st_size
         if if_absent and size <= _CONDITIONAL_BYTES:
