@@ -90,8 +90,8 @@ def to_kafka(
         Whether each micro-batch is sent in one transaction that also commits its number. Readers
         with ``isolation.level=read_committed`` (the default of librdkafka, not of Java) then see
         each row once, even after crashes. One process, the driver, sends all messages. Without
-        transactions tasks send many messages, and the driver few. Then a message may appear twice
-        if a delivery failed, a task was repeated, or the driver died before its mark.
+        transactions tasks send them, or the driver if they are few. A message may then appear twice
+        if a delivery failed, a task ran twice, or the driver died before the micro-batch was done.
     options : mapping, optional
         Further librdkafka settings, for security, compression and so on. Their values are sent to
         brokers and, pickled, to the tasks that send. No plan, log, error or checkpoint contains
@@ -181,7 +181,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
             )
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
-        """Check the settings and connect to a broker, with a producer that is closed again.
+        """Close a kept producer; check settings and broker with a new one, which is closed, too.
 
         Raises DeliveryError if librdkafka refuses a setting; the message names it. Raises
         SinkUnavailable if no broker answers within 10 s. Without transactions, raises TypeError if

@@ -78,7 +78,7 @@ class ParquetSink(ParquetDirectory):
         self._stages = os.path.join(self.path, _STAGES)
 
     def write(self, batch: SinkBatch) -> None:
-        """Write the rows to a stage and rename it to ``batch_id=N``, unless that has these rows."""
+        """Write the rows to a new directory, and rename it ``batch_id=N`` unless that has them."""
         self.claim(batch.sink, batch.deployment, batch.checkpoint)
         batch_id, content = batch.batch_id, batch.fingerprint()
         stage = self._stage(batch_id)

@@ -69,7 +69,7 @@ class ParquetObjects(ParquetDirectory):
         self._emptied: tuple[int, set[ParquetParts]] = -1, set()
 
     def write(self, batch: SinkBatch) -> None:
-        """Put the micro-batch's note, then its files; tasks put them unless there is little data.
+        """Put a JSON note that names the files, then the files: from tasks, unless they are small.
 
         Raises CheckpointForeign if another sink or checkpoint has put a note for this number,
         CheckpointInUse if another driver has taken over or put other rows.

@@ -72,14 +72,6 @@ def takes_copy(connection: Connection, table: str) -> bool:
     return found is None or bool(found[0])
 
 
-def nulls_differ(connection: Connection, table: str, keys: Sequence[str]) -> bool:
-    """Return whether key columns may be null, and a null key equals no other."""
-    found = unique_indexes(connection, table, keys)
-    return any(may_be and not equal for may_be, equal in found) and not any(
-        equal for _, equal in found
-    )
-
-
 def unique_indexes(
     connection: Connection, table: str, keys: Sequence[str]
 ) -> list[tuple[bool, bool]]:

@@ -19,9 +19,9 @@ from ackcore.spark.sinks.copy_format import as_csv
 from ackcore.spark.sinks.postgres_catalog import (
     Connection,
     columns_of,
-    nulls_differ,
     quoted,
     takes_copy,
+    unique_indexes,
 )
 from ackcore.spark.sinks.sink_batch import SinkBatch
 
@@ -156,7 +156,8 @@ class PostgresRows:
         """Return the DISTINCT and ON CONFLICT clauses that keep the last row of each key."""
         keys = ", ".join(map(quoted, self._keys))
         unlike = ""
-        if nulls_differ(self._connection, self._table, self._keys):
+        indexes = unique_indexes(self._connection, self._table, self._keys)
+        if any(may_be_null for may_be_null, _ in indexes) and not any(same for _, same in indexes):
             some = " OR ".join(f"{quoted(key)} IS NULL" for key in self._keys)
             unlike = f", CASE WHEN {some} THEN {_ROW} END"
         others = [quoted(name) for name in self._names if name not in self._keys]

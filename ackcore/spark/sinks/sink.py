@@ -267,7 +267,7 @@ class Connections(Generic[C]):
         return self._open.get((deployment, sink))
 
     def put(self, sink: str, deployment: str, connection: C) -> C:
-        """Store an open connection in place of the one before, and return it."""
+        """Store an open connection, and return it. One that was stored before is not closed."""
         self._open[deployment, sink] = connection
         return connection
 
