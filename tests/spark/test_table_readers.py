@@ -120,7 +120,10 @@ def test_the_command_line_shows_rows_and_sizes(done):
     limited = ackcore(*where, "--limit", 1)
     assert re.match(r"table totals: 1 row of 2; --limit shows more *\n", limited)
     ackcore(*where, "--key", "west", code=1)
-    assert "\ntable totals: 2 rows, " in ackcore("status", done / "checkpoint")
+    for batches in (5, 0):  # also at the end of `ackcore run`, which has shown the micro-batches
+        said = ackcore("status", done / "checkpoint", "--batches", batches)
+        assert "\ntable totals: 2 rows, " in said
+        assert ("the last micro-batches" in said) == bool(batches)
     assert "one value for each of shop" in ackcore(*where, "--key", "a", "--key", "b", code=2)
     size = read_status(done / "checkpoint").to_json()["tables"]["totals"]
     assert size["rows"] == 2

@@ -109,17 +109,10 @@ class CheckpointStatus:
     dead: DeadCounts  # the dead letters
     requests: int  # the number of replays that no micro-batch has taken yet
     batches: tuple[Logged, ...]  # the last micro-batches, newest last
-    skips: tuple[Skip, ...] = ()  # the last planned rows that were left out
-
-    @property
-    def lag(self) -> Mapping[str, int]:
-        """The lag in offsets after the last of `batches`, by spout (`Progress.lag`)."""
-        return self.batches[-1].progress.lag if self.batches else {}
-
-    @property
-    def tables(self) -> Mapping[str, Mapping[str, int]]:
-        """The ``rows`` and ``bytes`` of each table after the last of `batches` (`Progress`)."""
-        return self.batches[-1].progress.tables if self.batches else {}
+    skips: tuple[Skip, ...]  # the last planned rows that were left out
+    #: After the last micro-batch: the lag in offsets by spout, the rows and bytes of each table.
+    lag: Mapping[str, int]
+    tables: Mapping[str, Mapping[str, int]]
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as an object for JSON."""
@@ -131,8 +124,6 @@ class CheckpointStatus:
             "waiting": asdict(self.waiting),
             "dead": asdict(self.dead),
             "skips": [asdict(each) for each in self.skips],
-            "lag": dict(self.lag),
-            "tables": {name: dict(size) for name, size in self.tables.items()},
             "batches": [each.to_json() for each in self.batches],
         }
 
@@ -226,6 +217,7 @@ def _read(checkpoint: CheckpointView, now_ms: int, batches: int) -> dict[str, An
     bodies = [records.read(f"batches/{number}.plan") for number in plans]
     taken = {name for body in bodies if body is not None for name in Plan.of(body).replays}
     requested = [name for name in checkpoint.letters().requested() if name not in taken]
+    logged = _logged(checkpoint, max(1, batches))
     return {
         "kind": meta["kind"],
         "structure": meta["structure"],
@@ -238,8 +230,10 @@ def _read(checkpoint: CheckpointView, now_ms: int, batches: int) -> dict[str, An
         "under_way": _under_way(records, max(plans, default=-1), last_done),
         "waiting": WaitingCounts() if done is None else count_waiting(done.waiting, now_ms),
         "requests": len(requested),
-        "batches": _logged(checkpoint, batches),
+        "batches": logged[-batches:] if batches else (),
         "skips": skips_in(records),
+        "lag": logged[-1].progress.lag if logged else {},
+        "tables": logged[-1].progress.tables if logged else {},
     }
 
 
