@@ -140,8 +140,7 @@ def _print(
         typer.echo(plain(none_found(store)))
         return
     console().print(shown)
-    if limit and rows == limit:
-        many = count_letters(store, wanted)
+    if limit and rows == limit and (many := count_letters(store, wanted)) > limit:
         console().print(f"the newest {limit} of {many:,}; --limit shows more")
 
 

@@ -91,6 +91,7 @@ def test_the_table_shows_what_records_say_and_obeys_nothing(ackcore, checkpoint)
     assert "\\x1b[31m[bold]<b>no</b>\\nnext" in said.replace("\n", "") or "lines/0/3" in said
     assert "\x1b" not in said
     assert "the newest 4 of 7; --limit shows more" in said
+    assert "--limit" not in ackcore("dead", "list", checkpoint, "--limit", "7").stdout
     said = ackcore("dead", "list", checkpoint, "--component", "x").stdout
     assert said == "no dead letter of 7 matches\n"
     assert ackcore("dead", "replay", checkpoint, "--error", "TimeoutErr").stdout == said
