@@ -59,7 +59,7 @@ def _options(
 
 
 class Commands(TyperGroup):
-    """A group of commands that prints an error on one line, and sets the exit code."""
+    """A group of commands that prints an error on one line, or with --debug its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command of the parsed arguments, which the context ``ctx`` has."""

@@ -224,7 +224,7 @@ def described(activity: Activity | None, tasks: str = "") -> str:
 
 
 class Quiet:
-    """The time since something was printed. After `QUIET_S`, another line is due.
+    """The time since something was printed. After 10 s (`QUIET_S`) another line is due.
 
     ``now_s``: the time of a monotonic clock.
     """

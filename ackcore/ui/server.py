@@ -73,7 +73,7 @@ _HEADERS = {
 
 
 class Watched:
-    """A checkpoint that the page shows, and its status when it was last read."""
+    """A checkpoint that the page shows, and its last status; FileNotFoundError if it is missing."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = opened_checkpoint(path).url

@@ -296,7 +296,7 @@ class PendingTree:
     running_in : int or None
         The undecided micro-batch that has taken the record.
     traces : tuple of RecordTrace
-        The traces of its earlier attempts that were traced, oldest first.
+        The traces of its earlier attempts in the last 1000 micro-batches, oldest first.
     """
 
     spout: str

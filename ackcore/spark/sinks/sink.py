@@ -279,7 +279,7 @@ class Connections(Generic[C]):
 
 
 class FunctionSink(Sink):
-    """The sink that calls a user's function of (DataFrame, batch id)."""
+    """The sink that calls a user's function of (DataFrame, batch id); `replaces` is True."""
 
     replaces = True
 

@@ -100,7 +100,7 @@ class ObjectStore:
     """The store at the URL of a bucket.
 
     ``url``: a URL from `ackcore.spark.stores.opening.store_url`. ``retry``: obstore's settings for
-    repeated requests.
+    repeated requests; by default 90 s long, but at most ten until the bucket has answered.
     """
 
     def __init__(self, url: str, retry: obstore.store.RetryConfig | None = None) -> None:
