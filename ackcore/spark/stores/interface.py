@@ -71,7 +71,8 @@ class Store(Protocol):
     def read(self, key: str) -> pa.Buffer | None:
         """Return an object of any size, memory-mapped where possible; None if it does not exist.
 
-        The store checks no checksum: the record that names an object also holds its checksum.  The
+        The object was written by `put` or `put_file`; `get` returns those of `replace`.  The store
+        checks no checksum: the record that names an object also holds its checksum.  The
         buffer starts at a multiple of 64 bytes, so the columns of an Arrow IPC file are aligned.
         """
 

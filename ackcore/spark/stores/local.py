@@ -61,7 +61,7 @@ class LocalStore(FileSystemStore):
             return path.read_bytes()
 
     def read(self, key: str) -> pa.Buffer | None:
-        """Return an object of any size, memory-mapped where possible; None if it does not exist."""
+        """Return an object of any size, mapped if possible; None without one that `put` wrote."""
         path = self.path(key)
         try:
             # Not by its path: Arrow does not detect a directory or an empty file.
