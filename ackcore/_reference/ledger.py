@@ -333,7 +333,7 @@ class Ledger:
     # Folding and settling -------------------------------------------------------------------
 
     def merge(self, entries: Entries) -> None:
-        """Combine another ledger's entries with the pending ones. Raises as `apply`; completes none.
+        """Fold another ledger's entries into the pending ones; none completes. Raises as `apply`.
 
         ``entries``: the entries, in any order; a root may occur several times. They have times if
         and only if this ledger has a clock.

@@ -184,6 +184,19 @@ def test_what_is_no_rows_fault_refuses_none(derby, files, tmp_path):
     assert not derby.has_staging()
 
 
+def test_a_row_alone_is_refused_beside_a_column_with_a_default(derby, tmp_path):
+    """Whether NOT NULL has a default is not known, but no null violates a CHECK."""
+    derby.execute(
+        'CREATE TABLE words (word VARCHAR(5), "n" BIGINT NOT NULL CHECK ("n" < 100),'
+        " shop INT NOT NULL DEFAULT 7)"
+    )
+    sink = derby.sink()
+    with pytest.raises(SinkRejects, match="1 row is refused"):
+        sink.write(derby.accepted([row_file(tmp_path, [("a", 1000, None)])]))
+    with pytest.raises(JdbcError, match="'n'"):  # perhaps the null is in the other column
+        sink.write(derby.accepted([row_file(tmp_path, [("a", None, None)])]))
+
+
 # -- what goes wrong -------------------------------------------------------------------------------
 
 

@@ -42,6 +42,8 @@ _ROW = "ackcore_row"
 _LAST = 1 << 62
 #: The SQLSTATE class of values that do not fit; the maximum number of failed parts without success.
 _UNFIT, _HOPELESS = "22", 40
+#: SQLSTATEs of a null in a NOT NULL column; some databases have one for all violated constraints.
+_OF_NULL = ("23502", "23000")
 _PART = r"""(?:"[^"]+"|`[^`]+`|\[[^\]]+\]|[^\s."`\[\];,()']+)"""
 _NAME = re.compile(rf"((?:{_PART}\.)*){_PART}")
 #: Statements of different databases that create an empty table with some columns of another.
@@ -317,7 +319,7 @@ class JdbcTransaction:
         """Move the staged rows into the table.
 
         Raises SinkRejects if the database refuses rows, which are found by bisection. Raises the
-        database's error if it refuses all, perhaps because of a column that the stream lacks.
+        database's error if it refuses all, perhaps for a null in a column that the stream lacks.
         """
         error = self._try_move(wanted, keys, 0, _LAST)
         if error is None:
@@ -338,7 +340,8 @@ class JdbcTransaction:
                 pending += [(middle, stop, None), (start, middle, None)]
         if not refused:
             return
-        if not self._any_moved and any(self._others.values()):
+        of_null = any(why.sqlstate in _OF_NULL for why in refused.values())
+        if of_null and not self._any_moved and any(self._others.values()):
             raise error  # perhaps a column that the stream does not have: no row is at fault
         self.connection.rollback()
         raise self._batch.refuse(list(refused), list(refused.values()))
