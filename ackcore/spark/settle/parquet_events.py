@@ -330,7 +330,7 @@ def _list_files(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[ListedF
 
 
 def _expand(given: str, filesystem: pa.fs.FileSystem | None) -> list[ListedFile]:
-    """Return the file at a path, or those below a directory without names like ``_x`` and ``.x``.
+    """Return the file at a path, or those below a directory, but not ``_names`` and ``.names``.
 
     Raises FileNotFoundError if there is none.
     """

@@ -140,7 +140,10 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         return f"to_delta({bare(self.path)!r})"
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise TypeError or ValueError if Delta, or an existing table, cannot hold the columns."""
+        """Raise TypeError or ValueError if Delta lacks a type, or an existing table a column.
+
+        Types are not compared with the table's. Raises SinkUnavailable if the storage fails.
+        """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
         self._schemas[sink] = spark_schema(what, schema)

@@ -114,9 +114,10 @@ class IcebergSink(TransactionalSink["Transaction"]):
         return f"to_iceberg({self.table!r})"
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise TypeError or ValueError if the table cannot hold the stream's columns.
+        """Raise TypeError or ValueError if Spark lacks a type, the table a column, or keys are bad.
 
-        Raises SinkUnavailable if the catalog does not answer, or the table does not exist.
+        Types are not compared with the table's. Raises SinkUnavailable if the catalog does not
+        answer, or the table does not exist.
         """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)

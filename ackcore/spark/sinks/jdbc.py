@@ -129,10 +129,10 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         return f"to_jdbc({self._server.shown()!r}, {self.table!r})"
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise ValueError or TypeError if the table cannot hold the stream's columns.
+        """Raise ValueError or TypeError if the table lacks a column, or the database its type.
 
-        Raises SinkUnavailable if the database cannot be reached. Without a Spark session in this
-        process, only keys and Spark's types are checked.
+        Types are not compared with the table's. Raises SinkUnavailable if the database cannot be
+        reached. Without a Spark session here, only keys and Spark's types are checked.
         """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)

@@ -107,9 +107,10 @@ class PostgresSink(TransactionalSink[PostgresSession]):
         return f"to_postgres({self._where!r}, {self._target.table!r})"
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise ValueError or TypeError if the table cannot hold the stream's columns.
+        """Raise ValueError or TypeError if the table lacks a column, or a unique index on the keys.
 
-        Raises SinkUnavailable if the database does not answer.
+        Also if a type has no text for PostgreSQL. Types are not compared with the table's. Raises
+        SinkUnavailable if the database does not answer.
         """
         what = f"sink {sink!r}"
         check_keys(what, self._target.keys, schema)
