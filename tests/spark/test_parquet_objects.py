@@ -215,6 +215,13 @@ def test_a_task_that_was_given_up_and_wakes_puts_no_rows(bucket, files, found):
     assert found() == ("abcdefg", 1)
 
 
+def test_a_damaged_note_names_no_files(tmp_path):
+    store = open_store(tmp_path, "path")
+    store.put("_ackcore/batch_id=0.json", b"{")
+    with pytest.raises(CheckpointInUse, match="was written with other rows"):
+        parquet_objects._check_announced(store, 0, parquet_objects.ParquetParts("a", 1))
+
+
 def test_the_same_rows_in_other_bytes_are_fine(bucket, files, found):
     """Write the files as another version of the library does."""
     to_parquet(bucket, compression="zstd").write(accepted(files))

@@ -201,8 +201,8 @@ def _note(
 def _check_announced(store: Store, batch_id: int, parts: ParquetParts) -> None:
     """Raise CheckpointInUse if the note of a micro-batch names other files by now."""
     found = store.get(_note_of(batch_id))
-    note = {} if found is None else read_note(found.data)
-    if (note.get("content"), note.get("parts")) != parts:
+    note = None if found is None else read_note(found.data)
+    if note is None or (note.get("content"), note.get("parts")) != parts:
         raise CheckpointInUse(
             f"micro-batch {batch_id} in {store.url} was written with other rows meanwhile, by "
             "another driver or by a later attempt of this one; this attempt writes no more. Let "
