@@ -57,7 +57,7 @@ class Kills:
         self._executors: list[Executor] = []
 
     def make_executor(self, name: str, component: Any, **keywords: Any) -> Executor:
-        """Return an executor that dies at these tuples; arguments as for `executor_for`."""
+        """Return an executor as `executor_for` does, that dies at these tuples and never waits."""
         executor = executor_for(name, component, **keywords)
         if isinstance(executor, CallExecutor):
             waits = SimulatedWaits()

@@ -171,7 +171,7 @@ def settle_parquet(
 
 
 def _is_read_by_all(files: list[EventFile], rows: int, cores: int) -> bool:
-    """Return whether each core should read all files: local files, few cores and few rows."""
+    """Return whether each core should read all files: if local, up to 4 cores, 2**24 rows each."""
     near = all(isinstance(file.source.filesystem, pa.fs.LocalFileSystem) for file in files)
     return near and cores <= MOST_READERS and 0 < rows <= cores * SHARE_ROWS
 

@@ -57,7 +57,7 @@ OWNER = "_ackcore.json"
 def is_small(rows: int, size: int) -> bool:
     """Return whether rows are so few that the driver writes them, faster than a Spark job.
 
-    ``rows``: their number. ``size``: the bytes of the run's files that hold them.
+    ``rows``: their number, up to 131,072. ``size``: the bytes of their files, up to 32 MiB.
     """
     return rows <= DRIVER_ROWS and size <= DRIVER_BYTES
 

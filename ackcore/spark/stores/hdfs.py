@@ -137,7 +137,7 @@ class HdfsStore(FileSystemStore):
         return self._ask(file, "read", read)
 
     def read(self, key: str) -> pa.Buffer | None:
-        """Return an object of any size, mapped if possible; None without one that `put` wrote."""
+        """Return an object of any size, mapped if possible; None if absent or of `replace`."""
         path = self._path(key)
 
         def read() -> tuple[int, bytes]:

@@ -61,7 +61,7 @@ class LocalStore(FileSystemStore):
             return path.read_bytes()
 
     def read(self, key: str) -> pa.Buffer | None:
-        """Return an object of any size, mapped if possible; None without one that `put` wrote."""
+        """Return an object of any size, mapped if possible; None if absent or of `replace`."""
         path = self.path(key)
         try:
             # Not by its path: Arrow does not detect a directory or an empty file.
