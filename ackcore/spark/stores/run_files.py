@@ -223,7 +223,7 @@ def remove_abandoned(store: Store) -> None:
 
 
 def remove_all(place: Place) -> None:
-    """Remove a file, or a directory or prefix with everything below it, if it exists.
+    """Remove a file or a directory, or in a bucket all objects below a prefix, if there are any.
 
     Raises CheckpointInUse if another driver has taken over.
     """
