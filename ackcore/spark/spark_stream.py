@@ -207,8 +207,14 @@ class SparkStream(Stream):
         return waits or self._is_behind()
 
     def _is_behind(self) -> bool:
-        """Return whether planned rows must still be read, and a micro-batch may take them now."""
-        return self._available_now and self._rows is not None and self._rows.is_behind
+        """Return whether planned rows must still be read, and a micro-batch may take them now.
+
+        Also return True if a source does not answer: it may have rows.
+        """
+        try:
+            return self._available_now and self._rows is not None and self._rows.is_behind
+        except (OSError, EOFError, PySparkException, Py4JError):
+            return True  # the micro-batch asks it again, and logs its error
 
     def _wait_until_due(self) -> bool:
         """Wait until a retry is due or planned rows exist; return True if the query is to stop."""

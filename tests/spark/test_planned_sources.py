@@ -421,6 +421,25 @@ def test_planned_spouts_beside_each_other_and_beside_a_stream_of_spark(
     assert on.spark_query is not None
 
 
+@pytest.mark.parametrize("call", [1, 3])
+def test_a_source_that_is_away_for_a_while_does_not_end_available_now(
+    spark, checkpoint, store, tmp_path, call
+):
+    """Spark's query runs the spouts: a look at the source between its queries fails."""
+
+    class Once(Table):
+        def plan(self, previous):
+            found = super().plan(previous)
+            if len(self.asked) == call:
+                raise ConnectionError("the table is away")
+            return found
+
+    folder = Folder(spark, tmp_path / "in")
+    folder.add("from a file")
+    it = topology(store, {"max_restarts": 0}, lines=Once("a", "b", "c"), files=folder.stream)
+    assert available_now(it, spark, checkpoint).counts.acked == 4
+
+
 def test_available_now_ends_although_files_keep_coming(spark, checkpoint, store, tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
