@@ -14,9 +14,9 @@ MapInArrow = Callable[[Batches], Batches]
 
 
 def plainly_named(frame: DataFrame) -> DataFrame:
-    """Return a frame with column names that mapInArrow can resolve, in the same order.
+    """Return the frame, with columns named ``_0, _1, ...`` if any name has a dot or a backtick.
 
-    PySpark looks columns up by name, and reads a dot as the access to a field.
+    mapInArrow looks columns up by name, and reads a dot as the access to a field.
     """
     names = frame.columns
     if any("." in name or "`" in name for name in names):
@@ -25,7 +25,7 @@ def plainly_named(frame: DataFrame) -> DataFrame:
 
 
 def as_spark_types(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """Return a batch with the names and types of ``target``; columns are matched by position."""
+    """Cast a batch, by position, to the names and types of ``target``; ArrowInvalid if it fails."""
     if batch.schema.types == target.types:
         return pa.RecordBatch.from_arrays(batch.columns, schema=target)
     columns = [

@@ -30,7 +30,7 @@ _DENIED = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Convert an OSError in the block to a StateError that names the file ``path``."""
+    """Convert an OSError in the block to StateError or CheckpointReadOnly, which names ``path``."""
     try:
         yield
     except OSError as error:
@@ -46,7 +46,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def make_directory(path: Path) -> Path:
-    """Create a directory and its parents durably, if they do not exist; return it."""
+    """Create a directory and its parents durably, if missing; return it. StateError if it fails."""
     with writing(path):
         if not path.is_dir():
             make_directory(path.parent)
@@ -67,7 +67,7 @@ _fence: ContextVar[Callable[[], object] | None] = ContextVar("fence", default=No
 
 @contextlib.contextmanager
 def fenced(check: Callable[[], object]) -> Iterator[None]:
-    """Call ``check`` before each file that the block writes gets its name; it may raise."""
+    """Call ``check`` before each file that the block writes gets its name; it may raise instead."""
     token = _fence.set(check)
     try:
         yield
@@ -76,7 +76,7 @@ def fenced(check: Callable[[], object]) -> Iterator[None]:
 
 
 def check_fence() -> None:
-    """Call the check of the surrounding `fenced`, which raises CheckpointInUse after a takeover."""
+    """Call the check of the surrounding `fenced`, if any: CheckpointInUse after a takeover."""
     check = _fence.get()
     if check is not None:
         check()
@@ -85,10 +85,10 @@ def check_fence() -> None:
 def write_file(path: Path, write: Callable[[BinaryIO], object], *, once: bool = False) -> None:
     """Fill a file and give it the name ``path``, atomically and durably.
 
-    Raises FileExistsError if it is to be written ``once`` and exists. Raises CheckpointInUse if
-    another driver has taken over.
+    An existing file is replaced; with ``once`` it remains, and FileExistsError is raised. Raises
+    StateError if the file cannot be written. Within `fenced`, raises the exception of its check.
 
-    ``write``: writes the content to the open file. ``once``: whether the file must not exist.
+    ``write``: writes the content to the open file.
     """
     # Random, because a suspended driver that resumes after a takeover may still have its file open.
     temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
@@ -111,11 +111,11 @@ def write_file(path: Path, write: Callable[[BinaryIO], object], *, once: bool = 
 
 
 def link_file(source: Path, path: Path, *, named: bool = True) -> None:
-    """Make ``path`` a hard link to a finished file, atomically and durably.
+    """Make ``path`` a hard link to a finished file, atomically and durably; replace a file there.
 
     If the file system has no links, or ``path`` is on another one, the file is copied. With
-    ``named=False`` the name becomes durable only when the caller syncs its directory. Raises
-    CheckpointInUse if another driver has taken over.
+    ``named=False`` the name of a link becomes durable only when the caller syncs its directory.
+    Raises StateError, and within `fenced` the exception of its check.
     """
     temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
     with writing(path):
@@ -139,7 +139,7 @@ def link_file(source: Path, path: Path, *, named: bool = True) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a directory with its content, if it exists."""
+    """Remove a file, a link or a directory tree, if it exists. Raises StateError if that fails."""
     with writing(path):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -148,12 +148,12 @@ def remove(path: Path) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether a file's name is that of a temporary file."""
+    """Return whether a file's name is that of a temporary file: ``.<any text>.tmp``."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Delete temporary files, which dead writers left: this driver must be writing none."""
+    """Delete the temporary files in a directory, if it exists; this driver must be writing none."""
     left = list(directory.iterdir()) if directory.is_dir() else []
     # Listed before the check, so that no file of a driver that takes over is removed.
     check_fence()

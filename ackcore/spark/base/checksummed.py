@@ -48,12 +48,12 @@ _UNSYNCED = 1 << 26
 
 
 def digest_of(data: bytes | memoryview | pa.Buffer) -> str:
-    """Return the checksum of bytes: 32 hex digits."""
+    """Return the BLAKE2b checksum of bytes: 32 hex digits."""
     return blake2b(data, digest_size=16).hexdigest()
 
 
 def checksum_of(data: bytes | memoryview | pa.Buffer, digits: int) -> str:
-    """Return the checksum of bytes: a digest for 32 hex digits, a fingerprint for 16."""
+    """Return the checksum of bytes: `digest_of` if ``digits`` is 32, else 16 hex digits."""
     if digits == 32:
         return digest_of(data)
     checksum = _Fingerprint()
@@ -62,13 +62,13 @@ def checksum_of(data: bytes | memoryview | pa.Buffer, digits: int) -> str:
 
 
 def checksum_in(name: str | os.PathLike[str]) -> str | None:
-    """Return the checksum in a file's name, or None."""
+    """Return the 16 or 32 hex digits before ``.arrow`` or ``.parquet`` in a name, or None."""
     named = _NAMED.search(os.fspath(name))
     return None if named is None else named[1]
 
 
 def record_bytes(name: str, body: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a record that contains the name ``name``."""
+    """Return the bytes of a record: JSON of ``body``, the name and the format; then a checksum."""
     head = {"file": name, "format": FORMAT}
     whole = {**head, **body, **head}
     line = json.dumps(whole, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
@@ -76,10 +76,10 @@ def record_bytes(name: str, body: Mapping[str, Any]) -> bytes:
 
 
 def record_in(data: bytes, path: str | os.PathLike[str], name: str) -> dict[str, Any]:
-    """Return the record ``name`` from the bytes of an object.
+    """Return the JSON object that `record_bytes` has stored in the bytes of an object.
 
-    Raises CheckpointCorrupt if they are damaged or another record, CheckpointFormat if another
-    version of ackcore wrote them. ``path``: the path or URL of the object, for messages.
+    Raises CheckpointCorrupt if they are damaged, or contain a record of another name than ``name``;
+    CheckpointFormat if it has another `FORMAT`. ``path``: the path or URL, for messages.
     """
     line, _, rest = data.partition(b"\n")
     if rest != b"blake2b %s\n" % digest_of(line).encode():
@@ -98,7 +98,7 @@ def record_in(data: bytes, path: str | os.PathLike[str], name: str) -> dict[str,
 
 
 class _Fingerprint:
-    """The `fingerprint` of the bytes added so far, with the methods of `blake2b` for that."""
+    """A checksum of 16 hex digits, with methods as in `blake2b`; ``hexdigest`` ends the updates."""
 
     def __init__(self) -> None:
         self._so_far = 0
@@ -129,7 +129,7 @@ class _Fingerprint:
 
 
 class _Hashed:
-    """A file, with the methods that Arrow needs, that also computes the checksum of its bytes."""
+    """A file for Arrow that computes its checksum and, if ``passing``, leaves the page cache."""
 
     def __init__(self, file: BinaryIO, checksum: blake2b | _Fingerprint, passing: bool):
         self._file = file
@@ -170,17 +170,17 @@ class _Hashed:
 
 
 def write_table(directory: Path, name: str, table: pa.Table) -> str:
-    """Write a table as ``<name>.<checksum>.arrow`` and return that name."""
+    """Write a table as ``<name>.<checksum>.arrow`` into a directory, durably; return that name."""
     return write_batches(directory, name, table.schema, batches_of(table))
 
 
 def batches_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield a table in the batches of `in_few`; a filtered table may consist of many small ones."""
+    """Yield a table in the batches of `in_few`."""
     return in_few(table.to_batches(max_chunksize=_TABLE_ROWS))
 
 
 def in_few(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches of fixed size, so that a table's bytes depend on its rows alone."""
+    """Yield the rows in batches whose sizes depend on the rows alone: 2**20, or fewer long ones."""
     return rebatched(batches, _TABLE_ROWS)
 
 
@@ -196,9 +196,9 @@ def write_batches(
 ) -> str:
     """Write a table batch by batch, as `write_table` does, and return its name.
 
-    The checksum of a ``large`` table is a fingerprint, which takes less time.  A table that is not
+    The checksum of a ``large`` table has 16 hex digits, and takes less time.  A table that is not
     ``synced`` may be lost if the machine stops.  With ``named=False`` its name becomes durable only
-    when the caller syncs the directory.
+    when the caller syncs the directory.  Raises StateError if the file cannot be written.
     """
     made = NamedByChecksum(directory, name, "arrow", large=large, synced=synced)
     try:
@@ -216,9 +216,9 @@ def write_batches(
 class NamedByChecksum:
     """A file that is written piece by piece and gets the checksum of its content in its name.
 
-    ``name``, ``ending``: the parts of the final name, ``<name>.<checksum>.<ending>``. ``large``:
-    whether the checksum is a fingerprint. ``synced``: whether the file must survive a stop of the
-    machine.
+    The constructor creates it under a temporary name. ``name``, ``ending``: the parts of the final
+    name, ``<name>.<checksum>.<ending>``. ``large``: whether the checksum has 16 hex digits instead
+    of 32. ``synced``: whether the file must survive a stop of the machine.
 
     Attributes: ``sink``: the open file to write to.
     """
@@ -242,7 +242,7 @@ class NamedByChecksum:
         return writing(self._directory / self._name)
 
     def finish(self, *, named: bool = True) -> str:
-        """Rename the file to its final name, and return that name; no write may follow."""
+        """Close the file and rename it; return its final name. ``named``: see `write_batches`."""
         with self.writing():
             if self._synced:
                 self._hashed.sync()
@@ -273,20 +273,12 @@ def table_in(
     """
     check_data(data, path, content=check, way_out=way_out)
     try:
-        return _table_of(data)
-    except (*_DAMAGE, OSError) as error:
+        table: pa.Table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        # Without a check of the checksum, damage must raise here, where the file is known.
+        len(table.column_names)
+        table.validate()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError, OSError) as error:
         raise corrupt(path, f"is damaged: {error}", way_out) from error
-
-
-#: The errors that Arrow raises for damaged bytes.
-_DAMAGE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError)
-
-
-def _table_of(data: pa.Buffer) -> pa.Table:
-    table: pa.Table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
-    # Without a check of the checksum, damage must raise here, where the file is known.
-    len(table.column_names)
-    table.validate()
     return table
 
 
@@ -310,6 +302,6 @@ def check_data(
 def check_size(
     path: str | os.PathLike[str], size: int, nbytes: int | None, way_out: str = WAY_OUT
 ) -> None:
-    """Raise `CheckpointCorrupt` if a file's size is not ``nbytes``, its recorded size, if any."""
+    """Raise `CheckpointCorrupt` if a file's size differs from ``nbytes``; None: it may be any."""
     if nbytes is not None and size != nbytes:
         raise corrupt(path, f"is damaged: it has {size} bytes instead of {nbytes}", way_out)

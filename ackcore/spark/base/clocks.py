@@ -30,8 +30,8 @@ def read_clock(clock: Clock) -> int:
 class SteadyClock:
     """A clock that never goes back, even if the underlying clock does.
 
-    ``clock``: returns milliseconds; may go back, or return the same time again. ``at_least``: the
-    lowest time to return, in milliseconds: the last recorded time.
+    If that goes back, its times are returned with the difference added from then on. ``clock``:
+    returns milliseconds. ``at_least``: the lowest time to return, in milliseconds.
     """
 
     def __init__(self, clock: Clock, at_least: int = 0) -> None:
@@ -41,7 +41,7 @@ class SteadyClock:
         self._lock = threading.Lock()
 
     def __call__(self) -> int:
-        """Return milliseconds, never less than before."""
+        """Return milliseconds, never less than before. Raises TypeError like `read_clock`."""
         with self._lock:
             now = read_clock(self._clock) + self._ahead
             if now < self._last:

@@ -34,7 +34,7 @@ class CheckpointFormat(StateError):
 
 
 class CheckpointReadOnly(StateError):
-    """The checkpoint cannot be written."""
+    """The driver has no permission to write the checkpoint, or its file system is read-only."""
 
 
 #: The end of most messages about damage, which cannot be repaired.
@@ -81,7 +81,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 
 def one_line(error: BaseException) -> str:
-    """Return the line of an error that states its cause; Spark's errors fill pages."""
+    """Return the line of an error that states its cause, cut to 500 characters, or its class."""
     line = _telling_line(error)
     cause: BaseException | None = error
     while _HOLLOW in line:

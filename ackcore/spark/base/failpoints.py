@@ -41,7 +41,7 @@ class FailpointReached(RuntimeError):
 
 
 def parse(text: str) -> dict[tuple[str, int | None], Action]:
-    """Return the variable's text as ``{(name, batch or None): action}``."""
+    """Return the text as ``{(name, batch or None for all): action}``; ValueError if it is wrong."""
     points: dict[tuple[str, int | None], Action] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         found = _POINT.fullmatch(item)
@@ -61,7 +61,7 @@ _POINTS = parse(os.environ.get(VARIABLE, ""))
 def failpoint(name: Name, batch: int | None = None) -> None:
     """Kill the process, raise, or stop the process once, if the environment sets this failpoint.
 
-    Raises FailpointReached if the failpoint is set to ``=raise``.
+    Raises FailpointReached for ``=raise``. ``batch``: the number of the micro-batch, if any.
     """
     if not _POINTS:
         return

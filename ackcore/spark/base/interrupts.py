@@ -49,12 +49,12 @@ _SHUT_DOWN = "SparkContext was shut down"
 
 
 class RunCancelled(RuntimeError):
-    """A job was cancelled from outside; the next start on the same checkpoint continues.
+    """A Spark job was cancelled from outside, or its session ended; the next start continues.
 
     Attributes
     ----------
     shut_down : bool
-        Whether the SparkContext was shut down during the job, for an unknown reason.
+        Whether the SparkContext or the session of Spark Connect ended during the job.
     """
 
     def __init__(self, message: str, shut_down: bool = False) -> None:
@@ -63,10 +63,11 @@ class RunCancelled(RuntimeError):
 
 
 def interruptible(session: SparkSession | None, job: Callable[[], T]) -> T:
-    """Call a function that runs Spark jobs; an interrupt of the main thread cancels the jobs.
+    """Call a function that runs Spark jobs and return its result; an interrupt cancels the jobs.
 
-    The function is called in a thread with the local properties of this one.  ``session`` is None
-    if it runs no Spark jobs.  Raises the exception of the function or of a signal handler.
+    The main thread calls it in another thread, with the local properties of the main thread.  Other
+    threads call it directly, and so does the main thread if ``session`` is None, for no Spark jobs.
+    Raises the exception of the function or of a signal handler.
     """
     if session is None or threading.current_thread() is not threading.main_thread():
         return job()
@@ -100,12 +101,11 @@ def interruptible(session: SparkSession | None, job: Callable[[], T]) -> T:
 
 @contextmanager
 def cancelling(session: SparkSession | None) -> Iterator[list[BaseException]]:
-    """Cancel the Spark jobs of the enclosed code if the main thread is interrupted.
+    """Cancel the Spark jobs of the enclosed code if a signal handler raises in the main thread.
 
     This is for a user's sink.  It may depend on its thread, so it cannot be called by
-    `interruptible`; without this context an interrupt would wait for its jobs.
-
-    ``session``: the session of the jobs; None if the code runs no Spark jobs.
+    `interruptible`.  The main thread's signal handlers are wrapped for the time of the block; in
+    other threads nothing is done.  ``session``: the session of the jobs; None if there are none.
 
     Yields a list of the exceptions of signal handlers, which the code may replace by other errors.
     """
@@ -167,7 +167,7 @@ def cancelling(session: SparkSession | None) -> Iterator[list[BaseException]]:
 def raised_by(call: Callable[[], object]) -> BaseException | None:
     """Call user code whose errors must not end the query; return its error, or None.
 
-    Raises KeyboardInterrupt or SystemExit if a signal handler raised it during the call.
+    Raises KeyboardInterrupt, and any exception that a signal handler raised during the call.
     """
     signals: list[BaseException] = []
     try:
@@ -183,7 +183,7 @@ def raised_by(call: Callable[[], object]) -> BaseException | None:
 
 
 def cancel_until(tag: JobTag, ended: threading.Event) -> None:
-    """Cancel the jobs with a tag repeatedly until ``ended`` is set, for a few seconds at most."""
+    """Cancel the jobs with a tag every 0.2 s until ``ended`` is set, for 4 s at most."""
     for _ in range(int(_PATIENCE_S / _AGAIN_S)):
         try:
             tag.cancel()
@@ -200,11 +200,11 @@ def raise_if_interrupted(
     what: str,
     way_out: str,
 ) -> None:
-    """Raise the interrupt that an error hides, or `RunCancelled` if its job was cancelled.
+    """Raise the KeyboardInterrupt that caused an error, or RunCancelled if its job was cancelled.
 
-    ``handled`` is the exception that was being handled before the call (`sys.exception`); it is
-    ignored.  ``session`` is the session of the job, or None if no job ran.  ``what`` and
-    ``way_out`` are for the message: the cancelled object, and how to continue.
+    RunCancelled also if its session ended; for any other error return.  Interrupts that caused
+    ``handled``, the exception handled before the call (`sys.exception`), do not count.  ``session``
+    is None if no job ran.  ``what``, ``way_out``: the cancelled object and the advice, as text.
     """
     old = {id(one) for one in _chain(handled)}
     for one in _chain(error):

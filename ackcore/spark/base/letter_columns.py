@@ -37,7 +37,7 @@ GROUP_ROWS, GROUP_BYTES = 1 << 16, 1 << 23
 
 
 def as_letters(dead: pa.Table, number: int) -> pa.Table:
-    """Convert dead records of micro-batch ``number`` to dead letters."""
+    """Convert dead records (`TRACKING`, then the source's columns) of a micro-batch to letters."""
     payload = dead.select(dead.column_names[len(TRACKING) :])
     values = {name: pc.struct_field(dead[REASON], field) for name, field in OF_REASON.items()}
     values |= {name: dead[tracked] for name, tracked in TRACKED.items()}
@@ -47,7 +47,7 @@ def as_letters(dead: pa.Table, number: int) -> pa.Table:
 
 
 def schema_of(source: pa.Schema) -> pa.Schema:
-    """Return the schema of dead letters for a source's schema."""
+    """Return the schema of dead letters: `LETTER`, and ``payload``, a struct of the source."""
     return LETTER.append(pa.field("payload", pa.struct(list(source))))
 
 
@@ -73,7 +73,10 @@ def as_tracked(
 
 
 def write_letters(file: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-    """Write dead letters in row groups that are small enough for a reader's memory."""
+    """Write dead letters as Parquet to an open file; a row group has 65,536 rows or 8 MiB at most.
+
+    A row that is larger has a row group of its own. The file stays open.
+    """
     batches = (batch for table in tables for batch in table.to_batches())
     with letters_writer(file, schema) as writer:
         for batch in rebatched(batches, GROUP_ROWS, GROUP_BYTES):
@@ -83,7 +86,7 @@ def write_letters(file: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table])
 def letters_writer(
     file: BinaryIO | pa.NativeFile, schema: pa.Schema, *, compressed: bool = True
 ) -> pq.ParquetWriter:
-    """Return a Parquet writer for dead letters, which writes each batch as a row group."""
+    """Return a Parquet writer with page checksums: a row group a batch. The caller closes it."""
     return pq.ParquetWriter(file, schema, compression=_CODEC if compressed else "none", **_WRITING)
 
 

@@ -14,11 +14,11 @@ from ackcore.spark.base.errors import CheckpointInUse, StateError
 
 
 class Lock:
-    """A file lock that the system releases when its process dies.
+    """A file lock that the system releases when its process dies; the constructor takes it.
 
-    It uses ``flock``, so that a second opening in the same process is refused, too.  A file system
-    may give the lock to another host if it loses contact with the holder.  Therefore the file also
-    contains a random token of its holder, for `check`.
+    It raises CheckpointInUse if another `Lock`, even of this process, holds the file; StateError
+    if the file cannot be written.  A file system may give the lock to another host if it loses
+    contact with the holder.  Therefore the file also has a random token of its holder, for `check`.
     """
 
     def __init__(self, path: Path):
@@ -41,7 +41,7 @@ class Lock:
             raise
 
     def check(self) -> None:
-        """Check that this driver still holds the lock.
+        """Read the file to check that this driver still holds the lock.
 
         Raises CheckpointInUse if another driver took the lock over, or can do so because the file
         was removed. Raises StateError if the file cannot be read.
@@ -109,10 +109,10 @@ def _unreadable(path: Path, error: OSError) -> StateError:
 
 
 def process_name() -> str:
-    """Return the name of this process in lock files."""
+    """Return the name of this process in lock files: ``pid <number> on <host>``."""
     return f"pid {os.getpid()} on {os.uname().nodename}"
 
 
 def _holder(found: bytes) -> str:
-    """Return the holder named in a lock file."""
+    """Return the holder named in the content of a lock file, or "unknown"."""
     return found.decode("utf-8", "replace").partition("\n")[0].strip() or "unknown"

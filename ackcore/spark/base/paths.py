@@ -12,10 +12,10 @@ Place: TypeAlias = str | os.PathLike[str]
 
 
 def local_path(path: str | os.PathLike[str], argument: str) -> Path:
-    """Return an absolute path on a local or shared file system.
+    """Return a user's path or ``file:`` URI as an absolute path; nothing is looked up there.
 
-    Raises ValueError if it is empty, or a URI with a scheme other than ``file:``. Raises TypeError
-    if it is not a path. ``argument``: the name of the user's argument, for messages.
+    Raises ValueError if it is empty, has a NUL or a host, or is a URI with another scheme. Raises
+    TypeError if it is not a path. ``argument``: the name of the user's argument, for messages.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"{argument} must be a str or a path, got {type(path).__name__}")
@@ -41,7 +41,7 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
 
 
 def file_system(path: str) -> str:
-    """Return the type of the file system of a path; empty if it is unknown."""
+    """Return the type of a path's file system on Linux, such as "ext4"; "" if it is unknown."""
     try:
         mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -56,7 +56,7 @@ def file_system(path: str) -> str:
 
 
 def numbered(directory: Path, suffix: str = "") -> list[int]:
-    """Return the sorted numbers of the files ``<number><suffix>`` in a directory, if it exists."""
+    """Return the sorted numbers of files ``<number><suffix>``; [] if there is no directory."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:

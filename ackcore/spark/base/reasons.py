@@ -59,7 +59,7 @@ KILLED_WORKER = Reason(ENGINE, "KilledWorker", "killed its worker", final=True)
 
 
 def null_message_id(spout: str, columns: Sequence[str]) -> Reason:
-    """Return the reason of a record without a message id."""
+    """Return the reason, which is final, of a record with a null in a column of its message id."""
     names = ", ".join(columns)
     text = f"its message id, {names}, is null; drop such records in the source, or give them an id"
     return Reason(spout, "NullMessageId", text, final=True)
@@ -71,7 +71,7 @@ def no_reasons() -> pa.Table:
 
 
 def reasons_of(root_ids: Int64s, ms: Int64s | int, texts: pa.Array) -> pa.Table | None:
-    """Return the rows that have a text as a table of reasons, or None if no row has.
+    """Return a table of reasons (`REASON_SCHEMA`) of the rows with a text, or None if no row has.
 
     ``ms``: the times of the reasons, or one for all. ``texts``: encoded reasons, with nulls.
     """
@@ -255,7 +255,7 @@ def _struct(columns: list[pa.Array]) -> pa.StructArray:
 def reason_column(
     component: pa.Array, kind: pa.Array, message: pa.Array, *, final: bool = False
 ) -> pa.StructArray:
-    """Return reasons that count as attempts, from the parts of each row."""
+    """Return `REASON_TYPE` from its text columns; each counts as an attempt, and asks no wait."""
     n = len(message)
     told = [one_array(part).cast(pa.string()) for part in (component, kind, message)]
     return _struct(
@@ -269,9 +269,9 @@ def reason_parts(column: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, ...]:
 
 
 def without_room(rows: pa.Table, most: int) -> pa.Table:
-    """Return waiting records as dead ones, because ``most`` records wait already.
+    """Return records that were to wait as dead ones, because ``most`` records wait already.
 
-    The reason of each names this limit and the failure, and is final.
+    The reason of each names this limit and the failure, and is final. Due times become 0.
     """
     component, kind, message = map(one_array, reason_parts(rows[REASON]))
     said = f"{most} records wait already (max_waiting); it failed with "

@@ -56,7 +56,7 @@ def ids_in(column: pa.ChunkedArray) -> list[Int64s]:
 
 
 def starts_of_ranges(columns: Sequence[Int64s]) -> Int64s:
-    """Return the first values of all ranges but the first; a range has about `_AT_ONCE` ids.
+    """Divide ids by value into ranges of about 2**18; return the first value of all but the first.
 
     All ids with the same value are in one range, even if they are many.
     """
@@ -68,9 +68,9 @@ def starts_of_ranges(columns: Sequence[Int64s]) -> Int64s:
 
 
 def in_ranges(*groups: Iterable[Int64s]) -> Iterator[list[Int64s]]:
-    """For each range of values, yield a list with one sorted array of ids per group.
+    """Divide values into ranges; for each, yield a list of one sorted array of ids per group.
 
-    Columns that are already sorted, as tasks write them, are not copied.
+    Each group is some columns. Those that are already sorted, as tasks write them, are not copied.
     """
     sorted_groups = [[c if is_sorted(c) else np.sort(c) for c in group] for group in groups]
     starts = starts_of_ranges([*chain(*sorted_groups)])
@@ -97,7 +97,7 @@ def cuts_of(column: Int64s, starts: Int64s) -> Int64s:
 
 
 def found_in(ordered: Int64s, columns: Iterable[Int64s]) -> Bools:
-    """Return which of some sorted, distinct ids are in the columns."""
+    """Return a mask of sorted, distinct ids: which of them are in one of the columns."""
     found = np.zeros(len(ordered), np.bool_)
     for column in columns if len(ordered) else ():
         for start in range(0, len(column), _PIECE):

@@ -96,7 +96,7 @@ NUMBERS = (ORDER, DEDUP_KEY)
 
 
 def without_numbers(rows: pa.Table) -> pa.Table:
-    """Return dead records without the columns that only waiting records need."""
+    """Return dead records without the columns `NUMBERS`, which only waiting records need."""
     return rows.drop_columns([name for name in NUMBERS if name in rows.schema.names])
 
 
@@ -106,13 +106,13 @@ CORRUPT_RECORD, CORRUPT_REASON = "_corrupt_record", "_corrupt_reason"
 
 
 def with_corrupt(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of a file of lines with nullable columns, and two for corrupt lines."""
+    """Return a schema with all columns nullable, then `CORRUPT_RECORD` and `CORRUPT_REASON`."""
     own = [one.with_nullable(True) for one in schema]
     return pa.schema([*own, (CORRUPT_RECORD, pa.string()), (CORRUPT_REASON, pa.string())])
 
 
 class SinkFile(NamedTuple):
-    """A file of a run with rows for a sink."""
+    """A file of a run with rows that a component emitted to a stream, for sinks and tables."""
 
     component: str
     stream: str
@@ -123,11 +123,11 @@ class SinkFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class FailedFile:
-    """A file of failed records of one spout that a task wrote, until a decision adopts it.
+    """A file of failed records of one spout, either waiting or dead ones, that a task wrote.
 
     Waiting records are an Arrow table, sorted by their due times.  Dead records are Parquet, in the
-    form of the dead-letter store.  ``no_room`` is the limit `max_waiting` if the records from
-    ``start`` on are dead because the waiting store had no room.
+    form of the dead-letter store.  Only the ``rows`` from ``start`` on count.  ``no_room`` is the
+    limit `max_waiting` if they are dead because that many records waited; else None.
     """
 
     spout: str

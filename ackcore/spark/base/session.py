@@ -70,7 +70,10 @@ def is_connect(value: Any) -> bool:
 
 
 def refuse_frame(frame: Any, name: str) -> None:
-    """Raise if an argument is not a DataFrame, or its session was stopped."""
+    """Raise TypeError unless the argument is a DataFrame (of Spark Connect: from 4.0 on).
+
+    Raise ValueError if its session was stopped. ``name``: the argument's name, for messages.
+    """
     if not is_connect(frame) and not isinstance(frame, DataFrame):
         kind = type(frame)
         library = f"{kind.__module__.partition('.')[0]}." if kind.__name__ == "DataFrame" else ""
@@ -83,7 +86,7 @@ def refuse_frame(frame: Any, name: str) -> None:
 
 
 def refuse_session(spark: Any) -> None:
-    """Raise if an argument is not a SparkSession, or was stopped."""
+    """Raise TypeError unless it is a SparkSession (Connect: from 4.0 on); ValueError if stopped."""
     if not is_connect(spark) and not isinstance(spark, SparkSession):
         raise TypeError(
             f"spark must be a SparkSession, got {type(spark).__name__}; "
@@ -125,7 +128,7 @@ def _refuse_old_connect(value: Any, what: str) -> None:
 
 
 def _refuse_stopped(spark: Any, what: str) -> None:
-    """Raise if a session was stopped, or its JVM has ended."""
+    """Raise ValueError if a session was stopped, or its JVM has ended."""
     if not is_stopped(spark):
         return
     raise ValueError(
@@ -135,7 +138,7 @@ def _refuse_stopped(spark: Any, what: str) -> None:
 
 
 def is_stopped(spark: Any) -> bool:
-    """Return whether a session was stopped, or its JVM has ended."""
+    """Return whether a session was stopped or, if it is classic, its JVM has ended."""
     if is_connect(spark):
         return bool(spark.is_stopped)
     java = spark.sparkContext._jsc
@@ -146,7 +149,7 @@ def is_stopped(spark: Any) -> bool:
 
 
 def is_jvm_lost(spark: Any) -> bool:
-    """Return whether the JVM of a classic session has ended, or cannot be reached."""
+    """Return whether the JVM cannot be reached, of a classic session that was not stopped."""
     java = None if is_connect(spark) else spark.sparkContext._jsc
     try:
         if java is not None:
@@ -176,7 +179,7 @@ def refuse_unnameable(path: str, spark: Any) -> None:
 
 
 def refuse_no_session() -> None:
-    """Raise if there is no session; Columns cannot be made without one."""
+    """Raise ValueError if this process has no SparkContext, and does not use Spark Connect."""
     context = active_context()
     if not is_remote() and (context is None or context._jsc is None):
         raise ValueError(
@@ -204,7 +207,7 @@ def task_slots(spark: Any) -> int:
 
 
 def keep_alive(spark: Any) -> None:
-    """Send a request to a Spark Connect server, so that it does not end an idle session."""
+    """Send a request to a Spark Connect server, so that it keeps an idle session; ignore errors."""
     if is_connect(spark):
         with contextlib.suppress(*LOST):  # the next job reports the error
             spark.conf.get("spark.sql.caseSensitive")
@@ -225,9 +228,9 @@ def session_lost(error: BaseException) -> bool:
 
 
 def session_gone(spark: Any) -> bool:
-    """Return whether the server of a Spark Connect session has ended it, or does not answer.
+    """Ask a Spark Connect server: return whether it has ended a session, or is silent for 10 s.
 
-    A job that runs when its session ends may fail as if it had been cancelled.
+    A job that runs when its session ends may fail as if it had been cancelled. False if classic.
     """
     if not is_connect(spark):
         return False
@@ -275,7 +278,7 @@ class JobTag:
             self._context.removeJobTag(self._name)
 
     def cancel(self) -> None:
-        """Cancel the running jobs with this tag; may be called from any thread."""
+        """Cancel the running jobs with this tag, from any thread; on Spark Connect do not wait."""
         if self._context is not None:
             self._context.cancelJobsWithTag(self._name)
         elif self._asking is None or not self._asking.is_alive():
@@ -304,7 +307,7 @@ def activate(spark: Any) -> None:
 
 
 def job_thread(spark: Any, run: Callable[[], object], name: str) -> threading.Thread:
-    """Return a thread whose jobs have the local properties and tags of this thread."""
+    """Return a new thread for ``run``, whose jobs have this thread's local properties and tags."""
     if not is_connect(spark):
         return InheritableThread(target=run, name=name, daemon=True)
     tags = spark.getTags()
@@ -331,7 +334,7 @@ _LOCK = threading.Lock()
 
 @contextlib.contextmanager
 def _off(session: Any, setting: str) -> Iterator[None]:
-    """Turn a setting off for the jobs of this context."""
+    """Set a setting of the session to false until the last of its blocks, in any thread, ends."""
     session_id = session.session_id if is_connect(session) else session._jsparkSession.hashCode()
     key = session_id, setting
     with _LOCK:
@@ -360,7 +363,7 @@ class ResultsTooLarge(Exception):
 
 
 def collected(frame: DataFrame, *, adaptive: bool = True) -> pa.Table:
-    """Run a job, with every partition of each side of a union in a task of its own.
+    """Run a job and return its rows; each partition of each side of a union has its own task.
 
     On a classic session the result has no columns if there are no rows.
 

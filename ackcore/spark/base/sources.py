@@ -18,20 +18,20 @@ from ackcore.topology.parts import Spout
 
 
 def source_schema(spout: Spout) -> pa.Schema:
-    """Return the schema of a spout's source, which waiting and dead records keep."""
+    """Return the columns of a spout's source, as waiting and dead records have them."""
     schema = spout.source.schema
     return _kept(spout, schema) if isinstance(schema, pa.Schema) else to_arrow_schema(schema)
 
 
 def emitted_schema(spout: Spout) -> pa.Schema:
-    """Return the schema of the tuples that a spout emits."""
+    """Return the schema of the tuples that a spout emits; a deserializer may make other columns."""
     if spout.kind is None:
         return source_schema(spout)
     return _kept(spout, spout.source.emits)
 
 
 def _kept(spout: Spout, schema: pa.Schema) -> pa.Schema:
-    """Return the schema of a source with all columns nullable, except for Kafka's.
+    """Return a source's schema with all columns and nested fields nullable; Kafka's is unchanged.
 
     A source may return nulls in a column that it declares as NOT NULL, and a dead letter with such
     a null could never be written.
@@ -58,7 +58,7 @@ def kept_schemas(schemas: Mapping[str, pa.Schema], topology: Any) -> dict[str, p
 
 
 def number_of(spout: Spout) -> str | None:
-    """Return the extra column of the waiting records of a spout with an order or dedup, or None."""
+    """Return the extra column of waiting records: `DEDUP_KEY`, `ORDER`, or None for most spouts."""
     if spout.dedup is not None:
         return DEDUP_KEY
     return ORDER if spout.ordered_by else None

@@ -108,7 +108,7 @@ def _keys_sql(n: int) -> str:
 
 
 def partition_keys(n: int) -> Int64s:
-    """Return, for each of n partitions, a number that Spark's hash partitioning assigns to it."""
+    """Return, for each of n partitions, an int that Spark's hash partitioning assigns to it."""
     keys = np.full(n, -1, np.int64)
     left, first = n, 0
     while left:
@@ -204,14 +204,14 @@ def results(frame: DataFrame) -> pa.Table:
 
 
 def arrow_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[..., Column]:
-    """Return a function of columns that computes on Arrow arrays: `arrow_udf` from 4.1 on."""
+    """Make a function on Arrow arrays one on Columns: `sql.arrow_udf`, before 4.1 `pandas_udf`."""
     if SPARK >= (4, 1):
         return sql.arrow_udf(compute, returns)  # type: ignore[attr-defined, no-any-return]
     return pandas_udf(compute, returns)
 
 
 def pandas_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[..., Column]:
-    """Do the same as `arrow_udf` through pandas, for integers and arrays of them, before 4.1."""
+    """Do the same as `arrow_udf` through pandas, for integers and arrays of integers only."""
 
     def on_series(*columns: Any) -> Any:
         return compute(*map(_from_pandas, columns)).to_pandas()
@@ -223,7 +223,7 @@ def pandas_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[
 
 
 def _from_pandas(series: Any) -> pa.Array:
-    """Return a column as Arrow integers; pandas makes floats of integers with nulls."""
+    """Return a pandas column as Arrow integers; pandas makes floats of integers with nulls."""
     column = pa.Array.from_pandas(series)
     if pa.types.is_list(column.type):
         values, kind = column.flatten(), pa.list_(pa.int64())

@@ -57,7 +57,7 @@ class WorkerPythonError(RuntimeError):
 
 
 class WorkerReport(NamedTuple):
-    """A worker's report on its Python: ackcore's version, or the error of its import in `lacks`."""
+    """A worker's Python, with the version of its ackcore, or the error of its import in `lacks`."""
 
     executable: str
     python: str
@@ -66,7 +66,7 @@ class WorkerReport(NamedTuple):
 
 
 def use_drivers_python(context: Any) -> None:
-    """Set the workers of a local master to the driver's interpreter, unless another one is set."""
+    """Set the workers of a local master to the driver's interpreter, unless a setting names one."""
     if (
         context.pythonExec == _UNSET
         and "PYSPARK_PYTHON" not in os.environ
@@ -101,7 +101,10 @@ def check_workers(spark: SparkSession) -> None:
 
 
 def _answers(spark: SparkSession, python: str) -> set[WorkerReport] | None:
-    """Return the workers' reports; None if the job failed for another reason than their Python."""
+    """Run the job of `ask` at most twice; None if it failed for another reason than the Python.
+
+    That is logged. Raises WorkerPythonError if Spark cannot start the workers' Python.
+    """
     for may_pass in (True, False):
         try:
             return interruptible(spark, lambda: ask(spark))
@@ -166,7 +169,7 @@ def ask(spark: SparkSession) -> set[WorkerReport]:
 
 
 def judge(answers: Iterable[WorkerReport], connect: bool = False) -> None:
-    """Raise `WorkerPythonError` if a reported Python cannot run ackcore."""
+    """Raise `WorkerPythonError` if a worker cannot import ackcore, or has another version of it."""
     for one in sorted(answers, key=str):
         who = f"Spark's workers run {one.executable} (Python {one.python})"
         if one.lacks is not None:
