@@ -117,12 +117,6 @@ class LoopStream(Stream):
                 raise error from None
         return True
 
-    def _release(self) -> None:
-        pass
-
-    def _settle_end(self) -> None:
-        pass
-
     def _read_all_available(self) -> None:
         if self._available_now:
             self.ended.wait()

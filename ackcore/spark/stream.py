@@ -125,17 +125,15 @@ class Stream(ABC):
         """Stop the running micro-batch, after `_leave`."""
         self._cancel_jobs()
 
-    @abstractmethod
-    def _release(self) -> None:
-        """Close what the stream itself has opened."""
+    def _release(self) -> None:  # noqa: B027 - optional
+        """Stop the threads and delete the files that the subclass made; `_deployment` is apart."""
 
     @abstractmethod
     def _read_all_available(self) -> None:
         """Wait until the data that Spark's sources have now is read."""
 
-    @abstractmethod
-    def _settle_end(self) -> None:
-        """Wait until Spark, if it makes the micro-batches, has recorded the end of the last one."""
+    def _settle_end(self) -> None:  # noqa: B027 - optional
+        """Wait, some seconds at most, until Spark has recorded the end of its last micro-batch."""
 
     def _take(self, number: int, inputs: Sequence[InputFrame]) -> None:
         """Run one micro-batch, report it to the listeners, and check the limit on the dead.

@@ -73,7 +73,7 @@ def held_back(
 
 def _keyed(table: pa.Table, columns: tuple[str, ...]) -> tuple[Int64s, Int64s, Bools]:
     hashes, ordered = key_hashes(table, columns)
-    return hashes, _numbers(table[ORDER]), ordered
+    return hashes, table[ORDER].to_numpy(), ordered
 
 
 def hold(
@@ -140,11 +140,6 @@ def _numbered(table: pa.Table) -> pa.Table:
     fresh = pa.array(_BEFORE + table[FIRST_MS].to_numpy())
     table = with_column(table, ORDER, pc.coalesce(table[ORDER].combine_chunks(), fresh))
     return table.take(pc.sort_indices(table[ORDER]))
-
-
-def _numbers(column: pa.ChunkedArray) -> Int64s:
-    values: Int64s = column.to_numpy()
-    return values
 
 
 def with_column(table: pa.Table, name: str, values: Int64s | pa.Array) -> pa.Table:
@@ -268,7 +263,7 @@ class Ordering:
             roots.append(rows[ROOT_ID].to_numpy())
             number = np.zeros(len(rows), np.int64)
             if due.any():
-                number[due] = _numbers(self.due[spout][ORDER])[places[due]]
+                number[due] = self.due[spout][ORDER].to_numpy()[places[due]]
             came = self._numbers_of(spout, roots[-1][~due])
             ranks = np.empty(len(came), np.int64)
             ranks[np.argsort(came, kind="stable")] = np.arange(len(came))

@@ -97,7 +97,7 @@ _log = logging.getLogger("ackcore")
 _PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
 
 
-#: The most records of a small micro-batch.
+#: A micro-batch counts as small if its due records and the new ones of the last are at most these.
 _SMALL = 20_000
 
 #: The error of a task that could not open a table, within Spark's text.
@@ -350,7 +350,7 @@ class Runs:
         if self.ordered_by and len(failed):
             ordering = Ordering(
                 self.ordered_by,
-                {name: self._spout_key(run_plan, name) for name in self.ordered_by},
+                {name: spout_key(run_plan.key, name, "", plan.number) for name in self.ordered_by},
                 plan.number,
                 plan.now_ms,
                 retries.due,
@@ -400,17 +400,13 @@ class Runs:
         if all(one is None for one in (*windows, *event_times)):
             return None
         tables = (None if plan.parent is None else self._state.tables.of(plan.parent)) or {}
-        keys = {name: self._spout_key(run_plan, name) for name in self.spouts}
+        keys = {name: spout_key(run_plan.key, name, "", plan.number) for name in self.spouts}
         work = run_plan.work
         copies = first_copies(retries.due, ran.files, work, self._deduped)
         backlogs = self._offsets.backlogs(plan)
         tracked = {name: one for name, one in backlogs.items() if name in keys}
         records = ReadRecords(keys, ran.read, retries.due, copies, tracked)
         return WindowedRows(self._topology, tables, records, ran.files, work, plan.now_ms)
-
-    def _spout_key(self, run_plan: RunPlan, spout: str) -> int:
-        """Return the key of the root ids of a spout."""
-        return spout_key(run_plan.key, spout, "", run_plan.number)
 
     def _run_plan(self, plan: Plan, work: Place, by_root: bool = False) -> tuple[Retries, RunPlan]:
         """Write the due records to files; return the retries, and the plan of a run."""
@@ -420,6 +416,9 @@ class Runs:
             retries, blocked = held_back(retries, self.ordered_by, self._state.fitted)
         names = [spout.name for spout in self._deduped]
         retries, copies = held_copies(retries, names, self._state.fitted)
+        before = None if plan.parent is None else self._state.decision(plan.parent)
+        due = sum(map(len, retries.due.values()))
+        has_few = before is not None and before.counts["records"] + due <= _SMALL
         return retries, RunPlan(
             number=plan.number,
             now_ms=plan.now_ms,
@@ -433,21 +432,10 @@ class Runs:
             blocked=blocked,
             rules=self._rules_in_run(plan),
             by_root=by_root,
-            is_small=not (by_root or plan.crashes) and self._is_small(plan, retries),
+            is_small=has_few and not (by_root or plan.crashes),
             tables=self._used_tables(plan, copies),
-            spent=self._spent(plan),
+            spent={} if before is None else Counts.from_json(before.totals).spent,
         )
-
-    def _is_small(self, plan: Plan, retries: Retries) -> bool:
-        """Return whether a micro-batch probably has few records: the last one had few."""
-        before = None if plan.parent is None else self._state.decision(plan.parent)
-        due = sum(map(len, retries.due.values()))
-        return before is not None and before.counts["records"] + due <= _SMALL
-
-    def _spent(self, plan: Plan) -> Mapping[str, float]:
-        """Return, by bolt, the cost of its calls in all micro-batches before this one."""
-        before = None if plan.parent is None else self._state.decision(plan.parent)
-        return {} if before is None else Counts.from_json(before.totals).spent
 
     def _used_tables(self, plan: Plan, copies: Mapping[str, UInt64s]) -> Mapping[str, TableSource]:
         """Return, by name, the tables that bolts use, from after the micro-batch before.
