@@ -40,8 +40,9 @@ from ackcore.spark.checkpoint.decisions import Plan
 from ackcore.spark.checkpoint.skips import skip_command
 from ackcore.spark.engine import batch, runs
 from ackcore.spark.engine.insist import given_up
+from ackcore.spark.engine.setup import PlannedRows
 from ackcore.spark.inspect.status import read_status
-from ackcore.spark.planned import source_rows
+from ackcore.spark.planned import JoinedRows, source_rows
 from ackcore.spark.stores.objects import ObjectStore
 from ackcore.topology import BasicBolt, Reject, TopologyBuilder
 
@@ -419,6 +420,20 @@ def test_planned_spouts_beside_each_other_and_beside_a_stream_of_spark(
     on = running(mixed, spark, tmp_path / "mixed")
     until(lambda: on.counts.acked == 4, on)
     assert on.spark_query is not None
+
+
+def test_a_source_that_is_away_hides_none_that_has_rows():
+    class Gone(PlannedRows):
+        @property
+        def is_behind(self):
+            raise ConnectionError("the table is away")
+
+    class Behind(PlannedRows):
+        is_through = False
+
+    assert JoinedRows([Gone(), Behind()]).is_behind
+    with pytest.raises(ConnectionError, match="the table is away"):
+        JoinedRows([Gone(), PlannedRows()]).is_behind  # noqa: B018 - it raises
 
 
 @pytest.mark.parametrize("call", [1, 3])

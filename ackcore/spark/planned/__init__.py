@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
@@ -117,7 +118,7 @@ class JoinedRows(PlannedRows):
     @property
     def is_behind(self) -> bool:
         """Whether a query that ends must take more rows of some kind, and may take them now."""
-        return any(part.is_behind for part in self._parts)
+        return any_of([partial(getattr, part, "is_behind") for part in self._parts])
 
     def reaching_ends(self) -> Callable[[], bool]:
         """Return a function that returns whether all rows that exist now are taken."""
