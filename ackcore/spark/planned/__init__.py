@@ -26,6 +26,8 @@ def planned_rows(
 ) -> PlannedRows | None:
     """Return the planned spouts of a topology; None if all its spouts are DataFrames.
 
+    Connects to Kafka; the caller closes the result.
+
     ``state``: the open checkpoint. ``ends``: whether the query ends when it has taken the rows that
     exist at its start. ``once``: whether the first micro-batch takes all of these rows.
     """
@@ -65,7 +67,7 @@ class JoinedRows(PlannedRows):
         return found
 
     def most_retries(self) -> int | None:
-        """Return the least of the limits on retries; None if no kind has one."""
+        """Return the least limit on the retries in a micro-batch; None if no kind has one."""
         bounds = [part.most_retries() for part in self._parts]
         return min((bound for bound in bounds if bound is not None), default=None)
 
@@ -74,7 +76,7 @@ class JoinedRows(PlannedRows):
         return [one for part in self._parts for one in part.inputs(plan)]
 
     def mended(self, plan: Plan) -> Plan:
-        """Return the plan without lost rows of any kind."""
+        """Return the plan without lost rows, and with the rows of added spouts, of all kinds."""
         for part in self._parts:
             plan = part.mended(plan)
         return plan
@@ -100,7 +102,7 @@ class JoinedRows(PlannedRows):
         return {name: one for part in self._parts for name, one in part.backlogs(plan).items()}
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
-        """Report finished rows to the sources of all kinds; return each spout's lag."""
+        """Report finished rows to the sources of all kinds; return the lag of each Kafka spout."""
         lag: dict[str, int] = {}
         for part in self._parts:
             lag |= part.done(plan, decision)

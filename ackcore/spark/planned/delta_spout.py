@@ -101,7 +101,7 @@ class DeltaSpout(DividedSource):
 
     @cached_property
     def _table(self) -> DeltaTable:
-        """The table at its newest version; `plan` updates it."""
+        """The table, opened at its newest version; each call of `plan` brings it up to date."""
         return self._opened()
 
     def _opened(self, version: int | None = None) -> DeltaTable:
@@ -182,7 +182,7 @@ class DeltaSpout(DividedSource):
         return {"from": first, "to": taken, "files": files, "commit": _digest(self._commit(taken))}
 
     def _refuse_other_table(self, previous: Any) -> None:
-        """Raise `SourceError` if the table was created anew since the last plan."""
+        """Raise `SourceError` if the table was seen to be created anew since the last plan."""
         commit = self._commit(previous["to"])
         if commit is None:  # the log was cleaned up, or is another one
             self._table = self._opened()
@@ -251,7 +251,7 @@ class DeltaSpout(DividedSource):
         }
 
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
-        """Return the rows of the Parquet files of a plan."""
+        """Return a DataFrame whose tasks read a plan's files, and add the partition columns."""
         files = [(path, size) for path, size, _ in plan["files"]]
         constants = {path: values for path, _, values in plan["files"] if values}
         return read_files(

@@ -32,7 +32,7 @@ _LINE_BYTES = 1 << 28
 
 
 class FileUnreadable(ValueError):
-    """A data file that cannot be read in its format; the message names it."""
+    """A data file is missing, damaged or of another format; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,10 @@ class FileReader:
             yield pa.RecordBatch.from_arrays([column], schema=self.schema)
 
     def _fitted(self, batch: pa.RecordBatch, constants: Mapping[str, str | None]) -> pa.RecordBatch:
-        """Return the columns of the schema: those of the file, its constants, or nulls."""
+        """Return the columns of the schema: those of the file, its constants, or nulls.
+
+        Raises ValueError for a value that the type of its column, or its nullability, refuses.
+        """
         columns = [
             batch.column(one.name).cast(one.type)
             if one.name in batch.schema.names
@@ -202,7 +205,8 @@ def read_files(
 ) -> DataFrame:
     """Return a DataFrame of the rows of files, given by path and size; see `FileReader`.
 
-    At most ``tasks`` tasks read them.  The same number gives the same partitions.
+    At most ``tasks`` tasks read them.  The same number gives the same partitions.  Rows of JSON and
+    CSV also have the columns for corrupt lines (`with_corrupt`).
     """
     own = to_arrow_schema(from_arrow_schema(schema))
     parts = tuple(dealt(files, tasks))
@@ -212,7 +216,7 @@ def read_files(
 
 
 def dealt(files: Sequence[tuple[str, int]], tasks: int) -> Iterator[tuple[str, ...]]:
-    """Yield the files of each task: at most ``tasks`` parts of about the same size, in order."""
+    """Cut the files, in order, into at most ``tasks`` parts of about the same size in bytes."""
     total = sum(size + 1 for _, size in files)
     some: list[str] = []
     taken = part = 0

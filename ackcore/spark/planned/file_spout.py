@@ -213,12 +213,12 @@ class FileSpout(DividedSource):
             )
 
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
-        """Return the rows of the files of a plan."""
+        """Return a DataFrame whose tasks read the files of a plan."""
         files = [(one.name, one.size) for one in (_File(*each) for each in plan["files"])]
         return read_files(spark, self._root, files, self._format, self._own, plan["tasks"])
 
     def _listed(self) -> Iterator[_File]:
-        """Yield the files that match the glob, without temporary ones."""
+        """Yield the files that match the glob, but no temporary ones: ``.x _x x._COPYING_``."""
         if self._bucket is not None:
             found: Iterable[_File] = self._objects(self._bucket)
         else:
@@ -253,7 +253,7 @@ class FileSpout(DividedSource):
 
 
 def _walked(root: str, below: str, above: frozenset[tuple[int, int]]) -> Iterator[_File]:
-    """Yield the files of a directory and its subdirectories, without links to those ``above``."""
+    """Yield the files at any depth in ``below`` the root; skip links to directories ``above``."""
     here = os.stat(f"{root}/{below}")
     if (here.st_dev, here.st_ino) in above:
         return

@@ -48,7 +48,7 @@ class LineFile(ABC):
         """Yield the index of the byte after each record."""
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of all records in their order, in the columns of `with_corrupt`."""
+        """Yield all records in order, in the columns of `with_corrupt`; damaged ones as text."""
         found = self._batches(self._first, len(self.content))
         if not isinstance(found, Exception):
             yield from found
@@ -97,7 +97,7 @@ class LineFile(ABC):
     def _batches(
         self, start: int, stop: int, is_one: bool = False
     ) -> list[pa.RecordBatch] | Exception:
-        """Return the rows of the records between two places, or the error of a damaged one."""
+        """Return the rows of the records between two places, or the error if any is damaged."""
         if start == stop:
             return []
         records = self.content.slice(start, stop - start)

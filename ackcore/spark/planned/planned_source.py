@@ -63,8 +63,8 @@ class PlannedSource(ABC):
         Raises
         ------
         OSError, EOFError
-            If the source cannot be reached at present. A stream calls the method again later. Any
-            other exception ends the query.
+            If the source cannot be reached at present. A stream calls the method again later. An
+            error of Spark restarts the micro-batch. Any other exception ends the query.
         """
 
     def bounded(self) -> PlannedSource:
@@ -86,7 +86,11 @@ class PlannedSource(ABC):
 
     @abstractmethod
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
-        """Return the rows of a plan, in the columns of `schema`. May be called several times."""
+        """Return the rows of a recorded plan, in the columns of `schema`; may be called again.
+
+        A stream repeats a micro-batch after OSError, EOFError and temporary errors of Spark. Any
+        other exception ends the query with `SourceError`.
+        """
 
     def check(self, plan: Any) -> None:  # noqa: B027 - optional
         """Raise an exception if the rows of a plan are no longer the planned ones.
@@ -104,7 +108,7 @@ class PlannedSource(ABC):
 
     @property
     def columns(self) -> list[str]:
-        """The names of the emitted columns."""
+        """The names of the columns in `emits`. Raises TypeError if `schema` is missing or empty."""
         schema = getattr(self, "schema", None)
         if not isinstance(schema, pa.Schema) or not schema.names:
             raise TypeError(
@@ -115,7 +119,7 @@ class PlannedSource(ABC):
 
     @property
     def emits(self) -> pa.Schema:
-        """The columns of the emitted tuples."""
+        """The columns of the emitted tuples; by default, those of `schema`."""
         return self.schema
 
 
@@ -177,7 +181,7 @@ class RateSpout(DividedSource):
         return found
 
     def plan(self, previous: Any) -> Any:
-        """Return the range of the next numbers that exist by now, or None if there is none."""
+        """Return the next numbers that exist by now, for one micro-batch; None if there is none."""
         first, now = 0, self._clock()
         if previous is not None:
             first, self._began = previous["to"], previous["began"]
@@ -190,14 +194,14 @@ class RateSpout(DividedSource):
         return {"from": first, "to": last, "began": began} if first < last else None
 
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
-        """Return the numbers of a plan."""
+        """Return the numbers of a plan, in the column ``value``."""
         return spark.range(plan["from"], plan["to"], 1, plan["tasks"]).toDF("value")
 
 
 def any_of(looks: Sequence[Callable[[], bool]]) -> bool:
     """Return whether any function in ``looks`` returns True.
 
-    A `SourceError` of a function is raised at once, another exception only if none returns True.
+    Calls them until one does. Raises a `SourceError` at once, another exception only if none does.
     """
     errors = []
     for look in looks:

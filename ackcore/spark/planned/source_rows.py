@@ -94,7 +94,7 @@ class _Spout:
         self._planning = threading.Lock()
 
     def look(self, number: int) -> bool:
-        """Return whether the source has new rows. Errors name ``number``, the next micro-batch."""
+        """Return whether the source has new rows; keep their plan. Errors name the ``number``."""
         with self._planning:
             last = self.last
             if self._ahead is None or self._ahead[2] != last.last:
@@ -112,7 +112,10 @@ class _Spout:
             return None if found is None else before.plus(*found)
 
     def _asked(self, before: _Taken, number: int) -> tuple[Any, str] | None:
-        """Return the source's next plan and its digest, or None if there are no new rows."""
+        """Return the source's next plan and its digest, or None if there are no new rows.
+
+        Raises SourceError for a wrong or repeated plan, and for lasting errors of the source.
+        """
         where = f"spout {self.name!r}, micro-batch {number}"
         self.asked += 1
         asked = self.asked
@@ -147,7 +150,7 @@ class _Spout:
         return plan, digest
 
     def check(self, plan: Any, number: int) -> None:
-        """Raise an exception if the rows of a recorded plan are no longer the planned ones."""
+        """Raise SourceError, or a temporary error, if the rows of a recorded plan have changed."""
         self._called("check()", lambda: self.source.check(plan), plan, number)
 
     def _called(self, what: str, call: Callable[[], Any], plan: Any, number: int) -> Any:
@@ -172,7 +175,7 @@ class _Spout:
         return f"To continue without rows that can never be read again, run: {command}"
 
     def read(self, spark: SparkSession, plan: Any, number: int) -> InputFrame:
-        """Return the rows of a recorded plan."""
+        """Return the rows of a recorded plan; SourceError if the source returns other columns."""
         where = f"spout {self.name!r}, micro-batch {number}"
         frame = self._called("read()", lambda: self.source.read(spark, plan), plan, number)
         is_frame = isinstance(frame, DataFrame) or is_connect(frame)
@@ -236,7 +239,7 @@ class SourceRows(PlannedRows):
     # -- for the engine ---------------------------------------------------------------------------
 
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
-        """Return the next plan of each source; with ``once``, all plans at once."""
+        """Return, by spout, the source's next plan; with ``once``, all at first and then none."""
         found = {}
         for one in self._spouts:
             before = _Taken.of(None if parent is None else parent.offsets.get(one.name))
@@ -249,7 +252,7 @@ class SourceRows(PlannedRows):
         return found
 
     def _next(self, one: _Spout, taken: _Taken, number: int) -> _Taken:
-        """Return the plans with the source's next one added, if it answers and has new rows."""
+        """Add the source's next plan, if it has new rows; log an OSError or EOFError of it."""
         try:
             return one.take(taken, number) or taken
         except (OSError, EOFError) as error:  # it must not hold back other spouts and retries
@@ -263,7 +266,7 @@ class SourceRows(PlannedRows):
             return taken
 
     def _all(self, one: _Spout, taken: _Taken, number: int) -> _Taken:
-        """Return all plans of a source up to its first None."""
+        """Add all plans of a source up to its first None; SourceError if they are too many."""
         for _ in range(_MOST_PLANS):
             more = one.take(taken, number)
             if more is None:
@@ -286,12 +289,12 @@ class SourceRows(PlannedRows):
         return found
 
     def mended(self, plan: Plan) -> Plan:
-        """Check the rows before they are read again, and return the same plan."""
+        """Check the rows before they are read again: raise SourceError, or return the same plan."""
         self._check(plan)
         return plan
 
     def replaced(self, plan: Plan) -> str | None:
-        """Check the rows that were read; an error is raised, not returned."""
+        """Check the rows that were read: raise SourceError if they have changed, or return None."""
         self._check(plan)
         return None
 
@@ -307,7 +310,7 @@ class SourceRows(PlannedRows):
                 one.check(each, plan.number)
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
-        """Note the plans of a finished micro-batch, and report them to the sources."""
+        """Note the plans of a finished micro-batch, and report them to the sources; no lag."""
         self._number = plan.number + 1
         for one in self._spouts:
             one.last = _Taken.of(plan.offsets.get(one.name))
@@ -335,12 +338,12 @@ class SourceRows(PlannedRows):
 
     @property
     def is_through(self) -> bool:
-        """Whether each source has once returned no plan."""
+        """Whether each source has once returned no plan; those that have not are asked again."""
         open_ones = [one for one in self._spouts if not one.nothing]
         return not any_of([partial(one.look, self._number) for one in open_ones])
 
     def reaching_ends(self) -> Callable[[], bool]:
-        """Return a function that returns whether each source returned no plan after this call."""
+        """Return a function: whether each source has, in a call that began later, had no plan."""
         # A call that runs now may have looked already.
         before = [one.asked for one in self._spouts]
         return lambda: all(
