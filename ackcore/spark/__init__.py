@@ -10,7 +10,7 @@ Each kind of failure has its own error: `StateError` and its subclasses for a ch
 `RunFailed` for a micro-batch that Spark cannot run, `RunCancelled` for a cancelled job,
 `SourceError` for a planned source, `SinkError` for a sink or the dead-letter store, `TooManyDead`
 for a run with too many dead records, and `WorkerPythonError` for workers whose Python cannot run
-it.
+ackcore.
 
 Needs ``ackcore[spark]``, or the pyspark and pyarrow of a cluster, and ackcore on its workers.
 """

@@ -186,7 +186,7 @@ class Deployment:
 
 @contextmanager
 def _errors_naming(part: str) -> Iterator[None]:
-    """Prefix the error of a place that cannot be written with the part that uses the place."""
+    """Raise a StateError of the block again, with ``part`` before a message that lacks it."""
     try:
         yield
     except StateError as error:
@@ -199,7 +199,7 @@ def _errors_naming(part: str) -> Iterator[None]:
 
 
 def _place_of(checkpoint: str | os.PathLike[str], dead_letters: Place) -> str:
-    """Return the place of a checkpoint. Raise ValueError for a URL with a path of dead letters."""
+    """Return a checkpoint's path or URL; ValueError if only ``dead_letters`` is not a URL."""
     place = place_of(checkpoint, "checkpoint")
     path = dead_letters.store if isinstance(dead_letters, DeadLetterTopic) else dead_letters
     if path is not None:

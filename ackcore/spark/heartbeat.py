@@ -71,7 +71,7 @@ class Beats:
         return cls(Path(spark.sparkContext._temp_dir) / (_DIRECTORY + secrets.token_hex(8)))
 
     def advance(self) -> None:
-        """Write a beat, so that Spark runs a micro-batch."""
+        """Write an empty file, so that Spark runs a micro-batch. Raises OSError if that fails."""
         number = next(self._numbers)
         # Cleaners of temporary directories remove one that has been empty for days.
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -188,8 +188,8 @@ def pacemakers(
 ) -> list[Pacemaker]:
     """Return a pacemaker for retries and requests, and another one for planned spouts, if any.
 
-    A look at a source may take a client's whole timeout, and retries must not wait for it. The
-    arguments are those of `Pacemaker`.
+    They are not started. A look at a source may take a client's whole timeout, and retries must not
+    wait for it. The arguments are those of `Pacemaker`.
     """
     found = [Pacemaker(beat, None, clock, poll_s, is_called)]
     if rows is not None:

@@ -75,7 +75,7 @@ class LoopStream(Stream):
         return bool(self._state.pending_replays())
 
     def check(self) -> None:
-        """Raise `RunFailed` if the session has ended; keep a session of Spark Connect alive."""
+        """Raise `RunFailed` if this and the last call saw an ended session; else keep it alive."""
         end, before = end_of(self._spark), self._end
         if end is not None and end == before:
             raise RunFailed(end)
@@ -94,7 +94,7 @@ class LoopStream(Stream):
         return self._leaving.wait(seconds)
 
     def _step(self) -> bool:
-        """Wait until a micro-batch is needed and run it; return whether more may be needed."""
+        """Run a micro-batch when one is needed; return False at the end. Raise a lasting error."""
         if not self._is_set_up:
             self._is_set_up = True
             use_own_group(self._spark, self._name, f"ackcore: {self._state.url}")
@@ -122,7 +122,7 @@ class LoopStream(Stream):
             self.ended.wait()
 
     def _cancel_jobs(self) -> None:
-        """Cancel the jobs of this stream again and again, until the stream has ended."""
+        """Cancel the jobs of this stream every 0.2 s until it has ended, for 4 s at most."""
         cancel_until(self._tag, self.ended)
 
 
@@ -298,7 +298,7 @@ class Pacing:
 
 
 def pause_s(took_s: float, failures: int) -> float:
-    """Return the seconds until the next poll.
+    """Return the seconds until the next poll, from 0.1 to 5; more after a long or failed poll.
 
     ``took_s``: the duration of the last poll, which found nothing. ``failures``: the number of
     failed polls in a row.

@@ -73,7 +73,7 @@ def start(
     trigger : str or mapping, optional
         A trigger in Spark's form: ``"1 second"`` or ``{"processingTime": "1 second"}`` for the
         interval of micro-batches, ``{"availableNow": True}`` to read the present data and end when
-        no record waits any more; None for micro-batches without a pause.
+        no record waits any more; None for micro-batches as soon as there is something new.
     max_dead : int, optional
         The maximum number of dead records among those that ended (ACKED or DEAD) since this start;
         one more ends the query with `TooManyDead`.  It is checked after each micro-batch, and
@@ -99,7 +99,7 @@ def start(
     listeners : sequence of QueryListener, optional
         The listeners, which are called for each micro-batch, for dead letters, and at the end.
     clock : callable, optional
-        Returns milliseconds since 1970.
+        Returns milliseconds since 1970; by default the machine's time.
 
     Returns
     -------
@@ -110,7 +110,7 @@ def start(
     ------
     TypeError
         If a source is a DataFrame of Spark Connect, its types differ from the inputs of a bolt or
-        cannot be kept, or a sink cannot take its stream.
+        cannot be kept, a bolt cannot be pickled, or a sink cannot take its stream.
     ValueError
         If the session was stopped, the topology has no spout, or a source is bounded or has columns
         that differ in case only. If the trigger is not one of Spark's, or a limit on the dead is
@@ -118,6 +118,8 @@ def start(
         `spark_checkpoint` is missing.
     StateError
         If the checkpoint cannot be used; its subclasses distinguish the causes.
+    WorkerPythonError, SinkUnavailable
+        If the workers' Python cannot run ackcore, or the target of a sink cannot be used.
     """
     deployment = Deployment(
         topology,
@@ -160,15 +162,16 @@ def run_batch(
     Parameters
     ----------
     topology : Topology
-        A topology from `TopologyBuilder.build`.  The source of each spout is a bounded DataFrame.
+        A topology from `TopologyBuilder.build`.  The source of each spout is a bounded DataFrame,
+        or a `KafkaSpout` or `PlannedSource`, of which the rows are read that exist at the start.
     spark : SparkSession
         A classic session or one of Spark Connect.
     checkpoint : path
         A directory for this run alone, on a file system that driver and executors share, or the URL
         of a place in a bucket (``s3://bucket/place``) or in HDFS (``hdfs://host:8020/place``).
-        After a crash, a call with the same checkpoint continues.  After the end it only warns and
-        returns the counts, since all records are decided: each run of a nightly job needs a new
-        checkpoint.
+        After a crash, a call with the same checkpoint continues.  After the end a call only sends
+        replayed dead letters through; if there are none, it warns and returns the counts. So each
+        run of a nightly job needs a new checkpoint.
     max_dead : int, optional
         The maximum number of records that are dead at the end.  A record that succeeded in a replay
         is no longer dead.
@@ -178,18 +181,18 @@ def run_batch(
     dead_letters, accept_changes, listeners, clock
         See `start`.
     wait : callable, optional
-        Called with the seconds until the next retry is due.
+        Called with the seconds until the next retry is due; by default `time.sleep`.
 
     Returns
     -------
     Counts
-        The counts.
+        The counts since the first call with this checkpoint.
 
     Raises
     ------
     TypeError
-        If a source's types differ from the inputs of a bolt or cannot be kept, or a sink cannot
-        take its stream or needs a classic session.
+        If a source's types differ from the inputs of a bolt or cannot be kept, a bolt cannot be
+        pickled, or a sink cannot take its stream or needs a classic session.
     ValueError
         If the session was stopped, the topology has no spout, or a source is a stream or has
         columns that differ in case only. If a limit on the dead is out of range. If the checkpoint
@@ -206,6 +209,10 @@ def run_batch(
         If a job was cancelled from outside.  A call with the same checkpoint continues.
     SinkError
         If a sink or the dead-letter store fails too often.
+    SourceError
+        If a planned source fails for good, or breaks a rule of `PlannedSource`.
+    WorkerPythonError, SinkUnavailable
+        If the workers' Python cannot run ackcore, or the target of a sink cannot be used.
     KeyboardInterrupt, SystemExit
         If a signal handler raises it.  The job is cancelled; a call with the same checkpoint
         continues.
@@ -260,9 +267,9 @@ def run_to_end(
     wait: Callable[[float], object],
     listeners: Listeners,
 ) -> bool:
-    """Run micro-batch 0 and those of its retries, until each record is ACKED or DEAD.
+    """Run micro-batch 0 and those of its retries and replays, until each record is ACKED or DEAD.
 
-    Returns whether any micro-batch was run.
+    Continues after the last micro-batch on record. Returns whether any was run.
 
     ``new``: the rows of micro-batch 0. ``nothing``: returns the inputs of each later one, which
     have no rows. ``wait``: called with the seconds until the next retry is due.
@@ -346,7 +353,7 @@ class Query:
 
     @property
     def recent_progress(self) -> list[Progress]:
-        """The last finished micro-batches, newest last."""
+        """The last finished micro-batches of this run, 100 at most, the newest last."""
         return list(self._stream.recent)
 
     @property
@@ -384,7 +391,7 @@ class Query:
         Parameters
         ----------
         timeout : float, optional
-            The maximum number of seconds to wait.
+            The maximum number of seconds to wait; None waits without a limit.
 
         Returns
         -------

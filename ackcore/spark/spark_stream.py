@@ -92,7 +92,7 @@ class SparkStream(Stream):
         return bool(self._state.pending_replays()) or (groups is not None and groups.has_commit_due)
 
     def _begin(self) -> StreamingQuery:
-        """Start Spark's query from the checkpoint."""
+        """Start Spark's query after `forget_beats`; with availableNow, waiting work adds a beat."""
         with fenced(self._state.check_owner):
             # After a takeover, Spark's part belongs to the other driver, too.
             self._state.check_owner()

@@ -136,7 +136,7 @@ class Stream(ABC):
         """Wait, some seconds at most, until Spark has recorded the end of its last micro-batch."""
 
     def _take(self, number: int, inputs: Sequence[InputFrame]) -> None:
-        """Run one micro-batch, report it to the listeners, and check the limit on the dead.
+        """Run one micro-batch, report it to the listeners, and raise TooManyDead beyond the limit.
 
         ``inputs``: the new rows of spouts that are not planned.
         """
@@ -201,7 +201,7 @@ class Stream(ABC):
             self._release()
 
     def _may_restart(self, error: Exception) -> bool:
-        """Return False if the stream must end after an error; otherwise wait, and return True."""
+        """Wait after a temporary error, and return True; return False if the stream must end."""
         if self._leaving.is_set():
             return False
         if is_connect(self._spark) and isinstance(error, RunCancelled):
@@ -228,7 +228,7 @@ class Stream(ABC):
     # ---------------------------------------------------------------------------------- the end
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until the stream has ended; see `Query.await_termination`."""
+        """Wait until the stream has ended, and raise its error; see `Query.await_termination`."""
         if timeout is None:
             self._refuse_own_thread("await_termination()")
         ended = self.ended.wait(timeout)
