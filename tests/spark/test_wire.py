@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from ackcore import Entries
 from ackcore._arrow.shown import text_of
 from ackcore._backend import split_by_shard
-from ackcore.spark.base.reasons import (
-    REASON_SCHEMA,
-    earliest,
-    first_reasons,
-    look_up,
-    no_reasons,
-    reasons_of,
-)
+from ackcore.spark.base.reasons import REASON_SCHEMA, earliest, first_reasons, look_up, reasons_of
 from ackcore.spark.settle import wire
 from ackcore.topology.tuples import Reason
 
@@ -146,7 +139,7 @@ def test_reasons_are_packed():
     for shards in (1, 3, 50):
         parts = list(wire.unpack(wire.pack_reasons(table, shards)))
         assert earliest(parts).equals(earliest([table]))
-    assert list(wire.unpack(wire.pack_reasons(no_reasons(), 3))) == []
+    assert list(wire.unpack(wire.pack_reasons(REASON_SCHEMA.empty_table(), 3))) == []
 
 
 def said(after_ms=0, counts=True, message="m", final=False):
@@ -178,7 +171,7 @@ REASONS = st.tuples(
 @given(st.lists(st.lists(REASONS, max_size=4), max_size=4))
 def test_reasons_are_joined_in_any_grouping(parts):
     at_once = first_reasons([reasons(*rows) for rows in parts])
-    in_turn = no_reasons()
+    in_turn = REASON_SCHEMA.empty_table()
     for rows in reversed(parts):
         in_turn = first_reasons([reasons(*reversed(rows)), in_turn])
     assert in_turn.to_pylist() == at_once.to_pylist()
@@ -195,8 +188,8 @@ def test_the_earliest_reason_by_time_and_text():
     texts, times = look_up(kept, np.array([2, 7, -9, 1, -10, 99]))
     assert texts.to_pylist() == ["B", None, "", "zz", None, None]
     assert times.to_pylist() == [5, None, 0, 4, None, None]
-    assert earliest([]).equals(no_reasons())
-    assert look_up(no_reasons(), np.array([1]))[0].to_pylist() == [None]
+    assert earliest([]).equals(REASON_SCHEMA.empty_table())
+    assert look_up(REASON_SCHEMA.empty_table(), np.array([1]))[0].to_pylist() == [None]
 
 
 @pytest.mark.parametrize("arrow_type", [pa.string(), pa.large_string(), pa.string_view()])

@@ -65,11 +65,6 @@ def null_message_id(spout: str, columns: Sequence[str]) -> Reason:
     return Reason(spout, "NullMessageId", text, final=True)
 
 
-def no_reasons() -> pa.Table:
-    """Return an empty table of reasons."""
-    return REASON_SCHEMA.empty_table()
-
-
 def reasons_of(root_ids: Int64s, ms: Int64s | int, texts: pa.Array) -> pa.Table | None:
     """Return a table of reasons (`REASON_SCHEMA`) of the rows with a text, or None if no row has.
 
@@ -87,7 +82,7 @@ def reasons_of(root_ids: Int64s, ms: Int64s | int, texts: pa.Array) -> pa.Table 
 def earliest(tables: list[pa.Table]) -> pa.Table:
     """Return the earliest reason of each root by (time, text), in the order of root ids."""
     if not tables:
-        return no_reasons()
+        return REASON_SCHEMA.empty_table()
     reasons = pa.concat_tables(tables).combine_chunks()
     order = np.argsort(reasons["root_id"].to_numpy(), kind="stable")
     roots = reasons["root_id"].to_numpy()[order]
@@ -107,7 +102,7 @@ def first_reasons(tables: list[pa.Table]) -> pa.Table:
     its root.  So the result does not depend on the order and grouping in which reasons are joined.
     """
     if not tables:
-        return no_reasons()
+        return REASON_SCHEMA.empty_table()
     reasons = pa.concat_tables(tables)
     said = Reasons.of_texts(reasons["text"])
     asked = said.after_ms()

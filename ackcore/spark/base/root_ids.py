@@ -42,11 +42,7 @@ def once(ordered: Int64s) -> Int64s:
 
 
 def distinct(*columns: Int64s) -> Int64s:
-    """Return the distinct ids of columns, sorted.
-
-    `numpy.unique` hashes the ids since NumPy 2.3, which takes 0.85 s for a million different ones.
-    Sorting takes a tenth of that.
-    """
+    """Return the distinct ids of columns, sorted, ten times faster than `numpy.unique` of 2.3."""
     return once(in_order(*columns))
 
 

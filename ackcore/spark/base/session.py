@@ -367,10 +367,9 @@ def collected(frame: DataFrame, *, adaptive: bool = True) -> pa.Table:
 
     On a classic session the result has no columns if there are no rows.
 
-    Since Spark 4.1, a union of sides with equal partitioning, such as single partitions, puts the
-    first partitions of all sides into one task. Two partitions of spouts would then have the same
-    task number, and each would end the output of that task. Raises ResultsTooLarge if the results
-    are too large for the driver. Any other Py4JError or PySparkException is that of the job.
+    (Since Spark 4.1, the first partitions of all sides would be in one task, if the partitioning is
+    equal, and have the same task number.) Raises ResultsTooLarge if the results are too large for
+    the driver. Any other Py4JError or PySparkException is that of the job.
 
     ``adaptive``: whether Spark may plan the job again after each exchange, by its statistics.
     Each exchange is then a job of its own.

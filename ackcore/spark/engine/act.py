@@ -140,7 +140,10 @@ def fold_tables(
 def park_dead(
     decision: BatchDecision, write_dead_letters: DeadLetterWriter, calls: SinkCalls
 ) -> None:
-    """Write a micro-batch's dead records to their store; raises as `SinkCalls.insist` does."""
+    """Write a micro-batch's dead records to their store, if any, with repetitions.
+
+    Raises SinkError if all of them failed, and the other errors of `SinkCalls.insist`.
+    """
     number, dead = decision.number, decision.all_dead
     if not dead:
         return
@@ -211,7 +214,7 @@ class _SinkWrites:
 
 
 def _way_out(sink: SinkSpec) -> str:
-    """Return a sentence for the error of a sink: how rows that cause it can be refused."""
+    """Return the end of a sink's error: how rows that cause it can be refused; "" if no way."""
     if sink.isolate:
         return (
             ". ackcore bisected the batch, as isolate requests, and found no row that fails "
@@ -227,7 +230,10 @@ def _way_out(sink: SinkSpec) -> str:
 
 
 def refuse_damaged(batch: SinkBatch, error: Exception) -> None:
-    """Raise `CheckpointCorrupt` if a sink failed because the files of its rows are damaged."""
+    """Raise `CheckpointCorrupt` if a sink failed because the files of its rows are damaged.
+
+    If its error does not show that, read all of the rows to find out.
+    """
     damage = damage_in(error)
     if damage is None:
         try:  # the writer's error may not show the damage
@@ -247,7 +253,7 @@ _TRIED_AGAIN = 2
 
 
 def without_refused(batch: SinkBatch, refusals: Sequence[Refusal]) -> SinkBatch:
-    """Return a micro-batch's rows for a sink without those in ``refusals``."""
+    """Return a batch that leaves out the rows in ``refusals``; the same batch if there are none."""
     if not refusals:
         return batch
     rows = pa.concat_tables([one.rows for one in refusals])

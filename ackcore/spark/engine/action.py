@@ -131,7 +131,7 @@ def run(
 
 
 def settled(spec: TaskSpec, rows: pa.Table) -> pa.Table:
-    """Run the settle stage in the driver; return its results, in the schema of `SettleStage`.
+    """Run the settle stage in the driver, without Spark; return the results of all its tasks.
 
     ``rows``: the rows of the last exchange, in `ROW_SCHEMA`.  With few records a stage of Spark
     costs more time than it saves. Raises Unsettled if a task had too many rows for the driver.
@@ -149,7 +149,10 @@ def settled(spec: TaskSpec, rows: pa.Table) -> pa.Table:
 
 
 def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
-    """Return the result of a run from the blobs that its tasks returned, in any order."""
+    """Return the result of a run from the blobs that its tasks returned, in any order.
+
+    Tasks that disagree are its ``problems``. Records with repeated message ids are read again.
+    """
     reports: list[dict[str, Any]] = []
     receipts: list[TrailerReceipt] = []
     not_acked = _NotAcked(list(setup.sources))

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -100,7 +100,7 @@ class Engine:
         self.state = state
         self._spark = spark
         self._write_dead_letters = write_dead_letters
-        self._pause = pause if pause is not None else _sleep
+        self._pause = threading.Event().wait if pause is None else pause
         plan = None if state.last_plan is None else state.plan(state.last_plan)
         #: Never earlier than the last plan, so that waiting records become due.
         self.clock = SteadyClock(clock, 0 if plan is None else plan.now_ms)
@@ -118,13 +118,13 @@ class Engine:
 
     @property
     def counts(self) -> Counts:
-        """The counts after the last micro-batch that is done."""
+        """The counts after the last micro-batch that is done; zeros if none is."""
         last = self.state.last_done
         return Counts() if last is None else self._counts_after(last)
 
     @property
     def next_due_ms(self) -> int | None:
-        """The time at which the first waiting record is due, or None if no record waits."""
+        """The time in milliseconds at which the first waiting record is due; None if none waits."""
         last = self.state.last_done
         decision = None if last is None else self.state.decision(last)
         return None if decision is None else decision.waiting.next_due_ms
@@ -256,7 +256,7 @@ class Engine:
     def _act(
         self, decision: BatchDecision, age_ms: int | None, inputs: Sequence[InputFrame]
     ) -> BatchDecision:
-        """Carry out a decision; return it with the records that the sinks refused."""
+        """Call sinks, fold tables, write dead letters; return the decision with refused records."""
         calls = SinkCalls(self._spark, decision.number, self._pause, self.topology.settings)
         if not decision.sinks_done:
             write_to_sinks(self.topology, calls, self.state, decision, age_ms)
@@ -270,7 +270,7 @@ class Engine:
     def _with_refused(
         self, decision: BatchDecision, inputs: Sequence[InputFrame], calls: SinkCalls
     ) -> BatchDecision:
-        """Make the records of rows that sinks refused dead; return the changed decision."""
+        """Read the records of refused rows again, and record them as dead; return the decision."""
         number = decision.number
         refusals, plan = self.state.refusals.of(number), self.state.plan(number)
         if not refusals or plan is None:
@@ -321,7 +321,7 @@ class Engine:
         return lag
 
     def _record_interrupt(self, number: int, error: BaseException) -> None:
-        """Record that the driver was interrupted, so that the next driver counts no crash."""
+        """Record that the next driver counts no crash, unless the JVM has ended; ignore errors."""
         # A record may have killed the JVM. Without it, Spark's query looks like a stopped one.
         if isinstance(error, RunCancelled) and error.shut_down:
             return
@@ -382,8 +382,3 @@ def _without(values: Int64s, gone: Int64s) -> Int64s:
     there, less = np.unique(gone[np.isin(gone, found)], return_counts=True)
     counts[np.searchsorted(found, there)] -= less
     return np.repeat(found, np.maximum(counts, 0))
-
-
-def _sleep(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False

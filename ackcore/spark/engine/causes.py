@@ -32,13 +32,13 @@ _WAYS_OUT = {"max_dead": "a larger max_dead", "max_dead_ratio": "max_dead_ratio=
 
 
 class Cause(NamedTuple):
-    """The number of deaths by one type of error in one component, and the most frequent message."""
+    """The dead records of one component and one type of error: their number and messages."""
 
     component: str
     error_type: str
     message: str  # the most frequent one
-    messages: int
-    deaths: int
+    messages: int  # the number of different ones
+    deaths: int  # the number of dead records
 
     def __str__(self) -> str:
         message = " ".join(self.message.split())
@@ -106,9 +106,9 @@ def check_run(
     checkpoint: str | os.PathLike[str],
     limit: DeadLimit,
 ) -> None:
-    """Log the dead records of a run that has ended.
+    """Raise TooManyDead if more records of a run that has ended are dead than the limit allows.
 
-    Raises TooManyDead if more records died than the limit allows.
+    Otherwise log them, if there are any.
 
     ``reasons``: the reasons, in `DEATHS`, of the dead letters that were not replayed. They are read
     only if there are dead records.
@@ -176,7 +176,7 @@ class StreamLimit:
     def after(self, number: int, dead: Mapping[str, pa.Table], counts: Counts) -> None:
         """Count a finished micro-batch and check the limit; log its deaths.
 
-        Raises TooManyDead if more records died than the limit allows.
+        Raises TooManyDead if more records died than the limit allows; they are then not logged.
 
         ``dead``: the dead records by spout. ``counts``: the counts after the micro-batch.
         """

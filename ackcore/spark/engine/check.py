@@ -50,7 +50,7 @@ def trailer_problems(
     reports: Sequence[Mapping[str, Any]],
     receipts: Sequence[TrailerReceipt],
 ) -> list[str]:
-    """Return the contradictions between the tasks' reports and the trailers that they received."""
+    """Return texts: tasks that reported twice or not at all, and trailers that lack or differ."""
     problems = []
     ended: dict[tuple[int, int], int] = Counter((one["level"], one["partition"]) for one in reports)
     problems += [
@@ -141,7 +141,7 @@ def check_agreement(ran: RunResult, retries: Retries) -> None:
 
 
 def check_found(sought: Sequence[Int64s], found: FailedRows, is_all: bool = False) -> None:
-    """Raise `Disagreement` unless each failed record was found exactly once.
+    """Raise `Disagreement` unless ``found`` has each failed record exactly once, and no other.
 
     ``sought`` has columns of the roots that failed.  With ``is_all`` the roots of ``found`` are
     these, and ``sought`` is not read: then only duplicates raise.

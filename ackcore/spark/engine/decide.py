@@ -57,7 +57,7 @@ class BatchOutcome:
 
 
 def with_rejection_reasons(failed: pa.Table, reasons: Mapping[int, Reason]) -> pa.Table:
-    """Return the failures, with the rejection reason for each root that was not run."""
+    """Return the failures, in which the roots in ``reasons``, which were not run, have these."""
     if not reasons:
         return failed
     root_ids = failed["root_id"].to_numpy()
@@ -239,7 +239,7 @@ def _cut(
 
 
 def rules_of(plan: Plan, settings: Settings, ended_ms: int) -> Rules:
-    """Return the rules by which the failed records of a micro-batch are judged."""
+    """Return the rules by which failed records are judged; a wait counts from ``ended_ms``."""
     policy = Policy.of_seconds(settings.max_attempts, settings.backoff_s, settings.max_backoff_s)
     timeout_ms = 1000 * settings.unavailable_timeout_s
     return Rules(plan.now_ms, ended_ms, policy, timeout_ms, INLINE_BYTES)

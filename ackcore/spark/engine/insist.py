@@ -45,7 +45,7 @@ Pause = Callable[[float], bool]
 
 
 class SinkError(RuntimeError):
-    """A sink or the dead-letter store failed in all attempts; the message names it."""
+    """A sink, a table or the dead-letter store failed in all attempts; the message names it."""
 
 
 class Stopped(Exception):
@@ -144,6 +144,8 @@ class SinkCalls:
         fenced: bool = False,
     ) -> T:
         """Call until the call returns, with growing pauses, as often as the settings allow.
+
+        Returns the result. A failed call is logged, except the last one.
 
         Raises SinkError if all calls failed. Raises the errors of `once` that end the query.
 
@@ -281,7 +283,7 @@ class ExpectationFailed(RunFailed):
 
 
 def worth_another_run(error: BaseException) -> bool:
-    """Return whether another run may succeed after this error."""
+    """Return whether an error may be temporary, so that another run may succeed."""
     if not isinstance(error, _MAY_PASS) or isinstance(error, AnalysisException | StateError):
         return False
     # This worker could not load its task. (A bolt that lacks a module only fails its tuples.)

@@ -143,7 +143,7 @@ def _numbered(table: pa.Table) -> pa.Table:
 
 
 def with_column(table: pa.Table, name: str, values: Int64s | pa.Array) -> pa.Table:
-    """Return a table with other values in a column."""
+    """Return a table with other values, of the same type, in a column."""
     place = table.schema.get_field_index(name)
     return table.set_column(place, table.schema.field(place), pa.array(values))
 

@@ -142,7 +142,7 @@ class Counts:
         return Counts(self.batches + 1, spouts, costs)
 
     def corrected(self, changes: Mapping[str, Account]) -> Counts:
-        """Return the counts of the same micro-batch with ``changes`` added, except ``waiting``."""
+        """Return the counts with ``changes`` added; ``waiting`` and ``batches`` stay the same."""
         changed = {
             name: replace(change, waiting=self.spouts[name].waiting)
             for name, change in changes.items()
@@ -188,13 +188,14 @@ class Progress:
     records : int
         New records of tracked spouts.
     acked, failed : int
-        Executions that were ACKED or failed; together the new and the retried records.
+        Executions that were ACKED or failed: of new records, retries and replays.
     uncounted : int
         Failed executions that used no attempt: those with `ackcore.topology.Unavailable`, and
         records behind an earlier one with their key (``ordered_by``), or behind the record that
         they may be a copy of (``dedup``). The log shows them as put off, and not as failed.
     retried, replayed : int
-        Records that were executed again, after a failure or from the dead letters.
+        Records that were executed again after a failure; dead letters that `replay` sent, all in
+        the micro-batch that takes the request, even if some wait for later ones.
     dead : int
         Failed records that went to the dead letters.
     waiting : int
@@ -208,7 +209,8 @@ class Progress:
     duration_s, records_per_s : float
         Seconds from plan to mark, and executions per second of it.
     runs : int
-        Number of runs; more than 1 if a run died or its results did not agree.
+        Number of runs; more than 1 if a run died or its results did not agree, 0 if an earlier
+        driver has decided the micro-batch.
     steps_s : mapping from str to float
         Durations of the protocol's steps, in seconds; steps done before a restart are missing.
     breaker_trips : int

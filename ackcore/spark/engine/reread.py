@@ -116,7 +116,7 @@ def _in_table(rows: pa.Table) -> pa.Table:
 
 
 def _in_order(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows sorted by root; the same batch if it is sorted."""
+    """Return rows sorted by the column ``root_id``; the same batch if it is sorted."""
     roots = batch.column("root_id").to_numpy()
     if is_sorted(roots):
         return batch

@@ -225,7 +225,10 @@ class Runs:
     def _may_run_again(
         self, plan: Plan, runs: int, error: Exception, handled: BaseException | None
     ) -> Exception | None:
-        """Raise if another run cannot succeed; return the error of a damaged file, or None."""
+        """Raise if another run cannot succeed; return the error of a damaged file, or None.
+
+        Records that the run was no crash if it raises for a reason that no record can have caused.
+        """
         if self._pause(0):
             raise stopped(plan) from error
         damage = damage_in(error)
@@ -259,7 +262,7 @@ class Runs:
     def _mended(self, plan: Plan, inputs: Sequence[InputFrame]) -> Plan:
         """Return the plan without rows that are lost, unless a snapshot has them.
 
-        See `PlannedRows.mended`.
+        Records a changed plan, and deletes the former snapshot; see `PlannedRows.mended`.
         """
         directory = self._state.runs.snapshot(plan.number)
         rows = [*inputs, *self._offsets.inputs(plan)]
@@ -409,7 +412,7 @@ class Runs:
         return WindowedRows(self._topology, tables, records, ran.files, work, plan.now_ms)
 
     def _run_plan(self, plan: Plan, work: Place, by_root: bool = False) -> tuple[Retries, RunPlan]:
-        """Write the due records to files; return the retries, and the plan of a run."""
+        """Write the due records that are not held back to files; return them and a run's plan."""
         retries = self._state.split_due(plan)
         blocked: Mapping[str, Int64s] = {}
         if self.ordered_by:
@@ -512,7 +515,7 @@ class Runs:
 
 
 def _write_retries(retries: Retries, work: Place) -> dict[str, RowFile]:
-    """Write the due rows to a file per spout, which the spout stages of a run read; return it."""
+    """Write the due rows to a file per spout, for the spout stages of a run; return the files."""
     files = {}
     for spout, table in retries.due.items():
         directory = os.path.join(work, "retries", spout)

@@ -94,9 +94,9 @@ class InputFrame:
     tasks: int | None = None
 
     def map_in_arrow(self, function: MapInArrow, schema: StructType | str) -> DataFrame:
-        """Return the result of ``frame.mapInArrow``; the columns may have any names.
+        """Return the result of ``mapInArrow`` on the rows: those of the snapshot, if there is one.
 
-        See `plainly_named`.
+        The columns may have any names; see `plainly_named`.
         """
         if self.snapshot is not None:
             # The same worker reads the rows: through the JVM, they are written and read twice more.
@@ -140,7 +140,7 @@ class PlannedRows:
         return {}
 
     def most_retries(self) -> int | None:
-        """Return the most retries of a micro-batch that leave room for new records; None: any."""
+        """Return the most retries of a micro-batch that leave room for new ones; None: no limit."""
         return None
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
@@ -156,7 +156,7 @@ class PlannedRows:
         return None
 
     def unread(self, error: Exception) -> str | None:
-        """Return a text about planned rows that cannot be read, if a run failed for that alone."""
+        """Return a text about planned rows if a run failed only because it could not read them."""
         return None
 
     def way_out(self, plan: Plan, said: str) -> str:
@@ -391,7 +391,7 @@ class RunSetup:
             self.spec = replace(self.spec, readers=max(1, sum(known) + len(self.slices())))
 
     def slices(self) -> tuple[Slice, ...]:
-        """Cut the due records into slices, for each spout at most one per task."""
+        """Cut the due records into slices: for an ordered spout one, else at most one per task."""
         found = []
         for spout, file in sorted(self.plan.retries.items()):
             rows = file.rows

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -45,7 +45,14 @@ def load_snapshot(inputs: Sequence[InputFrame], directory: Place) -> list[InputF
     record = _record(directory).load()
     if not record or [one["reads"] for one in record["inputs"]] != _reads(inputs):
         return None
-    found = _recorded(record, directory)
+    place = os.path.join(directory, record["directory"])
+    found = [  # by input and partition; None for a partition without rows
+        [
+            None if name is None else RowFile(os.path.join(place, name), rows, nbytes)
+            for name, rows, nbytes in one["files"]
+        ]
+        for one in record["inputs"]
+    ]
     try:
         for file in (file for files in found for file in files if file is not None):
             read_rows(file)
@@ -53,18 +60,6 @@ def load_snapshot(inputs: Sequence[InputFrame], directory: Place) -> list[InputF
         _log.warning("the snapshot of the source is damaged, so ackcore makes a new one: %s", error)
         return None
     return [_from_files(one, files) for one, files in zip(inputs, found, strict=True)]
-
-
-def _recorded(record: Mapping[str, Any], directory: Place) -> list[list[RowFile | None]]:
-    """Return the files that a snapshot's record names, by input and partition; None: no rows."""
-    place = os.path.join(directory, record["directory"])
-    return [
-        [
-            None if name is None else RowFile(os.path.join(place, name), rows, nbytes)
-            for name, rows, nbytes in one["files"]
-        ]
-        for one in record["inputs"]
-    ]
 
 
 def snapshot_inputs(

@@ -38,9 +38,9 @@ def write_changes(
 ) -> None:
     """Pass the rows of tables that a micro-batch changed or closed to the sinks that read them.
 
-    The tables of the micro-batch must be recorded. The arguments are those of `write_to_sinks`, and
-    the same errors are raised; TooManyRefused if a sink refuses any row, because no record can
-    become a dead letter for it.
+    Writes the rows to files and records these first, unless that is done. The tables of the
+    micro-batch must be recorded. The arguments are those of `write_to_sinks`, and the same errors
+    are raised; TooManyRefused if a sink refuses any row, as no record can become a dead letter.
     """
     sinks = [sink for sink in topology.sinks.values() if topology.table_read(sink) is not None]
     if not sinks:
