@@ -167,7 +167,7 @@ class _SinkWrites:
         self._what = f"sink {sink.name!r}" + (f" at {place}" if place else "")
 
     def all_but(self, refused: Sequence[Refusal]) -> Refusal | None:
-        """Write the rows that are not in ``refused``; return a new refusal of the sink, or None."""
+        """Write the rows not in ``refused``, with repetitions; return a new refusal, or None."""
         batch = without_refused(self._batch, refused)
 
         def bisect(error: BaseException) -> Refusal | None:
@@ -417,8 +417,9 @@ def isolate(
     ``sink``: the sink, with the errors that a row may cause. ``error``: the error that it raised
     for the whole batch. ``probe``: calls it with a part of the batch; returns its error, or None.
 
-    Returns the failing rows by their numbers, each with its error. Returns None if no row is
-    certain to fail: the sink is down, or rows fail only together.
+    Returns the failing rows by their numbers, each with its error, after two more tries of each.
+    Returns None if none is certain to fail: the sink is down, or rows fail only together or with
+    an error that ``isolate`` does not list.
     """
     numbers = batch.all_numbers()
     found: list[int] = []

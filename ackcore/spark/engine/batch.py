@@ -145,8 +145,9 @@ class Engine:
 
         Raises RunFailed if no run of the micro-batch was accepted. Raises RunCancelled if a Spark
         job of the micro-batch was cancelled from outside. Raises SinkError if a sink or the
-        dead-letter store failed too often. Raises StateError if the checkpoint cannot be read or
-        written. Raises Stopped if the query is stopped during the micro-batch. Raises
+        dead-letter store failed too often, InvalidRejects or TooManyRefused if a sink refuses rows
+        wrongly, and SourceError for a planned source. Raises StateError if the checkpoint cannot be
+        read or written. Raises Stopped if the query is stopped during the micro-batch. Raises
         KeyboardInterrupt or SystemExit if a signal handler raised it during the micro-batch. Raises
         CheckpointInUse if another driver has taken over; this replaces any error that the take-over
         caused.
@@ -230,7 +231,7 @@ class Engine:
         return most if bound is None else min(most, bound)
 
     def _bounded(self, plan: Plan) -> Plan:
-        """Return a recorded plan, with fewer retries if `max_retries_per_batch` was lowered."""
+        """Return a recorded plan; after `max_retries_per_batch` was lowered, with fewer retries."""
         most = self.topology.settings.max_retries_per_batch
         if plan.max_retries is not None and plan.max_retries <= most:
             return plan

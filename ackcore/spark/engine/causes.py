@@ -32,7 +32,7 @@ _WAYS_OUT = {"max_dead": "a larger max_dead", "max_dead_ratio": "max_dead_ratio=
 
 
 class Cause(NamedTuple):
-    """The dead records of one component and one type of error: their number and messages."""
+    """The number of dead records by one type of error in one component, and a message of them."""
 
     component: str
     error_type: str

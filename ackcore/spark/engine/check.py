@@ -38,7 +38,7 @@ class Disagreement(Exception):
 
 
 class Unsettled(Disagreement):
-    """The XOR of cohorts of roots is not zero, or the driver cannot settle so many rows.
+    """Groups of records (cohorts) were not acked as a whole, or have too many rows for the driver.
 
     The next run settles each root by itself, on Spark.
     """
@@ -50,7 +50,7 @@ def trailer_problems(
     reports: Sequence[Mapping[str, Any]],
     receipts: Sequence[TrailerReceipt],
 ) -> list[str]:
-    """Return texts: tasks that reported twice or not at all, and trailers that lack or differ."""
+    """Return a text for each task that reported twice or not, or whose trailers lack or differ."""
     problems = []
     ended: dict[tuple[int, int], int] = Counter((one["level"], one["partition"]) for one in reports)
     problems += [

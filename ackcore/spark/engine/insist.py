@@ -80,9 +80,10 @@ class SinkCalls:
         """Call ``call`` once and return its result; an interrupt cancels its Spark jobs.
 
         ``what`` is the name of the called object, for messages. ``fenced`` means that the called
-        function itself checks whether another driver has taken over. Raises Failed with the
-        exception that the called function raised. An exception that ends the query, from a signal
-        handler, a stop, or a take-over, is raised unchanged.
+        function itself checks whether another driver has taken over; otherwise `once` does. Raises
+        Failed with the exception that the called function raised, unless that ends the query.
+        These are CheckpointCorrupt, CheckpointForeign, CheckpointInUse, InvalidRejects,
+        TooManyRefused, a signal handler's exception, Stopped, and RunCancelled for its Spark job.
         """
         if not fenced:
             check_fence()
@@ -275,7 +276,7 @@ _NO_STORE = "StoreUnavailable: "
 
 
 class RunFailed(RuntimeError):
-    """Every run of a micro-batch failed; nothing was decided about its records."""
+    """No run of a micro-batch was accepted, or the session ended; its records are not decided."""
 
 
 class ExpectationFailed(RunFailed):

@@ -373,7 +373,7 @@ class Stopwatch:
 
 
 def warn_of_failures(number: int, ran: RunResult) -> None:
-    """Log how many tuples without a tracked record failed, and which bolts raised in many calls."""
+    """Log how many tuples without a tracked record failed, and bolts with over 100 failed calls."""
     if ran.untracked_failures:
         _log.warning(
             "micro-batch %d: %s to no record of a tracked spout. Such tuples are lost",

@@ -68,7 +68,7 @@ def snapshot_inputs(
     """Write the rows of inputs to files, and return inputs that read the files.
 
     Raises Spark's exception if the source cannot be read. Raises StateError if the directory cannot
-    be written.
+    be written, and CheckpointInUse if another driver has written it or has taken over.
 
     ``inputs``: the inputs, which are read once. ``directory``: a directory that driver and workers
     share; its old content is replaced. ``epoch``: the driver's epoch, for the record.
@@ -115,7 +115,7 @@ def _reads(inputs: Sequence[InputFrame]) -> list[list[Any]]:
 
 
 class _Write:
-    """A ``mapInArrow`` function that writes a partition to a file; returns a row about the file."""
+    """A ``mapInArrow`` function that writes a partition with rows to a file; returns its name."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory

@@ -50,7 +50,7 @@ def failed_attempts(error: BaseException, depth: int) -> list[TaskAttempt]:
 
 
 def careful_if_needed(plan: Plan, careful_after: int) -> Plan:
-    """Return the plan, ``careful`` if it has suspects, rejected roots or enough crashes."""
+    """Return the plan, ``careful`` with suspects, rejected roots or ``careful_after`` crashes."""
     concluded = bool(plan.suspects or plan.rejected)
     return replace(plan, careful=plan.crashes >= careful_after or concluded)
 
@@ -61,11 +61,11 @@ def count_crash(plan: Plan, careful_after: int) -> Plan:
 
 
 def update_suspects(plan: Plan, markers: Sequence[Marker], attempt: int | None) -> Plan:
-    """Return the plan with the suspects and the rejected roots that follow from a failed run.
+    """Return the plan with the roots that may have crashed a run (suspects), or surely (rejected).
 
     The ``markers`` of the attempts that crashed are in the order of tasks and attempts.
-    ``attempt`` is the ``id`` of `failed_attempts`, at which Spark gave up the run.  Spark cancelled
-    the last attempts at other tasks with it, and may have killed their processes.
+    ``attempt`` is the ``id`` of `failed_attempts`, at which Spark gave up the run, or None.  Spark
+    cancelled the last attempts at other tasks with it, and may have killed their processes.
     """
     last = {marker.attempt.task: marker for marker in markers}
     told = any(marker.attempt.id == attempt for marker in last.values())
