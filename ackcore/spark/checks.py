@@ -132,12 +132,12 @@ def _servers(settings: ClientSettings) -> set[str]:
 
 
 def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
-    """Raise an error if a topology cannot run; nothing is read or written.
+    """Raise an error if a topology cannot run. Writes nothing; may run the job of `check_workers`.
 
     Raises TypeError if a type is not supported, a bolt cannot be pickled, or a sink cannot take its
     stream. In a session of Spark Connect also if the sources are streams, or a sink needs a JVM.
-    Raises ValueError if a source is a stream instead of bounded, or the reverse, or there is no
-    spout. Raises WorkerPythonError if the workers' Python cannot run it.
+    Raises ValueError if a source is a stream instead of bounded, or the reverse, Spark takes two
+    columns for one, the session was stopped, or there is no spout. Raises WorkerPythonError.
 
     ``topology``: the argument of `start` or `run_batch`. ``spark``: the session to run it in.
     ``streaming``: whether its sources must be streams; otherwise they must be bounded.
@@ -327,7 +327,7 @@ def arrow_schema(schema: StructType, what: str) -> pa.Schema:
 
 
 def kept_schema(schema: StructType, what: str) -> pa.Schema:
-    """Return `arrow_schema`; also raise TypeError for types that Arrow files do not keep."""
+    """Do the same as `arrow_schema`, and raise TypeError for types that Arrow files do not keep."""
     kept = arrow_schema(schema, what)
     for field in schema.fields:
         lost = lost_in_arrow(field.dataType)

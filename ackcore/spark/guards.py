@@ -93,8 +93,9 @@ def attempt(
         from that many threads. A function of batches is always called one at a time. A call that
         timed out no longer counts, though it may still run.
     limit : RateLimit, optional
-        The calls per second for the whole frame, or the limits of each key, such as a tenant. Each
-        of the `tasks` has an equal share. Not with a key for a function of batches.
+        The calls per second and tokens per minute of the whole frame, or of each key (`per`), such
+        as a tenant. Each of the `tasks` has an equal share. It has no ``cost_per_run``, and no key
+        for a function of batches.
     timeout_s : float, optional
         Seconds after which a call fails with `TimeoutError`. A plain function cannot be cancelled
         and occupies its thread until it returns.
@@ -121,7 +122,7 @@ def attempt(
     ValueError
         If an output has the name of another column, or a setting is out of range.
     WorkerPythonError
-        If the workers' Python cannot run it.
+        If the workers' Python cannot run ackcore.
 
     Notes
     -----

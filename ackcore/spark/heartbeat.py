@@ -51,7 +51,7 @@ BEAT_S = 30.0
 
 
 class Beats:
-    """A directory in which each empty file is a beat.
+    """A directory of empty files, the beats: for each new one Spark runs a micro-batch.
 
     ``directory``: a path on the driver's machine. The directory is created here, and removed by
     `close`.

@@ -170,7 +170,7 @@ class Listeners:
 
 
 def _some_at_a_time(dead: Dead, number: int) -> Iterator[dict[str, pa.Table]]:
-    """Yield the dead letters of a micro-batch in parts of `_TOLD_BYTES`, each by spout."""
+    """Yield the dead letters of a micro-batch in parts of about 32 MiB, each by spout."""
     held: dict[str, list[pa.Table]] = {}
     nbytes = 0
     for spout in dead:

@@ -85,8 +85,8 @@ def start(
         and with ``availableNow`` also at the end, for any number.  A record that was seen before
         this start does not count as dead.
     dead_letters : path or DeadLetterTopic, optional
-        The directory of the dead letters, or the URL of a place in a bucket, which is required if
-        the checkpoint is in a bucket.  By default the place of the last start, and at the first
+        The directory of the dead letters, or the URL of a place in a bucket or in HDFS; only a URL
+        if the checkpoint is at a URL.  By default the place of the last start, and at the first
         start ``<checkpoint>/ackcore/dead_letters``.  With a topic, dead letters are sent to it as
         well.
     spark_checkpoint : path, optional

@@ -67,7 +67,7 @@ _fence: ContextVar[Callable[[], object] | None] = ContextVar("fence", default=No
 
 @contextlib.contextmanager
 def fenced(check: Callable[[], object]) -> Iterator[None]:
-    """Call ``check`` before each file that the block writes gets its name; it may raise instead."""
+    """Call ``check`` before naming each file that the block writes; its exception stops that."""
     token = _fence.set(check)
     try:
         yield

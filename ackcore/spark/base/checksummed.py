@@ -175,7 +175,7 @@ def write_table(directory: Path, name: str, table: pa.Table) -> str:
 
 
 def batches_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield a table in the batches of `in_few`."""
+    """Yield a table in batches of 2**20 rows, or of fewer long ones; see `in_few`."""
     return in_few(table.to_batches(max_chunksize=_TABLE_ROWS))
 
 

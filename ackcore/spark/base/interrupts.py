@@ -66,7 +66,7 @@ def interruptible(session: SparkSession | None, job: Callable[[], T]) -> T:
     """Call a function that runs Spark jobs and return its result; an interrupt cancels the jobs.
 
     The main thread calls it in another thread, with the local properties of the main thread.  Other
-    threads call it directly, and so does the main thread if ``session`` is None, for no Spark jobs.
+    threads call it directly, and so does the main thread if ``session`` is None (no Spark jobs).
     Raises the exception of the function or of a signal handler.
     """
     if session is None or threading.current_thread() is not threading.main_thread():

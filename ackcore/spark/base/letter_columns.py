@@ -91,7 +91,7 @@ def letters_writer(
 
 
 def worth_compressing(letters: pa.Table) -> bool:
-    """Return whether compression shrinks a sample of the payloads to at most `_WORTH_IT`.
+    """Return whether compression shrinks a sample of the payloads to at most 75 %.
 
     It does not if the payloads are compressed, encrypted or random. The sample depends only on the
     letters.

@@ -250,7 +250,7 @@ def _struct(columns: list[pa.Array]) -> pa.StructArray:
 def reason_column(
     component: pa.Array, kind: pa.Array, message: pa.Array, *, final: bool = False
 ) -> pa.StructArray:
-    """Return `REASON_TYPE` from its text columns; each counts as an attempt, and asks no wait."""
+    """Return a column of `REASON_TYPE` from its texts; each counts as an attempt, with no wait."""
     n = len(message)
     told = [one_array(part).cast(pa.string()) for part in (component, kind, message)]
     return _struct(

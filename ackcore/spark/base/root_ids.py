@@ -42,7 +42,7 @@ def once(ordered: Int64s) -> Int64s:
 
 
 def distinct(*columns: Int64s) -> Int64s:
-    """Return the distinct ids of columns, sorted, ten times faster than `numpy.unique` of 2.3."""
+    """Return the distinct ids of columns, sorted; ten times faster than NumPy 2.3's `unique`."""
     return once(in_order(*columns))
 
 
@@ -119,7 +119,7 @@ class RootColumns:
 
     @property
     def are_many(self) -> bool:
-        """Whether there are more ids than are sorted at once."""
+        """Whether there are more than 2**18 ids, so that they are not sorted at once."""
         return len(self) > _AT_ONCE
 
     def ordered(self) -> Iterator[Int64s]:

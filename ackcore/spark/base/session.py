@@ -179,7 +179,7 @@ def refuse_unnameable(path: str, spark: Any) -> None:
 
 
 def refuse_no_session() -> None:
-    """Raise ValueError if this process has no SparkContext, and does not use Spark Connect."""
+    """Raise ValueError if this process has no running SparkContext, nor uses Spark Connect."""
     context = active_context()
     if not is_remote() and (context is None or context._jsc is None):
         raise ValueError(
@@ -301,7 +301,7 @@ def use_own_group(spark: Any, name: str, description: str) -> None:
 
 
 def activate(spark: Any) -> None:
-    """Make a session active in this thread, so that its settings apply here."""
+    """Make a classic session active in this thread, so that its settings apply here."""
     if not is_connect(spark):  # Spark Connect's server does this itself
         set_active(spark)
 
