@@ -356,7 +356,7 @@ def test_a_consumer_that_hears_nothing_at_all_is_noticed(simulate):
     kept = [[row for row in sent[0] if row["dest"] != 1], sent[1]]
     assert any(row["kind"] == TRAILER for row in sent[0] if row["dest"] == 1)
     done = simulation.rest(kept, np.random.default_rng(1))
-    assert any("lacks trailers of tasks" in problem for problem in done.problems)
+    assert any("lacks the end of what some tasks sent" in problem for problem in done.problems)
 
 
 class Hold(RowBranch):

@@ -196,7 +196,7 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
     problems = trailer_problems(setup.spec, layout, reports, receipts)
     problems += file_problems(result.files, setup.plan.work)
     if not_acked.stray:
-        problems.append(f"{not_acked.stray} acked or failed roots are of no spout of this run")
+        problems.append(f"tasks acked or failed {not_acked.stray} records that no spout has sent")
     if layout.settles:
         sent = Counter(result.records) + Counter(result.retried)
         bad = _counted(failed, result.judged)

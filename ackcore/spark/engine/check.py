@@ -81,7 +81,7 @@ def trailer_problems(
     for level in (*range(2, layout.depth + 1), SETTLE):
         senders = {origin for at in tasks if level in spec.sends(at) for origin in tasks[at]}
         problems += [
-            f"partition {partition} of stage {level} lacks trailers of tasks that send to it"
+            f"partition {partition} of stage {level} lacks the end of what some tasks sent to it"
             for partition in dests
             if received_by[origin_of(level, partition)] != senders
         ]
@@ -114,7 +114,7 @@ def count_problems(
             if came != sent.get(source.name, 0):
                 problems.append(
                     f"spout {source.name} sent {counted(sent.get(source.name, 0), 'record')}, and "
-                    f"tasks settled {came}"
+                    f"tasks reported the outcome of {came}"
                 )
     return problems
 

@@ -353,7 +353,7 @@ def given_up(plan: Plan, runs: int, error: BaseException, skip: str = "") -> Run
             f"that has it, here {sys.executable}; then start again on the same checkpoint"
         )
     return RunFailed(
-        f"micro-batch {plan.number} was run {counted(runs, 'time')} and is not accepted, "
-        f"the last time because of {type(error).__name__}: {said}. Its records are not "
-        f"decided: {way_out}{skip and f'. {skip}'}"
+        f"micro-batch {plan.number} was run {counted(runs, 'time')} and no run was accepted; the "
+        f"last one ended with {type(error).__name__}: {said}. Its records are not decided: "
+        f"{way_out}{skip and f'. {skip}'}"
     )
