@@ -241,13 +241,16 @@ class Stream(ABC):
         self._refuse_own_thread("process_all_available()")
         reached = self._reaching_ends()
         self._read_all_available()
-        with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self.ended.is_set()
-                    or ((reached is None or reached()) and not self._is_waiting())
-                )
+
+        def is_through() -> bool:
+            return self.ended.is_set() or (
+                (reached is None or reached()) and not self._is_waiting()
             )
+
+        with self._changed:
+            # In steps: a look of the heartbeat at a source changes nothing of this object.
+            while not self._changed.wait_for(is_through, self._poll_s):
+                pass
         if self.ended.is_set() and self.error is not None:
             raise self.error
 

@@ -23,6 +23,7 @@ from ackcore.spark.heartbeat import (
 )
 from ackcore.spark.loop import Pacing
 from ackcore.spark.planned.planned_source import SourceError
+from ackcore.spark.stream import Stream
 
 
 def until(found, seconds=300):
@@ -184,6 +185,28 @@ def test_the_pacemaker_beats_once_when_something_is_due(beaten, pacemaker):
     maker.schedule(None)
     maker.schedule(1400)
     until(lambda: len(beaten) == 2)
+
+
+def test_a_look_of_a_pacemaker_may_end_the_wait_for_all_data():
+    """It changes what ``reaching_ends`` returns, and notifies nobody."""
+    asked = []
+
+    def reached():
+        asked.append(1)
+        return len(asked) > 1
+
+    stream = SimpleNamespace(
+        _reaching_ends=lambda: reached,
+        _read_all_available=lambda: None,
+        _is_waiting=lambda: False,
+        _changed=threading.Condition(),
+        _poll_s=0.005,
+        ended=threading.Event(),
+    )
+    waiting = threading.Thread(target=Stream.process_all_available, args=(stream,), daemon=True)
+    waiting.start()
+    waiting.join(60)
+    assert not waiting.is_alive()
 
 
 def test_the_pacemaker_answers_who_calls_once_until_the_next_micro_batch(
