@@ -327,7 +327,7 @@ def arrow_schema(schema: StructType, what: str) -> pa.Schema:
 
 
 def kept_schema(schema: StructType, what: str) -> pa.Schema:
-    """Do the same as `arrow_schema`, and raise TypeError for types that Arrow files do not keep."""
+    """Return a Spark schema as an Arrow schema; TypeError for types that Python or files lose."""
     kept = arrow_schema(schema, what)
     for field in schema.fields:
         lost = lost_in_arrow(field.dataType)

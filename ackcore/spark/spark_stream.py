@@ -137,7 +137,7 @@ class SparkStream(Stream):
             one.schedule(self._engine.next_due_ms)
 
     def _wait_for_sparks_stop(self) -> None:
-        """Wait until Spark's query is being stopped, which happens just after the call of `stop`.
+        """Wait, 30 s at most, until Spark's query is being stopped, just after the call of `stop`.
 
         If an interruption is raised earlier, Spark treats it as an error.
         """
@@ -165,7 +165,10 @@ class SparkStream(Stream):
         self._beats.close()
 
     def _step(self) -> bool:
-        """Start Spark's query unless it runs, and wait for its end; return whether to restart."""
+        """Start Spark's query unless it runs, and wait for its end; return whether to start again.
+
+        Raises an error after which a restart is useless, or has been tried too often.
+        """
         try:
             if self.spark_query is None:
                 self.spark_query = self._begin()
@@ -255,7 +258,7 @@ class SparkStream(Stream):
                 spark_query.stop()
 
     def _settle_end(self) -> None:
-        """Wait until Spark has recorded the end of the last micro-batch, for a limited time."""
+        """Wait until Spark has recorded the end of the last micro-batch, for 10 s at most."""
         if self.recent:
             last = self.recent[-1]
             commits = self._spark_checkpoint / "commits"

@@ -60,7 +60,7 @@ _WAY_OUT = "start again on the same checkpoint, with another session"
 
 
 class Stream(ABC):
-    """A topology that runs on a stream; the constructor starts it.
+    """A topology that runs on a stream; the constructor of a subclass starts it.
 
     ``deployment``: the topology and its open checkpoint; closed when the stream has ended.
 
@@ -122,7 +122,7 @@ class Stream(ABC):
         """Cancel the jobs of the running micro-batch. Waits a few seconds at most."""
 
     def _abandon(self) -> None:
-        """Stop the running micro-batch, after `_leave`."""
+        """Stop the running micro-batch, by cancelling its jobs; `_leave` was called before."""
         self._cancel_jobs()
 
     def _release(self) -> None:  # noqa: B027 - optional
@@ -169,7 +169,7 @@ class Stream(ABC):
         return self._stopping.wait(seconds)
 
     def _run_to_end(self) -> None:
-        """Run the stream until its end, then close it. This is the function of its own thread."""
+        """Run the stream, in its own thread; then close it, call ``on_end``, and set ``ended``."""
         try:
             while self._step():
                 pass
@@ -228,7 +228,7 @@ class Stream(ABC):
     # ---------------------------------------------------------------------------------- the end
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until the stream has ended, and raise its error; see `Query.await_termination`."""
+        """Wait ``timeout`` seconds at most; return whether the stream ended, or raise its error."""
         if timeout is None:
             self._refuse_own_thread("await_termination()")
         ended = self.ended.wait(timeout)
@@ -237,7 +237,7 @@ class Stream(ABC):
         return ended
 
     def process_all_available(self) -> None:
-        """Wait until all present records are ACKED or DEAD; see `Query.process_all_available`."""
+        """Wait until all present records are ACKED or DEAD, or the query ends; raise its error."""
         self._refuse_own_thread("process_all_available()")
         reached = self._reaching_ends()
         self._read_all_available()
@@ -288,7 +288,7 @@ class Stream(ABC):
         return under_way or bool(self.counts.waiting or state.pending_replays())
 
     def stop(self, finish: bool) -> None:
-        """End the stream; see `Query.stop`."""
+        """Stop the stream, with ``finish`` after its micro-batch; its own threads do not wait."""
         self._leave(finish)
         with self._changed:
             if self._is_own_thread():
@@ -309,7 +309,7 @@ class Stream(ABC):
         """Stop the stream at the end of Python, for example after Ctrl-C.
 
         Otherwise a thread that returns from native code later aborts the process, and the next
-        start counts a crash. A call of a sink may delay the exit by `_EXIT_S` at most, after the
+        start counts a crash. A call of a sink may delay the exit by 10 s at most, after the
         cancellation of its jobs.
         """
         if not self._thread.is_alive():

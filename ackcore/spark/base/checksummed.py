@@ -242,7 +242,7 @@ class NamedByChecksum:
         return writing(self._directory / self._name)
 
     def finish(self, *, named: bool = True) -> str:
-        """Close the file and rename it; return its final name. ``named``: see `write_batches`."""
+        """Close the file and rename it; return its final name. ``named``: make that durable."""
         with self.writing():
             if self._synced:
                 self._hashed.sync()

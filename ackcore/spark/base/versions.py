@@ -97,7 +97,7 @@ def repartition_by_id(frame: DataFrame, n: int, column: str) -> DataFrame:
 
 
 def repartition_by_key(frame: DataFrame, n: int, column: str) -> DataFrame:
-    """Do the same as `repartition_by_id` through Spark's hash of a key; needed before 4.1."""
+    """Return a frame in ``n`` partitions, by ``column``, through Spark's hash; for before 4.1."""
     return frame.repartition(n, sql.expr(f"{_keys_sql(n)}[{column}]"))
 
 
@@ -211,7 +211,7 @@ def arrow_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[.
 
 
 def pandas_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[..., Column]:
-    """Do the same as `arrow_udf` through pandas, for integers and arrays of integers only."""
+    """Make a function on Arrow integers, or arrays of integers, one on Columns, through pandas."""
 
     def on_series(*columns: Any) -> Any:
         return compute(*map(_from_pandas, columns)).to_pandas()

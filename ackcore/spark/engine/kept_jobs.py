@@ -135,7 +135,7 @@ _NO_RUN = {"key": 0, "number": 0, "directory": "", "journal": "", "times_ms": [0
 
 
 def _in_run(spec: TaskSpec, of_run: Mapping[str, Any]) -> TaskSpec:
-    """Return a spec with other values of the fields of `_of_run`."""
+    """Return the spec of a kept stage with the values of another run, which `_of_run` returned."""
     (*times,) = of_run["times_ms"] or ()
     rules = spec.rules
     if rules is not None and times:

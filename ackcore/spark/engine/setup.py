@@ -96,7 +96,7 @@ class InputFrame:
     def map_in_arrow(self, function: MapInArrow, schema: StructType | str) -> DataFrame:
         """Return the result of ``mapInArrow`` on the rows: those of the snapshot, if there is one.
 
-        The columns may have any names; see `plainly_named`.
+        The columns may have any names, also with dots.
         """
         if self.snapshot is not None:
             # The same worker reads the rows: through the JVM, they are written and read twice more.

@@ -56,7 +56,7 @@ def careful_if_needed(plan: Plan, careful_after: int) -> Plan:
 
 
 def count_crash(plan: Plan, careful_after: int) -> Plan:
-    """Return the plan with one more crash; see `careful_if_needed`."""
+    """Return the plan with one more crash, ``careful`` from ``careful_after`` crashes on."""
     return careful_if_needed(replace(plan, crashes=plan.crashes + 1), careful_after)
 
 

@@ -25,7 +25,7 @@ _COLUMN = re.compile(r"In (?:CSV )?column #?(\d+): (?:Invalid: )?")
 
 @dataclass
 class LineFile(ABC):
-    """A JSON or CSV file in memory; see `rows`."""
+    """A JSON or CSV file in memory; `rows` also returns the lines that cannot be read."""
 
     content: pa.Buffer
     name: str  # for messages

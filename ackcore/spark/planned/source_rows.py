@@ -333,7 +333,7 @@ class SourceRows(PlannedRows):
     # -- for the stream ---------------------------------------------------------------------------
 
     def has_new(self) -> bool:
-        """Return whether any source has a next plan; see `any_of` for errors."""
+        """Return whether any source has a next plan; raise an error of one only if none has."""
         return any_of([partial(one.look, self._number) for one in self._spouts])
 
     @property
