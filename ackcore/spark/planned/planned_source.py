@@ -51,14 +51,14 @@ class PlannedSource(ABC):
         Parameters
         ----------
         previous : JSON value or None
-            The last plan that this method returned in this checkpoint, also before a restart;
-            None at the first call.
+            The last plan in this checkpoint, also before a restart, as `divided` returned it and
+            JSON keeps it (tuples are lists); None at the first call.
 
         Returns
         -------
         JSON value or None
             A plan that names rows after those of ``previous``, for example ``{"from": 7, "to":
-            12}``. A plan that equals an earlier one ends the query with `SourceError`.
+            12}``. If it equals one of the first 8 or last 56 plans, `SourceError` ends the query.
 
         Raises
         ------
