@@ -392,6 +392,9 @@ def test_a_read_that_fails_for_a_while_is_a_restart(spark, checkpoint, store, ru
     on.process_all_available()
     assert (store.words, on.counts.acked) == (["a"], 1)
     assert "the micro-batch failed; ackcore restarts it in 0.0 s, restart 2 of" in caplog.text
+    # No run has begun, so none has crashed.
+    plan = recorded(checkpoint).read("batches/0.plan")
+    assert (plan["crashes"], plan["careful"]) == (0, False)
 
 
 def test_a_report_that_fails_ends_nothing(spark, checkpoint, store, running, caplog):

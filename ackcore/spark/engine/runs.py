@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import pyarrow as pa
@@ -160,12 +161,17 @@ class Runs:
         runs = 0
         while True:
             runs += 1
-            if runs > 1 or not is_new:
-                mended = self._mended(plan, inputs)
-                if mended is not plan:
-                    # The remaining rows may run without a crash.
-                    plan, in_vain, on_record = mended, 0, False
-            new = [*inputs, *self._offsets.inputs(plan)]
+            try:
+                if runs > 1 or not is_new:
+                    mended = self._mended(plan, inputs)
+                    if mended is not plan:
+                        # The remaining rows may run without a crash.
+                        plan, in_vain, on_record = mended, 0, False
+                new = [*inputs, *self._offsets.inputs(plan)]
+            except Exception:
+                with suppress(StateError):  # no run has begun, so none has crashed
+                    self._state.record_interrupt(plan.number)
+                raise
             work = self._state.runs.new(plan.number)
             try:
                 rows: Sequence[InputFrame] = new
