@@ -433,9 +433,10 @@ def check_limit(frame: DataFrame, kind: Kind, limit: RateLimit | None) -> None:
 
 
 def share_of(frame: DataFrame, limit: RateLimit | None, tasks: int | None) -> RateLimit | None:
-    """Return the limit of one task: ``limit`` divided by the number of concurrent tasks.
+    """Return the limit of one task: ``limit`` divided by ``tasks``; None without a limit.
 
-    Raises TypeError or ValueError if `tasks` is not a positive number, or is given without a limit.
+    ``tasks`` is by default the number of tasks that the session runs at once. Raises TypeError or
+    ValueError if it is no positive number, or is given without a limit.
     """
     if tasks is not None:
         tasks = _columns.as_count(tasks, "tasks", 1)

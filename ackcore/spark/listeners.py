@@ -109,16 +109,16 @@ class Listeners:
         self._all.append(listener)
 
     def started(self, topology: Topology, counts: Counts) -> None:
-        """Call ``on_start`` of the listeners with the counts of all tracked spouts."""
+        """Call ``on_start`` with the counts of all tracked spouts, also new ones; log errors."""
         accounts = {name: Account() for name, spout in topology.spouts.items() if spout.tracked}
         self._tell("on_start", replace(counts, spouts={**accounts, **counts.spouts}))
 
     def began(self, number: int) -> None:
-        """Call ``on_batch_start`` of the listeners."""
+        """Call ``on_batch_start`` of the listeners with the number; log their errors."""
         self._tell("on_batch_start", number)
 
     def done(self, progress: Progress, counts: Counts, decision: BatchDecision | None) -> None:
-        """Call ``on_progress`` of the listeners, and ``on_dead`` if records died."""
+        """Call ``on_progress`` of the listeners, and ``on_dead`` if records died; log errors."""
         if not self._all:
             return
         self._tell("on_progress", progress, counts)
@@ -148,7 +148,7 @@ class Listeners:
         self.ended(None, engine.counts)
 
     def ended(self, error: BaseException | None, counts: Counts) -> None:
-        """Call ``on_end`` of the listeners."""
+        """Call ``on_end`` of the listeners; log their errors."""
         self._tell("on_end", error, counts)
 
     def _hearing(self, name: str) -> list[tuple[Any, Callable[..., object]]]:

@@ -37,7 +37,7 @@ POLL_S, SHARE, CPU_SHARE, LONGEST_S = 0.1, 20.0, 60.0, 5.0
 
 
 class LoopStream(Stream):
-    """A topology that runs on a stream without Spark's query: all its spouts are planned."""
+    """A stream without Spark's query, of planned spouts only; the constructor starts its thread."""
 
     def __init__(self, deployment: Deployment) -> None:
         super().__init__(deployment)

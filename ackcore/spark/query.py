@@ -348,7 +348,7 @@ class Query:
 
     @property
     def progress(self) -> Progress | None:
-        """The last finished micro-batch; None before the first one of this run."""
+        """The report of the last finished micro-batch; None before the first one of this run."""
         return self._stream.recent[-1] if self._stream.recent else None
 
     @property
@@ -400,12 +400,12 @@ class Query:
 
         Raises
         ------
-        SinkError, RunFailed, RunCancelled, StateError, TooManyDead
+        SinkError, RunFailed, RunCancelled, StateError, SourceError, TooManyDead
             If it ended with this error.
         RuntimeError
             If a sink, a source or a listener calls it without a timeout: it would wait for itself.
         Exception
-            If Spark's query failed, at a source for instance.
+            Any other error that ended it, for instance of Spark's query at a source.
         """
         return self._stream.wait(timeout)
 

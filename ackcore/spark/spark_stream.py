@@ -45,7 +45,7 @@ _STOP_S = 30.0
 
 
 class SparkStream(Stream):
-    """A topology that runs in a query of Structured Streaming, for DataFrames that are streams."""
+    """A stream in a query of Structured Streaming, with a DataFrame; the constructor starts it."""
 
     interrupted = "Spark ended the query"
 

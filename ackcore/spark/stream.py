@@ -66,8 +66,8 @@ class Stream(ABC):
 
     Attributes: ``spark_query``: Spark's own query; None while it is being started, and if Spark has
     none. ``ended``: set when the stream has ended. ``error``: the error that ends the stream.
-    ``recent``: the last micro-batches, the newest one last. ``counts``: the counts after the last
-    finished micro-batch.
+    ``recent``: the reports of the last 100 micro-batches, the newest one last. ``counts``: the
+    counts after the last finished micro-batch.
     """
 
     #: The seconds between two readings of the clock while a record waits.

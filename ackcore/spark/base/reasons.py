@@ -99,7 +99,7 @@ def first_reasons(tables: list[pa.Table]) -> pa.Table:
     """Return the earliest encoded reason of each root, as `earliest` does.
 
     Requested waits are ignored in the comparison.  The reason that is kept gets the longest wait of
-    its root.  So the result does not depend on the order and grouping in which reasons are joined.
+    its root, or none if it is final.  So the result depends on no order or grouping of the reasons.
     """
     if not tables:
         return REASON_SCHEMA.empty_table()

@@ -85,7 +85,7 @@ def is_sorted(column: Int64s) -> bool:
 
 
 def cuts_of(column: Int64s, starts: Int64s) -> Int64s:
-    """Return where ranges begin in a sorted column, and where the last ends.
+    """Return the index where each range begins in a sorted column, and the column's length.
 
     ``starts``: the result of `starts_of_ranges`.
     """

@@ -108,7 +108,7 @@ class DeltaSpout(DividedSource):
         """Return the table at a version; by default, at the newest one.
 
         Raises OSError if the store does not answer. Raises SourceError if the version does not
-        exist, or the table has features that are not supported.
+        exist, or the table has features that are not supported. ImportError without deltalake.
         """
         try:
             import deltalake  # noqa: PLC0415 - an extra
@@ -219,7 +219,7 @@ class DeltaSpout(DividedSource):
         )
 
     def _commit(self, version: int) -> bytes | None:
-        """Return the content of a version's file in the log, or None if it does not exist."""
+        """Return a version's file in the log, None if it does not exist; OSError if unreachable."""
         name = f"_delta_log/{version:020}.json"
         if not is_bucket(self._root):
             path = Path(self._root, name)

@@ -241,7 +241,7 @@ class FileSpout(DividedSource):
             raise ConnectionError(str(error)) from None
 
     def _now(self, planned: Iterable[_File]) -> Iterator[_File]:
-        """Yield the present times, sizes and versions of those planned files that still exist."""
+        """Yield the planned files that still exist, as they are now; in a bucket all objects."""
         if self._bucket is not None:
             yield from self._objects(self._bucket)
             return

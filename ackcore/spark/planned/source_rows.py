@@ -169,7 +169,7 @@ class _Spout:
             raise SourceError(f"{said}. {self.way_out([plan], said)}") from error
 
     def way_out(self, plans: Sequence[Any], said: str) -> str:
-        """Return the advice how to continue without the rows of plans that cannot be read."""
+        """Return a sentence with the command that leaves out the rows of plans for good."""
         assert self.source.source_kind is not None
         command = skip_command(self._url, self.name, self.source.source_kind, plans, said)
         return f"To continue without rows that can never be read again, run: {command}"
@@ -266,7 +266,7 @@ class SourceRows(PlannedRows):
             return taken
 
     def _all(self, one: _Spout, taken: _Taken, number: int) -> _Taken:
-        """Add all plans of a source up to its first None; SourceError if they are too many."""
+        """Add all plans of a source up to its first None; SourceError after 10,000 without one."""
         for _ in range(_MOST_PLANS):
             more = one.take(taken, number)
             if more is None:
