@@ -168,7 +168,7 @@ def xor_edges(edges: ColumnOrName) -> Column:
 def _operand(value: Any, name: str) -> Column:
     """Return an argument as a Column: a Column, a column's name, or one integer for all rows.
 
-    ``name``: the argument's name, for errors.
+    Raises TypeError for another value, and ValueError without a session. ``name``: its name.
     """
     refuse_no_session()
     if isinstance(value, Column):

@@ -234,7 +234,7 @@ class Pacing:
         return bool(self._found)
 
     def _check(self) -> bool:
-        """Check the session, at most once in `CALLED_S`; return whether this call has done it."""
+        """Check the session, at most once a second; return whether this call has done it."""
         now = self._seconds()
         if now < self._call_s:
             return False
@@ -276,7 +276,7 @@ class Pacing:
         self._look_s = after + pause
 
     def _is_over(self) -> bool:
-        """Return whether nothing is left for a query that ends."""
+        """Return whether the query ends by itself, and no row, retry or replay is left for it."""
         return (
             self._ends
             and self._found is False
@@ -285,7 +285,7 @@ class Pacing:
         )
 
     def _left_s(self) -> float:
-        """Return the seconds until a micro-batch may be needed."""
+        """Return the seconds until the next check, look, due record or trigger; at least 0.001."""
         now = self._seconds()
         if self._interval_s:
             return max(self._trigger_s - now, 0.001)

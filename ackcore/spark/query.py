@@ -301,7 +301,7 @@ def run_to_end(
 def _wait(spark: SparkSession, wait: Callable[[float], object], seconds: float) -> None:
     """Call ``wait``, and keep the session alive.
 
-    On Spark Connect it waits for `ALIVE_S` at most, because the server ends idle sessions.
+    On Spark Connect it waits for 300 s at most, because the server ends idle sessions.
     """
     wait(min(seconds, ALIVE_S) if is_connect(spark) else seconds)
     keep_alive(spark)
@@ -343,7 +343,7 @@ class Query:
 
     @property
     def exception(self) -> Exception | None:
-        """The exception that ended the query. None while it runs, and after a normal end."""
+        """The exception that ended the query. None while it runs, after a stop and a normal end."""
         return self._stream.error if self._stream.ended.is_set() else None
 
     @property

@@ -122,7 +122,7 @@ def count_problems(
 def check_agreement(ran: RunResult, retries: Retries) -> None:
     """Raise `Disagreement` unless a run's results agree and all due records ran.
 
-    Raises `Unsettled` if the roots of some cohorts could not be settled together.
+    Raises `Unsettled` if a group of records (a cohort) was not acked as a whole.
     """
     if ran.unsettled:
         text = (

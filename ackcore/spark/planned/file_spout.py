@@ -253,7 +253,7 @@ class FileSpout(DividedSource):
 
 
 def _walked(root: str, below: str, above: frozenset[tuple[int, int]]) -> Iterator[_File]:
-    """Yield the files at any depth in ``below`` the root; skip links to directories ``above``."""
+    """Yield the files in ``<root>/<below>``, at any depth; skip links to directories ``above``."""
     here = os.stat(f"{root}/{below}")
     if (here.st_dev, here.st_ino) in above:
         return
