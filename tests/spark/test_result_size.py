@@ -88,7 +88,7 @@ def test_rows_that_are_larger_than_the_driver_settles_are_settled_on_spark(
     by_id = failing(spark, "{:0500}", "'a'", ["id"])
     with monkeypatch.context() as patch:
         patch.setattr(action, "_FEW_BYTES", 1_000_000)  # of two tasks
-        with pytest.raises(Unsettled, match="their ledger rows are too large"):
+        with pytest.raises(Unsettled, match="their acks need too much memory"):
             execute(by_id, is_small=True)
         patch.setattr(action, "_FEW_BYTES", 1 << 27)
         patch.setattr(action, "settled", mock.Mock(side_effect=pa.lib.ArrowMemoryError("full")))

@@ -140,7 +140,7 @@ def settled(spec: TaskSpec, rows: pa.Table) -> pa.Table:
         rows = ROW_SCHEMA.empty_table()
     dests = rows["dest"].to_numpy()
     if TOO_LARGE in dests:
-        raise Unsettled("the driver cannot settle the records: their ledger rows are too large")
+        raise Unsettled("the driver cannot settle the records: their acks need too much memory")
     found: list[pa.RecordBatch] = []
     for dest in range(spec.dests):
         with called_as(dest, 0):

@@ -167,7 +167,8 @@ class FileSpout(DividedSource):
                 raise SourceError(
                     f"{self!r}: the file {shown(one.name)} was changed after it was read, so "
                     f"its rows would be lost or read twice; it has {one.size} bytes now. Restore "
-                    "it, or give the new content another name, and start again"
+                    "its content and its time of modification, or give the new content another "
+                    "name, and start again"
                 )
         if not new:
             return None
