@@ -195,10 +195,7 @@ def to_arrow(frame: DataFrame) -> pa.Table:
 
 
 def results(frame: DataFrame) -> pa.Table:
-    """Run a job of a classic session and return its rows, in the types that Spark sends.
-
-    `DataFrame.toArrow` also reads settings and the schema, by 13 calls of the JVM.
-    """
+    """Run a job of a classic session; return its rows as sent, without `toArrow`'s 13 JVM calls."""
     batches = frame._collect_as_arrow()  # type: ignore[operator]
     return pa.Table.from_batches(batches) if batches else pa.table({})
 

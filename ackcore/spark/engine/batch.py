@@ -279,8 +279,8 @@ class Engine:
         loose = unanchored(refusals)
         if loose:
             _log.warning(
-                "micro-batch %d: sinks refused %s to no record of a tracked spout. Such "
-                "rows are lost: neither in the sinks nor in the dead letters",
+                "micro-batch %d: sinks refused %s to no record of a tracked spout. Such rows are "
+                "lost: anchor what bolts emit, and track the spout, so that they are dead letters",
                 number,
                 counted(loose, "row that belongs", "rows that belong"),
             )

@@ -174,7 +174,8 @@ class WindowedRows:
             if lost:
                 _log.warning(
                     "table %r leaves out %s without a record of a tracked spout, because of a late "
-                    "or unusable time. Such rows are lost",
+                    "or unusable time. Such rows are lost: anchor what bolts emit, and track the "
+                    "spout, so that they are dead letters",
                     table.name,
                     counted(lost, "row"),
                 )

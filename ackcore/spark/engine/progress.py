@@ -376,7 +376,8 @@ def warn_of_failures(number: int, ran: RunResult) -> None:
     """Log how many tuples without a tracked record failed, and bolts with over 100 failed calls."""
     if ran.untracked_failures:
         _log.warning(
-            "micro-batch %d: %s to no record of a tracked spout. Such tuples are lost",
+            "micro-batch %d: %s to no record of a tracked spout. Such tuples are lost: anchor what "
+            "bolts emit, and track the spout, so that they are retried",
             number,
             counted(
                 ran.untracked_failures, "tuple failed that belongs", "tuples failed that belong"
