@@ -12,6 +12,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -26,6 +27,7 @@ from ackcore.cli import doctor_command as doctor
 from ackcore.cli import run_command as cli_run
 from ackcore.cli.explain_command import load_topology
 from ackcore.spark.base.errors import StateError
+from ackcore.spark.base.paths import file_system
 from ackcore.topology.explain import draw
 
 
@@ -258,6 +260,14 @@ def test_the_doctor_knows_a_file_url(ackcore, tmp_path, lines):
     found = lines(ackcore("doctor", tmp_path.as_uri(), "--master", "none", "--json"))
     (kind,) = [each["found"] for each in found if each["what"] == "file system"]
     assert kind.startswith(f"{tmp_path}: ")
+
+
+def test_the_doctor_knows_a_file_system_at_a_path_with_a_space(monkeypatch):
+    """The kernel writes a space in /proc/self/mounts as \\040."""
+    mounts = "/dev/sda1 / ext4 rw 0 0\nserver:/data /mnt/team\\040data nfs4 rw 0 0\n"
+    monkeypatch.setattr(Path, "read_text", lambda *args, **named: mounts)
+    assert file_system("/mnt/team data/checkpoint") == "nfs4"
+    assert file_system("/mnt/team") == "ext4"
 
 
 def test_the_doctor_knows_a_pyspark_of_another_distribution(ackcore, tmp_path, monkeypatch, lines):

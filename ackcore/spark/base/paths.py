@@ -49,6 +49,7 @@ def file_system(path: str) -> str:
     found, longest = "", -1
     for line in mounts.splitlines():
         _, point, kind, *_ = line.split(" ")
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point)
         # The last of several mounts at one place hides the others.
         if len(point) >= longest and (point == "/" or f"{path}/".startswith(f"{point}/")):
             found, longest = kind, len(point)
