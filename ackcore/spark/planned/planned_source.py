@@ -48,6 +48,8 @@ class PlannedSource(ABC):
     def plan(self, previous: Any) -> Any:
         """Return the plan of the next micro-batch, or None if there is nothing new.
 
+        May be called again with the same ``previous``: only a recorded plan counts.
+
         Parameters
         ----------
         previous : JSON value or None
