@@ -151,6 +151,18 @@ def test_a_table_has_each_acked_line_once_whoever_dies_when(batches, deltas):
         assert len(files) <= len(named) + 2 * deltas + 12
 
 
+def test_a_row_that_a_table_counts_is_not_refused_after_a_crash(tmp_path):
+    """All sinks took it before; a constraint that came since would make its record dead."""
+    world = TableWorld(tmp_path)
+    world.fixed = {"a.R"}
+    world.fed = ["a.R", "bxf"]
+    with dying_at("acted", 0):  # the tables are recorded with the store of dead letters
+        world.process(0, world.fed)
+    world.fixed = set()
+    world.take(0)
+    assert (world.rows, [*world.parked]) == (["A.R"], ["bxf"])
+
+
 def test_half_a_segment_goes_with_the_driver_that_died_writing_it(tmp_path):
     world = TableWorld(tmp_path)
     world.take(0, ["a0o"])

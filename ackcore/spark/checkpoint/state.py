@@ -168,7 +168,7 @@ class State:
         structures = self._meta["structure"], topology.structure
         root = self.records.place("")
         compatibility.check_tables(root, tables, structures, decided, folded is not None)
-        if decision is not None:
+        if decision is not None and folded is None:
             compatibility.check_sinks(root, decision, structures)
         if self._meta["fingerprint"] != topology.fingerprint:
             self._accepted = compatibility.check_accepted(root, structures, tables, accept_changes)

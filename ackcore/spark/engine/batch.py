@@ -259,7 +259,8 @@ class Engine:
     ) -> BatchDecision:
         """Call sinks, fold tables, write dead letters; return the decision with refused records."""
         calls = SinkCalls(self._spark, decision.number, self._pause, self.topology.settings)
-        if not decision.sinks_done:
+        # Recorded tables have the rows that the sinks took: none may be refused any more.
+        if not decision.sinks_done and self.state.tables.of(decision.number) is None:
             write_to_sinks(self.topology, calls, self.state, decision, age_ms)
             decision = self._with_refused(decision, inputs, calls)
         fold_tables(self.topology, calls, self.state, decision)
