@@ -230,13 +230,15 @@ class Inbox:
             if trailers is None or rows not in {count for _, count in trailers}:
                 counts = sorted({count for _, count in trailers or ()})
                 sent = " or ".join(map(str, counts)) or "an unknown number"
-                what = "arrived twice" if counts and rows > counts[-1] else "were lost"
+                what, hint = "were lost", ""
+                if counts and rows > counts[-1]:
+                    what, hint = "arrived twice", ", or for a bolt that forks: end its child"
                 raise RuntimeError(
                     f"a task of stage {self._level} got {counted(rows, 'row')} from partition "
                     f"{partition_of(origin)} of stage {level_of(origin)}, which sent {sent}: rows "
                     f"{what} in Spark's shuffle. This attempt does not count, and Spark or ackcore "
                     "tries again. If that does not help, look for errors of the shuffle in the "
-                    "logs of the executors"
+                    f"logs of the executors{hint}"
                 )
 
     def chunks(
