@@ -159,13 +159,14 @@ class ByKey(Chooser):
 
         While it is paused with ``keys_wait``, tuples that did not fail wait for it.
         """
+        failed = bool(avoid)
         avoid = self._avoided(avoid)
         hashed = _hashed(key)
         best, highest = None, -1
         for consumer in self._consumers:
             if consumer is None or consumer in avoid:
                 continue
-            if consumer.is_open or (consumer.keys_wait and not avoid):
+            if consumer.is_open or (consumer.keys_wait and not failed):
                 weight = mix(hashed ^ self._salts[consumer.slot])
                 if weight > highest:
                     best, highest = consumer, weight

@@ -203,6 +203,17 @@ def test_by_key_asks_for_a_key(clock):
         flow_of(clock, ByKey()).try_acquire("item")
 
 
+def test_by_key_what_failed_everywhere_does_not_wait_for_the_paused(clock):
+    flow = flow_of(clock, ByKey(), "ab", limit=1)
+    lease = flow.try_acquire(key=1)
+    home, other = lease.name, "ab".replace(lease.name, "")
+    flow.pause(home, 3600)
+    for _ in range(2):  # the second time it has failed at both
+        flow.fail(lease)
+        lease = flow.try_again()
+        assert lease.name == other
+
+
 @pytest.mark.parametrize("name", CHOOSERS)
 def test_what_failed_goes_elsewhere_while_another_is_open(clock, name):
     flow = flow_of(clock, CHOOSERS[name](), "ab", limit=1)
