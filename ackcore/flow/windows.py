@@ -179,8 +179,7 @@ class Windows:
             if failed.fate is not _REQUEUED:
                 continue
             if failed.due_ns > now:
-                self._delays += 1
-                heappush(self._delayed, (failed.due_ns, self._delays, failed))
+                self._push_delayed(failed.due_ns, failed)
                 continue
             # By name: for the user, a consumer that left and returned is the same.
             avoid = tuple(self.consumers.get(each.name, each) for each in failed.failed_at)
@@ -260,8 +259,15 @@ class Windows:
         """Delay a lease's re-queued item by ``for_ns`` from now. Return whether it was queued."""
         if lease.fate is not _REQUEUED:
             return False
-        lease.due_ns = self._clock() + for_ns
+        due_ns = self._clock() + for_ns
+        if due_ns < lease.due_ns:  # it may be in the heap already, for later
+            self._push_delayed(due_ns, lease)
+        lease.due_ns = due_ns
         return True
+
+    def _push_delayed(self, due_ns: int, lease: Lease) -> None:
+        self._delays += 1
+        heappush(self._delayed, (due_ns, self._delays, lease))
 
     def split(self, lease: Lease, items: Iterable[Any]) -> list[Lease]:
         """Replace a lease's re-queued item by its parts; return their leases, re-queued too.

@@ -162,6 +162,23 @@ def test_what_failed_waits_for_its_delay_and_may_be_acked_or_split_meanwhile(flo
         flow.delay(lease, 0)
 
 
+def test_the_last_delay_counts(flow, clock):
+    for first, second in ((100, 1), (1, 3)):
+        lease = flow.try_acquire(1)
+        flow.fail(lease)
+        flow.delay(lease, first)
+        assert flow.try_again() is None
+        flow.delay(lease, second)
+        clock.now_ns += second * S - 1
+        assert flow.try_again() is None
+        clock.now_ns += 1
+        again = flow.try_again()
+        assert again.attempt == 1
+        flow.ack(again)
+    clock.now_ns += 100 * S
+    assert (flow.try_again(), flow.requeued) == (None, 0)
+
+
 def test_a_time_out_runs_from_when_the_consumer_begins(clock):
     flow = FlowController("a", limit=lambda: Fixed(2), clock=clock, timeout_s=1)
     first, second = flow.try_acquire(1), flow.try_acquire(2)
