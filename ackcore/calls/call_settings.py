@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,9 +99,11 @@ def _wait(given: Any) -> float:
 def _endpoints(given: Any) -> tuple[Hashable, ...] | None:
     if given is None:
         return None
-    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+    if isinstance(given, (str, bytes, Iterator)) or not isinstance(given, Iterable):
+        # Each task reads a bolt's endpoints again, and an iterator would be empty by then.
+        way_out = "pass list(...)" if isinstance(given, Iterator) else "put it in brackets"
         raise TypeError(
-            f"endpoints must be a list, got {type(given).__name__} {given!r}; put it in brackets"
+            f"endpoints must be a list, got {type(given).__name__} {given!r}; {way_out}"
         )
     endpoints = tuple(given)
     if not endpoints:

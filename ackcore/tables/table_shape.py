@@ -74,10 +74,10 @@ class TableShape:
             )
         for one, aggregate in value.items():
             columns: object = aggregate.columns
-            if isinstance(columns, str):
+            if not isinstance(columns, list | tuple):
                 raise TypeError(
                     f"{where} value[{one!r}] must be an aggregate whose attribute columns is a "
-                    f"tuple of names, got {columns!r}"
+                    f"tuple of names, got {short_repr(columns)}"
                 )
             if one in keys:
                 raise ValueError(

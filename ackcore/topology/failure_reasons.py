@@ -6,7 +6,7 @@ import builtins
 import math
 import pkgutil
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ackcore._error_hints import listed, nearest
@@ -19,16 +19,22 @@ from ackcore.topology.tuples import Reason, Tuple
 def exception_classes(given: Any, title: str) -> tuple[type[Exception], ...]:
     """Convert a list of exception classes, or of their names, to a tuple of classes.
 
-    Raises TypeError if it is no iterable, or a single class or name. Raises ValueError if a name
-    cannot be found, or an item is not a class derived from Exception.
+    Raises TypeError if it is no iterable, a single class or name, or an iterator, which could be
+    read only once. Raises ValueError if a name cannot be found, or an item is not a class derived
+    from Exception.
 
     ``given``: the list. A name is ``"ValueError"`` for a builtin, otherwise
     ``"package.module.Class"``, which is imported. ``title``: the name of the argument in errors.
     """
-    if isinstance(given, (str, type)) or not isinstance(given, Iterable):
+    if isinstance(given, (str, type, Iterator)) or not isinstance(given, Iterable):
+        way_out = "write a list such as ['TimeoutError'], or () for none"
+        if isinstance(given, (str, type)):
+            way_out = "put it in brackets"
+        elif isinstance(given, Iterator):
+            way_out = "pass list(...)"
         raise TypeError(
             f"{title} must be a list of exception classes or of their names, "
-            f"got {type(given).__name__} {given!r}; put it in brackets"
+            f"got {type(given).__name__} {given!r}; {way_out}"
         )
     return tuple(_exception_class(item, title) for item in given)
 

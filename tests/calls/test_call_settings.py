@@ -26,6 +26,7 @@ from ackcore.flow import Fixed, RttThreshold
             "endpoints must be left out if limit has a key",
         ),
         ({"endpoints": "http://a"}, TypeError, "endpoints must be a list, .*put it in brackets"),
+        ({"endpoints": iter("ab")}, TypeError, r"got str_.*iterator .*; pass list\(\.\.\.\)"),
         ({"endpoints": []}, ValueError, "endpoints must not be empty"),
         ({"endpoints": [[]]}, TypeError, "endpoints must be hashable, got list"),
         (

@@ -60,6 +60,10 @@ class OneName(Short):
     columns = "v"
 
 
+class OneUse(Short):
+    columns = iter(["v"])
+
+
 class Twice(Short):
     state = pa.schema([("v", pa.int64())] * 2)
 
@@ -116,6 +120,7 @@ class Greedy(Short):
         ("k", {"n": first("m", "v")}, "must read a column of numbers, times, booleans, text"),
         ("k", {"n": first("v", "o")}, "must have a type that can be stored, got 'o' of"),
         ("k", {"n": OneName()}, "attribute columns is a tuple of names, got 'v'"),
+        ("k", {"n": OneUse()}, "attribute columns is a tuple of names, got <list_iter"),
         ("k", {"n": Twice()}, "a pyarrow.Schema .* of different names, got v: int64 v: int64"),
         (
             "k",

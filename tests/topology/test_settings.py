@@ -126,7 +126,9 @@ def test_reject_takes_classes_and_names_and_holds_classes(tmp_path):
     [
         (ValueError, TypeError, "reject must be a list of exception classes or of their names"),
         ("ValueError", TypeError, "got str 'ValueError'; put it in brackets"),
-        (5, TypeError, "got int 5"),
+        (5, TypeError, "got int 5; write a list such as ['TimeoutError'], or () for none"),
+        (None, TypeError, "got NoneType None; write a list"),
+        (map(str, ["OSError"]), TypeError, "; pass list(...)"),
         (["ValueEror"], ValueError, "reject has 'ValueEror', which cannot be found"),
         (["json.NoSuch"], ValueError, "reject has 'json.NoSuch', which cannot be found"),
         (["no_such_module.Class"], ValueError, "or 'package.module.Class'"),
