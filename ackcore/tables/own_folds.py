@@ -85,7 +85,13 @@ class BatchFold(Aggregate):
                 "must be an aggregate whose method finish returns a pyarrow.Array with the type of "
                 f"the values even for no states, got {short_repr(value)}"
             )
-        return plain_type(value.type)
+        try:
+            return plain_type(value.type)
+        except pa.ArrowNotImplementedError as error:
+            raise TypeError(
+                f"must be an aggregate whose method finish returns values that can be stored, got "
+                f"{value.type} ({error}); cast them"
+            ) from error
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
         """Return the checked states that one call of `fold` returns for all rows, sorted by key."""

@@ -131,7 +131,8 @@ class TableShape:
         for one, aggregate in value.items():
             try:
                 types = [inputs[column] for column in aggregate.columns]
-                aggregate.state_types(types)
+                for part, kind in aggregate.state_types(types).items():
+                    _check_state(part, kind)
                 aggregate.value_type(types)
             except TypeError as error:
                 got = ", ".join(f"{column!r} of {inputs[column]}" for column in aggregate.columns)
@@ -232,17 +233,27 @@ class TableShape:
                     f"keys must have the columns {', '.join(self.key_names)} of table "
                     f"{self.name!r}, got {', '.join(rows.schema.names) or 'none'}"
                 )
-            column = plain(one_chunk(rows.column(field.name)))
-            if column.type != field.type:
-                try:
-                    column = column.cast(field.type)
-                except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                    raise TypeError(
-                        f"the column {field.name!r} of keys must be {field.type}, as in table "
-                        f"{self.name!r}, got {column.type} ({error})"
-                    ) from error
-            arrays.append(column)
+            column = one_chunk(rows.column(field.name))
+            try:
+                arrays.append(plain(column).cast(field.type))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise TypeError(
+                    f"the column {field.name!r} of keys must be {field.type}, as in table "
+                    f"{self.name!r}, got {column.type} ({error})"
+                ) from error
         return arrays
+
+
+def _check_state(name: str, kind: pa.DataType) -> None:
+    """Raise TypeError for a type of a state that cannot be stored and merged."""
+    try:
+        plain_type(kind)
+        pa.concat_arrays([pa.nulls(1, kind)] * 2).take(pa.array([1, 0]))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise TypeError(
+            f"must be an aggregate whose state can be stored, got {name!r} of {kind} ({error}); "
+            "cast it to another type, such as string for string_view"
+        ) from error
 
 
 def _with_window(

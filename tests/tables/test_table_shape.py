@@ -24,6 +24,7 @@ SCHEMA = pa.schema(
         ("_hash", pa.int64()),
     ]
 )
+LIST_VIEW = pa.list_view(pa.int64())
 ROWS = pa.table({"k": ["a", "b"], "v": [1, 2]})
 
 
@@ -68,6 +69,16 @@ class Twice(Short):
     state = pa.schema([("v", pa.int64())] * 2)
 
 
+class TypedBatch(Short):
+    def __init__(self, kind):
+        self.state = pa.schema([("s", kind)])
+
+
+class Viewed(Short):
+    def finish(self, states):
+        return pa.array([[value] for value in states[0].to_pylist()], LIST_VIEW)
+
+
 class Dotted(Short):
     state = pa.schema([("v.v", pa.int64())])
 
@@ -94,6 +105,11 @@ class OneValue(Fold):
 
     def finish(self, states):
         return states[0].slice(0, 1)
+
+
+class Typed(OneValue):
+    def __init__(self, kind):
+        self.type = kind
 
 
 class Greedy(Short):
@@ -133,6 +149,38 @@ class Greedy(Short):
 def test_a_wrong_shape_is_refused_by_name(key, value, words):
     with pytest.raises((TypeError, ValueError), match=f"table 't': .*{words}"):
         TableShape.of("t", SCHEMA, key, value)
+
+
+@pytest.mark.parametrize("own", [Typed, TypedBatch])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string_view(),
+        pa.binary_view(),
+        pa.run_end_encoded(pa.int32(), pa.string()),
+        LIST_VIEW,
+        pa.large_list_view(pa.int64()),
+        pa.sparse_union([pa.field("one", pa.int8())]),
+        pa.map_(pa.string(), pa.string_view()),
+    ],
+)
+def test_a_state_that_arrow_cannot_merge_is_refused(own, kind):
+    for each in (kind, pa.list_(kind), pa.struct([("s", kind)])):
+        with pytest.raises(TypeError, match=r"table 't': value\['n'\] must be .* state can be sto"):
+            TableShape.of("t", SCHEMA, "k", {"n": own(each)})
+    for each in (pa.dictionary(pa.int32(), pa.string()), pa.large_list(pa.int8()), pa.uuid()):
+        TableShape.of("t", SCHEMA, "k", {"n": own(each)})
+
+
+def test_list_views_are_refused():
+    schema = pa.schema([("k", LIST_VIEW), ("v", pa.int64())])
+    with pytest.raises(TypeError, match=r"table 't': key must have a type that can be stored"):
+        TableShape.of("t", schema, "k", {"n": count()})
+    with pytest.raises(TypeError, match=r"finish returns values that can be stored, got list_view"):
+        TableShape.of("t", SCHEMA, "k", {"n": Viewed()})
+    shape = TableShape.of("t", pa.schema([("k", pa.list_(pa.int64()))]), "k", {"n": count()})
+    with pytest.raises(TypeError, match=r"column 'k' of keys must be list.*, got list_view"):
+        shape.key_arrays(pa.table({"k": pa.array([[1]], LIST_VIEW)}))
 
 
 def test_wrong_arguments_of_aggregates_are_refused():
