@@ -22,7 +22,9 @@ class BatchFold(Aggregate):
 
     Set ``columns`` and ``state``, and implement `fold` and `merge`.  Implement `finish` too, unless
     the state has one column and this is the value.  All of them must be deterministic and must not
-    change their arguments.
+    change their arguments.  A state whose columns are all null counts as no state: `merge` does not
+    get it, and the other state stays.  If null is a value, add a column that is never null, such as
+    the number of rows, and implement `finish`.
 
     Attributes
     ----------
@@ -55,6 +57,8 @@ class BatchFold(Aggregate):
     @abstractmethod
     def merge(self, earlier: pa.RecordBatch, later: pa.RecordBatch) -> pa.RecordBatch:
         """Merge two states of each key: of rows that were folded earlier, and of later ones.
+
+        A state with only nulls is never passed.
 
         Parameters
         ----------

@@ -11,6 +11,7 @@ import table_model as model
 
 from ackcore.tables import BatchFold, Fold, collect, count, first, latest, mean_of, min_of, sum_of
 from ackcore.tables.folding import finished, fold_rows, merge_states
+from ackcore.tables.key_groups import group_rows, hashes_of
 from ackcore.tables.table_segments import TableReader, TableSegment, write_segment
 from ackcore.tables.table_shape import TableShape
 
@@ -170,6 +171,23 @@ def test_a_state_that_arrow_cannot_merge_is_refused(own, kind):
             TableShape.of("t", SCHEMA, "k", {"n": own(each)})
     for each in (pa.dictionary(pa.int32(), pa.string()), pa.large_list(pa.int8()), pa.uuid()):
         TableShape.of("t", SCHEMA, "k", {"n": own(each)})
+
+
+def test_a_state_with_only_nulls_is_no_state():
+    class Later(Short):
+        state = pa.schema([("v", pa.int64()), ("rows", pa.int64())])
+
+        def merge(self, earlier, later):
+            return later
+
+    keys = [pa.array([0, 0, 1, 1])]
+    groups = group_rows(hashes_of(keys, 4), keys)
+    values = pa.array([5, None, None, 7], pa.int64())
+    merged = []
+    for rows in (values, pa.array([1, 1, 1, 1])):
+        states = Later().combine([values, rows], groups)
+        merged.append(dict(zip(groups.firsts.tolist(), states[0].to_pylist(), strict=True)))
+    assert merged == [{0: 5, 2: 7}, {0: None, 2: 7}]
 
 
 def test_list_views_are_refused():
