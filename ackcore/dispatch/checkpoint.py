@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 from zlib import crc32
 
+from ackcore._columns import as_int
 from ackcore._files import sync_directory, write_synced
 from ackcore._files.process_lock import ProcessLock
 
@@ -21,7 +22,9 @@ _VERSION = 1
 
 
 class CheckpointError(RuntimeError):
-    """The checkpoint of a `Dispatcher` is open in another one, damaged, or of another version."""
+    """The checkpoint of a `Dispatcher` is closed, or open in another one, damaged, or of another
+    version.
+    """
 
 
 class Checkpoint:
@@ -88,12 +91,27 @@ class Checkpoint:
     def commit(self, committed: int) -> None:
         """Write the position to read next, durably; nothing if it is the committed one already.
 
-        Raises ValueError if it is lower than the committed one. Raises OSError if it cannot be
-        written; the former position stays committed. Any thread may call it.
+        Raises TypeError if it is no integer, and ValueError if it is lower than the committed one.
+        Raises CheckpointError after `close`, and in a forked process. Raises OSError if it cannot
+        be written; then the former position stays committed. But if only the directory cannot be
+        synced, the file has the new position, and the next `Checkpoint` reads it. Any thread may
+        call it.
         """
+        if isinstance(committed, bool):
+            raise TypeError(f"committed must be an integer, got bool {committed}")
+        committed = as_int(committed, "committed")
+        self._refuse_closed()  # a forked process could wait for ever for `_committing`
         # One at a time: a commit in a thread continues after its waiting task was cancelled.
         with self._committing:
+            self._refuse_closed()
             self._commit(committed)
+
+    def _refuse_closed(self) -> None:
+        if not self._lock.is_open:
+            raise CheckpointError(
+                f"the checkpoint {self._path} is closed, or belongs to the process that forked "
+                "this one; open another Checkpoint to commit"
+            )
 
     def _commit(self, committed: int) -> None:
         if committed < self.committed:
@@ -111,8 +129,10 @@ class Checkpoint:
         self.committed = committed
 
     def close(self) -> None:
-        """Release the lock, so that other processes can open the checkpoint."""
-        self._lock.close()
+        """Release the lock after a running `commit`, so that other processes can open the file."""
+        if self._lock.is_open:
+            with self._committing:
+                self._lock.close()
 
     def __enter__(self) -> Self:
         return self

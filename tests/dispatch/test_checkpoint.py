@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 
+import numpy as np
 import pytest
 
 from ackcore.dispatch.checkpoint import Checkpoint, CheckpointError
@@ -118,3 +119,67 @@ def test_a_commit_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypat
         assert checkpoint.committed == 3
     with Checkpoint(path) as checkpoint:
         assert checkpoint.committed == 3
+
+
+@pytest.mark.parametrize("position", [5.0, True, "5", None])
+def test_a_position_that_is_no_integer_is_refused_before_it_is_written(tmp_path, position):
+    with Checkpoint(tmp_path / "rt") as checkpoint:
+        with pytest.raises(TypeError, match="committed must be an integer, got "):
+            checkpoint.commit(position)
+        assert [file.name for file in tmp_path.iterdir()] == ["rt.lock"]
+        checkpoint.commit(np.int64(7))
+    with Checkpoint(tmp_path / "rt") as checkpoint:
+        assert checkpoint.committed == 7
+
+
+def test_a_closed_checkpoint_does_not_overwrite_a_later_position(tmp_path):
+    closed = Checkpoint(tmp_path / "rt")
+    closed.commit(3)
+    closed.close()
+    with Checkpoint(tmp_path / "rt") as checkpoint:
+        checkpoint.commit(10)
+        with pytest.raises(CheckpointError, match="rt is closed, or belongs to the process that f"):
+            closed.commit(4)
+        child = os.fork()
+        if child == 0:
+            try:
+                checkpoint.commit(11)
+            except CheckpointError:
+                checkpoint.close()
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+    with Checkpoint(tmp_path / "rt") as checkpoint:
+        assert checkpoint.committed == 10
+
+
+def test_a_close_waits_for_a_running_commit(tmp_path, monkeypatch):
+    checkpoint = Checkpoint(tmp_path / "rt")
+    closing = threading.Thread(target=checkpoint.close)
+    sync = os.fsync
+
+    def slow(handle):
+        monkeypatch.setattr("os.fsync", sync)
+        closing.start()
+        closing.join(0.2)
+        with pytest.raises(CheckpointError, match="is open in another dispatcher"):
+            Checkpoint(tmp_path / "rt")
+        sync(handle)
+
+    monkeypatch.setattr("os.fsync", slow)
+    checkpoint.commit(3)
+    closing.join()
+    with Checkpoint(tmp_path / "rt") as kept:
+        assert kept.committed == 3
+
+
+def test_a_directory_that_cannot_be_synced_may_keep_the_new_position(tmp_path, monkeypatch):
+    with Checkpoint(tmp_path / "rt") as checkpoint:
+        checkpoint.commit(3)
+        with monkeypatch.context() as patch:
+            patch.setattr("ackcore.dispatch.checkpoint.sync_directory", lambda path: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                checkpoint.commit(9)
+        assert checkpoint.committed == 3
+    with Checkpoint(tmp_path / "rt") as checkpoint:
+        assert checkpoint.committed == 9
