@@ -53,9 +53,9 @@ class Batch(Sequence[Any]):
         Parameters
         ----------
         bitmap : bytes, or array of bool, shape (n,)
-            Record i failed if item i is set. As bytes: bit ``i % 8`` of byte ``i // 8``
-            (`numpy.packbits` with ``bitorder="little"``) of ``ceil(n / 8)`` bytes; further bits of
-            the last byte are 0.
+            Record i failed if item i is set. As bytes or an array of uint8: bit ``i % 8`` of byte
+            ``i // 8`` (`numpy.packbits` with ``bitorder="little"``) of ``ceil(n / 8)`` bytes;
+            further bits of the last byte are 0.
 
         Returns
         -------
@@ -68,7 +68,9 @@ class Batch(Sequence[Any]):
         """
         n = len(self.records)
         if isinstance(bitmap, (bytes, bytearray, memoryview)):
-            packed = np.frombuffer(bitmap, np.uint8)
+            bitmap = np.frombuffer(bitmap, np.uint8)
+        if isinstance(bitmap, np.ndarray) and bitmap.dtype == np.uint8 and bitmap.ndim == 1:
+            packed = bitmap
             bits = np.unpackbits(packed, bitorder="little")
             if len(packed) != -(-n // 8) or bits[n:].any():
                 raise ValueError(
@@ -80,8 +82,9 @@ class Batch(Sequence[Any]):
         found = np.asarray(bitmap)
         if found.dtype != np.bool_:
             raise TypeError(
-                f"the bitmap must be bytes or booleans, got {found.dtype}; rows by number become "
-                "one by: bits = numpy.zeros(n, bool); bits[rows] = True"
+                "the bitmap must be bytes (numpy.packbits(failed, bitorder='little')) or booleans, "
+                f"got {found.dtype}; rows by number become one by: bits = numpy.zeros(n, bool); "
+                "bits[rows] = True"
             )
         if found.shape != (n,):
             raise ValueError(

@@ -299,6 +299,13 @@ def test_a_batch_says_what_is_wrong_with_it():
     np.testing.assert_array_equal(
         batch.failed(np.packbits(bits, bitorder="little").tobytes()), bits
     )
+    np.testing.assert_array_equal(batch.failed(np.packbits(bits, bitorder="little")), bits)
+    with pytest.raises(
+        TypeError, match=r"must be bytes \(numpy.packbits\(failed, bitorder='little'"
+    ):
+        batch.failed([0, 3])
+    with pytest.raises(ValueError, match="must have 2 bytes and no bit beyond them, got 9"):
+        batch.failed(bits.astype(np.uint8))
     only = batch.only(bits)
     assert only.records.tolist() == [0, 4, 8]
     assert [list(single) for single in only.singles()] == [[0], [4], [8]]
