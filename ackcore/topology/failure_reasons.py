@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import builtins
-import math
 import pkgutil
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ackcore._error_hints import listed, nearest
-from ackcore.calls import Reject, Retry, Unavailable
+from ackcore.calls import Reject, Retry
 from ackcore.calls.outcomes import MAX_AFTER_S, is_marked_final
 from ackcore.topology.components import Component
 from ackcore.topology.tuples import Reason, Tuple
@@ -123,15 +122,7 @@ class ReasonMaker:
         final = isinstance(error, self._reject) or not isinstance(error, self._retry_on)
         made = Reason.of(self.component, error, final or is_marked_final(error))
         hint = _hint(error)
-        if hint is not None:
-            made = with_hint(made, hint)
-        if made.final or not isinstance(error, Retry):
-            return made
-        after_s = error.asked_s or 0.0
-        # Round up, so that the retry is not due earlier than requested.
-        return made._replace(
-            after_ms=math.ceil(after_s * 1000), counts=not isinstance(error, Unavailable)
-        )
+        return made if hint is None else with_hint(made, hint)
 
 
 def with_hint(reason: Reason, hint: str) -> Reason:

@@ -6,6 +6,7 @@ row's *handle*. The results of a bolt contain handles; only the engine has their
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from ackcore._error_hints import Unquoted, nearest
 from ackcore._records import Int64s
+from ackcore.calls.outcomes import Reject, Retry, Unavailable
 from ackcore.calls.usage import UsageCounts
 
 #: The maximum number of characters of a message: people read dead letters.
@@ -62,8 +64,9 @@ class Reason(NamedTuple):
     def of(cls, component: str, error: BaseException | str, final: bool = False) -> Reason:
         """Make a reason from an exception, with its class name as type, or from a text: "Failed".
 
-        The text is cut to `MESSAGE_CHARS`. Lone surrogates, which are not valid in UTF-8, become
-        question marks.
+        A `Reject` is final. A `Retry` that is not final sets ``after_ms``, and an `Unavailable`
+        does not count. The text is cut to `MESSAGE_CHARS`. Lone surrogates, which are not valid in
+        UTF-8, become question marks.
         """
         if isinstance(error, BaseException):
             kind = type(error).__name__
@@ -75,7 +78,13 @@ class Reason(NamedTuple):
                 text = f"the exception has no text: __str__ raised {type(broken).__name__}"
         else:
             kind, text = "Failed", error
-        return cls(component, _clean(kind), _clean(text[:MESSAGE_CHARS]), final)
+        final = final or isinstance(error, Reject)
+        made = cls(component, _clean(kind), _clean(text[:MESSAGE_CHARS]), final)
+        if final or not isinstance(error, Retry):
+            return made
+        # Round up, so that the retry is not due earlier than requested.
+        after_ms = math.ceil((error.asked_s or 0.0) * 1000)
+        return made._replace(after_ms=after_ms, counts=not isinstance(error, Unavailable))
 
     def encode(self) -> str:
         """Return the reason as one text, for `decode`. A final reason loses its ``after_ms``."""

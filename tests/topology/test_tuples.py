@@ -102,6 +102,7 @@ class Stubborn(Exception):
 def test_a_reason_is_made_of_any_exception():
     assert Reason.of("b", KeyError("x")) == Reason("b", "KeyError", "'x'")
     assert Reason.of("b", "why", final=True) == Reason("b", "Failed", "why", True)
+    assert Reason.of("b", Reject("why")) == Reason("b", "Reject", "why", True)
     assert Reason.of("b", ValueError("x" * 9999)).message == "x" * MESSAGE_CHARS
     assert Reason.of("b", ValueError("a\udc80b")).message == "a?b"
     muted = Reason.of("b", Mute())
@@ -151,6 +152,7 @@ def test_a_retry_says_when_and_whether_it_was_an_attempt(error, after_ms, counts
     made = ReasonMaker("b").of(error)
     assert (made.after_ms, made.counts, made.final) == (after_ms, counts, False)
     assert made.type == type(error).__name__
+    assert Reason.of("b", error) == made
     assert ReasonMaker("b", [type(error)]).of(error) == made._replace(
         final=True, after_ms=0, counts=True
     )
