@@ -9,6 +9,8 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from decimal import Decimal
+from numbers import Real
 from typing import Any, TypeVar
 
 _Public = TypeVar("_Public", bound=Callable[..., Any])
@@ -100,23 +102,25 @@ def counted(n: int, one: str, many: str | None = None) -> str:
 
 
 def as_seconds(value: Any, name: str, least: float, most: float, way_out: str = "") -> float:
-    """Return ``value``, a number of seconds in ``least..most``, unchanged.
+    """Return ``value``, a number of seconds in ``least..most``, as an int or a float.
 
-    Raises TypeError if it is no int or float; for a time in another form, such as ``"1 hour"``, the
+    Raises TypeError if it is no real number; for a time in another form, such as ``"1 hour"``, the
     error suggests the number. Raises ValueError if it is out of range; that error ends with
     ``way_out``. ``name``: the argument's name, for both errors.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (Real, Decimal)):
         raise TypeError(
             f"{name} must be a number of seconds, got {type(value).__name__} {value!r:.200}"
             f"{seconds_hint(value)}"
         )
-    if not least <= value <= most:
+    number: Any = value
+    seconds: float = number if isinstance(value, int | float) else float(number)
+    if not least <= seconds <= most:
         raise ValueError(
             f"{name} must be from {least} to {most:,} seconds, got {value!r}"
             + (f"; {way_out}" if way_out else "")
         )
-    return value
+    return seconds
 
 
 def seconds_hint(value: Any) -> str:

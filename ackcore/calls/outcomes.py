@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
+from ackcore._columns import real
 from ackcore._error_hints import naming_arguments
 
 Value = TypeVar("Value")
@@ -33,7 +34,8 @@ class Retry(Exception):
     after_s : float, optional
         The minimum number of seconds until the next attempt, as in HTTP's ``Retry-After``. The
         delay is the greater of it and the back-off. Negative values count as 0, values above 366
-        days as 366 days, and NaN as None. None leaves the delay to the back-off.
+        days as 366 days, and NaN as None. None leaves the delay to the back-off. Numbers of numpy
+        and `decimal.Decimal` are converted to float.
 
     Raises
     ------
@@ -46,15 +48,17 @@ class Retry(Exception):
     @naming_arguments
     def __init__(self, reason: str = "", *, after_s: float | None = None) -> None:
         super().__init__(reason)
-        if after_s is not None and (
-            isinstance(after_s, bool) or not isinstance(after_s, (int, float))
-        ):
+        if after_s is None:
+            return
+        try:
+            seconds = real(after_s, "after_s")
+        except TypeError:
             raise TypeError(
                 f"after_s must be a number of seconds or None, got {type(after_s).__name__} "
                 f"{after_s!r}; convert the text of a header with float(...)"
-            )
-        if after_s is not None and after_s == after_s:  # not NaN
-            self.after_s = float(min(max(after_s, 0.0), MAX_AFTER_S))
+            ) from None
+        if seconds == seconds:  # not NaN
+            self.after_s = min(max(seconds, 0.0), MAX_AFTER_S)
 
     @property
     def asked_s(self) -> float | None:

@@ -257,7 +257,8 @@ def _window(
 
 
 def _ms(seconds: float, argument: str, least: float) -> int:
-    ms = round(as_seconds(seconds, argument, least, MAX_S) * 1_000)
+    seconds = as_seconds(seconds, argument, least, MAX_S)
+    ms = round(seconds * 1_000)
     if abs(seconds * 1_000 - ms) > 1e-6 * max(1, ms):
         raise ValueError(f"{argument} must be a multiple of 0.001 seconds, got {seconds!r}")
     return ms

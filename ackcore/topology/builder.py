@@ -439,7 +439,7 @@ class TopologyBuilder:
         _check_value(value, name)
         if ttl_s is not None:
             where = f"ttl_s of table {name!r}"
-            as_seconds(ttl_s, where, MIN_TTL_S, MAX_TTL_S, "omit it to keep rows forever")
+            ttl_s = as_seconds(ttl_s, where, MIN_TTL_S, MAX_TTL_S, "omit it to keep rows forever")
         if window is not None and not isinstance(window, Window):
             raise TypeError(
                 f"window of table {name!r} must be made by tumbling, sliding or session of "

@@ -82,7 +82,7 @@ def dedup_of(
         )
     if within_s is not None:
         way_out = "pass within_keys alone for a bound by number"
-        as_seconds(within_s, f"within_s {of}", MIN_TTL_S, MAX_TTL_S, way_out)
+        within_s = as_seconds(within_s, f"within_s {of}", MIN_TTL_S, MAX_TTL_S, way_out)
     if within_keys is not None and (
         isinstance(within_keys, bool) or not isinstance(within_keys, int)
     ):

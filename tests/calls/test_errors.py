@@ -2,7 +2,9 @@
 
 import math
 import pickle
+from decimal import Decimal
 
+import numpy as np
 import pytest
 
 from ackcore.calls import Retry, Unavailable
@@ -20,6 +22,9 @@ from ackcore.calls.outcomes import MAX_AFTER_S
         (-math.inf, 0.0),
         (math.nan, None),
         pytest.param(10**400, MAX_AFTER_S, id="beyond a float"),
+        (np.int64(5), 5.0),
+        (np.float32(0.5), 0.5),
+        (Decimal("2.5"), 2.5),
     ],
 )
 def test_when_a_record_is_due_is_a_number_of_seconds_within_a_year(given, kept):

@@ -1,10 +1,13 @@
 """Mistakes of newcomers in declarations: each error has the argument, the value and the way out."""
 
 import inspect
+import json
 import math
 import re
 from datetime import timedelta
+from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -215,6 +218,15 @@ def test_a_time_in_words_is_refused_with_its_number_of_seconds(given, seconds):
     ):
         with pytest.raises(TypeError, match=f"; write {re.escape(seconds)}$"):
             make()
+
+
+def test_seconds_may_be_numbers_of_numpy_and_decimals():
+    for given in (np.int8(100), np.float32(100), Decimal("100.0")):
+        assert tumbling(given, "at", late_s=given) == tumbling(100, "at", late_s=100)
+        builder = declared(table={"ttl_s": given, "window": None})
+        assert json.dumps(builder.tables["hours"].shape.ttl_s) == "100.0"
+    with pytest.raises(ValueError, match="size_s must be from"):
+        tumbling(Decimal("nan"), "at")
 
 
 @pytest.mark.parametrize("given", ["1 month", "soon", "1 h 5 min", None, b"5"])
