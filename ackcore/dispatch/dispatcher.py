@@ -408,9 +408,12 @@ class Dispatcher:
                 values if self._batch > 1 else values[0], partial(self._flow.begin, lease)
             )
             if isinstance(bitmap, NOT_RUN):
+                way_out = "write its function without 'yield'"
+                if inspect.iscoroutine(bitmap):
+                    way_out = "declare its function with 'async def', so that it is awaited"
                 raise TypeError(
                     f"consumer {lease.name!r} returned a {type(bitmap).__name__}, which has not "
-                    "run; declare its function with 'async def', so that it is awaited"
+                    f"run; {way_out}"
                 )
             if self._batch == 1 or bitmap is None:
                 failed[:] = False

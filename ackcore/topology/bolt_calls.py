@@ -195,9 +195,12 @@ def refuse_returned(result: object, emit: str) -> None:
     ``emit``: the call that the error suggests instead of ``return``.
     """
     if isinstance(result, NOT_RUN):
+        way_out = f"emit values by {emit} instead of 'yield'"
+        if inspect.iscoroutine(result):
+            way_out = "await it in the execute of an AsyncBolt"
         raise TypeError(
             f"a bolt's methods must return None, got {type(result).__name__}, which has not run; "
-            f"emit values by {emit} instead of 'yield'"
+            f"{way_out}"
         )
     if result is not None:
         way_out = f"emit values by {emit}"

@@ -224,9 +224,11 @@ def _as_columns(answer: Any, schema: pa.Schema) -> Any:
 
 
 def _not_run(answer: object) -> TypeError:
+    way_out = "return the values of one row, or a list of them for a column: list(...)"
+    if inspect.iscoroutine(answer):
+        way_out = "declare it with 'async def', so that it is awaited"
     return TypeError(
-        f"fn must return values, got {type(answer).__name__}, which has not run; declare it with "
-        "'async def', so that it is awaited"
+        f"fn must return values, got {type(answer).__name__}, which has not run; {way_out}"
     )
 
 

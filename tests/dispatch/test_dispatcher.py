@@ -120,7 +120,9 @@ def test_a_coroutine_that_nobody_awaits_does_no_record(batch):
 
     counts, dead = dispatched(range(2), {"a": forgets}, max_attempts=1, batch=batch)
     assert (counts.acked, counts.dead, called) == (0, 2, [])
-    assert "returned a coroutine, which has not run" in str(dead[0])
+    assert "returned a coroutine, which has not run; declare its function with" in str(dead[0])
+    _, dead = dispatched([0], {"a": lambda record: (yield)}, max_attempts=1, batch=batch)
+    assert "returned a generator, which has not run; write its function without" in str(dead[0])
     for kind in (Function, Process):
         with pytest.raises(TypeError, match="must not be a coroutine function"):
             kind(coroutine)

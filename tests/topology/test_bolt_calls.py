@@ -96,7 +96,18 @@ def test_a_call_that_has_not_run_is_not_taken_for_done():
         yield
 
     results = run(executor_for("b", Basically(lambda t, c: generator())), [1])
-    assert "got generator, which has not run" in whys(results)[0]
+    assert "got generator, which has not run; emit values by" in whys(results)[0]
+
+    async def coroutine(t):
+        await t
+
+    def forgets(t, c):
+        forgotten = coroutine(t)
+        forgotten.close()  # without a warning of Python's
+        return forgotten
+
+    results = run(executor_for("b", Basically(forgets)), [1])
+    assert "got coroutine, which has not run; await it in the execute of an A" in whys(results)[0]
     bolt = Doing(lambda b, t: None, lambda b: None)
     bolt.execute = lambda t: generator()
     assert "got generator" in whys(run(executor_for("b", bolt), [1]))[0]

@@ -208,6 +208,8 @@ def test_an_answer_that_has_not_run_is_refused():
         with pytest.raises(TypeError, match="got coroutine, which has not run; declare it with"):
             check(answer)
         answer.close()
+        with pytest.raises(TypeError, match=r"got generator, .* run; return the values of one row"):
+            check(one for one in [1.0])
 
 
 @pytest.mark.parametrize(
