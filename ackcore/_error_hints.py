@@ -114,7 +114,7 @@ def as_seconds(value: Any, name: str, least: float, most: float, way_out: str = 
             f"{seconds_hint(value)}"
         )
     number: Any = value
-    seconds: float = number if isinstance(value, int | float) else float(number)
+    seconds: float = number if type(number) in (int, float) else float(number)
     if not least <= seconds <= most:
         raise ValueError(
             f"{name} must be from {least} to {most:,} seconds, got {value!r}"
