@@ -8,7 +8,7 @@ topology with one bolt, which calls the function, by `run_batch` or `start`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,7 +49,7 @@ def attempt(
     fn: Function,
     outputs: str | StructType | pa.Schema,
     *,
-    retry_on: Iterable[type[Exception] | str] = (),
+    retry_on: Collection[type[Exception] | str] = (),
     max_attempts: int = 3,
     max_concurrency: int | Callable[[], Limit] | None = None,
     limit: RateLimit | None = None,
@@ -178,8 +178,8 @@ def guard(
     checkpoint: str | os.PathLike[str],
     *,
     message_id: str | Sequence[str] | None = None,
-    retry_on: Iterable[type[Exception] | str] | None = None,
-    reject: Iterable[type[Exception] | str] = (),
+    retry_on: Collection[type[Exception] | str] | None = None,
+    reject: Collection[type[Exception] | str] = (),
     max_concurrency: int | Callable[[], Limit] | None = None,
     limit: RateLimit | None = None,
     timeout_s: float | None = None,

@@ -14,7 +14,7 @@ can look up in later micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -220,11 +220,11 @@ class Component:
     outputs: pa.Schema | Mapping[str, pa.Schema] | None = None
     #: The exceptions that make a record a dead letter at once, when this bolt raises them or fails
     #: a tuple with them. They add to `Reject` and to the setting ``reject`` of all bolts.
-    reject: Iterable[type[Exception] | str] = ()
+    reject: Collection[type[Exception] | str] = ()
     #: The only exceptions after which a record is retried. All others then make it a dead letter at
     #: once, also those of ``prepare`` and of Arrow's conversion of emitted values. A failure by
     #: `Retry`, with a text or without a reason is always retried.
-    retry_on: Iterable[type[Exception] | str] | None = None
+    retry_on: Collection[type[Exception] | str] | None = None
     #: Whether the result of each call is kept until the micro-batch is done, so that no finished
     #: call is made again after a crash. For an `AsyncBolt`, or a `BasicBolt` without ``flush``.
     journal: bool = False
@@ -329,7 +329,7 @@ class AsyncBolt(Component):
         The bolt's tasks that can run at once have equal shares: as many as its ``parallelism``, or
         as the source has tasks, if that is known; at most as many as Spark has cores. A task that
         receives all tuples of its keys, grouped by the limit's column, has the whole rate of each.
-    endpoints : iterable of hashable, optional
+    endpoints : list of hashable, optional
         The endpoints of the calls, each with a ``max_concurrency`` of its own. ``execute`` calls
         the one in ``collector.endpoint``, which is the idlest one. Not with a ``limit`` per key.
     wait_in_task_s : float, default 5.0
@@ -353,7 +353,7 @@ class AsyncBolt(Component):
     max_concurrency: int | Callable[[], Limit] = DelayTarget
     timeout_s: float | None = None
     limit: RateLimit | None = None
-    endpoints: Iterable[Hashable] | None = None
+    endpoints: Collection[Hashable] | None = None
     wait_in_task_s: float = 5.0
     breaker_failures: int | None = 10
     breaker_reset_s: float = 5.0

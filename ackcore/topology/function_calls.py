@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,8 +48,8 @@ class _Calling(Component):
         settings: CallSettings,
         *,
         journal: bool = False,
-        retry_on: Iterable[type[Exception] | str] | None = None,
-        reject: Iterable[type[Exception] | str] = (),
+        retry_on: Collection[type[Exception] | str] | None = None,
+        reject: Collection[type[Exception] | str] = (),
     ) -> None:
         self.outputs = pa.schema([*kept, *answers])
         self.journal = journal
