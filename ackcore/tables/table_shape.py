@@ -135,12 +135,11 @@ class TableShape:
                     _check_state(part, kind)
                 aggregate.value_type(types)
             except TypeError as error:
-                got = ", ".join(f"{column!r} of {inputs[column]}" for column in aggregate.columns)
-                advice = f", got {got}; name another column, or emit it in another type"
-                raise TypeError(
-                    f"{where} value[{one!r}] {error}"
-                    + (advice if str(error).startswith("must read") else "")
-                ) from None
+                advice = ""
+                if str(error).startswith("must read"):  # only the first column must have some type
+                    got = f"{aggregate.columns[0]!r} of {types[0]}"
+                    advice = f", got {got}; name another column, or emit it in another type"
+                raise TypeError(f"{where} value[{one!r}] {error}{advice}") from None
         fields = tuple(pa.field(one, inputs[one]) for one in keys)
         if expires_by is not None:
             inputs[expires_by] = pa.int64()

@@ -7,7 +7,7 @@ the stream.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -283,6 +283,8 @@ def _column(column: Any, field: pa.Field, title: str) -> pa.Array:
     is_row = as_mapping(column) is not None
     if is_row or isinstance(column, str | bytes | Set) or not hasattr(column, "__len__"):
         way_out = "a list holds columns, not rows" if is_row else "repeat a value once per row"
+        if isinstance(column, Set | Iterator):
+            way_out = "pass list(...)"
         raise TypeError(
             f"{field.name!r} of {title} must be a column, got {type(column).__name__}; {way_out}"
         )

@@ -205,6 +205,8 @@ class UsedTables(dict[str, Any]):
         """Raise KeyError for a table that is not in ``uses``, with advice."""
         near = nearest(str(name), list(self))
         hint = f"did you mean {near!r}?" if near else f"write uses = [{name!r}] in its class"
+        if not self:
+            hint += ", and read it in prepare or later: __init__ has no tables"
         raise KeyError(Unquoted(f"table {name!r} is not in uses of the bolt; {hint}"))
 
 

@@ -153,6 +153,8 @@ def compile_condition(sql: str, types: Mapping[str, pa.DataType | None]) -> Node
         found_at = getattr(error, "errors", None)
         near = f"; the error is at {found_at[0]['highlight']!r}" if found_at else ""
         raise UnsupportedSql(f"the condition is not an SQL expression{near}") from None
+    if all(tree is None for tree in trees):
+        raise UnsupportedSql("the condition is empty; write an expression, such as amount > 0")
     if len(trees) != 1 or trees[0] is None:
         raise UnsupportedSql("the condition must be one SQL expression, without ';'")
     found = _Compiler(types).node(trees[0])

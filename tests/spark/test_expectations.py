@@ -378,6 +378,12 @@ def test_a_tuple_whose_condition_raises_is_not_dropped():
     assert [row["id"] for row in ran.outputs["split"]] == [5]
 
 
+@pytest.mark.parametrize("sql", ["", " ", "-- amount > 0", "/* all */", ";"])
+def test_an_empty_condition_is_refused_as_empty(sql):
+    with pytest.raises(UnsupportedSql, match="the condition is empty; write an expression"):
+        compile_condition(sql, {"amount": pa.int64()})
+
+
 def test_what_spark_would_not_evaluate_alike_is_refused_with_the_other_problems():
     with pytest.raises(TopologyError) as raised:
         orders(

@@ -134,7 +134,7 @@ class Greedy(Short):
         ("k", {"n": sum_of("u")}, "got 'u' of uint64"),
         ("k", {"n": mean_of("k")}, "must read a column of integers, floats or decimals"),
         ("k", {"n": min_of("m")}, "must read a column of numbers, times, booleans, text or"),
-        ("k", {"n": first("m", "v")}, "must read a column of numbers, times, booleans, text"),
+        ("k", {"n": first("m", "v")}, "bytes, got 'm' of map<string, int8>; name another c"),
         ("k", {"n": first("v", "o")}, "must have a type that can be stored, got 'o' of"),
         ("k", {"n": OneName()}, "attribute columns is a tuple of names, got 'v'"),
         ("k", {"n": OneUse()}, "attribute columns is a tuple of names, got <list_iter"),

@@ -203,7 +203,8 @@ BAD_CALLS = [
     (lambda out: out.emit(ONE, parents=[0], stream="sid"), ValueError, "did you mean 'side'?"),
     (lambda out: out.emit([1], parents=[0]), TypeError, "'x' of b's stream 'default' must be a c"),
     (lambda out: out.emit(["ab"], parents=[0]), TypeError, "must be a column, got str; repeat"),
-    (lambda out: out.emit([{1}], parents=[0]), TypeError, "must be a column, got set"),
+    (lambda out: out.emit([{1}], parents=[0]), TypeError, "must be a column, got set; pass list"),
+    (lambda out: out.emit([map(int, "1")], parents=[0]), TypeError, "got map; pass list"),
     # Rows with names, as many as there are columns, must not become columns by position.
     (lambda out: out.emit([POINT(1)], parents=[0]), TypeError, "got Point; a list holds columns"),
     (lambda out: out.emit([Row(x=1)], parents=[0]), TypeError, "got Row; a list holds columns"),
