@@ -154,7 +154,11 @@ class Pace:
         return 1 + (_FASTER if self._is_tried else _FASTER_AT_FIRST) * self._begun**2
 
     def refused(self, now_ns: int) -> int:
-        """Record that a call was refused. Return the new interval in nanoseconds; 0 if unknown."""
+        """Record a refusal; one before ``until_ns`` changes no interval.
+
+        Return the interval of calls in nanoseconds, 0 before it is measured or if all calls are
+        refused. The caller then calls `pause`.
+        """
         # Calls that began before the first refusal are not counted in `begin`.
         self._begun = max(0, self._begun - 1)
         if now_ns < self.until_ns:

@@ -25,7 +25,7 @@ class Reject(Exception):
 
 
 class Retry(Exception):
-    """A temporary error. Raise it, or fail a tuple with it, to retry the record at a given time.
+    """A temporary error. Raise it, or fail a tuple with it, to retry the record, and to set when.
 
     Parameters
     ----------

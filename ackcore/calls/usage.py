@@ -156,7 +156,10 @@ class Budget:
 class Usage:
     """The tokens and the cost that one call has reported.
 
-    ``key``: the text of its key in reports. ``counts``: the task's counts, which `end` updates.
+    ``key``: the text of its key in reports. ``counts``: the task's counts, to which `end` adds the
+    tokens, and whether a cost was reported.
+
+    Attributes: ``tokens``, ``cost``: the sums of its reports, None without one.
     """
 
     __slots__ = ("_counts", "_ended", "cost", "key", "tokens")

@@ -82,7 +82,10 @@ class Chooser:
         return None if least == _CLOSED else self._consumers[scores.index(least)]
 
     def _avoided(self, avoid: tuple[FlowConsumer, ...]) -> tuple[FlowConsumer, ...]:
-        """Return ``avoid`` without its earliest consumers, so that it lacks an open one."""
+        """Return ``avoid`` without its earliest consumers, so that it lacks an open one.
+
+        It is empty if no consumer is open, or the only open one is the latest.
+        """
         opened = [c for c in self._consumers if c is not None and c.is_open]
         while avoid and all(c in avoid for c in opened):
             avoid = avoid[1:]

@@ -192,9 +192,9 @@ class FlowController:
             self._unlock()
 
     def try_again(self) -> Lease | None:
-        """Return a lease for the first re-queued item; None without such an item or without room.
+        """Return a lease for a re-queued item; None without one.
 
-        Delayed items are skipped. With a chooser by key, it takes the first item with room.
+        It is the first one that is due and for which a consumer has room.
         """
         with self._guard:
             return self._windows.lease_again()

@@ -163,10 +163,7 @@ class Windows:
             ) from None
 
     def lease_again(self) -> Lease | None:
-        """Return a lease for the first re-queued item that is due, or None without item or room.
-
-        With a chooser by key, it takes the first item with room.
-        """
+        """Return a lease for the first re-queued item that is due and has room, or None."""
         if self.in_flight >= self._max_pending:
             return None
         now = self._clock()

@@ -217,9 +217,10 @@ def collect(column: str, max_items: int) -> Aggregate:
 def approx_distinct(column: str) -> Aggregate:
     """Return the aggregate that estimates how many distinct values a column has: an int64.
 
-    Nulls are left out.  It uses a HyperLogLog sketch of the library ``datasketches`` with a
-    standard error of 1.6 %; up to a few hundred values the count is nearly exact.  A state has
-    8 bytes a value for few values and about 2 KiB for many.
+    Nulls are left out; the estimate is 0 if a key has only nulls.  It uses a HyperLogLog sketch of
+    the library ``datasketches`` with a standard error of 1.6 %; up to a few hundred values the
+    count is nearly exact.  A state has about 4 bytes a value for few values, and 2 to 4 KiB for
+    many.
 
     Parameters
     ----------
