@@ -196,6 +196,7 @@ def test_a_look_of_a_pacemaker_may_end_the_wait_for_all_data():
         return len(asked) > 1
 
     stream = SimpleNamespace(
+        _refuse_own_thread=lambda call: None,
         _reaching_ends=lambda: reached,
         _read_all_available=lambda: None,
         _is_waiting=lambda: False,
