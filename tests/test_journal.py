@@ -363,7 +363,7 @@ def test_what_was_used_takes_no_memory(opened):
 
 
 def test_what_is_no_key_is_refused(opened):
-    with pytest.raises(ValueError, match="key must have 16 bytes, got 5"):
+    with pytest.raises(ValueError, match="the call, must have 16 bytes, got 5"):
         opened().append(b"short", b"")
 
 

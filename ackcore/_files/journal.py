@@ -419,7 +419,9 @@ def check_context(context: bytes) -> None:
 def check_entry(key: bytes, data: bytes) -> None:
     """Raise ValueError unless a key has 16 bytes, and its answer less than 1 GiB."""
     if len(key) != KEY_BYTES:
-        raise ValueError(f"key must have {KEY_BYTES} bytes, got {len(key)}")
+        raise ValueError(
+            f"key, which identifies the call, must have {KEY_BYTES} bytes, got {len(key)}"
+        )
     if len(data) >= MOST_BYTES:
         raise ValueError(f"data must have less than {MOST_BYTES} bytes, got {len(data)}")
 

@@ -90,7 +90,8 @@ class FileFormat:
 def read_header(data: bytes, context: bytes) -> FileFormat | None:
     """Return the format of a file whose first bytes are ``data``; None if the header is cut off.
 
-    Raises ValueError if the file begins with other bytes, or has the header of another context.
+    Raises ValueError if the file begins with other bytes, or its header is damaged or of another
+    context.
     """
     magic = data[: len(_MAGIC)]
     if len(magic) < len(_MAGIC):

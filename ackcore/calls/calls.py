@@ -33,8 +33,8 @@ class Calls(Generic[Item, Value]):
     before the first call, and left by `close`. ``clock``: returns the time in nanoseconds, as an
     int; by default `time.monotonic_ns`. ``selector``: the selector of the event loop. ``key_of``:
     returns the key of an item; by default `RateLimit.key_of` of the settings' limit. ``refusal``:
-    called before each call. If it returns an exception, the item is not called, and ends with this
-    exception.
+    called before each call. If it returns a `Retry`, the item is not called, and ends with it, or
+    with the error of its last call if it was called before.
 
     Raises TypeError if a setting makes an object that is no limit.
 

@@ -110,7 +110,7 @@ class Checkpoint:
         if not self._lock.is_open:
             raise CheckpointError(
                 f"the checkpoint {self._path} is closed, or belongs to the process that forked "
-                "this one; open another Checkpoint to commit"
+                "this one; commit in that process, or open it again when that has closed it"
             )
 
     def _commit(self, committed: int) -> None:

@@ -199,9 +199,10 @@ def latest(by: str, column: str) -> Aggregate:
 
 @naming_arguments
 def collect(column: str, max_items: int) -> Aggregate:
-    """Return the aggregate that keeps the first values of a column as a list.
+    """Return the aggregate that keeps the values of a column that were folded first, as a list.
 
-    Nulls are left out; the list is empty if a key has only nulls.
+    The order of folding need not be that of the source. Nulls are left out; the list is empty if a
+    key has only nulls.
 
     Parameters
     ----------

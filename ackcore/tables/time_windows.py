@@ -91,7 +91,7 @@ class Window:
         return ((us - size) // step + 1) * self.step_ms + self.size_ms
 
     def expires_ms(self, ends: Int64s) -> Int64s:
-        """Return the times in milliseconds at which windows close, given their ends.
+        """Return the times in milliseconds at which windows close, given their ends in us.
 
         A session closes a gap after its end: until then, a record that is not late can join it.
         """

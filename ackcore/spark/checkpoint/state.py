@@ -224,8 +224,9 @@ class State:
         return _History(last, last if last in dones else plan.parent, frozenset(taken))
 
     def _check_tables(self) -> BatchDecision | None:
-        """Return the last decision, or None, after a check of its waiting and dead records' files.
+        """Return the last decision, or None, after a check of its files.
 
+        These are waiting records and root ids, and dead records unless the micro-batch is done.
         Raises CheckpointCorrupt, with all their names, if tables are missing or damaged.
         """
         planned, done = self.last_plan, self.last_done

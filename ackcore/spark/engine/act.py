@@ -316,7 +316,7 @@ def _by_values(rejects: SinkRejects, batch: SinkBatch) -> tuple[pa.Table, Int64s
     names, schema = rejects.values.column_names, batch.schema()
     if not names or len(set(names)) != len(names) or not set(names) <= set(schema.names):
         raise InvalidRejects(
-            "SinkRejects must name rows by columns of the sink's stream, "
+            "SinkRejects must name rows by columns of the sink's stream, each once: "
             f"{', '.join(schema.names)}, got {', '.join(names) or 'none'}"
         )
     values = _as_in_stream(rejects.values, pa.schema([schema.field(name) for name in names]))

@@ -63,7 +63,7 @@ def causes(reasons: Iterable[pa.Table]) -> list[Cause]:
 
 
 def _each_once(reasons: list[pa.Table]) -> pa.Table:
-    """Merge tables of reasons (`DEATHS`) into one that has each reason once."""
+    """Merge tables in `DEATHS`, at least one, into one with each reason once; sum its deaths."""
     by_reason = pa.concat_tables(reasons).group_by(DEATHS.names[:-1])
     return by_reason.aggregate([("deaths", "sum")]).rename_columns(DEATHS.names)
 

@@ -169,7 +169,11 @@ class _Spout:
             raise SourceError(f"{said}. {self.way_out([plan], said)}") from error
 
     def way_out(self, plans: Sequence[Any], said: str) -> str:
-        """Return a sentence with the command that leaves out the rows of plans for good."""
+        """Return a sentence with the command that leaves out the rows of plans for good.
+
+        ``said``: the text of the error. The command names the planned files that occur in it, or
+        else all rows of the plans.
+        """
         assert self.source.source_kind is not None
         command = skip_command(self._url, self.name, self.source.source_kind, plans, said)
         return f"To continue without rows that can never be read again, run: {command}"

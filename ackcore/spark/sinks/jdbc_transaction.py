@@ -72,7 +72,10 @@ def table_names(table: str, marker: str) -> Names:
     found = _NAME.fullmatch(table)
     for argument, value in (("table", table), ("marker", marker)):
         if not _NAME.fullmatch(value):
-            raise ValueError(f"{argument} must be the name of a table, got {value!r}")
+            raise ValueError(
+                f"{argument} must be the name of a table, such as 'orders' or 'shop.orders', got "
+                f"{value!r}; put parts with other characters in the database's quotes"
+            )
     assert found is not None
     return Names(table, marker if "." in marker else found[1] + marker, found[1])
 

@@ -108,7 +108,10 @@ class TaskSpec:
         return self.dests if sub.parallelism is None else min(sub.parallelism, self.dests)
 
     def sends(self, level: int) -> tuple[int, ...]:
-        """Return the later levels that a level may send to, ascending; none if nothing settles."""
+        """Return the later levels that a level may send to, ascending; the last one is `SETTLE`.
+
+        Empty if there is no settle stage, so that each task settles its own records.
+        """
         if not self.layout.settles:
             return ()
         later = {

@@ -64,7 +64,9 @@ class SpoutStage:
             yield from self._run(task, self.records(batches, attempt.partition))
 
     def records(self, batches: Batches, partition: int) -> Iterator[SourceRecords]:
-        """Yield a partition's records in chunks, by the rows alone if rows are sent to other tasks.
+        """Yield a partition's records in chunks.
+
+        If rows are sent to other tasks, the sizes of the batches have no influence on the chunks.
 
         Raises ValueError if ``partition`` is a number that root ids cannot have.
         """
