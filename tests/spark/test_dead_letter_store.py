@@ -21,6 +21,7 @@ from ackcore.spark.base.schemas import REPLAYED, TRACKING
 from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters import replay as replays
 from ackcore.spark.dead_letters.checkpoints import letters_at
+from ackcore.spark.dead_letters.drop import drop
 from ackcore.spark.dead_letters.letter_files import BatchRows, batch_rows, read_letters, read_schema
 from ackcore.spark.dead_letters.letter_store import kinds_of
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
@@ -191,6 +192,47 @@ def test_a_damaged_file_is_told_once_and_does_not_stop_the_dead(letters, checkpo
     assert sum(pc.sum(some["deaths"]).as_py() for some in letters.reasons()) == 38
     assert len(numbers(Path(letters.place.url))) == 38
     assert not path.with_name(wanted).exists()
+
+
+def by_id(letters, **which):
+    found = list_letters(reader(letters), LetterFilter(**which))
+    return {str(one.id): one.message_id for one in found}
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_part_that_is_given_up_moves_no_other_letter_when_files_are_merged(
+    letters, checkpoint, lost
+):
+    """A micro-batch of three files: its letters, the next one's, and the notes of both stay."""
+    write(letters, 0, 1)
+    letters._write("lines", 1, [[died(100 + 3 * part, 3)] for part in range(3)])
+    write(letters, 2, 4)
+    dropped = [LetterId("lines", 1, at) for at in (0, 3, 6, 8)]
+    drop(checkpoint, LetterFilter(dropped))
+    chosen = [LetterId("lines", 1, at) for at in (1, 4, 7)]
+    assert replay(checkpoint, where=LetterFilter([*chosen, LetterId("lines", 2, 1)])).records
+    before = by_id(letters)
+    path = reader(letters).files("lines")[1 + lost].path
+    Path(path).write_bytes(b"damaged")
+    Path(f"{os.fspath(path)}.given-up").touch()
+    with OPEN(checkpoint) as state:
+        letters = DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": VALUE})
+    left = {
+        name: one
+        for name, one in before.items()
+        if not name.startswith("lines/1/") or int(name[8:]) // 3 != lost
+    }
+    assert by_id(letters) == left
+    was = by_id(letters, sent=True)
+    write(letters, 4, 18)
+    assert active(letters)[0] == "batches-0-15.1.parquet"
+    later = {f"lines/{n}/{at}": f"id-{2 * n + at}" for n in range(4, 18) for at in (0, 1)}
+    assert by_id(letters) == left | later
+    assert by_id(letters, sent=True) == was
+    drop(checkpoint, LetterFilter((LetterId("lines", 4, 0),)))
+    del later["lines/4/0"]
+    assert by_id(letters) == left | later
+    assert replay(checkpoint).records == {"lines": len(left | later) - len(was)}
 
 
 def sent(letters):

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import groupby
 from typing import BinaryIO
 
+import numpy as np
 import pyarrow as pa
 
 from ackcore.spark.base.letter_columns import write_letters
@@ -18,6 +19,7 @@ from ackcore.spark.dead_letters.letter_files import (
     LetterFile,
     ObjectFile,
     emptied,
+    position_of,
     read_parts,
     read_schema,
 )
@@ -97,8 +99,24 @@ class Compaction:
 
 def _copy(run: list[LetterFile], notes: Sequence[Note], file: BinaryIO) -> None:
     """Write the letters of several files to one. The rows of dropped letters are empty."""
-    parts = (part for each in run for part in parts_left(each.path, notes))
-    write_letters(file, read_schema(run[0].path), parts)
+    write_letters(file, read_schema(run[0].path), _joined(run, notes))
+
+
+def _joined(run: list[LetterFile], notes: Sequence[Note]) -> Iterator[pa.Table]:
+    """Yield the letters of several files, with empty rows for letters of a file given up."""
+    first = end = -1
+    for each in run:
+        at = position_of(each.path)
+        lost = at - (end if each.first == first else 0)
+        for part in parts_left(each.path, notes):
+            if lost:
+                # The position of a letter in a merged file is its row in the micro-batch.
+                empty = emptied(part.slice(0, 1), np.ones(1, np.bool_))
+                yield empty.take(pa.array(np.zeros(lost, np.int64)))
+                lost = 0
+            at += len(part)
+            yield part
+        first, end = each.first, at
 
 
 def _spout_of(path: ObjectFile) -> str:

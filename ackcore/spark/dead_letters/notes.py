@@ -139,8 +139,9 @@ def _named(note: Note, spout: str, rows: BatchRows) -> Iterator[slice]:
     for number, spans in note.rows.get(spout, {}).items():
         start = rows.starts.get(int(number))
         if start is not None:
-            for first, end in spans:
-                yield slice(max(start + first, 0), max(start + end, 0))
+            low, high = np.searchsorted(rows.batch_ids, [int(number), int(number) + 1]).tolist()
+            for span in spans:
+                yield slice(*(min(max(start + place, low), high) for place in span))
 
 
 def note_of(notes: Iterable[Note], request: str) -> Note | None:

@@ -35,6 +35,7 @@ from ackcore.spark.dead_letters.checkpoints import (
     store_of,
 )
 from ackcore.spark.dead_letters.letter_files import (
+    ATTEMPTS,
     Bools,
     LetterFile,
     ObjectFile,
@@ -251,14 +252,15 @@ def _choose(
     to skip, because they were sent or dropped already. ``notes``: all notes, for the number of
     times that letters were sent. ``bound``: the maximum number of replays of a record.
     """
-    letters = read_letters(file.path, ["batch_id", "component", "error_type", "replays"])
+    columns = ["batch_id", ATTEMPTS, "component", "error_type", "replays"]
+    letters = read_letters(file.path, columns)
     rows = batch_rows(file.path, letters["batch_id"].to_numpy())
     wanted = np.ones(len(rows), np.bool_)
     if chosen is not None:
         wanted[:] = False
         wanted[chosen] = True
     wanted &= sent_rows(rows, spout, counting)[0] == 0
-    wanted &= ~dropped_rows(rows, spout, counting)
+    wanted &= ~dropped_rows(rows, spout, counting) & letters[ATTEMPTS].is_valid().to_numpy()
     # The spout itself failed, not a bolt: these offsets were not read.
     unread = pc.and_(
         pc.equal(letters["component"], spout), pc.is_in(letters["error_type"], pa.array(UNREAD))
