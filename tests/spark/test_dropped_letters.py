@@ -142,16 +142,20 @@ def test_what_a_driver_merges_meanwhile_is_looked_at_again(letters, checkpoint, 
 
 
 @pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize("batches", [15, 16, 18])
 def test_a_dataframe_made_before_a_drop_has_what_is_left(
-    letters, checkpoint, spark, conf, replayed
+    letters, checkpoint, spark, conf, replayed, batches
 ):
-    write(letters, 0, 18)
+    """Also if its files were merged before the drop (15 and 16)."""
+    write(letters, 0, batches)
     if replayed:
-        replay(checkpoint, where=named(2, 17))
+        replay(checkpoint, where=named(2, batches - 1))
     conf("spark.sql.files.maxPartitionBytes", "1000")  # a file is read by many tasks
     frame = dead_letters(checkpoint, spark)
-    drop(checkpoint, named(3, 17))
-    there = left(18, 3, 17)
+    if batches < 18:
+        write(letters, batches, 18)
+    drop(checkpoint, named(3, batches - 1))
+    there = left(batches, 3, batches - 1)
     rows = frame.collect()
     assert {row.message_id for row in rows} == set(there.values())
     assert len(rows) == frame.count() == len(there)

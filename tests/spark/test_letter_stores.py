@@ -13,7 +13,8 @@ from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
 from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters.checkpoints import checkpoint_of, store_of
 from ackcore.spark.dead_letters.drop import drop
-from ackcore.spark.dead_letters.listing import LetterFilter, count_letters, list_letters
+from ackcore.spark.dead_letters.letter_files import batch_rows, read_letters
+from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, count_letters, list_letters
 from ackcore.spark.dead_letters.notes import notes_of
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
@@ -222,3 +223,28 @@ def test_who_began_to_read_before_a_drop_reads_on(home):
     drop(home.checkpoint, named(1))
     found = [row for file in files for row in LetterFilter().rows(file, "lines", notes).tolist()]
     assert found == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("merges", [1, 2])
+def test_who_began_to_read_before_a_merge_and_a_drop_reads_on(home, monkeypatch, merges):
+    """Files that were merged once or twice, and one of three files of a micro-batch."""
+    monkeypatch.setattr(compaction, "_FEWEST", 3)
+    state, letters = home.driver()
+    with state:
+        write(letters, 0, 1)
+        letters._write("lines", 1, [[died(100 + 2 * part, 2)] for part in range(3)])
+        write(letters, 2, 3)
+        store = store_of(home.checkpoint)
+        files, notes = store.files("lines"), notes_of(store)
+        write(letters, 3, 12 if merges == 2 else 4)
+    assert store_of(home.checkpoint).files("lines")[0].level == merges
+    drop(home.checkpoint, LetterFilter((LetterId("lines", 0, 1), LetterId("lines", 1, 3))))
+    for file in files:
+        rows = batch_rows(file.path)
+        gone = {"batch-0": [1], "batch-1.2": [1]}.get(file.path.name.partition(".e")[0], [])
+        found = LetterFilter().rows(file, "lines", notes).tolist()
+        assert found == [row for row in (0, 1) if row not in gone]
+        names = read_letters(file.path)["message_id"].to_pylist()
+        first = 100 if file.first == 1 else 2 * file.first
+        for row in found:
+            assert names[row] == f"id-{first + rows.position(row)}"

@@ -18,14 +18,16 @@ import pyarrow.parquet as pq
 from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import checksum_of
 from ackcore.spark.base.errors import StateError, corrupt
+from ackcore.spark.base.letter_columns import write_letters
 from ackcore.spark.base.paths import Place
 from ackcore.spark.checkpoint.shared_record import INDEX
 from ackcore.spark.stores.interface import Store
 
 #: A column that is null only in emptied rows.
 ATTEMPTS = "attempts"
-#: The name of a file with some letters of a micro-batch, and the position of the first.
-_PART = re.compile(r"batch-\d+\.(\d+)\.e\d+\.[0-9a-f]+\.parquet")
+#: The name of a file of letters: its micro-batch and the position of its first letter, or its first
+#: and last micro-batch.
+_NAME = re.compile(r"(?:batch-(\d+)(?:\.(\d+))?|batches-(\d+)-(\d+)\.\d+)\.e\d+\.\w+\.parquet")
 #: The end of the name of an empty file by which a user gives up a file of letters.
 GIVEN_UP = ".given-up"
 
@@ -76,12 +78,16 @@ class Objects:
 
 @dataclass(frozen=True, slots=True)
 class ObjectFile:
-    """A file of letters in a store, with its recorded length and checksum."""
+    """A file of letters in a store, with its recorded length and checksum.
+
+    ``end``: the position of the next file's first letter, if its micro-batch has a next file.
+    """
 
     objects: Objects = field(compare=False, repr=False)
     key: str
     size: int
     digest: str
+    end: int | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
@@ -93,7 +99,7 @@ class ObjectFile:
         return f"{self.objects.store.url}/{self.key}"
 
     def open(self) -> pa.NativeFile:
-        """Open the file, or the one that replaced it and has the same letters in the same rows.
+        """Open the file, or the same letters in the same rows in the file that replaced it.
 
         Raises FileNotFoundError if both are missing, pyarrow.ArrowInvalid if the file is damaged.
         """
@@ -103,8 +109,25 @@ class ObjectFile:
             now = self.objects.find(self)
             if now is None:
                 raise
-            data = self.objects.read(now.key, now.size, now.digest)
+            if name_of(now.key) == name_of(self.key):
+                data = self.objects.read(now.key, now.size, now.digest)
+            else:
+                data = _cut(now, self)
+                self.objects.keep(self.key, data)
         return pa.BufferReader(data)
+
+
+def _cut(merged: ObjectFile, old: ObjectFile) -> pa.Buffer:
+    """Return a file with the letters of one that was merged into another, in the same rows."""
+    first, last = batches_of(old)
+    batch_ids = batch_rows(merged).batch_ids
+    low, high = np.searchsorted(batch_ids, [first, last + 1]).tolist()
+    rows = np.arange(len(batch_ids)) - low
+    end = high - low if old.end is None else min(old.end, high - low)
+    wanted = (rows >= position_of(old)) & (rows < end)
+    sink = pa.BufferOutputStream()
+    write_letters(sink, read_schema(merged), read_parts(merged, wanted))
+    return sink.getvalue()
 
 
 #: Writes a file of letters.
@@ -289,5 +312,16 @@ def batch_rows(path: ObjectFile, batch_ids: Int64s | None = None) -> BatchRows:
 
 def position_of(path: ObjectFile) -> int:
     """Return the position in its micro-batch of a file's first letter, from the file's name."""
-    part = _PART.fullmatch(path.name)
-    return 0 if part is None else int(part[1])
+    named = _NAME.fullmatch(path.name)
+    return int((named and named[2]) or 0)
+
+
+def batches_of(path: ObjectFile) -> tuple[int, int]:
+    """Return the first and last micro-batch of a file, from its name; -1 for a file of columns."""
+    named = _NAME.fullmatch(path.name)
+    return (int(named[1] or named[3]), int(named[1] or named[4])) if named else (-1, -1)
+
+
+def name_of(key: str) -> str:
+    """Return the part of a key with the micro-batches and the first letter's position."""
+    return key.rpartition("/")[2].partition(".e")[0]

@@ -27,7 +27,9 @@ import secrets
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,9 @@ from ackcore.spark.dead_letters.letter_files import (
     NotesChanged,
     ObjectFile,
     Objects,
+    batches_of,
+    name_of,
+    position_of,
     read_schema,
 )
 from ackcore.spark.stores.interface import Store
@@ -183,21 +188,29 @@ class Letters:
     def files(self, spout: str) -> list[LetterFile]:
         """Return the valid files of a spout, in the order of their micro-batches."""
         found = _of_spout(self._index.read(), spout)["files"]
-        return [self._file(each) for each in found]
-
-    def _file(self, entry: Mapping[str, Any]) -> LetterFile:
-        return LetterFile(self._path(entry), entry["first"], entry["last"], entry["level"])
+        files = [
+            LetterFile(self._path(each), each["first"], each["last"], each["level"])
+            for each in found
+        ]
+        for n, (file, after) in enumerate(pairwise(files)):
+            if file.first == after.first:
+                path = replace(file.path, end=position_of(after.path))
+                files[n] = file._replace(path=path)
+        return files
 
     def _path(self, entry: Mapping[str, Any]) -> ObjectFile:
         return ObjectFile(self.objects, entry["object"], entry["bytes"], entry["checksum"])
 
     def _now(self, file: ObjectFile) -> ObjectFile | None:
-        """Return the file that has replaced a missing one, with the same letters, or None."""
+        """Return the file that has replaced a missing one or has its letters, or None."""
         spout = file.key.partition("/")[0]
+        first, last = batches_of(file)
         # A new record: the index read before stays unchanged, so that it is of one moment.
         index = SharedRecord(self.store, INDEX).load()
         for each in _of_spout(index, spout)["files"]:
-            if _name(each["object"]) == _name(file.key):
+            if name_of(each["object"]) == name_of(file.key):
+                return self._path(each)
+            if each["level"] and each["first"] <= first <= last <= each["last"]:
                 return self._path(each)
         return None
 
@@ -266,7 +279,7 @@ class Letters:
         """
         files = _of_spout(self._index.read(), spout)["files"]
         there = [each for each in files if each["first"] == number]
-        known = {_name(each["object"]): each for each in there}
+        known = {name_of(each["object"]): each for each in there}
         with ThreadPoolExecutor(_AT_ONCE) as beside:
             copies = {
                 one.position: beside.submit(
@@ -376,7 +389,7 @@ class Letters:
         """Return the files with letters of these micro-batches, by the index as read now.
 
         This first deletes files that were merged into others: `drop` could not empty their rows.
-        Their readers find the file that replaced them.
+        Their readers find the letters in the files that replaced them.
         """
         self.refresh()
         self._forget_merged(spout, list(_of_spout(self._index.read(), spout)["merged"]))
@@ -386,7 +399,7 @@ class Letters:
     def rewrite(self, spout: str, file: LetterFile, fill: Fill) -> None:
         """Replace a file by one with the same rows and a new key, if the index still names it."""
         key, done = file.path.key, False
-        name = _name(key)
+        name = name_of(key)
         new: dict[str, Any] = {}
         epoch = -1
 
@@ -510,11 +523,6 @@ class Letters:
 def _part(number: int, new: NewFile) -> str:
     """Return the first part of the key of a micro-batch's file."""
     return f"batch-{number}.{new.position}" if new.position else f"batch-{number}"
-
-
-def _name(key: str) -> str:
-    """Return the part of a key with the micro-batches and the first letter's position."""
-    return key.rpartition("/")[2].partition(".e")[0]
 
 
 def _of_spout(body: Body, spout: str) -> dict[str, Any]:

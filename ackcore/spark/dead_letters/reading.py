@@ -157,7 +157,7 @@ def letters_of(
     )
     declared = from_arrow_schema(pa.schema([*read_schema(files[0]), *marks]))
     target = to_arrow_schema(declared)
-    named = [(file.key, file.size, file.digest) for file in files]
+    named = [(file.key, file.size, file.digest, file.end) for file in files]
     store = files[0].objects.store
     notes = [note for note in notes if spout in note.rows]
 

@@ -12,6 +12,7 @@ index names the valid files; see `ackcore.spark.dead_letters.letter_store`::
 
 A letter's name is its micro-batch and its position among the letters of that micro-batch and spout,
 whichever file has it. A merged file stays for an hour, for readers that have read an older index.
+If a drop deletes it earlier, they read its letters from the file into which it was merged.
 
 Files that tasks wrote are linked from the checkpoint. Where links are impossible they are copied,
 in a bucket by the bucket itself. So their letters do not pass the driver, except small files, which
