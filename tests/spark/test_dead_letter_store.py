@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from checkpoints import OPEN, VALUE, died, ids
+from checkpoints import OPEN, VALUE, died, ids, run_one
 from letter_homes import active, path_of, reader, write
 
 from ackcore.spark.base import letter_columns
@@ -192,6 +192,42 @@ def test_a_damaged_file_is_told_once_and_does_not_stop_the_dead(letters, checkpo
     assert sum(pc.sum(some["deaths"]).as_py() for some in letters.reasons()) == 38
     assert len(numbers(Path(letters.place.url))) == 38
     assert not path.with_name(wanted).exists()
+
+
+@pytest.mark.parametrize("ahead", ["not merged", "merged", "of another spout", "dropped"])
+def test_letters_that_are_newer_than_the_checkpoint_are_refused_at_the_first_write(
+    checkpoint, tmp_path, ahead
+):
+    there, new = tmp_path / "there", tmp_path / "new"
+    with OPEN(checkpoint) as state:
+        run_one(state, 0)
+        letters = DeadLetters.open(checkpoint, state.deployment_key, there)
+    last = 25 if ahead == "not merged" else 26
+    write(letters, 10, last + 1)
+    if ahead == "dropped":
+        chosen = [LetterId("lines", n, at) for n in range(10, 26) for at in (0, 1)]
+        drop(there, LetterFilter(chosen))
+    before = names(letters), active(letters)
+    # Its driver may have died before the last micro-batch was done.
+    write(letters, last, last + 1)
+    assert (names(letters), active(letters)) == before
+    spout = "clicks" if ahead == "of another spout" else "lines"
+    for number in (5, 10, 24, last - 1):
+        with pytest.raises(CheckpointCorrupt, match="newer than the checkpoint") as caught:
+            letters.write(number, {spout: died(100, 2)})
+        assert f"only at micro-batch {number}" in str(caught.value)
+        assert "move the letters away" in str(caught.value)
+        assert "set dead_letters= to a new directory" in str(caught.value)
+    assert (names(letters), active(letters)) == before
+    # The letters can be moved away, as the error says.
+    there.rename(tmp_path / "away")
+    with OPEN(checkpoint) as state:
+        letters = DeadLetters.open(checkpoint, state.deployment_key, new)
+    write(letters, 5, 6)
+    assert numbers(new) == [(5, "id-10"), (5, "id-11")]
+    if ahead != "dropped":
+        assert numbers(tmp_path / "away")[:2] == [(10, "id-20"), (10, "id-21")]
+    assert DeadLetters.open(checkpoint, state.deployment_key).place.url == str(new)
 
 
 def by_id(letters, **which):

@@ -122,9 +122,8 @@ def _cut(merged: ObjectFile, old: ObjectFile) -> pa.Buffer:
     first, last = batches_of(old)
     batch_ids = batch_rows(merged).batch_ids
     low, high = np.searchsorted(batch_ids, [first, last + 1]).tolist()
-    rows = np.arange(len(batch_ids)) - low
-    end = high - low if old.end is None else min(old.end, high - low)
-    wanted = (rows >= position_of(old)) & (rows < end)
+    wanted = np.zeros(len(batch_ids), np.bool_)
+    wanted[low + position_of(old) : min(low + (old.end or high), high)] = True
     sink = pa.BufferOutputStream()
     write_letters(sink, read_schema(merged), read_parts(merged, wanted))
     return sink.getvalue()

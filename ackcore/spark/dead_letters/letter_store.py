@@ -74,6 +74,11 @@ _SMALL = 1 << 20
 _AT_ONCE = 16
 #: Attempts to rewrite a file while drivers start.
 _TRIES = 10
+#: The end of an error about letters that are newer than their checkpoint.
+NEWER_LETTERS = (
+    "Restore the checkpoint and the letters from one backup; or move the letters away, where "
+    "dead_letters() still reads them, and set dead_letters= to a new directory"
+)
 
 
 class Letters:

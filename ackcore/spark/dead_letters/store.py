@@ -47,7 +47,7 @@ from ackcore.spark.checkpoint.shared_record import INDEX
 from ackcore.spark.dead_letters.checkpoints import letters_at
 from ackcore.spark.dead_letters.compaction import Compaction
 from ackcore.spark.dead_letters.letter_files import NewFile
-from ackcore.spark.dead_letters.letter_store import Letters, files_of
+from ackcore.spark.dead_letters.letter_store import NEWER_LETTERS, Letters, files_of
 from ackcore.spark.dead_letters.notes import letters_left, notes_of
 from ackcore.spark.stores.opening import is_bucket, open_store, place_of
 
@@ -155,22 +155,23 @@ class DeadLetters:
 
         Older files may be merged then; an error of that is only logged. ``dead``: by spout the
         records, in the columns of `TRACKING` and of the source. Raises StateError if the letters
-        cannot be written.
+        cannot be written, CheckpointCorrupt if the store has letters of a later micro-batch.
         """
         found = dead_of(dead)
-        for spout in found:
-            parts = found.parts[spout]
-            self._write(spout, number, _files(parts))
-
-    def _write(self, spout: str, number: int, parts: Sequence[Sequence[DeadPart]]) -> None:
-        files = self.place.files(spout)
-        for file in files:
-            if file.level and file.first <= number <= file.last:
+        # The numbers of micro-batches only grow, and the last one's letters are not merged yet.
+        for _, file in files_of(self.place) if found else ():
+            if file.last > number or (file.level and file.last == number):
                 raise corrupt(
                     file.path,
                     f"has letters up to micro-batch {file.last}, but the checkpoint is only at "
                     f"micro-batch {number}: the dead letters are newer than the checkpoint",
+                    NEWER_LETTERS,
                 )
+        for spout in found:
+            self._write(spout, number, _files(found.parts[spout]))
+
+    def _write(self, spout: str, number: int, parts: Sequence[Sequence[DeadPart]]) -> None:
+        files = self.place.files(spout)
         new, position = [], 0
         for some in parts:
             new.append(_new_file(position, some, number))
