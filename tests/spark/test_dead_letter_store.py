@@ -22,7 +22,13 @@ from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters import replay as replays
 from ackcore.spark.dead_letters.checkpoints import letters_at
 from ackcore.spark.dead_letters.drop import drop
-from ackcore.spark.dead_letters.letter_files import BatchRows, batch_rows, read_letters, read_schema
+from ackcore.spark.dead_letters.letter_files import (
+    BatchRows,
+    batch_rows,
+    read_letters,
+    read_schema,
+    reading_letters,
+)
 from ackcore.spark.dead_letters.letter_store import kinds_of
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.notes import notes_of, places_of, sent_rows
@@ -192,6 +198,14 @@ def test_a_damaged_file_is_told_once_and_does_not_stop_the_dead(letters, checkpo
     assert sum(pc.sum(some["deaths"]).as_py() for some in letters.reasons()) == 38
     assert len(numbers(Path(letters.place.url))) == 38
     assert not path.with_name(wanted).exists()
+
+
+@pytest.mark.parametrize("error", [pa.ArrowMemoryError, pa.ArrowCancelled])
+def test_a_file_for_which_there_is_no_memory_is_not_damaged(letters, error):
+    write(letters, 0, 1)
+    (file,) = reader(letters).files("lines")
+    with pytest.raises(error), reading_letters(file.path):
+        raise error("no more")
 
 
 @pytest.mark.parametrize("ahead", ["not merged", "merged", "of another spout", "dropped"])

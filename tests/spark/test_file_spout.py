@@ -350,6 +350,18 @@ def test_a_file_that_cannot_be_reached_is_not_damaged(folder):
     assert not isinstance(failed.value, FileUnreadable)
 
 
+@pytest.mark.parametrize("error", [pa.ArrowMemoryError, pa.ArrowCancelled])
+def test_a_file_for_which_there_is_no_memory_is_not_unreadable(folder, monkeypatch, error):
+    def read_file(reader, name):
+        raise error("no more")
+
+    put(folder, "a", 1, b"{}")
+    spout = FileSpout(folder, "json", ROWS)
+    monkeypatch.setattr(FileReader, "_read", read_file)
+    with pytest.raises(error):
+        read(spout, spout.plan(None))
+
+
 DAMAGED = {
     "json": [
         b"null",

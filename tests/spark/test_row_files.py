@@ -112,6 +112,16 @@ def test_a_file_that_may_not_be_read_is_not_damaged(tmp_path):
     assert damage_in(error.value) is None
 
 
+@pytest.mark.parametrize("error", [pa.ArrowMemoryError, pa.ArrowCancelled])
+def test_a_file_for_which_there_is_no_memory_is_not_damaged(file, monkeypatch, error):
+    def read_message(source):
+        raise error("no more")
+
+    monkeypatch.setattr(pa.ipc, "read_message", read_message)
+    with pytest.raises(error):
+        read_rows(file)
+
+
 def test_two_of_one_name_do_not_meet(tmp_path):
     """A task of another SparkContext may have the same number, and write at the same time."""
     first, second = (RowFileWriter(str(tmp_path), ONE, 3, 7) for _ in range(2))

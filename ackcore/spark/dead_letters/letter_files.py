@@ -197,13 +197,15 @@ def reading_letters(path: ObjectFile, **options: Any) -> Iterator[pq.ParquetFile
     """Open a file of letters as a ParquetFile for a ``with`` block.
 
     Raises CheckpointCorrupt if the file is damaged or missing, also for an Arrow or OS error in the
-    block.
+    block, but not for a lack of memory or a cancellation.
 
     ``options``: more arguments of ParquetFile.
     """
     try:
         with pq.ParquetFile(path.open(), page_checksum_verification=True, **options) as file:
             yield file
+    except (MemoryError, pa.ArrowCancelled):
+        raise
     except (pa.ArrowException, OSError) as error:
         way_out = (
             "Put the file back from a backup; or make an empty file beside it with the name "

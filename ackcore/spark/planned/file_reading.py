@@ -57,6 +57,8 @@ class FileReader:
                 for name in self.tasks[task]:
                     try:
                         yield from self._read(name)
+                    except (MemoryError, pa.ArrowCancelled):
+                        raise
                     except (pa.ArrowException, ValueError, OSError) as error:
                         said = str(error).partition("\n")[0]
                         file = f"the file {self.root}/{shown(name)}"

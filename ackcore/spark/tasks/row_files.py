@@ -280,6 +280,8 @@ def _fingerprint_of(data: pa.Buffer) -> int:
             end = messages.tell()
             so_far = fingerprint(data.slice(at, end - at), so_far)
             at = end
+    except (MemoryError, pa.ArrowCancelled):
+        raise
     except (EOFError, OSError, pa.ArrowException):
         # The end of the stream, or bytes that are no message.
         return fingerprint(data.slice(at), so_far)
