@@ -225,9 +225,9 @@ def test_who_began_to_read_before_a_drop_reads_on(home):
     assert found == [0, 1, 0, 1]
 
 
-@pytest.mark.parametrize("merges", [1, 2])
-def test_who_began_to_read_before_a_merge_and_a_drop_reads_on(home, monkeypatch, merges):
-    """Files that were merged once or twice, and one of three files of a micro-batch."""
+@pytest.mark.parametrize("merges", [0, 1, 2])
+def test_who_began_to_read_before_merges_and_a_drop_reads_on(home, monkeypatch, merges):
+    """One micro-batch has three files."""
     monkeypatch.setattr(compaction, "_FEWEST", 3)
     state, letters = home.driver()
     with state:
@@ -236,7 +236,7 @@ def test_who_began_to_read_before_a_merge_and_a_drop_reads_on(home, monkeypatch,
         write(letters, 2, 3)
         store = store_of(home.checkpoint)
         files, notes = store.files("lines"), notes_of(store)
-        write(letters, 3, 12 if merges == 2 else 4)
+        write(letters, 3, [3, 4, 12][merges])
     assert store_of(home.checkpoint).files("lines")[0].level == merges
     drop(home.checkpoint, LetterFilter((LetterId("lines", 0, 1), LetterId("lines", 1, 3))))
     for file in files:
