@@ -106,17 +106,16 @@ def _joined(run: list[LetterFile], notes: Sequence[Note]) -> Iterator[pa.Table]:
     """Yield the letters of several files, with empty rows for letters of a file given up."""
     first = end = -1
     for each in run:
-        at = position_of(each.path)
-        lost = at - (end if each.first == first else 0)
+        lost = position_of(each.path) - (end if each.first == first else 0)
+        first, end = each.first, position_of(each.path)
         for part in parts_left(each.path, notes):
             if lost:
                 # The position of a letter in a merged file is its row in the micro-batch.
                 empty = emptied(part.slice(0, 1), np.ones(1, np.bool_))
                 yield empty.take(pa.array(np.zeros(lost, np.int64)))
                 lost = 0
-            at += len(part)
+            end += len(part)
             yield part
-        first, end = each.first, at
 
 
 def _spout_of(path: ObjectFile) -> str:

@@ -25,8 +25,7 @@ from ackcore.spark.stores.interface import Store
 
 #: A column that is null only in emptied rows.
 ATTEMPTS = "attempts"
-#: The name of a file of letters: its micro-batch and the position of its first letter, or its first
-#: and last micro-batch.
+#: The name of a file of letters: of a micro-batch, from a position on, or of several micro-batches.
 _NAME = re.compile(r"(?:batch-(\d+)(?:\.(\d+))?|batches-(\d+)-(\d+)\.\d+)\.e\d+\.\w+\.parquet")
 #: The end of the name of an empty file by which a user gives up a file of letters.
 GIVEN_UP = ".given-up"
@@ -101,31 +100,30 @@ class ObjectFile:
     def open(self) -> pa.NativeFile:
         """Open the file, or the same letters in the same rows in the file that replaced it.
 
-        Raises FileNotFoundError if both are missing, pyarrow.ArrowInvalid if the file is damaged.
+        Raises FileNotFoundError if it is missing without replacement, pyarrow.ArrowInvalid if it is
+        damaged, CheckpointCorrupt if the replacement is missing or damaged.
         """
         try:
             data = self.objects.read(self.key, self.size, self.digest)
         except FileNotFoundError:
             now = self.objects.find(self)
-            if now is None:
+            if now in (None, self):
                 raise
-            if name_of(now.key) == name_of(self.key):
-                data = self.objects.read(now.key, now.size, now.digest)
-            else:
-                data = _cut(now, self)
-                self.objects.keep(self.key, data)
+            data = _cut(now, self)
+            self.objects.keep(self.key, data)
         return pa.BufferReader(data)
 
 
-def _cut(merged: ObjectFile, old: ObjectFile) -> pa.Buffer:
-    """Return a file with the letters of one that was merged into another, in the same rows."""
+def _cut(now: ObjectFile, old: ObjectFile) -> pa.Buffer:
+    """Return a file with the letters of ``old``, in the same rows, from the one that has them."""
     first, last = batches_of(old)
-    batch_ids = batch_rows(merged).batch_ids
+    batch_ids = batch_rows(now).batch_ids
     low, high = np.searchsorted(batch_ids, [first, last + 1]).tolist()
     wanted = np.zeros(len(batch_ids), np.bool_)
-    wanted[low + position_of(old) : min(low + (old.end or high), high)] = True
+    low -= position_of(now)
+    wanted[low + position_of(old) : high if old.end is None else min(low + old.end, high)] = True
     sink = pa.BufferOutputStream()
-    write_letters(sink, read_schema(merged), read_parts(merged, wanted))
+    write_letters(sink, read_schema(now), read_parts(now, wanted))
     return sink.getvalue()
 
 
@@ -321,8 +319,3 @@ def batches_of(path: ObjectFile) -> tuple[int, int]:
     """Return the first and last micro-batch of a file, from its name; -1 for a file of columns."""
     named = _NAME.fullmatch(path.name)
     return (int(named[1] or named[3]), int(named[1] or named[4])) if named else (-1, -1)
-
-
-def name_of(key: str) -> str:
-    """Return the part of a key with the micro-batches and the first letter's position."""
-    return key.rpartition("/")[2].partition(".e")[0]

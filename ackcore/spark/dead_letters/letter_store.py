@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,6 @@ from ackcore.spark.dead_letters.letter_files import (
     ObjectFile,
     Objects,
     batches_of,
-    name_of,
     position_of,
     read_schema,
 )
@@ -193,15 +192,13 @@ class Letters:
     def files(self, spout: str) -> list[LetterFile]:
         """Return the valid files of a spout, in the order of their micro-batches."""
         found = _of_spout(self._index.read(), spout)["files"]
-        files = [
-            LetterFile(self._path(each), each["first"], each["last"], each["level"])
-            for each in found
-        ]
-        for n, (file, after) in enumerate(pairwise(files)):
-            if file.first == after.first:
-                path = replace(file.path, end=position_of(after.path))
-                files[n] = file._replace(path=path)
-        return files
+        return [self._file(each, after) for each, after in zip_longest(found, found[1:])]
+
+    def _file(self, entry: Mapping[str, Any], after: Mapping[str, Any] | None) -> LetterFile:
+        path = self._path(entry)
+        if after is not None and after["first"] == entry["first"]:
+            path = replace(path, end=position_of(self._path(after)))
+        return LetterFile(path, entry["first"], entry["last"], entry["level"])
 
     def _path(self, entry: Mapping[str, Any]) -> ObjectFile:
         return ObjectFile(self.objects, entry["object"], entry["bytes"], entry["checksum"])
@@ -213,9 +210,8 @@ class Letters:
         # A new record: the index read before stays unchanged, so that it is of one moment.
         index = SharedRecord(self.store, INDEX).load()
         for each in _of_spout(index, spout)["files"]:
-            if name_of(each["object"]) == name_of(file.key):
-                return self._path(each)
-            if each["level"] and each["first"] <= first <= last <= each["last"]:
+            same = _name(each["object"]) == _name(file.key)
+            if same or (each["level"] and each["first"] <= first <= last <= each["last"]):
                 return self._path(each)
         return None
 
@@ -284,7 +280,7 @@ class Letters:
         """
         files = _of_spout(self._index.read(), spout)["files"]
         there = [each for each in files if each["first"] == number]
-        known = {name_of(each["object"]): each for each in there}
+        known = {_name(each["object"]): each for each in there}
         with ThreadPoolExecutor(_AT_ONCE) as beside:
             copies = {
                 one.position: beside.submit(
@@ -404,7 +400,7 @@ class Letters:
     def rewrite(self, spout: str, file: LetterFile, fill: Fill) -> None:
         """Replace a file by one with the same rows and a new key, if the index still names it."""
         key, done = file.path.key, False
-        name = name_of(key)
+        name = _name(key)
         new: dict[str, Any] = {}
         epoch = -1
 
@@ -528,6 +524,11 @@ class Letters:
 def _part(number: int, new: NewFile) -> str:
     """Return the first part of the key of a micro-batch's file."""
     return f"batch-{number}.{new.position}" if new.position else f"batch-{number}"
+
+
+def _name(key: str) -> str:
+    """Return the part of a key with the micro-batches and the first letter's position."""
+    return key.rpartition("/")[2].partition(".e")[0]
 
 
 def _of_spout(body: Body, spout: str) -> dict[str, Any]:
