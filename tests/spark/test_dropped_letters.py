@@ -13,6 +13,7 @@ from checkpoints import OPEN, died, ids, run_one
 from letter_homes import active, reader
 
 from ackcore.spark.base import letter_columns
+from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters import drop as dropping
@@ -139,6 +140,25 @@ def test_what_a_driver_merges_meanwhile_is_looked_at_again(letters, checkpoint, 
     drop(checkpoint, named(0, 7))
     assert active(letters) == ["batches-0-15.1.parquet", "batch-16.parquet"]
     assert on_disk(Path(letters.place.url)) == set(left(17, 0, 7).values())
+
+
+@pytest.mark.parametrize("how", [drop, lambda path, some: replay(path, where=some)])
+def test_a_note_is_not_about_letters_that_are_written_later(letters, checkpoint, how):
+    """A restored checkpoint runs the micro-batch of the noted letters again."""
+    letters.write(0, {"lines": died(0, 4)})
+    letters.write(1, {"lines": died(4, 4)})
+    how(checkpoint, named(1))
+    letters = DeadLetters(reader(letters))
+    before = active(letters), listed(letters.place.url), on_disk(Path(letters.place.url))
+    letters.write(1, {"lines": died(4, 4)})  # the same letters: its driver had died
+    after = active(letters), listed(letters.place.url), on_disk(Path(letters.place.url))
+    assert after == before
+    with pytest.raises(CheckpointCorrupt, match="has letters of micro-batch 1 that were") as caught:
+        letters.write(1, {"lines": died(50, 4)})
+    assert "newer than the checkpoint" in str(caught.value)
+    assert "set dead_letters= to a new directory" in str(caught.value)
+    assert (active(letters), listed(letters.place.url)) == before[:2]
+    letters.write(2, {"lines": died(8, 4)})
 
 
 @pytest.mark.parametrize("replayed", [False, True])

@@ -100,9 +100,8 @@ def _empty(store: Letters, notes: Sequence[Note]) -> None:
         numbers = {int(n) for note in dropped for n in note.rows.get(spout, ())}
         # Repeat for files that a driver merged meanwhile from files not yet rewritten.
         for _ in range(_PASSES if numbers else 0):
-            if not sum(
-                _empty_file(store, spout, file, notes) for file in store.named(spout, numbers)
-            ):
+            files = store.named(spout, numbers)
+            if not sum(_empty_file(store, spout, file, notes) for file in files):
                 break
 
 

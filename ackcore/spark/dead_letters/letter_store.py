@@ -251,14 +251,14 @@ class Letters:
         """Write a file of letters, and return the entry for it that the index is to get.
 
         ``name``: the file's name before its epoch. ``fill``: writes the content. ``there``: an
-        entry of the index. If its file has the same bytes, nothing is written.
+        entry of the index. If its file has these bytes, or had before a drop, nothing is written.
         """
         with made_for(self.store) as path:
             with open(path, "wb") as file:
                 fill(file)
             with pa.memory_map(str(path)) as source:
                 size, digest = source.size(), digest_of(source.read_buffer())
-            if there is not None and there["checksum"] == digest:
+            if there is not None and digest in (there["checksum"], there.get("written")):
                 return dict(there)
             small = path.read_bytes() if size <= _SMALL else None
             key = self._new_key(spout, name, digest)
@@ -276,28 +276,34 @@ class Letters:
 
         This takes two bucket requests in sequence, or none if the letters are already there. Files
         that tasks wrote are linked, or copied within the bucket. Copying takes one more request per
-        file; many run in parallel.
+        file; many run in parallel. Raises CheckpointCorrupt if notes name the letters to replace.
         """
         files = _of_spout(self._index.read(), spout)["files"]
         there = [each for each in files if each["first"] == number]
         known = {_name(each["object"]): each for each in there}
+        parts = {_part(number, one): one for one in new}
         with ThreadPoolExecutor(_AT_ONCE) as beside:
             copies = {
-                one.position: beside.submit(
-                    self._copied, spout, _part(number, one), one, known.get(_part(number, one))
-                )
-                for one in new
+                name: beside.submit(self._copied, spout, name, one, known.get(name))
+                for name, one in parts.items()
                 if one.source is not None and is_beside(one.source, self.store)
             }
             put = [
-                copies[one.position].result()
-                if one.position in copies
-                else self._put(spout, _part(number, one), one.fill, known.get(_part(number, one)))
-                for one in new
+                copies[name].result()
+                if name in copies
+                else self._put(spout, name, one.fill, known.get(name))
+                for name, one in parts.items()
             ]
         keys = [each["object"] for each in put]
         if keys == [each["object"] for each in there]:
             return
+        lost = {each["object"] for each in there} - {*keys}
+        if lost and any(str(number) in note["rows"].get(spout, ()) for _, note in self.notes()):
+            what = (
+                f"has letters of micro-batch {number} that were sent again or dropped, and the "
+                "checkpoint has others: the dead letters are newer than the checkpoint"
+            )
+            raise corrupt(self._path(there[0]), what, NEWER_LETTERS)
         entries = [{**each, "first": number, "last": number, "level": 0} for each in put]
         gone: set[str] = set()
 
@@ -323,7 +329,10 @@ class Letters:
         assert new.source is not None
         digest = checksum_in(new.source)
         assert digest is not None, f"{os.fspath(new.source)} has no checksum in its name"
-        if there is not None and (there["checksum"], there["bytes"]) == (digest, new.nbytes):
+        if there is not None and (
+            (there["checksum"], there["bytes"]) == (digest, new.nbytes)
+            or there.get("written") == digest
+        ):
             return dict(there)
         key = self._new_key(spout, name, digest)
         size = adopt_object(new.source, self.store, key)
@@ -400,7 +409,7 @@ class Letters:
     def rewrite(self, spout: str, file: LetterFile, fill: Fill) -> None:
         """Replace a file by one with the same rows and a new key, if the index still names it."""
         key, done = file.path.key, False
-        name = _name(key)
+        was = {"written": file.path.digest}
         new: dict[str, Any] = {}
         epoch = -1
 
@@ -415,12 +424,12 @@ class Letters:
             if done or key not in there:
                 return None
             done = True
-            changed = [{**each, **new} if each["object"] == key else each for each in files]
+            changed = [{**was, **each, **new} if each["object"] == key else each for each in files]
             return _with(body, spout, files=changed)
 
         for _ in range(_TRIES):
             epoch = self._index.read()["epoch"]
-            new = self._put(spout, name, fill)
+            new = self._put(spout, _name(key), fill)
             self._change(change)
             self._delete({key if done else new["object"]})
             if done or self._index.read()["epoch"] == epoch:

@@ -252,8 +252,7 @@ def _choose(
     to skip, because they were sent or dropped already. ``notes``: all notes, for the number of
     times that letters were sent. ``bound``: the maximum number of replays of a record.
     """
-    columns = ["batch_id", ATTEMPTS, "component", "error_type", "replays"]
-    letters = read_letters(file.path, columns)
+    letters = read_letters(file.path, ["batch_id", ATTEMPTS, "component", "error_type", "replays"])
     rows = batch_rows(file.path, letters["batch_id"].to_numpy())
     wanted = np.ones(len(rows), np.bool_)
     if chosen is not None:
