@@ -483,7 +483,7 @@ class Letters:
     # -- notes --------------------------------------------------------------------------------
 
     def notes(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the id of each request that sent or dropped letters, and its `Note` as a dict."""
+        """Yield each request's id and `Note`, as a dict. Call this before `send` and `add_note`."""
         body = self._index.read()
         notes = body.get("notes", {})
         self._seen = notes.keys(), body.get("epoch")
