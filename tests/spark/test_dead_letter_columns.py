@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pyarrow as pa
 import pytest
@@ -11,7 +12,10 @@ from pyspark.sql import types as T
 
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import TRACKING
-from ackcore.spark.dead_letters.reading import dead_letters
+from ackcore.spark.base.versions import JOB_ERRORS
+from ackcore.spark.dead_letters.checkpoints import store_of
+from ackcore.spark.dead_letters.letter_store import kinds_of
+from ackcore.spark.dead_letters.reading import dead_letters, matching_rows
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
 
@@ -148,6 +152,17 @@ def test_a_condition_is_asked_of_letters_with_the_columns_that_they_have(spark, 
         replay(checkpoint, spark, where="payload.value > 3")
     late = replay(checkpoint, spark, where="batch_id = 1 and payload.value > 3")
     assert late.records == {"lines": 1}
+
+
+def test_a_job_that_fails_for_another_reason_is_not_a_wrong_condition(spark, checkpoint):
+    opened(checkpoint, SOURCES).write(0, {"lines": died(0, 2)})
+    store = store_of(checkpoint)
+    kinds = kinds_of(store, None)
+    os.unlink(kinds[0].files[0].path)
+    with pytest.raises(JOB_ERRORS, match=r"CheckpointCorrupt: .*/batch-0\..* is missing"):
+        matching_rows(spark, kinds, (), "batch_id = 0")
+    with pytest.raises(ValueError, match="where must be a condition"):
+        matching_rows(spark, kinds, (), "batch_id =")
 
 
 def test_letters_tell_how_often_they_were_sent_and_by_whom(spark, checkpoint):

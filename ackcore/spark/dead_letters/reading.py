@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-from pyspark.errors import PySparkRuntimeError
+from pyspark.errors import AnalysisException, PySparkRuntimeError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -24,7 +24,7 @@ from ackcore.spark.base.arrow_batches import as_spark_types
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.schemas import LETTER
 from ackcore.spark.base.session import refuse_session
-from ackcore.spark.base.versions import JOB_ERRORS, from_arrow_schema, to_arrow_schema
+from ackcore.spark.base.versions import JOB_ERRORS, WRONG_VALUE, from_arrow_schema, to_arrow_schema
 from ackcore.spark.dead_letters.checkpoints import check_spout, store_of
 from ackcore.spark.dead_letters.letter_files import (
     ATTEMPTS,
@@ -223,6 +223,9 @@ def matching_rows(
             for name, row in whole.where(where).select(_FILE, _ROW).collect():
                 found.setdefault(paths[name], []).append(row)
         except (*JOB_ERRORS, TypeError) as error:
+            about = isinstance(error, AnalysisException | TypeError)
+            if not about and not WRONG_VALUE.search(str(error)):
+                raise  # it is not about the condition: a worker died, or cannot read a file
             columns = ", ".join(whole.columns[:-2])
             raise ValueError(
                 f"where must be a condition, as text or Column, over {columns} (a source's column "
