@@ -148,9 +148,9 @@ def test_a_note_is_not_about_letters_that_are_written_later(letters, checkpoint,
     letters.write(0, {"lines": died(0, 4)})
     letters.write(1, {"lines": died(4, 4)})
     how(checkpoint, named(1))
-    letters = DeadLetters(reader(letters))
     before = active(letters), listed(letters.place.url), on_disk(Path(letters.place.url))
-    letters.write(1, {"lines": died(4, 4)})  # the same letters: its driver had died
+    # The same letters: its driver had died.
+    DeadLetters(reader(letters)).write(1, {"lines": died(4, 4)})
     after = active(letters), listed(letters.place.url), on_disk(Path(letters.place.url))
     assert after == before
     with pytest.raises(CheckpointCorrupt, match="has letters of micro-batch 1 that were") as caught:

@@ -298,6 +298,8 @@ class Letters:
         if keys == [each["object"] for each in there]:
             return
         lost = {each["object"] for each in there} - {*keys}
+        if lost:
+            self.refresh()  # other processes may have added notes
         if lost and any(str(number) in note["rows"].get(spout, ()) for _, note in self.notes()):
             what = (
                 f"has letters of micro-batch {number} that were sent again or dropped, and the "
