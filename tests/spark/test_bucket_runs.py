@@ -80,6 +80,19 @@ def test_a_word_count_runs_whole_in_a_bucket(spark, places, tmp_path, caplog):
             assert value not in caplog.text
 
 
+def test_a_place_with_an_escape_has_all_objects(spark, bucket, tasks_reach, monkeypatch):
+    monkeypatch.setattr(decide, "INLINE_BYTES", 0)
+    checkpoint, tallies = f"{bucket}/ts=12%3A00 +\xe9/cp", f"{bucket}/%2e%2e/tallies"
+    topology = word_count(spark.createDataFrame(LINES, "line string"), to_parquet(tallies))
+    counts = run_batch(topology, spark, checkpoint)
+    assert (counts.records, counts.acked, counts.dead, counts.retried) == (5, 4, 1, 2)
+    assert counts_in(tallies) == COUNTED
+    assert dead_letters(checkpoint, spark=spark).count() == 1
+    keys = [entry.key for entry in open_store(bucket, "path").list()]
+    assert {key.rpartition("%")[0] for key in keys} == {"ts=12", "%2e"}
+    assert left_in(checkpoint) == []
+
+
 def test_many_that_fail_are_written_by_their_tasks(spark, places, monkeypatch):
     """And the checkpoint has them by a copy within the bucket, the store of letters by another."""
     checkpoint, tallies = places

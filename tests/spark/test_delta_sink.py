@@ -62,6 +62,8 @@ def rows(path, options=None):
     [
         ({"path": 3}, TypeError, "path must be a path or a URI, got int"),
         ({"path": ""}, ValueError, "path must not be empty"),
+        ({"path": "s3a://b/a%20b"}, ValueError, "without percent escapes.* got '%20' in it"),
+        ({"path": "s3://b/a#b"}, ValueError, "without percent escapes.* got '#' in it"),
         ({"keys": [3]}, TypeError, r"keys must be names of columns, got \[3\]"),
         ({"keys": []}, ValueError, "keys must name at least one column; omit it"),
     ],

@@ -231,6 +231,8 @@ def test_partitions_of_each_type(tmp_path):
 
 
 def test_a_table_that_is_not_there_is_named(table):
+    with pytest.raises(ValueError, match=r"without percent escapes, .* got '%20' in it"):
+        DeltaSpout("s3://bucket/a%20b")
     with pytest.raises(SourceError, match=r"DeltaSpout\('.*table'\) cannot be opened"):
         DeltaSpout(table)
 

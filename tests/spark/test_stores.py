@@ -22,7 +22,7 @@ from ackcore.spark.stores.interface import Store, StoreConflict, StoredObject, S
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.objects import _FIRST_RETRY, _RETRY, ObjectStore, told
 from ackcore.spark.stores.opening import is_bucket, open_store, place_of, store_url
-from ackcore.spark.stores.run_files import adopt_object, is_beside
+from ackcore.spark.stores.run_files import adopt_object, is_beside, object_at
 from ackcore.spark.stores.trying import tried
 
 SOON = {
@@ -689,6 +689,28 @@ def test_a_url_without_a_bucket_is_told_that(url, form):
 def test_a_url_names_a_place_in_the_bucket(url):
     with pytest.raises(ValueError, match="must name a path in the bucket"):
         store_url(url, "checkpoint")
+
+
+@pytest.mark.parametrize("character", ["\t", "\n", "\0", "\x7f", "\udce9"])
+def test_a_url_has_no_control_characters(character):
+    with pytest.raises(ValueError, match="without control characters"):
+        store_url(f"s3://bucket/a{character}b/c", "checkpoint")
+
+
+@pytest.mark.parametrize("place", ["bucket", "hdfs_place"])
+@pytest.mark.parametrize("path", ["a b", "a%20b", "%2e%2e/two", "100%", "a+b", "\xe9", "[a]{b}~*'"])
+def test_a_path_in_a_url_is_literal(request, place, path):
+    root = request.getfixturevalue(place)
+    store = open_store(f"{root}/{path}/cp", "checkpoint")
+    store.put("state/x", b"1")
+    whole, key = object_at(f"{store.url}/state/x")
+    assert key.endswith(f"{path}/cp/state/x")
+    assert whole.get(key).data == b"1"
+    assert [each.key for each in open_store(root, "path").list()] == [f"{path}/cp/state/x"]
+    whole.put(key.replace("state/x", "work/y"), b"2")
+    assert adopt_object(f"{store.url}/work/y", store, "state/y") == 1
+    assert store.get("state/y").data == b"2"
+    assert [each.key for each in store.list()] == ["state/x", "state/y", "work/y"]
 
 
 def test_what_is_no_bucket_is_a_path(tmp_path):

@@ -20,7 +20,7 @@ from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.errors import StateError, one_line
 from ackcore.spark.planned.file_reading import read_files
 from ackcore.spark.planned.planned_source import DividedSource, SourceError
-from ackcore.spark.stores.opening import is_bucket, open_store, place_of
+from ackcore.spark.stores.opening import check_delta_url, is_bucket, open_store, place_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -76,6 +76,7 @@ class DeltaSpout(DividedSource):
         max_files_per_batch: int | None = None,
     ) -> None:
         self._root = place_of(path, "path")
+        check_delta_url(self._root)
         self._first = as_count(starting_version, "starting_version", 0)
         if not isinstance(skip_changes, bool):
             raise TypeError(f"skip_changes must be True or False, got {skip_changes!r}")

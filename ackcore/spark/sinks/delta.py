@@ -27,6 +27,7 @@ from ackcore.spark.sinks.columns import (
 from ackcore.spark.sinks.sink import ANY_CONTENT, TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.sinks.unavailable import bare, secrets_of, unavailable_by
+from ackcore.spark.stores.opening import check_delta_url
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -128,6 +129,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         self.path = os.fspath(path)
         if not self.path:
             raise ValueError("path must not be empty")
+        check_delta_url(self.path)
         self.keys = named_keys(keys)
         self._options = dict(storage_options or {})
         #: The table's name in errors.

@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pyarrow as pa
 
@@ -135,8 +136,12 @@ class ObjectStore:
         kind = os.getpid(), self.url in _answered
         if self._client is None or self._client[0] != kind:
             retry = self._retry or (_RETRY if kind[1] else _FIRST_RETRY)
+            scheme, _, place = self.url.partition("://")
+            host, slash, path = place.partition("/")
+            # obstore decodes a path: without this, %2e%2e in it would name another place.
+            url = f"{scheme}://{host}{slash}{quote(path)}"
             with self._asking("", "opened"):
-                self._client = kind, self._obstore.store.from_url(self.url, retry_config=retry)
+                self._client = kind, self._obstore.store.from_url(url, retry_config=retry)
         return self._client[1]
 
     def get(self, key: str) -> Stored | None:

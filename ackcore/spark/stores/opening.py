@@ -31,6 +31,10 @@ _NEARLY = re.compile(r"(s3a?|gs|az|abfss?|hdfs)(?::/?|//)")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NAME_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]{1,5})?")
 _AZURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*@[A-Za-z0-9][A-Za-z0-9.-]*")
+#: Control characters, and bytes of a file name that are not UTF-8.
+_NOT_TEXT = re.compile(r"[\0-\x1f\x7f\ud800-\udfff]")
+#: Parts of a URL that deltalake decodes or drops.
+_DECODED = re.compile(r"%[0-9A-Fa-f]{2}|[?#\0-\x1f\x7f]")
 
 
 def is_bucket(path: str | os.PathLike[str]) -> bool:
@@ -67,12 +71,25 @@ def store_url(url: str, argument: str) -> str:
             "taken from the environment of driver and workers, and never from a URL"
         )
     parts = [part for part in path.split("/") if part]
-    if not parts or any(part in (".", "..") or "\0" in part for part in parts):
+    if not parts or any(part in (".", "..") for part in parts) or _NOT_TEXT.search(path):
         raise ValueError(
             f"{argument} must name a path in the {what}, as {scheme}://{host}/path, without '.' "
-            f"and '..', got {url!r}"
+            f"and '..', and without control characters, got {url!r}"
         )
     return f"{scheme}://{host}/{'/'.join(parts)}"
+
+
+def check_delta_url(path: str) -> None:
+    """Raise ValueError if deltalake takes a bucket's URL for another place than ackcore and Spark.
+
+    deltalake decodes ``%20`` in it, and drops what follows a ``?`` or ``#``.
+    """
+    if is_bucket(path) and (found := _DECODED.search(path)):
+        raise ValueError(
+            f"path must be a URL without percent escapes, '?', '#' and control characters, got "
+            f"{found[0]!r} in it: deltalake would write or read another place than Spark. Write a "
+            "space as it is, and rename a place whose name has such characters"
+        )
 
 
 def place_of(path: str | os.PathLike[str], argument: str) -> str:
