@@ -312,7 +312,7 @@ def skip(
     --file only those of these files. Stop the query first. Its next start continues without the
     rows, which do not become dead letters.
     """
-    done = skip_planned(checkpoint, spout, file or (), dry_run=dry_run)
+    done = skip_planned(checkpoint, spout, file or None, dry_run=dry_run)
     if as_json:
         print_json({**asdict(done), "dry_run": dry_run})
         return

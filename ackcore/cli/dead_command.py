@@ -96,7 +96,7 @@ def listed(
     since: the number of replays of this letter (JSON: sent). Exits with 3 if a file cannot be read,
     after a list of the letters in the other files.
     """
-    wanted = _filter((), spout, component, error, message, since, until, sent)
+    wanted = _filter(None, spout, component, error, message, since, until, sent)
     store = store_of(checkpoint)
     check_spout(store, wanted.spout)
     damaged: list[CheckpointCorrupt] = []
@@ -215,7 +215,7 @@ def replayed(
 
     Exits with 1 if you name letters and none of them is sent.
     """
-    wanted = _filter(letters or (), spout, component, error, message, since, until)
+    wanted = _filter(letters, spout, component, error, message, since, until)
     _refuse_all(wanted, all_of_them)
     corrupt = 0 if as_json else _corrupt(checkpoint, wanted, again)
     done = replay(
@@ -300,7 +300,7 @@ def dropped(
 
     Exits with 1 if you name letters and none of them exists.
     """
-    wanted = _filter(letters or (), spout, component, error, message, since, until, sent)
+    wanted = _filter(letters, spout, component, error, message, since, until, sent)
     _refuse_all(wanted, all_of_them)
     done = drop(checkpoint, wanted, dry_run=dry_run)
     if as_json:
@@ -321,7 +321,7 @@ def _ids(texts: Sequence[str]) -> tuple[LetterId, ...]:
 
 
 def _filter(
-    ids: Sequence[str],
+    ids: Sequence[str] | None,
     spout: str | None,
     component: str | None,
     error: str | None,
@@ -337,7 +337,8 @@ def _filter(
                 f"--{name} must not be blank, got {text!r}; omit it to match all"
             )
     since_ms, until_ms = (None if text is None else time_in(text) for text in (since, until))
-    return LetterFilter(_ids(ids), spout, component, error, message, since_ms, until_ms, sent)
+    found = _ids(ids) if ids else None
+    return LetterFilter(found, spout, component, error, message, since_ms, until_ms, sent)
 
 
 def _refuse_all(wanted: LetterFilter, all_of_them: bool) -> None:

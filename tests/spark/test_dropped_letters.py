@@ -82,6 +82,8 @@ def test_reasons_are_counted_without_what_was_sent_or_dropped(
         letters.write(n, {"lines": died(4 * n, 4, of_each)})
     drop(checkpoint, named(3, 17))
     some = [LetterId("lines", n, at) for n, at in [(0, 3), (3, 2), (8, 1), (15, 3), (18, 0)]]
+    assert not replay(checkpoint, where=LetterFilter(ids=[])).records
+    assert not drop(checkpoint, LetterFilter(ids=[])).records
     assert replay(checkpoint, where=LetterFilter(ids=some)).records == {"lines": 5}
     assert len(active(letters)) == 5
     found = pa.concat_tables(DeadLetters(reader(letters)).reasons())

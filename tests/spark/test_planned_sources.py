@@ -715,6 +715,8 @@ def test_a_plan_that_cannot_be_read_can_be_left_out(spark, checkpoint, store):
         ValueError, match=r"has no planned file 'x' of spout 'lines'.*; it has no fil"
     ):
         skip_planned(checkpoint, "lines", ["x"])
+    with pytest.raises(ValueError, match="files must name at least one file; omit it to leave"):
+        skip_planned(checkpoint, "lines", [])
     with pytest.raises(ValueError, match=r"no planned rows of spout 'other'.*; .* lines, numbers"):
         skip_planned(checkpoint, "other")
     with pytest.raises(FileNotFoundError, match="there is no checkpoint at"):

@@ -61,7 +61,7 @@ class Skip:
 def skip_planned(
     checkpoint: str | os.PathLike[str],
     spout: str,
-    files: str | Collection[str] = (),
+    files: str | Collection[str] | None = None,
     *,
     dry_run: bool = False,
 ) -> Skip:
@@ -80,7 +80,7 @@ def skip_planned(
         The name of the spout. It must read a planned source other than Kafka.
     files : str or collection of str, optional
         Only the rows of these files of a `FileSpout` or a `DeltaSpout`: paths below the place of
-        the source. By default all planned rows of the spout.
+        the source; at least one. By default all planned rows of the spout.
     dry_run : bool, default False
         Whether to leave out nothing, and only return the result.
 
@@ -94,12 +94,14 @@ def skip_planned(
     FileNotFoundError
         If there is no checkpoint.
     ValueError
-        If no micro-batch is planned and undecided, its plan has no such rows (any more), or the
-        spout reads Kafka.
+        If no micro-batch is planned and undecided, its plan has no such rows (any more), the
+        spout reads Kafka, or ``files`` is empty.
     StateError
         If the checkpoint cannot be read or written; `CheckpointInUse` while a driver holds it.
     """
     files = (files,) if isinstance(files, str) else files
+    if files is not None and not files:
+        raise ValueError("files must name at least one file; omit it to leave out all planned rows")
     url = place_of(checkpoint, "checkpoint")
     store = open_store(f"{url}/ackcore", "checkpoint")
     if store.get(HEAD) is None:
@@ -154,10 +156,12 @@ def _files(kind: str, plan: Any) -> list[str]:
     return [one[_NAME_AT[kind]] for one in plan["files"]] if kind in _NAME_AT else []
 
 
-def _skipped(url: str, records: Records, spout: str, files: Collection[str]) -> tuple[Skip, Plan]:
+def _skipped(
+    url: str, records: Records, spout: str, files: Collection[str] | None
+) -> tuple[Skip, Plan]:
     """Return the rows to leave out, and the plan without them.
 
-    Raises ValueError as `skip_planned` does.
+    ``files``: the files of the rows; None for all rows. Raises ValueError as `skip_planned` does.
     """
     meta = records.read_meta()
     number = max(records.numbers(".plan"), default=None)
@@ -184,7 +188,7 @@ def _skipped(url: str, records: Records, spout: str, files: Collection[str]) -> 
         )
     rows = taken["rows"]
     there = {shown(name) for one in rows for name in _files(kind, one)}
-    wanted = {shown(name) for name in files}
+    wanted = {shown(name) for name in files or ()}
     unknown = sorted(wanted - there)
     if unknown:
         raise ValueError(

@@ -62,7 +62,7 @@ class LetterId:
 class LetterFilter:
     """A filter of dead letters. All given conditions must hold; without any, all letters match."""
 
-    ids: Sequence[LetterId] = ()  # the ids of the letters; any if empty
+    ids: Sequence[LetterId] | None = None  # the ids of the letters; any id for None
     #: The spout of the record, the component that failed it, and the type of the error.
     spout: str | None = None
     component: str | None = None
@@ -80,7 +80,7 @@ class LetterFilter:
             return np.empty(0, np.int64)
         letters, gone = gone_rows(file.path, spout, notes)
         wanted = np.ones(len(letters), np.bool_)
-        if self.ids:
+        if self.ids is not None:
             wanted[:] = False
             for one in self.ids:
                 row = letters.row(one.batch_id, one.position) if one.spout == spout else None
