@@ -12,6 +12,7 @@ from worlds import Killed, Source, Upper, World, fails, killed
 
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, REPLAYED
+from ackcore.spark.checkpoint.compatibility import check_tables
 from ackcore.spark.engine import act, batch, runs
 from ackcore.topology import TopologyBuilder
 from ackcore.topology.tuples import Reason
@@ -353,6 +354,45 @@ def test_decided_rows_are_not_dropped_with_their_sink(world, dying_at, name, way
     with state:
         engine.process(0, [])
     assert world.rows == ["A", "B"]
+
+
+def test_a_removed_sink_of_two_is_missed_and_a_renamed_one_is_not(world, dying_at):
+    def with_sinks(*names):
+        builder = TopologyBuilder()
+        builder.spout("lines", Source())
+        builder.bolt("upper", Upper()).shuffle("lines")
+        for name in names:
+            builder.sink("upper", world, name=name)
+        return builder.build()
+
+    world.topology = with_sinks("lake", "kafka")
+    with dying_at("decided"):
+        world.process(0, ["a", "b"])
+    world.topology = with_sinks("lake")
+    said = r"2 rows of 'upper' yet.* no longer has all its sinks for them.*; or give 'upper' a sink"
+    with pytest.raises(CheckpointForeign, match=said):
+        world.driver(accept_changes=True)
+    world.topology = with_sinks("lake", "other")
+    state, engine = world.driver(accept_changes=True)
+    with state:
+        engine.process(0, [])
+    assert world.rows == ["A", "B"]
+
+
+def test_views_of_a_table_need_all_their_sinks_while_a_micro_batch_is_decided():
+    table = {"from": ["upper", "default"], "aggregates": {}}
+    before, after = (
+        {
+            "spouts": {},
+            "bolts": {"upper": {"streams": {}}},
+            "tables": {"t": table},
+            "sinks": {name: ["t.changes", "default"] for name in names},
+        }
+        for names in ("ab", "b")
+    )
+    with pytest.raises(CheckpointForeign, match=r"a sink of 't\.changes', .* was removed"):
+        check_tables("cp", {}, (before, after), 3, False)
+    check_tables("cp", {}, (before, before), 3, False)
 
 
 def test_a_plan_is_kept_with_its_time(world, dying_at):

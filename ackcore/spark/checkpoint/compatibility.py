@@ -285,12 +285,12 @@ def check_tables(
                 "is not finished. Run the former topology until it has finished the micro-batch, "
                 "then change it" + ("" if is_dedup else _WITHOUT.format(what))
             )
-    had, has = ({tuple(read) for read in each["sinks"].values()} for each in structures)
+    had, has = (Counter(map(tuple, each["sinks"].values())) for each in structures)
     views = {f"{name}{view}" for name in before.keys() & after for view in (CHANGES, CLOSED)}
     for component, stream in sorted(had - has):
         if component in views:
             raise CheckpointForeign(
-                f"{root}: no sink reads {component!r}, stream {stream!r}, any more, and "
+                f"{root}: a sink of {component!r}, stream {stream!r}, was removed, and "
                 f"micro-batch {decided} was decided before and is not finished: its rows would be "
                 "lost. Run the former topology until it has finished the micro-batch, then change "
                 "it"
@@ -302,11 +302,12 @@ def check_sinks(
 ) -> None:
     """Raise CheckpointForeign if a decided micro-batch has rows for a sink that was removed since.
 
-    Its rows for a table that was removed are left out, as the content of the table is deleted.
+    Not raised once all sinks have answered, or if a sink only got another name. Rows for a table
+    that was removed are left out, as the content of the table is deleted.
 
     ``root``, ``structures``: as for `check_tables`. ``decision``: the decision, which is not done.
     """
-    had, has = ({tuple(read) for read in each["sinks"].values()} for each in structures)
+    had, has = (Counter(map(tuple, each["sinks"].values())) for each in structures)
     left = Counter[tuple[str, str]]()
     for file in () if decision.sinks_done else decision.files:
         left[file.component, file.stream] += file.rows
@@ -316,10 +317,11 @@ def check_sinks(
         # With dedup, the sinks of a spout read its hidden bolt.
         name = f"{component.removesuffix(DEDUP)!r}"
         name += "" if stream == DEFAULT_STREAM else f", stream {stream!r}"
+        sinks = "all its sinks" if has[component, stream] else "a sink"
         is_there = component in structures[1]["bolts"] | structures[1]["spouts"]
         raise CheckpointForeign(
             f"{root}: micro-batch {decision.number} has not written {counted(rows, 'row')} of "
-            f"{name} yet, and the topology no longer has a sink for them. Run the former topology "
+            f"{name} yet, and the topology no longer has {sinks} for them. Run the former topology "
             "until it has finished the micro-batch, then change it"
             + (f"; or give {name} {_NO_SINK}" if is_there else "")
         )
