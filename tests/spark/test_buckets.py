@@ -22,6 +22,7 @@ from ackcore.spark.checkpoint import records as heads
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.checkpoint.requests import POINTER
 from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.stores.interface import StoreUnavailable
 from ackcore.spark.stores.objects import ObjectStore
 from ackcore.spark.stores.opening import open_store
 
@@ -370,11 +371,40 @@ def test_a_head_that_was_removed_is_nobodys(bucket):
             plan_of(state, 0)
 
 
+@pytest.mark.parametrize("place", ["checkpoint", "bucket"])
+@pytest.mark.parametrize("put", [1, 2, 3])
+def test_a_first_start_that_fails_leaves_a_new_checkpoint(request, monkeypatch, place, put):
+    """Its meta.json is an object: the puts are those of an empty head, of the object, and of the
+    head that names it."""
+    path = request.getfixturevalue(place)
+    monkeypatch.setattr(heads, "_LARGE", 100)
+    kind = type(store_of(path))
+    methods, puts = {name: getattr(kind, name) for name in ("put", "replace")}, []
+
+    def fails(name, store, *args):
+        puts.append(args[0].partition("/")[0])
+        if len(puts) >= put:
+            raise StoreUnavailable("the store does not answer")
+        return methods[name](store, *args)
+
+    with monkeypatch.context() as patch:
+        for name in methods:
+            patch.setattr(kind, name, lambda store, *args, name=name: fails(name, store, *args))
+        with pytest.raises(StoreUnavailable, match="does not answer"):
+            OPEN(path)
+    assert puts[:put] == ["head.json", "records", "head.json"][:put]
+    with OPEN(path) as state:
+        run_one(state, 0)
+    with OPEN(path) as state:
+        assert state.last_done == 0
+
+
 # -- what it costs --------------------------------------------------------------------------------
 
 
 def test_a_micro_batch_takes_few_round_trips(bucket, s3):
     with OPEN(bucket, TOPOLOGY) as state:
+        assert sum(one.path.endswith("head.json") for one in s3.requests) == 2
         for number in range(4):
             run_one(state, number)
             state.records.append_progress({"batch_id": number})

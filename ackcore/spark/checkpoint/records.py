@@ -281,11 +281,14 @@ class Records:
     def first_content(self) -> str | None:
         """Return the name of a record or file of the checkpoint; None if there is none.
 
-        The head and the lock do not count.
+        The head and the lock do not count. Nor do large records that the first driver of a new
+        checkpoint put after an empty head, if it could not put the head that names them.
         """
         if self._records:
             return min(self._records)
-        keys = (entry.key for entry in self._store.list())
+        keys = [entry.key for entry in self._store.list()]
+        if self.found:
+            keys = [key for key in keys if not key.startswith(f"{_BELOW}/")]
         return next((key for key in keys if key not in (HEAD, "lock")), None)
 
     def read(self, name: str) -> dict[str, Any] | None:
@@ -344,6 +347,8 @@ class Records:
         data = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
         kept: dict[str, Any] = json.loads(data)
         if len(data) > _LARGE:
+            if not self.found:  # an object without any head would look like a damaged checkpoint
+                self.take_over()
             entry = put_object(self._store, f"{_BELOW}/e{self.epoch}", data)
             self._large[entry["object"]], kept = kept, entry
         if with_next:
