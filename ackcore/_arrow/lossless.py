@@ -192,7 +192,7 @@ def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row:
         return pa.chunked_array(chunks, arrow_type)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    typed = _without_null_types(column.type, arrow_type)
+    typed = _castable(column.type, arrow_type)
     if typed != column.type:
         column = column.cast(typed)
     if not _means_the_same(column.type, arrow_type):
@@ -232,27 +232,31 @@ def _survives_cast(column: pa.Array, arrow_type: pa.DataType) -> bool:
         return False
 
 
-def _without_null_types(was: pa.DataType, now: pa.DataType) -> pa.DataType:
-    """Return the type ``was``, with its null types replaced by what ``now`` has in their place.
+def _castable(was: pa.DataType, now: pa.DataType) -> pa.DataType:
+    """Return the type ``was`` with other types in place of two that Arrow does not cast.
 
-    Arrow infers ``list<null>`` from empty lists, and cannot cast back to it.
+    Null types become what ``now`` has in their place: Arrow infers ``list<null>`` from empty lists,
+    and cannot cast back to it. Integers for a decimal become a wide decimal: Arrow refuses a
+    decimal with fewer digits than the largest integer of the type.
     """
     kind = pa.types
     if kind.is_null(was):
         return now
+    if kind.is_integer(was) and kind.is_decimal(now):
+        return pa.decimal256(76, min(max(now.scale, 0), 56))  # 56 leaves room for 20 digits
     if kind.is_struct(was) and kind.is_struct(now):
         places = [now.get_field_index(field.name) for field in was]
         return pa.struct(
             [
-                field if at < 0 else field.with_type(_without_null_types(field.type, now[at].type))
+                field if at < 0 else field.with_type(_castable(field.type, now[at].type))
                 for field, at in zip(was, places, strict=True)
             ]
         )
     if kind.is_map(was) and kind.is_map(now):
-        return pa.map_(was.key_type, _without_null_types(was.item_type, now.item_type))
+        return pa.map_(was.key_type, _castable(was.item_type, now.item_type))
     lists = pa.ListType | pa.LargeListType | pa.FixedSizeListType
     if isinstance(was, pa.ListType) and isinstance(now, lists):
-        return pa.list_(_without_null_types(was.value_type, now.value_type))
+        return pa.list_(_castable(was.value_type, now.value_type))
     return was
 
 

@@ -452,6 +452,10 @@ def test_a_column_that_no_cast_leads_back_to_is_refused(column, arrow_type, word
         (pd.Series([1, None], dtype="Int64"), pa.int8(), 2),
         (pd.Series(["a", "b"], dtype="category"), pa.string(), 2),
         (range(3), pa.int8(), 3),
+        (pa.array([1, None, -99_999_999]), pa.decimal128(10, 2), 3),
+        (pa.array([2**64 - 1], pa.uint64()), pa.decimal256(76, 56), 1),
+        (pa.array([1], pa.int32()), pa.decimal256(76, 70), 1),
+        (pa.array([[{"a": 1}]]), pa.list_(pa.struct([("a", pa.decimal128(10, 2))])), 1),
     ],
 )
 def test_a_column_that_loses_nothing_is_cast(column, arrow_type, values):
