@@ -108,6 +108,20 @@ def test_what_was_read_holds_no_descriptor(tmp_path):
     assert {one.to_pybytes() for one in found} == {b"some bytes"}
 
 
+def test_a_directory_that_may_not_be_searched_is_an_error(tmp_path, monkeypatch):
+    store = open_store(tmp_path, "path")
+    store.put("a/f", b"x")
+
+    def denied(path, **_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", denied)
+    with pytest.raises(StateError, match="a/f cannot be read: Permission denied; make it readable"):
+        store.list("a")
+    with pytest.raises(CheckpointReadOnly, match=r"a cannot be written .*Permission denied"):
+        atomic.remove_temporaries(tmp_path / "a")
+
+
 def test_a_file_beside_a_store_becomes_an_object_in_the_place_of_what_was(store):
     source = f"{store.url}/a/b"
     with pytest.raises(StateError, match=r"c/d could not be written: No such file|does not exist"):

@@ -154,7 +154,8 @@ def is_temporary(name: str) -> bool:
 
 def remove_temporaries(directory: Path) -> None:
     """Delete the temporary files in a directory, if it exists; this driver must be writing none."""
-    left = list(directory.iterdir()) if directory.is_dir() else []
+    with writing(directory):
+        left = list(directory.iterdir()) if directory.is_dir() else []
     # Listed before the check, so that no file of a driver that takes over is removed.
     check_fence()
     for path in left:

@@ -134,7 +134,7 @@ class LocalStore(FileSystemStore):
         for directory, _, names in os.walk(below, onerror=_raise_unless_absent):
             for name in sorted(filter(is_wanted, names)):
                 path = Path(directory, name)
-                with contextlib.suppress(*_ABSENT):
+                with contextlib.suppress(*_ABSENT), _reading(path):
                     found = path.stat()
                     file = path.relative_to(self.root).as_posix()
                     yield file, found.st_size, found.st_mtime_ns // 1_000_000
