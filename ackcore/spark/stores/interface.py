@@ -42,7 +42,10 @@ class StoreUnavailable(StateError):
 
 
 class Stored(NamedTuple):
-    """An object's bytes, and its version for `Store.replace`. Other bytes have another version."""
+    """An object's bytes, and its version for `Store.replace`.
+
+    Other bytes have another version; on a file system only until the object is deleted.
+    """
 
     data: bytes
     version: str

@@ -101,7 +101,8 @@ class ObjectStore:
     """The store at the URL of a bucket.
 
     ``url``: a URL from `ackcore.spark.stores.opening.store_url`. ``retry``: obstore's settings for
-    repeated requests; by default 90 s long, but at most ten until the bucket has answered.
+    repeated requests. By default a request is repeated for 90 s, and at most ten times until the
+    bucket has answered.
     """
 
     def __init__(self, url: str, retry: obstore.store.RetryConfig | None = None) -> None:

@@ -170,7 +170,11 @@ class MarkerObject:
 
 
 def marker_of(work: str, attempt: TaskAttempt) -> MarkerFile | MarkerObject:
-    """Return the marker of an attempt that runs here: an object if its run is in a bucket."""
+    """Make the marker of an attempt that runs here, and return it; the caller removes it.
+
+    It is a file, created and locked at once, or an object if the run is in a bucket, which the
+    first `set` with roots puts.
+    """
     if is_bucket(work):
         return MarkerObject(attempt.path(work), attempt.time_out_path(work))
     return MarkerFile(work, attempt)
