@@ -1,6 +1,7 @@
 """A consumer's handling of answers that no broker gives on demand: a scripted client."""
 
 import logging
+import threading
 import traceback
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from ackcore.kafka import Consumer, ConsumerError, TooManyDead
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.consumer import client_thread, consumer_client, partition_reading
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
+from ackcore.kafka.consumer.held_records import HeldRecords
 
 
 @pytest.fixture(autouse=True)
@@ -153,6 +155,42 @@ def test_a_message_that_came_with_its_assignment_is_read_again_and_not_passed(
         assert client.assigned == [(0, 0)]
         consumer.ack(record)
     assert client.committed_offset in (1, 2)
+
+
+@pytest.mark.parametrize("is_due", ["by the interval", "by an assignment"])
+def test_a_commit_that_is_requested_while_one_is_under_way_follows_it_at_once(monkeypatch, is_due):
+    monkeypatch.setattr(client_thread, "make_client", lambda *_: Client())
+    settings = ConsumerSettings(
+        ClientSettings("x"), topics=("t",), partitions=(), group_id="g", commit_interval_s=20.0
+    )
+    held = HeldRecords(settings.policy, limits=settings.limits)
+    thread = client_thread.ClientThread(settings, held, threading.Condition())
+    sent = []
+    thread._commits = SimpleNamespace(under_way=False, send=sent.append)
+    thread._reading = SimpleNamespace(
+        apply_positions=lambda: None,
+        pause_and_resume=lambda: None,
+        skip_markers=lambda: None,
+        read=lambda busy: None,
+        had_error=False,
+    )
+    clock = SimpleNamespace(now_ms=1)
+    monkeypatch.setattr(client_thread, "now_ms", lambda: clock.now_ms)
+    thread._turn()
+    assert len(sent) == 1
+    thread._commits.under_way = True
+    if is_due == "by the interval":
+        clock.now_ms += 20_000
+    else:
+        thread._next_commit_ms = 0  # as `_begin` sets it
+    thread.commit_soon()
+    thread._turn()
+    assert len(sent) == 1
+    thread._commits.under_way = False
+    thread._turn()
+    assert len(sent) == 2
+    thread._turn()
+    assert len(sent) == 2
 
 
 def test_a_position_that_was_none_and_is_one_passes_markers(monkeypatch):

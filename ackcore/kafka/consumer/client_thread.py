@@ -174,10 +174,12 @@ class ClientThread(threading.Thread):
         self._reading.apply_positions()
         self._reading.pause_and_resume()
         self._handle_failures()
-        if now_ms() >= self._next_commit_ms or (self._asked and not self._commits.under_way):
+        is_due = self._asked or now_ms() >= self._next_commit_ms
+        if is_due and not self._commits.under_way:
             self._asked = False
             self._next_commit_ms = now_ms() + round(self.settings.commit_interval_s * 1000)
-            self._commit()
+            self._reading.skip_markers()
+            self._commits.send(self._client)
         busy = self._dead_letters is not None and self._dead_letters.under_way > 0
         self._reading.read(busy=busy)
 
@@ -371,12 +373,7 @@ class ClientThread(threading.Thread):
                 if self._held.unanswered(keys):
                     self._changed.wait(SHORT_LOOK_S)
 
-    # Commits.
-
-    def _commit(self) -> None:
-        if not self._commits.under_way:
-            self._reading.skip_markers()
-            self._commits.send(self._client)
+    # Errors.
 
     def _set_error(self, error: BaseException) -> None:
         """Store the error that ends the consumer, without secrets. Later errors are ignored."""
