@@ -181,10 +181,10 @@ class RangeReader:
             silent_s = time.monotonic() - last
             if rest != before:
                 last, asked = time.monotonic(), False
-            elif silent_s > self._timeout_s:
+            elif failure is None and silent_s > self._timeout_s:
                 text = self._settings.redacted(self._heard or "no broker has sent a reason")
                 failure = ReadTimedOut(rest, self._timeout_s, text)
-            elif silent_s > _ASK_AFTER_S and not asked:
+            elif failure is None and silent_s > _ASK_AFTER_S and not asked:
                 asked, failure = True, self._topic_error(rest)
             # Small batches are combined, but not while records come slowly.
             over = failure is not None or not messages or not rest.size or not self._rows_left

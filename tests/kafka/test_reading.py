@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import random
 import re
+import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +24,7 @@ from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.kafka_errors import OffsetsLost, ReadFailed, ReadTimedOut
 from ackcore.kafka.range_reader import RangeReader
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange, RecordBuffers
+from ackcore.kafka.raw_consumer import RawConsumer
 
 #: A reader with these has little in its queue, so that it sees what happens to the rest.
 SMALL_FETCHES = {
@@ -337,6 +340,23 @@ def test_a_topic_that_may_not_be_read_is_an_error(mock_kafka):
     with pytest.raises(ReadFailed, match="TOPIC_AUTHORIZATION_FAILED") as caught:
         read(mock_kafka, topic, 0, 1, timeout_s=20)
     assert caught.value.code == "TOPIC_AUTHORIZATION_FAILED"
+
+
+@pytest.mark.parametrize("slow_s", [2.0, 61.0])
+def test_offsets_whose_bounds_come_late_are_lost_all_the_same(mock_kafka, monkeypatch, slow_s):
+    topic = mock_kafka.topic_of([b"x"] * 10)
+    mock_kafka.delete_records(topic, before=6)
+    waits, ask = [], RawConsumer.get_watermark_offsets
+
+    def late(consumer, partition, timeout):
+        waits.append(slow_s)
+        return ask(consumer, partition, timeout)
+
+    monkeypatch.setattr(RawConsumer, "get_watermark_offsets", late)
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(waits))
+    monkeypatch.setattr(range_reader, "time", clock)
+    with pytest.raises(OffsetsLost, match="below 6 were deleted"):
+        read(mock_kafka, topic, 0, 9, timeout_s=10.0)
 
 
 def test_a_topic_that_is_not_there_is_an_error(kafka_broker):
