@@ -64,7 +64,7 @@ class ReadTimedOut(TimeoutError):
 
     Attributes: ``range``: the part of the range that was not read yet. ``timeout_s``: the time-out,
     in seconds. ``cause``: the last event that the client reported, as a text: an error, or the end
-    of the partition.
+    of the partition. Without an event it is "no broker has sent a reason".
     """
 
     def __init__(self, range: OffsetRange, timeout_s: float, cause: str) -> None:

@@ -236,13 +236,26 @@ class RangeReader:
         return ReadFailed(rest, error.name(), self._settings.redacted(error_text(error)))
 
     def _out_of_range(self, rest: OffsetRange, why: KafkaError) -> Exception:
-        """Return the exception for an offset that the brokers refused as out of range."""
+        """Return the exception for an offset that the brokers refused as out of range.
+
+        Asks for the bounds of the partition again after temporary errors, for up to ``timeout_s``.
+        """
         partition = TopicPartition(rest.topic, rest.partition)
-        try:
-            low, high = self._consumer.get_watermark_offsets(partition, timeout=self._timeout_s)
-        except KafkaException as error:
-            text = self._settings.redacted(error_text(error.args[0]))
-            return ReadTimedOut(rest, self._timeout_s, text)
+        until = time.monotonic() + self._timeout_s
+        left_s = self._timeout_s
+        while True:
+            try:
+                low, high = self._consumer.get_watermark_offsets(partition, timeout=left_s)
+                break
+            except KafkaException as failed:
+                error = failed.args[0]
+            text = self._settings.redacted(error_text(error))
+            if error.code() in _PERMANENT or error.fatal():
+                return ReadFailed(rest, error.name(), text)
+            time.sleep(max(0.0, min(_ASK_AFTER_S, until - time.monotonic())))
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return ReadTimedOut(rest, self._timeout_s, text)
         if low <= rest.start <= high:
             cause = (
                 f"offset {rest.start} was refused, and the partition has offsets [{low}, {high}); "

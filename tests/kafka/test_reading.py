@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("confluent_kafka")
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, KafkaException, Message
 from mock_broker import library_path
 from servers import wait_until
 
@@ -357,6 +357,46 @@ def test_offsets_whose_bounds_come_late_are_lost_all_the_same(mock_kafka, monkey
     monkeypatch.setattr(range_reader, "time", clock)
     with pytest.raises(OffsetsLost, match="below 6 were deleted"):
         read(mock_kafka, topic, 0, 9, timeout_s=10.0)
+
+
+def test_bounds_that_may_not_be_read_are_an_error(mock_kafka, monkeypatch):
+    topic = mock_kafka.topic_of([b"x"] * 10)
+    mock_kafka.delete_records(topic, before=6)
+    refuse_bounds(monkeypatch, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    with pytest.raises(ReadFailed, match="TOPIC_AUTHORIZATION_FAILED") as caught:
+        read(mock_kafka, topic, 0, 9)
+    assert caught.value.code == "TOPIC_AUTHORIZATION_FAILED"
+
+
+def test_bounds_that_cannot_be_read_yet_are_requested_again_until_time_is_up(
+    mock_kafka, monkeypatch
+):
+    topic = mock_kafka.topic_of([b"x"] * 10)
+    mock_kafka.delete_records(topic, before=6)
+    code = KafkaError.COORDINATOR_LOAD_IN_PROGRESS
+    waits = refuse_bounds(monkeypatch, code)
+    with pytest.raises(OffsetsLost, match="below 6 were deleted"):
+        read(mock_kafka, topic, 0, 9)
+    assert len(waits) == 1
+    waits = refuse_bounds(monkeypatch, *[code] * 100)
+    with pytest.raises(ReadTimedOut, match=r"for 60 s: .*COORDINATOR_LOAD_IN_PROGRESS"):
+        read(mock_kafka, topic, 0, 9)
+    assert 58 < sum(waits) <= 60
+
+
+def refuse_bounds(monkeypatch, *codes):
+    """Refuse the next requests for bounds. Waits only pass simulated time, and are returned."""
+    codes, waits, ask = list(codes), [], RawConsumer.get_watermark_offsets
+
+    def refused(consumer, partition, timeout):
+        if codes:
+            raise KafkaException(KafkaError(codes.pop(0)))
+        return ask(consumer, partition, timeout)
+
+    monkeypatch.setattr(RawConsumer, "get_watermark_offsets", refused)
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(waits), sleep=waits.append)
+    monkeypatch.setattr(range_reader, "time", clock)
+    return waits
 
 
 def test_a_topic_that_is_not_there_is_an_error(kafka_broker):
