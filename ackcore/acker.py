@@ -453,7 +453,7 @@ class Acker:
 
 def _milliseconds(seconds: Any, name: str) -> int:
     # Slightly less than the ceiling: 2.007 * 1000 is 2007.0000000000002.
-    return math.ceil(positive(seconds, name, unit="seconds") * 1000 - 1e-6)
+    return math.ceil(positive(seconds, name, 1e9, "seconds") * 1000 - 1e-6)
 
 
 _Given = TypeVar("_Given")

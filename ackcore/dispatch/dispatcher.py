@@ -208,7 +208,7 @@ class Dispatcher:
         self._dead_letters = dead_letters
         self._checkpoint_path = checkpoint
         self._unavailable_timeout_s = positive(
-            unavailable_timeout_s, "unavailable_timeout_s", unit="seconds"
+            unavailable_timeout_s, "unavailable_timeout_s", 1e9, "seconds"
         )
         self._clock = clock
         self._flow = FlowController(

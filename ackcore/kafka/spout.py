@@ -116,13 +116,13 @@ class KafkaSpout:
         self.group_id = group_id
         self.start = _start(start, group_id)
         self.max_records = count_or_none(max_records, "max_records", 1)
-        self.target_batch_s = positive(target_batch_s, "target_batch_s", unit="seconds")
-        self.refresh_s = positive(refresh_s, "refresh_s", unit="seconds")
+        self.target_batch_s = positive(target_batch_s, "target_batch_s", 1e9, "seconds")
+        self.refresh_s = positive(refresh_s, "refresh_s", 1e9, "seconds")
         self.max_offset_behind = count_or_none(max_offset_behind, "max_offset_behind", 0)
         if lost not in POLICIES:
             raise ValueError(f"lost must be one of {', '.join(map(repr, POLICIES))}, got {lost!r}")
         self.lost = lost
-        self.missing_timeout_s = positive(missing_timeout_s, "missing_timeout_s", unit="seconds")
+        self.missing_timeout_s = positive(missing_timeout_s, "missing_timeout_s", 1e9, "seconds")
         self.deserializer, self.value_type = _deserializer(deserializer, value_type)
 
     @property

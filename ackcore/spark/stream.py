@@ -231,7 +231,7 @@ class Stream(ABC):
         """Wait ``timeout`` seconds at most; return whether the stream ended, or raise its error."""
         if timeout is None:
             self._refuse_own_thread("await_termination()")
-        ended = self.ended.wait(timeout)
+        ended = self.ended.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
         if ended and self.error is not None:
             raise self.error
         return ended

@@ -217,6 +217,7 @@ def test_it_runs_once():
         ),
         ({"max_attempts": 0}, ValueError, "max_attempts"),
         ({"timeout_s": -1}, ValueError, "timeout_s must be above 0"),
+        ({"unavailable_timeout_s": 1e10}, ValueError, "unavailable_timeout_s must be above 0"),
     ],
 )
 def test_bad_settings_are_named(arguments, error, says):

@@ -35,6 +35,9 @@ async def decode_async(value):
         ({"group_id": 5}, TypeError, "group_id must be the name of a group"),
         ({"max_records": 0}, ValueError, "max_records must be at least 1"),
         ({"target_batch_s": 0}, ValueError, "target_batch_s must be above 0"),
+        ({"target_batch_s": 1e10}, ValueError, "target_batch_s must be above 0 and at most"),
+        ({"refresh_s": 1e10}, ValueError, "refresh_s must be above 0 and at most"),
+        ({"missing_timeout_s": 1e10}, ValueError, "missing_timeout_s must be above 0 and at most"),
         ({"lost": "ignore"}, ValueError, "lost must be one of 'dead-letter', 'refuse'"),
         ({"deserializer": len}, ValueError, "must be given together"),
         (

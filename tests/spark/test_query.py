@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import warnings
+from types import SimpleNamespace
 from unittest import mock
 
 import pyarrow as pa
@@ -142,6 +143,12 @@ def test_a_stream_retries_though_no_data_comes(
     assert (on.is_active, on.exception) == (False, None)
     assert on.await_termination()
     on.stop()
+
+
+@pytest.mark.parametrize("timeout", [1e10, float("inf")])
+def test_a_wait_may_be_longer_than_a_lock_can_wait(timeout):
+    ended = SimpleNamespace(wait=lambda most_s: threading.Lock().acquire(True, most_s))
+    assert stream.Stream.wait(SimpleNamespace(ended=ended, error=None), timeout)
 
 
 def test_to_wait_until_nothing_is_left(spark, tmp_path, store, folder, running):

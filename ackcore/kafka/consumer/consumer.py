@@ -380,7 +380,7 @@ class Consumer:
         TimeoutError
             If the broker has not confirmed the commit in time. The consumer continues to commit.
         """
-        timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
+        timeout_s = positive(timeout_s, "timeout_s", 1e9, "seconds")
         self._refuse_callbacks("commit")
         deadline = time.monotonic() + timeout_s
         with self._own():
@@ -427,7 +427,7 @@ class Consumer:
         TimeoutError
             If the client does not end in time. It continues in the background.
         """
-        timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
+        timeout_s = positive(timeout_s, "timeout_s", 1e9, "seconds")
         self._refuse_callbacks("close")
         if drain_s is not None:
             self.settings.check_drain(drain_s)
