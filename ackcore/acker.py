@@ -300,12 +300,13 @@ class Acker:
         """Start a daemon thread that calls `tick` when turns are due, until `stop`.
 
         Exceptions of callbacks in the thread are logged, the thread continues, and `stop` raises
-        the first one.
+        the first one. If the clock or ``wait`` raises, it tries again after ``period_s``, and logs
+        only the first error in a row.
 
         Raises RuntimeError if the thread runs already.
         """
         with self._starting:
-            if self._thread is not None:
+            if self._thread is not None and self._thread.is_alive():
                 raise RuntimeError("this acker's thread is already running; call stop() first")
             self._stopping.clear()
             thread = threading.Thread(target=self._run, name="ackcore-acker", daemon=True)
@@ -317,7 +318,7 @@ class Acker:
 
         A callback may call it in the thread itself; it then does not wait.
 
-        Raises the first exception of a callback in the thread.
+        Raises the first exception of a callback, the clock or ``wait`` in the thread.
         """
         with self._starting:
             thread = self._thread
@@ -349,17 +350,25 @@ class Acker:
         )
 
     def _run(self) -> None:
+        is_broken = False
         while not self._stopping.is_set():
-            left_ms = self._next_turn_ms - read_clock(self._clock)
-            # If the clock was set back, the next check is still at most one period away.
-            self._wait(self._stopping, min(max(left_ms, 0), self._period_ms) / 1000)
-            if self._stopping.is_set():
-                break
+            due_ms = self._next_turn_ms
             try:
-                self.tick()
+                left_ms = due_ms - read_clock(self._clock)
+                # If the clock was set back, the next check is still at most one period away.
+                self._wait(self._stopping, min(max(left_ms, 0), self._period_ms) / 1000)
+                if not self._stopping.is_set():
+                    self.tick()
+                is_broken = False
             except BaseException as error:
-                _log.exception("a callback of the acker raised; the acker's thread continues")
                 self._thread_error = self._thread_error or error
+                if self._next_turn_ms != due_ms:
+                    _log.exception("a callback of the acker raised; the acker's thread continues")
+                    continue
+                if not is_broken:
+                    _log.exception("the acker's buckets did not turn; its thread tries again")
+                is_broken = True
+                self._stopping.wait(self._period_ms / 1000)
 
     def _turn_if_due(self) -> None:
         # Without the lock: at worst, another thread has just made the turn, and no turn is due.

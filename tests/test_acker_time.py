@@ -260,6 +260,60 @@ def test_thread_goes_on_after_a_callback_raises_and_stop_raises_it(make_acker, c
     acker.stop()  # raised once
 
 
+@pytest.mark.parametrize("broken", ["the clock", "the clock of a tick", "the wait"])
+def test_thread_goes_on_after_its_clock_or_wait_raises(make_acker, caplog, broken):
+    clock, left, errors = Clock(), [], []
+    waits = Waits(clock, times=4)
+
+    class Stopping(threading.Event):
+        """The waits after an error take no time."""
+
+        def wait(self, timeout=None):
+            errors.append(timeout)
+            return super().wait(None if timeout is None else 0.0)
+
+    def fail(called, begin):
+        def call(*arguments):
+            if threading.current_thread().name == "ackcore-acker":
+                call.calls += 1
+                if begin <= call.calls < begin + 2:
+                    raise OSError(f"call {call.calls}")
+            return called(*arguments)
+
+        call.calls = 0
+        return call
+
+    acker = make_acker(clock=clock, wait=waits, on_expired=lambda entries: left.extend(entries))
+    acker._stopping = Stopping()
+    acker.init(1, 1, 0)
+    if broken == "the wait":
+        acker._wait = fail(waits, 1)
+    else:
+        acker._clock = fail(clock, 1 if broken == "the clock" else 2)
+    acker.start()
+    assert waits.used_up.wait(timeout=60)
+    assert [entry.root_id for entry in left] == [1]
+    with pytest.raises(OSError, match=r"call [12]"):
+        acker.stop()
+    assert errors[:2] == [30.0, 30.0]
+    assert caplog.messages == ["the acker's buckets did not turn; its thread tries again"]
+    with acker:
+        pass  # the error was raised once
+
+
+def test_thread_that_its_callback_stopped_can_be_started_again(make_acker):
+    clock = Clock()
+    acker = make_acker(
+        clock=clock, wait=Waits(clock, times=100), on_expired=lambda entries: acker.stop()
+    )
+    acker.init(1, 1, 0)
+    acker.start()
+    acker._thread.join(timeout=60)
+    acker.start()
+    acker.stop()
+    assert not running()
+
+
 def test_stopped_thread_ticks_no_more(make_acker):
     clock, left = Clock(), []
     waits = Waits(clock, times=0)
