@@ -617,7 +617,7 @@ def world_of(*arguments):
         patch.setattr(client_thread, "make_client", world.make_client)
         patch.setattr(client_thread, "now_ms", lambda: world.now)
         patch.setattr(client_thread, "_LEAVE_S", 0.0)
-        patch.setattr(client_thread, "wait_until_known", lambda *_: None)
+        patch.setattr(client_thread, "wait_until_known", lambda *_: True)
         patch.setattr(
             client_thread, "dead_letters_of", lambda settings: PendingLetters(Keeper(world.making))
         )

@@ -114,6 +114,15 @@ def consumer_of(monkeypatch, client, **arguments):
     return Consumer("t", bootstrap_servers="x", group_id="g", **arguments)
 
 
+def thread_of(monkeypatch, client, **arguments):
+    """Return the thread of a consumer, not started."""
+    monkeypatch.setattr(client_thread, "make_client", lambda *_: client)
+    arguments = {"topics": (), "partitions": (), "group_id": "g", **arguments}
+    settings = ConsumerSettings(ClientSettings("x"), **arguments)
+    held = HeldRecords(settings.policy, limits=settings.limits)
+    return client_thread.ClientThread(settings, held, threading.Condition())
+
+
 @contextmanager
 def consuming(monkeypatch, client, **arguments):
     consumer = consumer_of(monkeypatch, client, **arguments)
@@ -159,12 +168,7 @@ def test_a_message_that_came_with_its_assignment_is_read_again_and_not_passed(
 
 @pytest.mark.parametrize("is_due", ["by the interval", "by an assignment"])
 def test_a_commit_that_is_requested_while_one_is_under_way_follows_it_at_once(monkeypatch, is_due):
-    monkeypatch.setattr(client_thread, "make_client", lambda *_: Client())
-    settings = ConsumerSettings(
-        ClientSettings("x"), topics=("t",), partitions=(), group_id="g", commit_interval_s=20.0
-    )
-    held = HeldRecords(settings.policy, limits=settings.limits)
-    thread = client_thread.ClientThread(settings, held, threading.Condition())
+    thread = thread_of(monkeypatch, Client(), topics=("t",), commit_interval_s=20.0)
     sent = []
     thread._commits = SimpleNamespace(under_way=False, send=sent.append)
     thread._reading = SimpleNamespace(
@@ -538,3 +542,48 @@ def test_what_cannot_be_read_is_no_gap(monkeypatch):
     with suppress(ConsumerError):
         consumer.close()
     assert client.committed_offset <= 1
+
+
+def listing(error=None, numbers=()):
+    """Return a client whose brokers always list a topic in this way."""
+    found = SimpleNamespace(error=error, partitions=dict.fromkeys(numbers))
+    return SimpleNamespace(
+        list_topics=lambda topic, timeout: SimpleNamespace(topics={topic: found})
+    )
+
+
+@pytest.mark.parametrize(
+    "code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION]
+)
+def test_a_topic_that_brokers_refuse_is_not_waited_for(monkeypatch, code):
+    monkeypatch.setattr(consumer_client, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    error = KafkaError(code)
+    with pytest.raises(ConsumerError, match=rf"topic 't' cannot be read: .*{error.name()}"):
+        consumer_client.wait_until_known(listing(error), [("t", 0)], lambda: False)
+
+
+def test_a_partition_that_brokers_do_not_list_is_waited_for_until_time_is_up_or_a_stop(monkeypatch):
+    waits = []
+    clock = SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append)
+    monkeypatch.setattr(consumer_client, "time", clock)
+    client = listing(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), [0])
+    with pytest.raises(ConsumerError, match=r"do not list .*\('t', 7\).* after 30 s; create them"):
+        consumer_client.wait_until_known(client, [("t", 0), ("t", 7)], lambda: False)
+    assert 30 < sum(waits) < 31
+    waits.clear()
+    assert consumer_client.wait_until_known(client, [("t", 0)], lambda: False)
+    assert not consumer_client.wait_until_known(client, [("t", 7)], lambda: len(waits) == 3)
+    assert len(waits) == 3
+
+
+def test_a_consumer_that_is_stopped_while_it_waits_for_a_partition_begins_none(monkeypatch):
+    client = Client()
+    thread = thread_of(monkeypatch, client, partitions=(("t", 7),))
+
+    def list_topics(topic, timeout):
+        thread.stop()
+        return listing().list_topics(topic, timeout)
+
+    client.list_topics = list_topics
+    client.assign = pytest.fail
+    thread._subscribe()

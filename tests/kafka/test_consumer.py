@@ -706,6 +706,7 @@ def test_settings_that_cannot_be_are_refused():
         ({"topics": [5]}, "topics must be the name of a topic or a list of names, got 5 as a name"),
         ({"topics": None, "partitions": [("t", 0, 1)]}, "partitions must be pairs of topic and"),
         ({"topics": None, "partitions": [7]}, "partitions must be pairs of topic and number"),
+        ({"topics": None, "partitions": [("", 0)]}, "partitions must be pairs of topic and number"),
         ({"bootstrap_servers": ["x"]}, "bootstrap_servers must be a string of host:port"),
         ({"group_id": 5}, "group_id must be a str, got int"),
         ({"force_from_start": True}, "force_from_start must be a str, the name of this deployment"),

@@ -293,7 +293,9 @@ class ClientThread(threading.Thread):
         if gone:
             self._release(gone)
         if new:
-            wait_until_known(self._client, [(each.topic, each.partition) for each in new])
+            keys = [(each.topic, each.partition) for each in new]
+            if not wait_until_known(self._client, keys, lambda: self._stopping):
+                return
             self._begin(new)
         self._client.assign(self._reading.positions(wanted))
         if new:  # a pause outlasts the assignment in which it was made

@@ -23,7 +23,7 @@ from ackcore.kafka.consumer.consumer_records import (
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.held_partition import Key, PartitionCommit
 from ackcore.kafka.consumer.held_records import HeldRecords
-from ackcore.kafka.kafka_errors import ConsumerError, NoToken, is_fatal
+from ackcore.kafka.kafka_errors import ConsumerError, NoToken, error_text, is_fatal
 from ackcore.kafka.producing import PASSING
 
 _log = logging.getLogger(__name__)
@@ -41,6 +41,8 @@ _MOVING = PASSING | {
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError.STALE_MEMBER_EPOCH,
 }
+#: Errors of a topic that a wait does not remove.
+_REFUSED = frozenset((KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION))
 #: The group has removed this member, or has assigned its partitions to others.
 _FENCED = frozenset((KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION))
 
@@ -86,24 +88,33 @@ def settings_refused(settings: ConsumerSettings, error: KafkaException) -> Consu
     return ConsumerError(f"librdkafka refused the settings of the client: {said}; correct options=")
 
 
-def wait_until_known(client: Consumer, partitions: Iterable[Key]) -> None:
-    """Wait until the brokers list partitions, which may be new.
+def wait_until_known(
+    client: Consumer, partitions: Iterable[Key], stopped: Callable[[], bool]
+) -> bool:
+    """Wait until the brokers list partitions, which may be new; return False if it was stopped.
 
     Without this call, the client would refresh its list only after minutes. Raises ConsumerError
-    if partitions are missing after 30 s, or brokers do not answer.
+    if partitions are missing after 30 s, brokers do not answer, or they refuse a topic.
     """
     until = time.monotonic() + REQUEST_S
     wanted = set(partitions)
     while wanted:
         for topic in {topic for topic, _ in wanted}:
             try:
-                found = client.list_topics(topic, REQUEST_S).topics[topic].partitions
+                found = client.list_topics(topic, REQUEST_S).topics[topic]
             except KafkaException as error:
                 raise ConsumerError(
                     f"the partitions of topic {topic!r} could not be listed: "
                     f"{error.args[0].str()}; start the consumer again once brokers answer"
                 ) from None
-            wanted -= {(topic, number) for number in found}
+            if found.error is not None and found.error.code() in _REFUSED:
+                raise ConsumerError(
+                    f"topic {topic!r} cannot be read: {error_text(found.error)}; correct its name, "
+                    "or let this user describe and read it"
+                )
+            wanted -= {(topic, number) for number in found.partitions}
+        if stopped():
+            return False
         if wanted and time.monotonic() > until:
             raise ConsumerError(
                 f"the brokers do not list the partitions {sorted(wanted)} after {REQUEST_S:g} s; "
@@ -111,6 +122,7 @@ def wait_until_known(client: Consumer, partitions: Iterable[Key]) -> None:
             )
         if wanted:
             time.sleep(_PAUSE_S)
+    return True
 
 
 def ask_brokers(ask: Callable[[], _T], what: str) -> _T:

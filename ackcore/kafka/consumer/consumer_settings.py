@@ -228,7 +228,7 @@ def as_partitions(partitions: Sequence[tuple[str, int]] | None) -> tuple[tuple[s
     found = []
     for each in partitions or ():
         match each:
-            case (str(topic), number):
+            case (str(topic), number) if topic:
                 found.append((topic, as_count(number, "partitions", 0, 2**31 - 1)))
             case _:
                 raise TypeError(
