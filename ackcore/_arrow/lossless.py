@@ -40,6 +40,7 @@ _USUAL: dict[pa.DataType, type] = {
     pa.bool_(): bool,
     pa.binary(): bytes,
 }
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 #: Units that represent every Python time exactly, or refuse it.
 _FINE = ("us", "ns")
 _SHOWN_CHARS = 200
@@ -366,7 +367,7 @@ def _are_alike(one: pa.Array, other: pa.Array) -> bool:
     if kind.is_map(arrow_type):
         pairs = pa.list_(pa.struct([arrow_type.key_field, arrow_type.item_field]))
         return _are_alike(one.cast(pairs), other.cast(pairs))
-    if kind.is_list(arrow_type) or kind.is_large_list(arrow_type):
+    if any(is_kind(arrow_type) for is_kind in _LISTS):
         lengths = [column.value_lengths().fill_null(0) for column in (one, other)]
         return bool(lengths[0].equals(lengths[1])) and _are_alike(one.flatten(), other.flatten())
     if kind.is_floating(arrow_type):

@@ -398,6 +398,11 @@ def test_a_value_that_arrow_does_not_take_is_named(shape, value, arrow_type, wor
         (pa.array([1.5]), pa.decimal128(3, 0), "would become"),
         (pa.array([{"a": 1, "b": 2}]), pa.struct([("a", pa.int8())]), "would become"),
         (pa.array([[0.5], [0.1]]), pa.list_(pa.float32()), "in row 1"),
+        (
+            pa.array([[1.0, 2.0], [1.0, -0.0]], pa.list_(pa.float64(), 2)),
+            pa.list_(pa.int64()),
+            "[1.0, -0.0] would become [1, 0] in row 1",
+        ),
         (np.array([0.5, 0.1]), pa.float32(), "in row 1"),
         (pd.Series([NOON]), pa.date32(), "another meaning as date32[day]"),
         (pa.array([1]), pa.timestamp("us"), "have another meaning"),
@@ -427,6 +432,7 @@ def test_a_column_that_no_cast_leads_back_to_is_refused(column, arrow_type, word
     [
         (pa.array([0.5, math.nan, None]), pa.float32(), 3),
         (pa.array([[0.5, math.nan], None]), pa.list_(pa.float32()), 2),
+        (pa.array([[0.5, math.nan]], pa.list_(pa.float64(), 2)), pa.list_(pa.float32()), 1),
         (pa.array([{"a": math.nan}]), pa.struct([("a", pa.float32())]), 1),
         (
             pa.array([[("k", math.nan)]], pa.map_(pa.string(), pa.float64())),
