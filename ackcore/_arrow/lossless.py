@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import decimal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,17 +97,22 @@ def as_mapping(value: Any) -> Mapping[Any, Any] | None:
     ``value``: a mapping, a `pyspark.sql.Row` with names, a namedtuple, a dataclass, or a pydantic
     or attrs object. A plain tuple and a ``Row(1, 2)`` have no names.
 
-    Raises ValueError if two values have the same name.
+    Raises ValueError if two values have the same name, or there are more names or more values.
     """
     if isinstance(value, Mapping):
         return value
     kind = type(value)
-    names: Iterable[str] | None = None
+    names: Collection[str] | None = None
     if isinstance(value, tuple):
-        # A Row has its names in the object, a namedtuple (or os.stat_result) in its class.
+        # A Row has its names in the object, a namedtuple (or time.struct_time) in its class.
         names = getattr(value, "__fields__", None) or getattr(kind, "__match_args__", None)
         if names is None:
             return None
+        if len(names) != len(value):  # a Row("a", "b")(1), or os.stat_result
+            raise ValueError(
+                f"{kind.__name__} must have one name per value, got {len(names)} for {len(value)}: "
+                f"{', '.join(names)}; use a dict"
+            )
         found = dict(zip(names, value, strict=True))
         if len(found) < len(value):
             raise ValueError(f"fields must have unique names, got {', '.join(names)}")

@@ -321,6 +321,10 @@ def test_names_that_a_struct_lacks_are_refused(shape):
     three = pa.struct([*POINT, pa.field("z", pa.int64())])
     assert "must have every field, got none for 'z'" in emitted(shape([Point(y=2, x=1)], three))
     assert "fields must have unique names" in emitted(shape([spark_row("x", "x")(1, 2)], POINT))
+    short = emitted(shape([spark_row("x", "y")(1)], POINT))
+    assert "Row must have one name per value, got 2 for 1: x, y; use a dict" in short
+    file = emitted(shape([os.stat("/")], POINT))  # its last three values have no names
+    assert "stat_result must have one name per value, got 7 for 10: st_mode, " in file
 
 
 TWICE = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"])
