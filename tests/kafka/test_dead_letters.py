@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import threading
 from contextlib import nullcontext
 
 import pytest
@@ -17,7 +20,10 @@ from servers import raise_errors, wait_until
 from ackcore.calls import Reject
 from ackcore.kafka import Consumer, ConsumerError
 from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.consumer.consumer_letters import CallableLetterStore
+from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
+from ackcore.kafka.consumer.held_partition import DyingRecord
 
 SET = AlterConfigOpType.SET
 #: Of a record that is older than any broker keeps by itself.
@@ -117,3 +123,49 @@ def test_a_topic_for_dead_letters_that_is_assigned_ends_the_consumer(mock_kafka)
         consumer.poll(1, 20.0)
     with pytest.raises(ConsumerError):
         consumer.close(0.0)
+
+
+HANGS = """
+import threading
+from ackcore.kafka.consumer.consumer_letters import CallableLetterStore
+from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord
+from ackcore.kafka.consumer.held_partition import DyingRecord
+
+began = threading.Event()
+
+def hang(record, failure):
+    began.set()
+    threading.Event().wait()
+
+store = CallableLetterStore(hang)
+record = KafkaRecord("t", 0, 0, None, b"x", [], None)
+store.store(DyingRecord(record, Failure("Reject", "no"), 1), print)
+began.wait()
+store.close()
+"""
+
+
+def test_a_function_for_dead_letters_that_hangs_does_not_keep_the_process_alive():
+    subprocess.run([sys.executable, "-c", HANGS], check=True, timeout=30)
+
+
+def test_calls_that_are_queued_when_a_store_is_closed_are_not_made():
+    began, may_end, called, reported = threading.Event(), threading.Event(), [], []
+
+    def keep(record, failure):
+        began.set()
+        may_end.wait(60)
+        called.append(record.offset)
+
+    store = CallableLetterStore(keep)
+    for offset in range(2):
+        record = KafkaRecord("t", 0, offset, None, b"x", [], None)
+        letter = DyingRecord(record, Failure("Reject", "no"), 1)
+        store.store(letter, lambda letter, error: reported.append((letter.record.offset, error)))
+    assert began.wait(60)
+    store.close()
+    may_end.set()
+    store._thread.join(60)
+    assert called == [0]
+    store.poll()
+    assert reported == [(0, None)]

@@ -11,9 +11,10 @@ import heapq
 import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -195,24 +196,38 @@ class CallableLetterStore:
 
     def __init__(self, function: Callable[[KafkaRecord, Failure], object]) -> None:
         self._function = function
-        self._thread = ThreadPoolExecutor(1, "ackcore-dead-letters")
-        self._done: deque[tuple[DyingRecord, Report, Future[object]]] = deque()
+        self._thread: Thread | None = None
+        self._calls: SimpleQueue[tuple[DyingRecord, Report] | None] = SimpleQueue()
+        self._done: deque[tuple[DyingRecord, Report, BaseException | None]] = deque()
+        self._closed = False
 
     def store(self, letter: DyingRecord, report: Report) -> None:
         """Queue a call of the function with a dead letter; `poll` calls ``report`` when it ends."""
-        future = self._thread.submit(self._function, letter.record, letter.failure)
-        future.add_done_callback(lambda done: self._done.append((letter, report, done)))
+        if self._thread is None:
+            # Not an executor's: the interpreter's end would wait for a function that hangs.
+            self._thread = Thread(target=self._work, name="ackcore-dead-letters", daemon=True)
+            self._thread.start()
+        self._calls.put((letter, report))
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None and not self._closed:
+            error: BaseException | None = None
+            try:
+                self._function(call[0].record, call[0].failure)
+            except BaseException as raised:
+                error = raised
+            self._done.append((*call, error))
 
     def poll(self) -> None:
         """Report the letters whose calls have ended."""
         while self._done:
-            letter, report, done = self._done.popleft()
-            error = done.exception()
+            letter, report, error = self._done.popleft()
             report(letter, None if error is None else ": ".join(Failure.of(error)))
 
     def close(self) -> None:
-        """Cancel the queued calls. A call that runs is not awaited."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Cancel the queued calls. Neither this nor the process's end waits for one that runs."""
+        self._closed = True
+        self._calls.put(None)
 
 
 class PendingLetters:
