@@ -74,7 +74,7 @@ def array_of(
             values = [None if _is_missing(value) else value for value in values]
             return array_of(values, arrow_type, projects=projects)
         # The errors of Arrow and Python often do not show the value.
-        if isinstance(error, pa.ArrowException | OverflowError | UnicodeError):
+        if isinstance(error, pa.ArrowException | TypeError | OverflowError | UnicodeError):
             raise ValueError(_unfit(values, arrow_type)) from error
         raise
     if is_usual:

@@ -342,6 +342,8 @@ LOST = [
     (5, pa.timestamp("us"), "5 would become"),
     ("a", pa.binary(), "'a' would become b'a'"),
     (b"a", pa.string(), "b'a' would become 'a'"),
+    (np.datetime64("2026-01-02"), pa.date32(), "datetime64('2026-01-02') does not fit"),
+    ([np.datetime64("2026-01-02")], pa.list_(pa.time64("us")), "] does not fit"),
     ("ab", pa.list_(pa.string()), "'ab' would become ['a', 'b']"),
     ({3}, pa.list_(pa.int64()), "{3} would become [3]"),
     ([1, 2.5], pa.list_(pa.int64()), "[1, 2.5] would become [1, 2]"),
