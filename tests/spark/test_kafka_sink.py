@@ -23,6 +23,7 @@ pytest.importorskip("confluent_kafka")
 import mock_broker
 from accepted_rows import WORDS, accepted, columns_file, latin_file, row_file
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient
 from kafka_sinks import QUICK, kafka_sinks, messages, words
 from one_sink import Split, word_count
 from servers import raise_errors
@@ -58,6 +59,12 @@ def files(tmp_path):
 def sink():
     with kafka_sinks() as made:
         yield made
+
+
+def test_a_claim_creates_no_topic(mock_kafka, sink):
+    sink(mock_kafka, "not-yet").claim("count", "abc", "/cp")
+    topics = AdminClient({"bootstrap.servers": mock_kafka.bootstrap_servers}).list_topics()
+    assert "not-yet" not in topics.topics
 
 
 # -- what is refused ------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         )
         try:
             with self._as_unavailable(sink):
-                deliveries.check_broker(self.topic)
+                deliveries.check_broker()
         finally:
             deliveries.close()
 
