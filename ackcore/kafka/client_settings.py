@@ -232,7 +232,7 @@ def _checked(options: Any) -> dict[str, Value]:
             raise TypeError(f"the names of options must be strings, got {name!r}")
         if name in _OURS:
             raise ValueError(f"options must not have {name!r}: {_OURS[name]}")
-        if not isinstance(value, (str, int, float, Logger)) and not callable(value):
+        if not isinstance(value, (str, int, float, Logger, LoggerAdapter)) and not callable(value):
             # The value itself may be a secret, in bytes.
             raise TypeError(
                 f"options[{name!r}] must be a string, a number, a bool or a callable, got "

@@ -147,6 +147,13 @@ def test_what_settings_cannot_be(servers, options, error, says):
         ClientSettings(servers, options)
 
 
+@pytest.mark.parametrize("adapted", [False, True])
+def test_settings_may_have_a_logger(adapted):
+    logger = logging.getLogger("kafka")
+    found = logging.LoggerAdapter(logger, {}) if adapted else logger
+    assert ClientSettings("h:1", {"logger": found}).client_config({})["logger"] is found
+
+
 def test_without_confluent_kafka_the_error_names_the_extra():
     code = "import sys; sys.modules['confluent_kafka'] = None\nimport ackcore.kafka"
     ended = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
