@@ -309,7 +309,10 @@ def _is_missing(value: Any) -> bool:
 
 
 def _is_same(value: Any, got: Any, arrow_type: pa.DataType) -> bool:
-    """Return whether a value read back from a column equals the given one."""
+    """Return whether a value read back from a column equals the given one.
+
+    NaN equals NaN, and a datetime does not equal a date.
+    """
     kind = pa.types
     if got is None:
         return value is None or _is_missing(value)

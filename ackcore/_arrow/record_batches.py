@@ -55,7 +55,10 @@ def offsets_of(sizes: npt.ArrayLike) -> Int64s:
 
 
 def valid_rows(column: pa.Array) -> UInt8s | None:
-    """Return one byte per row, 0 for a null and 1 for a value; None if no row is null."""
+    """Return one byte per row, 0 for a null and 1 for a value; None if no row is null.
+
+    ``column``: a column of any type but null, which has no bitmap.
+    """
     if not column.null_count:
         return None
     return bits(column.buffers()[0], column.offset, len(column))

@@ -262,7 +262,10 @@ class Journal:
         self._synced_s = time.monotonic()
 
     def _link(self, path: Path) -> bool:
-        """Link the open file as the next segment; return False if its number is taken."""
+        """Link the open file at ``path`` as the next segment; return False if its number is taken.
+
+        Raises OSError, which names the way out, if the file system has no hard links.
+        """
         try:  # a rename would replace a segment that another writer has just linked
             os.link(path, self._segment(self._next))
         except FileExistsError:

@@ -184,10 +184,11 @@ class ClientThread(threading.Thread):
         self._reading.read(busy=busy)
 
     def _handle_failures(self) -> None:
-        """Fail the records that timed out, and store the dead letters of dead ones.
+        """Fail the records that timed out, and begin to store the dead letters of dead ones.
 
-        Raises TooManyDead if too many are dead, and RecordDead if one is and there is no place for
-        dead letters.
+        Those that are stored by now are done. Raises TooManyDead if too many records are dead,
+        RecordDead if one is and there is no place for dead letters, and ConsumerError if a record
+        has died more than 20 times.
         """
         now = now_ms()
         with self._changed:

@@ -133,7 +133,7 @@ class Consumer:
         doubles with each failure. The actual wait is random, from 1 ms up to that.
     timeout_s : float, optional
         A record that is not answered for this long has failed. An ack still counts until the
-        record is delivered again.
+        record is delivered again, or is dead.
     unavailable_timeout_s : float, default 604800
         Seconds since a record was first read, after which `Unavailable` counts as an attempt.
     commit_interval_s : float, default 1.0

@@ -212,9 +212,11 @@ class HeldPartition:
         return self.sizes[FRESH] + self.sizes[OUT] + self.sizes[DYING]
 
     def cause_of_pause(self, limits: Limits, waiting: int, waiting_bytes: int) -> str:
-        """Return why reading of the partition must pause: "in flight", "waiting", "revoked"; or "".
+        """Return why reading of the partition must pause: "revoked", "in flight", "waiting"; or "".
 
-        ``waiting``, ``waiting_bytes``: the waiting records of all partitions, and their bytes.
+        Of several causes, returns the first in this order. While the partition is paused, half of
+        each limit applies. ``waiting``, ``waiting_bytes``: the waiting records of all partitions,
+        and their bytes.
         """
         if self.closing:
             return "revoked"

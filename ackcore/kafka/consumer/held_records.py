@@ -422,7 +422,7 @@ class HeldRecords:
     def expire(self, now_ms: int) -> None:
         """Fail the deliveries that have timed out.
 
-        An ack of such a record still counts until it is delivered again.
+        An ack of such a record still counts until it is delivered again, or is dead.
         """
         if self._timeout_ms is None:
             return
