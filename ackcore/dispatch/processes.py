@@ -36,6 +36,9 @@ class Process(Target):
     If the process dies, its record has failed, since it may have caused the crash. The next call
     starts a new process. If a call times out, the process is killed.
 
+    A `Dispatcher` starts it, and closes it at the end of a run. If you start it yourself, await
+    `close`: otherwise a call that hangs keeps your process alive at its end.
+
     Parameters
     ----------
     function : callable
