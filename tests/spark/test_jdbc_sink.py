@@ -51,7 +51,11 @@ BARE = 'CREATE TABLE words (word VARCHAR(5), "n" BIGINT)'
     [
         ({"url": 3}, TypeError, "url must be a str, got int"),
         ({"url": "mysql://u:hunter2@db"}, ValueError, "url must be a JDBC URL, such as"),
-        ({"table": "a; DROP"}, ValueError, "table must be the name of a table, such as .* got 'a; DROP'; put"),
+        (
+            {"table": "a; DROP"},
+            ValueError,
+            "table must be the name of a table, .* got 'a; DROP'; put",
+        ),
         ({"marker": ""}, ValueError, "marker must be the name of a table, such as .* got ''"),
         ({"keys": []}, ValueError, "keys must name at least one column; omit it"),
         (

@@ -207,7 +207,7 @@ def test_a_bucket_that_is_away_is_told_by_who_needs_it(opened, s3, monkeypatch):
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        (lambda one: one.append(b"short", b""), "key, which identifies the call, must have 16 bytes, got 5"),
+        (lambda one: one.append(b"short", b""), "the call, must have 16 bytes, got 5"),
         (lambda one: ObjectJournal(one._store, "x", b"short"), "must have 16 bytes, got 5"),
     ],
 )
