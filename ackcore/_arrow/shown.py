@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow.record_batches import is_text
+from ackcore._arrow.record_batches import is_list, is_text
 from ackcore._records import Int64s
 
 #: The first year that both Arrow and Python can format, and the year after the last.
@@ -80,7 +80,7 @@ def _shown(one: pa.Scalar, errors: str, far: Callable[[int, pa.DataType], str]) 
             (_shown(pair["key"], errors, far), _shown(pair["value"], errors, far))
             for pair in one.values
         ]
-    if is_.is_list(kind) or is_.is_large_list(kind) or is_.is_fixed_size_list(kind):
+    if is_list(kind):
         return [_shown(item, errors, far) for item in one.values]
     try:
         return one.as_py()

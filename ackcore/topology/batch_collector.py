@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._arrow.lossless import array_of, as_mapping, cast
-from ackcore._arrow.record_batches import offsets_of
+from ackcore._arrow.record_batches import is_list, offsets_of
 from ackcore._arrow.shown import shown_values
 from ackcore._error_hints import counted, listed, near_miss
 from ackcore._records import Int64s
@@ -137,11 +137,7 @@ class BatchCollector:
             parents = parents.combine_chunks()
         elif hasattr(parents, "to_numpy") and not isinstance(parents, pa.Array):  # a Series
             parents = parents.to_numpy()
-        if isinstance(parents, pa.Array) and (
-            pa.types.is_list(parents.type)
-            or pa.types.is_large_list(parents.type)
-            or pa.types.is_fixed_size_list(parents.type)
-        ):
+        if isinstance(parents, pa.Array) and is_list(parents.type):
             if parents.null_count:
                 raise ValueError(
                     "parents must not hold nulls, got a list array with "

@@ -127,3 +127,32 @@ def test_columns_are_named_as_they_are(path, tmp_path):
         some = [(1, 2, value, None)]
         sink.write(accepted([row_file(tmp_path, some, schema=schema)], number))
     assert rows(path) == [(1, 2, 6)]
+
+
+@pytest.mark.parametrize("keys", [None, "n"])
+def test_lists_of_a_fixed_length_are_searched_like_others(path, tmp_path, keys):
+    day, required = pa.date32(), pa.field("element", pa.int64(), nullable=False)
+    struct = pa.struct([("x", pa.int64())])
+    kinds = [pa.list_(pa.list_(day, 2)), pa.list_(pa.int64(), 2), pa.list_(struct, 1)]
+    schema = pa.schema([("n", pa.int64()), *zip(("days", "l", "s"), kinds, strict=True)])
+    of_table = [pa.list_(pa.list_(day)), pa.list_(required), pa.list_(struct)]
+    fields = [("n", pa.int64()), *zip(("days", "l", "s"), of_table, strict=True)]
+    deltalake.DeltaTable.create(str(path), schema=pa.schema(fields))
+    sink = started(path, schema, keys=keys)
+    some = [
+        (1, [[0, 1]], [1, 2], [None], 10),
+        (2, [None, [0, 10**8]], None, None, 10),
+        (3, None, [1, None], [{"x": 1}], 10),
+        (4, [[None, 3]], None, [{"x": 1}], 11),
+    ]
+    found = written_without_refused(
+        sink, accepted([row_file(tmp_path, some, schema=schema, batch=4)])
+    )
+    assert found == {
+        (0, 1): "column 'days' cannot store a date or time outside of years 1 to 9999",
+        (0, 2): f"the value of column 'l' has a null where {deltalake_type(path, 'l')} takes none",
+    }
+    assert [row[0] for row in rows(path)] == [1]
+    wider = pa.schema([("s", pa.list_(pa.struct([("x", pa.int64()), ("y", pa.int64())]), 1))])
+    with pytest.raises(ValueError, match=r"has no field 's\.element\.y'; add it"):
+        started(path, wider)

@@ -199,25 +199,28 @@ def test_a_disk_that_is_full_leaves_the_table_as_it_was(tmp_path):
 
 @pytest.mark.parametrize("keys", [None, "n"])
 def test_dates_and_times_that_pyiceberg_has_no_values_for_are_refused(lake, tmp_path, keys):
-    """Within a struct, too."""
+    """Within a struct or a list of a fixed length, too."""
     struct = pa.struct([("at", pa.timestamp("us"))])
     schema = pa.schema([("n", pa.int64()), ("day", pa.date32()), ("s", struct)])
     catalog = load_catalog(**lake)
-    catalog.create_table("shop.days", schema)
+    catalog.create_table("shop.days", schema.append(pa.field("l", pa.list_(pa.date32()))))
+    schema = schema.append(pa.field("l", pa.list_(pa.date32(), 2)))
     catalog.close()
     sink = to_iceberg("shop.days", lake, keys=keys)
     check_sink("count", sink, schema)
     some = [
-        (1, 0, {"at": 0}, 10),
-        (2, 4 * 10**6, None, 10),
-        (3, None, {"at": 10**18}, 10),
-        (4, None, {"at": None}, 10),
+        (1, 0, {"at": 0}, [0, None], 10),
+        (2, 4 * 10**6, None, None, 10),
+        (3, None, {"at": 10**18}, None, 10),
+        (4, None, {"at": None}, None, 10),
+        (5, None, None, [0, 4 * 10**6], 10),
     ]
     file = row_file(tmp_path, some, schema=schema, batch=4)
     said = "column {!r} cannot store a date or time outside of years 1 to 9999"
     assert written_without_refused(sink, accepted([file])) == {
         (0, 1): said.format("day"),
         (0, 2): said.format("s"),
+        (0, 4): said.format("l"),
     }
     catalog = load_catalog(**lake)
     found = catalog.load_table("shop.days").scan().to_arrow()["n"].to_pylist()

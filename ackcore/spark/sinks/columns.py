@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 
+from ackcore._arrow.record_batches import is_list
 from ackcore._arrow.shown import far_places, has_text, invalid_text
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.sinks.sink_batch import SinkBatch
@@ -90,7 +91,7 @@ def _lacking(name: str, wanted: pa.DataType, has: pa.DataType) -> Iterator[str]:
     elif is_.is_map(wanted) and is_.is_map(has):
         yield from _lacking(f"{name}.key", wanted.key_type, has.key_type)
         yield from _lacking(f"{name}.value", wanted.item_type, has.item_type)
-    elif all(is_.is_list(each) or is_.is_large_list(each) for each in (wanted, has)):
+    elif is_list(wanted) and is_list(has):
         yield from _lacking(f"{name}.element", wanted.value_type, has.value_type)
 
 
@@ -216,6 +217,8 @@ def _has_wrong(
     With None, a value is wrong if a list or map in it has a null that ``kind`` does not allow.
     """
     is_, have = pa.types, column.type
+    if is_.is_fixed_size_list(have):
+        return _has_wrong(column.cast(pa.list_(have.value_field)), kind, is_wrong)
     found = np.zeros(len(column), np.bool_)
     if is_.is_struct(have) and is_.is_struct(kind):
         for field in kind:
@@ -225,7 +228,7 @@ def _has_wrong(
     elif is_.is_map(have) and is_.is_map(kind):
         found = _any_has_wrong(column, column.items, kind.item_field, is_wrong)
         found |= _any_has_wrong(column, column.keys, kind.key_field, is_wrong)
-    elif all(is_.is_list(each) or is_.is_large_list(each) for each in (have, kind)):
+    elif is_list(have) and is_list(kind):
         found = _any_has_wrong(column, column.values, kind.value_field, is_wrong)
     else:
         return found if is_wrong is None else is_wrong(column, kind)

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from ackcore._arrow.record_batches import is_list
 from ackcore._arrow.shown import far_as_texts, json_encoder, shown_values, text_of
 
 _ISO = re.compile(r"(-?)(\d+)(.*)")
@@ -77,7 +78,7 @@ def _plain(column: pa.Array, as_array: bool) -> pa.Array:
     if _is_bytes(kind):
         return _texts(column, _hex)
     if is_.is_nested(kind):
-        return _texts(column, _array(kind) if as_array and _is_list(kind) else json_encoder(kind))
+        return _texts(column, _array(kind) if as_array and is_list(kind) else json_encoder(kind))
     if is_.is_duration(kind) or is_.is_interval(kind):
         raise TypeError(f"{kind} has no text that PostgreSQL reads")
     return column
@@ -111,7 +112,7 @@ def _texts(column: pa.Array, text: Callable[[Any], str]) -> pa.Array:
 
 def _array(kind: pa.DataType) -> Callable[[Any], str]:
     """Return a function that formats a list as a PostgreSQL array literal."""
-    item = _array(kind.value_type) if _is_list(kind.value_type) else _item(kind.value_type)
+    item = _array(kind.value_type) if is_list(kind.value_type) else _item(kind.value_type)
     return lambda values: (
         f"{{{','.join('NULL' if value is None else item(value) for value in values)}}}"
     )
@@ -142,11 +143,6 @@ def _quoted(text: str) -> str:
 
 def _hex(value: bytes) -> str:
     return f"\\x{value.hex()}"
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    is_ = pa.types
-    return bool(is_.is_list(kind) or is_.is_large_list(kind) or is_.is_fixed_size_list(kind))
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
