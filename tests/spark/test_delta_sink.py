@@ -85,6 +85,13 @@ def test_columns_are_refused_before_anything_runs(path):
         match=r"the key column 'word' must not be nested, and it is list<item: int64>; have",
     ):
         check_sink("count", sink, pa.schema([("word", pa.list_(pa.int64()))]))
+    twins = [("a", pa.int64()), ("A", pa.int64())]
+    for schema, names in (
+        (twins, "columns 'a' and 'A'"),
+        ([("s", pa.struct(twins))], "fields 's.a' and 's.A'"),
+    ):
+        with pytest.raises(TypeError, match=f"does not distinguish the {names}; rename one"):
+            check_sink("count", to_delta(path), pa.schema(schema), True)
     assert not path.exists()
     other, wider = to_delta(path), pa.schema([*WORDS, ("at", pa.date32())])
     check_sink("other", other, wider)

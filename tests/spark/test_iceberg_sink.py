@@ -81,6 +81,11 @@ def test_tables_are_refused_before_anything_runs(lake):
         check_sink("count", to_iceberg("shop.words", lake, keys="word"), less)
     with pytest.raises(SinkUnavailable, match=r"sink 'count', Iceberg table shop.none of catalog"):
         check_sink("count", to_iceberg("shop.none", lake), WORDS)
+    twins = pa.schema([("s", pa.struct([("a", pa.int64()), ("A", pa.int64())]))])
+    with pytest.raises(
+        TypeError, match=r"does not distinguish the fields 's\.a' and 's\.A'; rename"
+    ):
+        check_sink("count", to_iceberg("shop.words", lake), twins)
 
 
 @pytest.mark.parametrize("keys", [None, "word"])

@@ -310,6 +310,12 @@ def test_a_sink_that_cannot_write_the_stream_is_refused():
     twins = pa.schema([("a", pa.string()), ("A", pa.string())])
     with pytest.raises(TypeError, match="not distinguish the columns 'a' and 'A';"):
         check_sink("count", to_parquet("x"), twins)
+    inner = pa.struct([("b", pa.string()), ("B", pa.string())])
+    for kind in (inner, pa.list_(inner), pa.map_(pa.string(), inner), pa.struct([("a", inner)])):
+        schema = pa.schema([("c", kind)])
+        with pytest.raises(TypeError, match=r"not distinguish the fields 'c\.\S*b' and 'c\.\S*B';"):
+            check_sink("count", to_parquet("x"), schema)
+        check_sink("count", to_parquet("x"), schema, True)
     check_sink("count", lambda frame, n, *more: None, named)
     check_sink("count", to_parquet("x"), None)
     check_sink("count", print, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.sinks.sink_batch import SinkBatch
 
 _ROW = "_ackcore_row"
+
+#: A way out for `refuse_same_names`.
+CASE_SENSITIVE = "; or set spark.sql.caseSensitive to true"
 
 
 #: Returns whether a type is of a certain kind.
@@ -65,6 +68,31 @@ def require_columns(what: str, table: str, wanted: Sequence[str], has: Sequence[
                 f"{what}: {table} has no column {name!r}, it has {', '.join(has)}; add it "
                 f'(ALTER TABLE ... ADD COLUMN "{name}" ...), or have the bolt emit no such column'
             )
+
+
+def refuse_same_names(what: str, schema: pa.Schema, more: str = "") -> None:
+    """Raise TypeError if columns, or fields of a struct, have the same name but for its case.
+
+    ``what``: the beginning of the message, up to the target. ``more``: a further way out.
+    """
+    for one, other in _same_names(schema):
+        kind = "columns" if one in schema.names else "fields"
+        raise TypeError(
+            f"{what}, which does not distinguish the {kind} {one!r} and {other!r}; rename one of "
+            f"them in the bolt, or for guard() in the frame or in outputs{more}"
+        )
+
+
+def _same_names(fields: Iterable[pa.Field], within: str = "") -> Iterator[tuple[str, str]]:
+    """Yield pairs of dotted names that are the same but for their case."""
+    seen: dict[str, str] = {}
+    for field in fields:
+        name, kind = f"{within}{field.name}", field.type
+        if field.name.lower() in seen:
+            yield seen[field.name.lower()], name
+        seen[field.name.lower()] = name
+        parts = (kind.field(at) for at in range(kind.num_fields))
+        yield from _same_names(parts, f"{name}.")
 
 
 def require_fields(what: str, table: str, wanted: pa.Schema, has: pa.Schema) -> None:

@@ -20,6 +20,7 @@ from ackcore.spark.sinks.columns import (
     last_of_each_key,
     named_keys,
     refuse_misfits,
+    refuse_same_names,
     require_columns,
     require_fields,
     spark_schema,
@@ -148,6 +149,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
+        refuse_same_names(f"{what} writes into a Delta table", schema)
         self._schemas[sink] = spark_schema(what, schema)
         for field in self._schemas[sink]:
             try:

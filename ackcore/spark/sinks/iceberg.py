@@ -15,10 +15,12 @@ import pyarrow.compute as pc
 from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.arrow_batches import as_spark_types
 from ackcore.spark.sinks.columns import (
+    CASE_SENSITIVE,
     check_keys,
     last_of_each_key,
     named_keys,
     refuse_misfits,
+    refuse_same_names,
     require_columns,
     spark_schema,
 )
@@ -121,6 +123,8 @@ class IcebergSink(TransactionalSink["Transaction"]):
         """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
+        if not case_sensitive:
+            refuse_same_names(f"{what} writes into Iceberg for Spark", schema, CASE_SENSITIVE)
         spark_schema(what, schema)
         with self._opened(sink) as table:
             has = [field.name for field in table.schema().fields]

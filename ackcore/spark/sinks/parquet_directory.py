@@ -14,7 +14,7 @@ from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.versions import SPARK, from_arrow_schema, to_arrow_schema
-from ackcore.spark.sinks.columns import has_type, spark_schema
+from ackcore.spark.sinks.columns import CASE_SENSITIVE, has_type, refuse_same_names, spark_schema
 from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.stores.interface import StoreConflict
 from ackcore.spark.stores.opening import is_bucket, open_store
@@ -82,15 +82,9 @@ class ParquetDirectory(Sink):
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise TypeError if Parquet cannot hold a column, or Spark cannot read it back."""
         what = f"sink {sink!r}"
-        seen: dict[str, str] = {}
+        if not case_sensitive:
+            refuse_same_names(f"{what} writes Parquet for Spark", schema, CASE_SENSITIVE)
         for field in schema:
-            other = seen.setdefault(field.name.lower(), field.name)
-            if other != field.name and not case_sensitive:
-                raise TypeError(
-                    f"{what} writes Parquet for Spark, which does not distinguish the columns "
-                    f"{other!r} and {field.name!r}; rename one of them in the bolt, or for guard() "
-                    "in the frame or in outputs; or set spark.sql.caseSensitive to true"
-                )
             if field.name.lower() == "batch_id":
                 raise TypeError(
                     f"{what} writes directories batch_id=..., whose number Spark would read in "
