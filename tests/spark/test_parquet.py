@@ -217,6 +217,25 @@ def test_paths(spark, write, tmp_path, monkeypatch):
     assert (row.status, row.inits) == ("ANOMALY", 2)
 
 
+def test_a_file_by_two_spellings_of_its_path_is_refused(write, tmp_path, monkeypatch):
+    write("a.parquet", EVENT)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "link").symlink_to(tmp_path / "a.parquet")
+    monkeypatch.chdir(tmp_path)
+    local = pa.fs.LocalFileSystem()
+    below = pa.fs.SubTreeFileSystem(str(tmp_path), local)
+    for filesystem, other in (
+        (None, "sub/link"),
+        (None, f"file://{tmp_path}//a.parquet"),
+        (local, "./a.parquet"),
+        (local, f"{tmp_path}//a.parquet"),
+        (below, "sub/../a.parquet"),
+    ):
+        with pytest.raises(ValueError, match=r"once, got .* twice, also as .*: its events would"):
+            read_footers(["a.parquet", other], filesystem)
+        assert len(read_footers([other], filesystem)) == 1
+
+
 @pytest.mark.parametrize(
     ("paths", "error", "match"),
     [

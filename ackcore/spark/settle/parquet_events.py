@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -317,16 +318,30 @@ def _list_files(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[ListedF
         if not isinstance(given, (str, os.PathLike)):
             raise TypeError(f"paths must contain only paths, got {type(given).__name__}")
         for source in _expand(os.fspath(given), filesystem):
-            key = (source.filesystem.type_name, source.path)
+            key = _identity(source)
             if key in found:
+                also = found[key].path
+                also = "" if also == source.path else f", also as {also}"
                 raise ValueError(
-                    f"paths must name each file once, got {source.path} twice: its events would "
-                    "count twice"
+                    f"paths must name each file once, got {source.path} twice{also}: its events "
+                    "would count twice"
                 )
             found[key] = source
     if not found:
         raise ValueError("paths must name at least one file, got none")
     return [found[key] for key in sorted(found)]
+
+
+def _identity(source: ListedFile) -> tuple[str, str]:
+    """Return the kind of a file's file system, and its path there without links and ``//``."""
+    files, path = source.filesystem, source.path
+    while isinstance(files, pa.fs.SubTreeFileSystem):
+        files, path = files.base_fs, posixpath.join(files.base_path, path)
+    if isinstance(files, pa.fs.LocalFileSystem):
+        path = os.path.realpath(path)
+    elif files.type_name == "hdfs":
+        path = posixpath.normpath(path)  # in a bucket, a//b is another key than a/b
+    return files.type_name, path
 
 
 def _expand(given: str, filesystem: pa.fs.FileSystem | None) -> list[ListedFile]:
