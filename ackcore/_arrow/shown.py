@@ -127,6 +127,8 @@ def far_places(column: pa.Array) -> tuple[Int64s, list[int]]:
     ``column``: dates of 32 bits, or timestamps.
     """
     unit = "D" if pa.types.is_date(column.type) else column.type.unit
+    if unit == "ns":  # these are from the years 1677 to 2262
+        return np.empty(0, np.int64), []
     first, behind = np.array(_YEARS, "M8[Y]").astype(f"M8[{unit}]").astype(np.int64).tolist()
     whole = column.view(pa.int32() if unit == "D" else pa.int64())
     numbers = whole.fill_null(0).to_numpy(zero_copy_only=False)

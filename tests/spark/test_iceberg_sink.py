@@ -81,6 +81,12 @@ def test_tables_are_refused_before_anything_runs(lake):
         check_sink("count", to_iceberg("shop.words", lake, keys="word"), less)
     with pytest.raises(SinkUnavailable, match=r"sink 'count', Iceberg table shop.none of catalog"):
         check_sink("count", to_iceberg("shop.none", lake), WORDS)
+    inner = pa.struct([("y", pa.int64())])
+    for kind in (pa.time64("ns"), pa.list_(pa.time64("ns")), pa.duration("us"), inner):
+        said = "unsupported|Could not find field"
+        says = rf"no type for .* of column 'n'|shop\.words cannot store column 'n' of .*{said}"
+        with pytest.raises(TypeError, match=says):
+            check_sink("count", to_iceberg("shop.words", lake), pa.schema([("n", kind)]))
     twins = pa.schema([("s", pa.struct([("a", pa.int64()), ("A", pa.int64())]))])
     with pytest.raises(
         TypeError, match=r"does not distinguish the fields 's\.a' and 's\.A'; rename"
@@ -229,5 +235,25 @@ def test_dates_and_times_that_pyiceberg_has_no_values_for_are_refused(lake, tmp_
     }
     catalog = load_catalog(**lake)
     found = catalog.load_table("shop.days").scan().to_arrow()["n"].to_pylist()
+    catalog.close()
+    assert sorted(found) == [1, 4]
+
+
+def test_a_row_whose_time_has_nanoseconds_is_refused_by_itself(lake, tmp_path):
+    schema = pa.schema([("n", pa.int64()), ("at", pa.timestamp("ns"))])
+    schema = schema.append(pa.field("s", pa.list_(pa.struct([("x", pa.timestamp("ns"))]))))
+    catalog = load_catalog(**lake)
+    inner = pa.list_(pa.struct([("x", pa.timestamp("us"))]))
+    columns = [("n", pa.int64()), ("at", pa.timestamp("us")), ("s", inner)]
+    catalog.create_table("shop.times", pa.schema(columns))
+    sink = to_iceberg("shop.times", lake)
+    check_sink("count", sink, schema)
+    some = [(1, 5000, None, 10), (2, 5001, None, 10), (3, None, [None, {"x": 7001}], 10)]
+    file = row_file(tmp_path, [*some, (4, None, [{"x": 7000}], 10)], schema=schema)
+    assert written_without_refused(sink, accepted([file])) == {
+        (0, 1): "the value of column 'at' does not fit into timestamp[us]",
+        (0, 2): "the value of column 's' does not fit into list<element: struct<x: timestamp[us]>>",
+    }
+    found = catalog.load_table("shop.times").scan().to_arrow()["n"].to_pylist()
     catalog.close()
     assert sorted(found) == [1, 4]

@@ -29,6 +29,7 @@ from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.sinks.unavailable import bare, secrets_of, unavailable_by
 
 if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
     from pyiceberg.table import Table, Transaction
 
 _WAY_OUT = (
@@ -116,19 +117,22 @@ class IcebergSink(TransactionalSink["Transaction"]):
         return f"to_iceberg({self.table!r})"
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise TypeError or ValueError if Spark lacks a type, the table a column, or keys are bad.
+        """Raise TypeError or ValueError if Spark or Iceberg lacks a type, or keys are bad.
 
-        Types are not compared with the table's. Raises SinkUnavailable if the catalog does not
-        answer, or the table does not exist.
+        Also if the table lacks a column or a struct field. Types are not compared with the
+        table's. Raises SinkUnavailable if the catalog does not answer, or the table does not exist.
         """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
         if not case_sensitive:
             refuse_same_names(f"{what} writes into Iceberg for Spark", schema, CASE_SENSITIVE)
-        spark_schema(what, schema)
+        columns = spark_schema(what, schema)
         with self._opened(sink) as table:
-            has = [field.name for field in table.schema().fields]
+            there, version = table.schema(), table.metadata.format_version
+        has = [field.name for field in there.fields]
         require_columns(what, f"table {self.table}", schema.names, has)
+        for field in columns:
+            _require_type(f"{what}: table {self.table}", field, there, version)
         others = [column for column in has if column not in schema.names]
         if self.keys and others:
             raise ValueError(
@@ -166,17 +170,17 @@ class IcebergSink(TransactionalSink["Transaction"]):
         """Write the rows into files that the commit adds to the table.
 
         Raises SinkRejects, before anything is written, if rows have nulls in required columns, text
-        that is not UTF-8, or dates or times outside the years 1 to 9999.
+        that is not UTF-8, dates or times outside the years 1 to 9999, or times with nanoseconds.
         """
         fields = transaction.table_metadata.schema().fields
         required = {field.name for field in fields if field.required}
+        schema = spark_schema(f"sink {batch.sink!r}", batch.schema())
         refuse_misfits(
             batch,
-            _requiring(batch.schema(), required),
+            _requiring(schema, required),
             # pyiceberg converts the values of these types to Python's.
             lambda kind: pa.types.is_date32(kind) or pa.types.is_timestamp(kind),
         )
-        schema = spark_schema(f"sink {batch.sink!r}", batch.schema())
         parts = (as_spark_types(each, schema) for each in batch.record_batches())
         rows = pa.Table.from_batches(parts, schema)
         if len(rows):
@@ -272,6 +276,19 @@ def _is_of_catalog(error: Exception) -> bool:
 def _requiring(schema: pa.Schema, names: Container[str]) -> pa.Schema:
     """Return the schema with the named columns not nullable, and all others nullable."""
     return pa.schema([field.with_nullable(field.name not in names) for field in schema])
+
+
+def _require_type(what: str, field: pa.Field, table: Schema, version: Any) -> None:
+    """Raise TypeError if the table lacks a struct field, or Iceberg the type of a column."""
+    from pyiceberg.io.pyarrow import pyarrow_to_schema  # noqa: PLC0415
+
+    try:
+        pyarrow_to_schema(pa.schema([field]), table.name_mapping, format_version=version)
+    except Exception as error:
+        raise TypeError(
+            f"{what} cannot store column {field.name!r} of {field.type} ({error}); have the bolt "
+            "emit another type, or change the table"
+        ) from error
 
 
 def _mark(batch: SinkBatch) -> str:
