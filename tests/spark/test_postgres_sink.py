@@ -125,8 +125,16 @@ def test_tables_are_refused_before_anything_runs(postgres, table, arguments, say
 
 def test_what_has_no_text_for_postgres_is_refused(postgres):
     one = to_postgres(postgres, "words")
-    with pytest.raises(TypeError, match=r"column 'n' is .*cannot store nanoseconds; have the bolt"):
-        check_sink("count", one, pa.schema([("n", pa.timestamp("ns"))]))
+    at = pa.timestamp("ns")
+    for kind, instead in (
+        (at, "timestamp"),
+        (pa.list_(at), "timestamp"),
+        (pa.list_(pa.list_(at)), "timestamp"),
+        (pa.time64("ns"), "time64"),
+    ):
+        says = rf"column 'n' is .*cannot store nanoseconds; have the bolt emit {instead}\('us'\)"
+        with pytest.raises(TypeError, match=says):
+            check_sink("count", one, pa.schema([("n", kind)]))
     with pytest.raises(
         TypeError, match=r"column 'n' is duration\[us\], which cannot be written as text"
     ):

@@ -28,11 +28,14 @@ def refuse_unfit(what: str, schema: pa.Schema) -> None:
     ``what``: the beginning of the message, such as ``sink 'counts'``.
     """
     for field in schema:
-        kind = field.type
-        if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        item = kind = field.type
+        while is_list(item):
+            item = item.value_type
+        if (pa.types.is_timestamp(item) or pa.types.is_time64(item)) and item.unit == "ns":
+            name = "timestamp" if pa.types.is_timestamp(item) else "time64"
             raise TypeError(
                 f"{what}: column {field.name!r} is {kind}, and PostgreSQL cannot store "
-                "nanoseconds; have the bolt emit timestamp('us')"
+                f"nanoseconds; have the bolt emit {name}('us')"
             )
         try:
             for as_array in (False, True):
