@@ -102,6 +102,19 @@ def test_a_column_that_the_stream_does_not_have_and_takes_no_null_is_named(path,
 
 
 @pytest.mark.parametrize("keys", [None, "word"])
+def test_a_field_that_the_stream_does_not_have_and_takes_no_null_is_named(path, keys):
+    required = pa.field("y", pa.int64(), nullable=False)
+    inner = pa.list_(pa.struct([("x", pa.int64()), required, ("z", pa.int64())]))
+    word = WORDS.field("word")
+    deltalake.DeltaTable.create(str(path), schema=pa.schema([word, ("s", inner)]))
+    some = pa.struct([("x", pa.int64())])
+    said = r"column 's\.element\.y' of table .* is NOT NULL, and .*COLUMN s\.element\.y DROP"
+    with pytest.raises(ValueError, match=said):
+        started(path, pa.schema([word, ("s", pa.list_(some))]), keys=keys)
+    started(path, pa.schema([word, ("s", pa.list_(pa.struct([*some, required])))]), keys=keys)
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
 def test_a_column_that_the_table_computes_is_computed(path, tmp_path, keys):
     tens = {"delta.generationExpression": "n * 10"}
     number = deltalake.schema.PrimitiveType("long")

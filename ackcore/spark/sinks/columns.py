@@ -98,22 +98,32 @@ def _same_names(fields: Iterable[pa.Field], within: str = "") -> Iterator[tuple[
 def require_fields(what: str, table: str, wanted: pa.Schema, has: pa.Schema) -> None:
     """Raise ValueError if a struct of the stream's schema has a field that the table's lacks."""
     for column in wanted:
-        for name in _lacking(column.name, column.type, has.field(column.name).type):
+        for name, _ in _lacking(column.name, column.type, has.field(column.name).type):
             raise ValueError(
                 f"{what}: {table} has no field {name!r}; add it (ALTER TABLE ... ADD COLUMN), or "
                 "have the bolt emit no such field"
             )
 
 
-def _lacking(name: str, wanted: pa.DataType, has: pa.DataType) -> Iterator[str]:
-    """Yield the dotted names of struct fields that the type ``wanted`` has and ``has`` lacks."""
+def lacking_not_null(stream: pa.Schema, table: pa.Schema) -> Iterator[str]:
+    """Yield the names of NOT NULL columns and struct fields that a stream lacks."""
+    for column in table:
+        if column.name in stream.names:
+            parts = _lacking(column.name, column.type, stream.field(column.name).type)
+            yield from (name for name, field in parts if not field.nullable)
+        elif not column.nullable:
+            yield column.name
+
+
+def _lacking(name: str, wanted: pa.DataType, has: pa.DataType) -> Iterator[tuple[str, pa.Field]]:
+    """Yield the struct fields that the type ``wanted`` has and ``has`` lacks, by dotted name."""
     is_ = pa.types
     if is_.is_struct(wanted) and is_.is_struct(has):
         for field in wanted:
             inner = f"{name}.{field.name}"
             at = has.get_field_index(field.name)
             if at < 0:
-                yield inner
+                yield inner, field
             else:
                 yield from _lacking(inner, field.type, has.field(at).type)
     elif is_.is_map(wanted) and is_.is_map(has):

@@ -17,6 +17,7 @@ import pyarrow as pa
 from ackcore._error_hints import naming_arguments
 from ackcore.spark.sinks.columns import (
     check_keys,
+    lacking_not_null,
     last_of_each_key,
     named_keys,
     refuse_misfits,
@@ -256,24 +257,26 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         """Return the table's columns to write; they may include columns that the stream lacks.
 
         Columns that Delta computes are left out of appended rows. Raises ValueError if the table
-        lacks a column or a struct field of the stream, or rows are appended and the stream lacks a
-        NOT NULL column. ``what``: the beginning of the message.
+        lacks a column or a struct field of the stream, or the stream lacks a NOT NULL struct field
+        or, without keys, a NOT NULL column. ``what``: the beginning of the message.
         """
         columns = pa.schema(table.schema().to_arrow())
         require_columns(what, self._shown, stream.names, columns.names)
         require_fields(what, self._shown, stream, columns)
-        if self.keys:
-            return columns
-        computed = {field.name for field in table.schema().fields if _COMPUTED in field.metadata}
-        computed -= set(stream.names)
-        columns = pa.schema([field for field in columns if field.name not in computed])
-        for field in columns:
-            if not field.nullable and field.name not in stream.names:
-                raise ValueError(
-                    f"{what}: column {field.name!r} of {self._shown} is NOT NULL, and the stream "
-                    "does not have it; have the bolt emit it, or make it nullable (ALTER TABLE "
-                    f"... ALTER COLUMN `{field.name}` DROP NOT NULL)"
-                )
+        if not self.keys:
+            fields = table.schema().fields
+            computed = {field.name for field in fields if _COMPUTED in field.metadata}
+            computed -= set(stream.names)
+            columns = pa.schema([field for field in columns if field.name not in computed])
+        for name in lacking_not_null(stream, columns):
+            if name in columns.names and self.keys:
+                continue  # rows that are there keep theirs
+            quoted = _quoted(name) if name in columns.names else name
+            raise ValueError(
+                f"{what}: column {name!r} of {self._shown} is NOT NULL, and the stream does not "
+                "have it; have the bolt emit it, or make it nullable (ALTER TABLE ... ALTER COLUMN "
+                f"{quoted} DROP NOT NULL)"
+            )
         return columns
 
     def _merge(self, commit: DeltaCommit) -> None:
