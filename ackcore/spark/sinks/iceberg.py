@@ -29,7 +29,6 @@ from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.sinks.unavailable import bare, secrets_of, unavailable_by
 
 if TYPE_CHECKING:
-    from pyiceberg.schema import Schema
     from pyiceberg.table import Table, Transaction
 
 _WAY_OUT = (
@@ -122,6 +121,8 @@ class IcebergSink(TransactionalSink["Transaction"]):
         Also if the table lacks a column or a struct field. Types are not compared with the
         table's. Raises SinkUnavailable if the catalog does not answer, or the table does not exist.
         """
+        from pyiceberg.io.pyarrow import pyarrow_to_schema  # noqa: PLC0415
+
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
         if not case_sensitive:
@@ -131,8 +132,13 @@ class IcebergSink(TransactionalSink["Transaction"]):
             there, version = table.schema(), table.metadata.format_version
         has = [field.name for field in there.fields]
         require_columns(what, f"table {self.table}", schema.names, has)
-        for field in columns:
-            _require_type(f"{what}: table {self.table}", field, there, version)
+        try:
+            pyarrow_to_schema(columns, there.name_mapping, format_version=version)
+        except Exception as error:
+            raise TypeError(
+                f"{what}: table {self.table} cannot store the stream's columns: {error}; have the "
+                "bolt emit another type, or change the table"
+            ) from error
         others = [column for column in has if column not in schema.names]
         if self.keys and others:
             raise ValueError(
@@ -276,19 +282,6 @@ def _is_of_catalog(error: Exception) -> bool:
 def _requiring(schema: pa.Schema, names: Container[str]) -> pa.Schema:
     """Return the schema with the named columns not nullable, and all others nullable."""
     return pa.schema([field.with_nullable(field.name not in names) for field in schema])
-
-
-def _require_type(what: str, field: pa.Field, table: Schema, version: Any) -> None:
-    """Raise TypeError if the table lacks a struct field, or Iceberg the type of a column."""
-    from pyiceberg.io.pyarrow import pyarrow_to_schema  # noqa: PLC0415
-
-    try:
-        pyarrow_to_schema(pa.schema([field]), table.name_mapping, format_version=version)
-    except Exception as error:
-        raise TypeError(
-            f"{what} cannot store column {field.name!r} of {field.type} ({error}); have the bolt "
-            "emit another type, or change the table"
-        ) from error
 
 
 def _mark(batch: SinkBatch) -> str:
