@@ -12,7 +12,7 @@ from contextlib import suppress
 import numpy as np
 import pyarrow as pa
 import pytest
-from accepted_rows import WORDS, row_file, two_files
+from accepted_rows import WORDS, accepted, row_file, two_files
 from pyspark import cloudpickle
 from sink_targets import DERBY, Database, derby_database
 from small_disk import SmallDisk
@@ -86,6 +86,12 @@ def test_what_a_url_holds_is_not_shown(url, shown, secret):
     assert repr(to_jdbc(url, "t")) == f"to_jdbc({shown!r}, 't')"
     told = Server(url, {"sslpass": "xyz"}).redacted(f"no driver for {url}: {secret}, xyz")
     assert told == f"no driver for {shown}: [redacted], [redacted]"
+
+
+def test_the_advice_names_a_sink_as_it_is_in_the_marker_table():
+    sink = to_jdbc("jdbc:x://db/shop", "orders")
+    advice = sink.advice(accepted([], sink="a" * 127 + "'b"), 3)
+    assert f"AND sink = '{'a' * 127}''', and start again" in advice
 
 
 def test_no_error_and_no_context_of_one_holds_a_secret(spark):

@@ -239,11 +239,11 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
 
     def advice(self, batch: SinkBatch, last: int) -> str:
         """Return the statement that deletes the sink's number, and with it the refusal."""
-        deployment, sink = (one.replace("'", "''") for one in (batch.deployment, batch.sink))
+        deployment, sink = (one.replace("'", "''") for one in (batch.deployment, batch.sink[:128]))
         return (
             f"or have micro-batches from {batch.batch_id} to {last} written again, in addition to "
             f"their rows that are in the table: DELETE FROM {self._names.marker} WHERE deployment "
-            f"= '{deployment}' AND sink = '{sink[:128]}', and start again"
+            f"= '{deployment}' AND sink = '{sink}', and start again"
         )
 
     @contextlib.contextmanager
