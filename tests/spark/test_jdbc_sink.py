@@ -84,6 +84,9 @@ def test_arguments_are_refused(arguments, error, says):
 )
 def test_what_a_url_holds_is_not_shown(url, shown, secret):
     assert repr(to_jdbc(url, "t")) == f"to_jdbc({shown!r}, 't')"
+    quoted = Server("jdbc:x://etl:hunter%402@db/shop?key=hun%2Bter+2", {})
+    told = quoted.redacted("no login hunter@2 hunter%402, hun+ter 2, hun+ter+2, hun%2Bter+2")
+    assert told == "no login [redacted] [redacted], [redacted], [redacted], [redacted]"
     told = Server(url, {"sslpass": "xyz"}).redacted(f"no driver for {url}: {secret}, xyz")
     assert told == f"no driver for {shown}: [redacted], [redacted]"
 

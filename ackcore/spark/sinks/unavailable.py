@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from urllib.parse import unquote, unquote_plus
 
 from ackcore._error_hints import REDACTED, without_secrets
 
@@ -63,9 +64,12 @@ def unavailable_by(
 
 
 def redacted(text: str, secrets: Iterable[object]) -> str:
-    """Return a text with ``[redacted]`` for secrets, logins, parameters and signatures."""
-    shown = (str(one) for one in secrets)
-    text = without_secrets(text, [one for one in shown if not _PLAIN.fullmatch(one)])
+    """Return a text with ``[redacted]`` for secrets, logins, parameters and signatures.
+
+    Secrets of URLs are replaced as they are, and with their percent escapes decoded.
+    """
+    spelled = (spell(str(one)) for one in secrets for spell in (str, unquote, unquote_plus))
+    text = without_secrets(text, [one for one in spelled if not _PLAIN.fullmatch(one)])
     text = _LOGIN.sub(f"{REDACTED}@", text)
     text = _PARAMETERS.sub(REDACTED, text)
     return _SIGNED.sub(rf"\1{REDACTED}", text)
