@@ -17,6 +17,7 @@ from accepted_rows import accepted, columns_file, row_file, written_without_refu
 from test_postgres_sink import TABLE, execute
 
 from ackcore._arrow.shown import text_of
+from ackcore.spark import SinkUnavailable
 from ackcore.spark.sinks import rejects
 from ackcore.spark.sinks.sink import check_sink
 from ackcore.spark.tasks.row_files import ROOT
@@ -76,6 +77,7 @@ TEXTS = pa.schema([("word", pa.string()), ("n", pa.string())])
 REFUSES = {
     "a number": (["CREATE TABLE words (word text UNIQUE, n bigint)"], "SQLSTATE 22P02"),
     "a syntax": (["CREATE TABLE words (word text UNIQUE, n jsonpath)"], "SQLSTATE 42601"),
+    "a name": (["CREATE TABLE words (word text UNIQUE, n regclass)"], "SQLSTATE 42602"),
     "a length": (["CREATE TABLE words (word text UNIQUE, n varchar(3))"], "SQLSTATE 22001"),
     "a check": (
         ["CREATE TABLE words (word text UNIQUE, n text CONSTRAINT short CHECK (n < 'b'))"],
@@ -114,6 +116,39 @@ def test_no_error_shows_a_value(postgres, sink, tmp_path, monkeypatch, statement
     file = row_file(tmp_path, [("k3y", "s3cret ($", None)], schema=TEXTS)
     one = sink(postgres, keys=keys)
     shows_no_value(lambda: one.write(accepted([file])), says)
+
+
+NAMES = {"regclass": "pg_class", "regtype": "bigint", "regrole": "pg_monitor", "regproc": "now"}
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_value_that_names_no_object_is_refused_by_itself(postgres, sink, tmp_path, kind, keys):
+    execute(postgres, f"CREATE TABLE words (word text UNIQUE, n {kind})")
+    some = [("a", NAMES[kind], None), ("b", "k3y", None), ("c", "k3y.s3cret", None)]
+    one = sink(postgres, keys=keys)
+    why = written_without_refused(one, accepted([row_file(tmp_path, some, schema=TEXTS)]))
+    assert list(why) == [(0, 1), (0, 2)]
+    assert execute(postgres, "SELECT word FROM words") == [("a",)]
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+def test_a_table_that_is_missing_refuses_no_row(postgres, sink, tmp_path, keys):
+    """Neither the sink's own table nor that of a trigger."""
+    execute(
+        postgres,
+        "CREATE TABLE words (word text UNIQUE, n regclass)",
+        """CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql AS
+        $$BEGIN INSERT INTO missing VALUES (1); RETURN NEW; END$$""",
+        "CREATE TRIGGER t BEFORE INSERT ON words FOR EACH ROW EXECUTE FUNCTION noted()",
+    )
+    batch = accepted([row_file(tmp_path, [("a", "pg_class", None)], schema=TEXTS)])
+    one = sink(postgres, keys=keys)
+    with pytest.raises(SinkUnavailable, match='relation "missing" does not exist'):
+        one.write(batch)
+    execute(postgres, "DROP TABLE words")
+    with pytest.raises(ValueError, match="table words does not exist"):
+        one.write(batch)
 
 
 @pytest.mark.parametrize("keys", [None, "word"])

@@ -24,6 +24,7 @@ from ackcore.spark.sinks.postgres_catalog import (
     unique_indexes,
 )
 from ackcore.spark.sinks.sink_batch import SinkBatch
+from ackcore.spark.sinks.unavailable import names_no_object
 
 #: The maximum number of rows that are sent, and bisected, at a time.
 _CHUNK = 1 << 16
@@ -178,6 +179,7 @@ class PostgresRows:
         except psycopg.Error as error:
             state = error.sqlstate or ""
             refuses = state in _REFUSED or (state.startswith(_REFUSALS) and state not in _OURS)
+            refuses = refuses or names_no_object(state, error.diag.context)
             if not (refuses or self._is_suspect(error)):
                 raise
             return error

@@ -24,6 +24,8 @@ _SIGNED = re.compile(
 
 #: PostgreSQL's SQLSTATEs of values that do not fit, and of texts that a type cannot parse.
 _OF_VALUES = ("22", "42601")
+#: SQLSTATEs of values of regclass and similar types that name no object, but also of other errors.
+_OF_NAMES = {"0A000", "3F000", "42602", "42704", "42725", "42883", "42P01"}
 #: The position of an error in a COPY, in the server's context; the value follows it.
 _COLUMN = re.compile(r"COPY .*, line \d+, column ([^:]+):")
 
@@ -91,13 +93,18 @@ def secrets_of(address: str) -> list[str]:
     return [login.partition(":")[2], *re.findall("=([^&]+)", parameters)]
 
 
+def names_no_object(state: str, context: str | None) -> bool:
+    """Return whether PostgreSQL's error is about a copied value of regclass or a similar type."""
+    return state in _OF_NAMES and _COLUMN.match(context or "") is not None
+
+
 def shown_message(state: str, message: str, context: str | None) -> str:
     """Return the message of PostgreSQL's error without values of rows.
 
     ``state``, ``message``, ``context``: the error's SQLSTATE, message and context. If errors of
     this SQLSTATE show values, the result is the SQLSTATE, and the column's name if it is known.
     """
-    if not state.startswith(_OF_VALUES):
+    if not (state.startswith(_OF_VALUES) or names_no_object(state, context)):
         return message
     column = _COLUMN.match(context or "")
     return f"SQLSTATE {state}" + (f" in column {column[1]!r}" if column else "")
