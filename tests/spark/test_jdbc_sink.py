@@ -12,7 +12,7 @@ from contextlib import suppress
 import numpy as np
 import pyarrow as pa
 import pytest
-from accepted_rows import WORDS, accepted, row_file, two_files
+from accepted_rows import WORDS, accepted, row_file, two_files, written_without_refused
 from pyspark import cloudpickle
 from sink_targets import DERBY, Database, derby_database
 from small_disk import SmallDisk
@@ -183,6 +183,18 @@ def test_rows_that_do_not_fit_are_refused_by_themselves(derby, spark, tmp_path):
     assert {letter.component for letter in letters} == {"sink"}
     assert "the text of column 'word' is not UTF-8" in said
     assert derby.rows("word") == [("ok",)] * 5
+    assert not derby.has_staging()
+
+
+def test_a_row_whose_time_is_too_far_for_microseconds_is_refused(derby, tmp_path):
+    derby.execute('CREATE TABLE words ("n" INT, "at" TIMESTAMP)')
+    schema = pa.schema([("n", pa.int32()), ("at", pa.timestamp("s"))])
+    file = row_file(tmp_path, [(1, 0, None), (2, 2**45, None), (3, 1, None)], schema=schema)
+    sink = to_jdbc(DERBY, "words", properties=derby.properties)
+    sink.claim("count", "abc", "/cp")
+    said = "the value of column 'at' does not fit into timestamp[us]"
+    assert written_without_refused(sink, derby.accepted([file])) == {(0, 1): said}
+    assert len(derby.rows('"n"')) == 2
     assert not derby.has_staging()
 
 

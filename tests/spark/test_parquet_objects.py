@@ -70,6 +70,13 @@ def test_rows_of_a_micro_batch_below_a_prefix_of_its_own(bucket, s3, files, foun
     assert found(2) == ("", 0)
 
 
+def test_a_row_whose_time_is_too_far_for_microseconds_is_refused(bucket, tmp_path):
+    schema = pa.schema([("n", pa.int64()), ("at", pa.timestamp("s"))])
+    file = row_file(tmp_path, [(1, 0, None), (2, 2**45, None)], schema=schema)
+    why = accepted_rows.written_without_refused(to_parquet(bucket), accepted([file]))
+    assert why == {(0, 1): "the value of column 'at' does not fit into timestamp[us]"}
+
+
 @pytest.fixture
 def by_tasks(spark, tasks_reach, monkeypatch):
     monkeypatch.setattr(parquet_directory, "DRIVER_ROWS", -1)

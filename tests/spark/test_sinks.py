@@ -29,7 +29,7 @@ from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.spark.sinks.sink import as_sink, check_sink
 from ackcore.spark.sinks.sink_batch import read_sink_file
 from ackcore.spark.tasks.row_files import damage_in
-from ackcore.topology import BasicBolt, Reject, TopologyBuilder, TopologyError
+from ackcore.topology import BasicBolt, BatchBolt, Reject, TopologyBuilder, TopologyError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -319,6 +319,37 @@ def test_a_sink_that_cannot_write_the_stream_is_refused():
     check_sink("count", lambda frame, n, *more: None, named)
     check_sink("count", to_parquet("x"), None)
     check_sink("count", print, None)
+
+
+class Late(BatchBolt):
+    """Emits a time that Arrow's seconds hold, and Spark's microseconds do not, for the id 1."""
+
+    outputs = pa.schema([("id", pa.int64()), ("at", pa.list_(pa.timestamp("s")))])
+
+    def process(self, batch, out):
+        ids = batch.column("id")
+        at = [[2**45 if one == 1 else one] for one in ids.to_pylist()]
+        columns = {"id": ids, "at": pa.array(at, self.outputs.field("at").type)}
+        out.emit(columns, parents=range(len(batch)))
+
+
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("kind", ["parquet", "function"])
+def test_a_row_whose_time_is_too_far_for_microseconds_is_dead(
+    spark, tmp_path, monkeypatch, kind, small
+):
+    monkeypatch.setattr(parquet_directory, "DRIVER_ROWS", 1 << 17 if small else 0)
+    path = str(tmp_path / "out")
+    as_files = lambda frame, n: frame.write.mode("overwrite").parquet(f"{path}/batch_id={n}")  # noqa: E731
+    builder = TopologyBuilder()
+    builder.spout("ids", spark.range(4))
+    builder.bolt("late", Late()).shuffle("ids")
+    builder.sink("late", to_parquet(path) if kind == "parquet" else as_files)
+    topology = builder.build(max_attempts=1, max_sink_attempts=2, backoff_s=0.001)
+    run_batch(topology, spark, tmp_path / "cp", max_dead_ratio=None)
+    assert sorted(row.id for row in spark.read.parquet(path).collect()) == [0, 2, 3]
+    (dead,) = dead_letters(tmp_path / "cp").collect()
+    assert "value of column 'at' does not fit into list<" in dead.error_message
 
 
 def damage(file):

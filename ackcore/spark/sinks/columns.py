@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +15,9 @@ from pyspark.errors import PySparkException
 
 from ackcore._arrow.record_batches import is_list
 from ackcore._arrow.shown import far_places, has_text, invalid_text
+from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
+from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.sinks.sink_batch import SinkBatch
 
 _ROW = "_ackcore_row"
@@ -21,6 +26,7 @@ _ROW = "_ackcore_row"
 CASE_SENSITIVE = "; or set spark.sql.caseSensitive to true"
 
 
+_Write = TypeVar("_Write", bound=Callable[..., Any])
 #: Returns whether a type is of a certain kind.
 _IsType = Callable[[pa.DataType], bool]
 
@@ -191,6 +197,32 @@ def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_limited: _IsType) ->
         reasons.append(why.drop_null())
     if sum(map(len, reasons)):
         raise batch.refuse(np.concatenate(refused), pa.chunked_array(reasons, pa.string()))
+
+
+def refusing_unfit_times(write: _Write) -> _Write:
+    """Decorate a method, with the `SinkBatch` as last argument, that casts times to microseconds.
+
+    If it fails, `SinkRejects` is raised for the rows whose times the cast would change, if any.
+    """
+
+    @functools.wraps(write)
+    def checked(*args: Any) -> Any:
+        try:
+            return write(*args)
+        except (CheckpointForeign, CheckpointInUse, SinkRejects):
+            raise
+        except Exception:
+            batch = args[-1]
+            fields = [field for field in batch.schema() if has_type(field.type, _is_cast)]
+            with contextlib.suppress(TypeError):
+                refuse_misfits(batch, spark_schema("", pa.schema(fields)), lambda kind: False)
+            raise
+
+    return cast(_Write, checked)
+
+
+def _is_cast(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_duration(kind)) and kind.unit != "us"
 
 
 def has_type(kind: pa.DataType, is_type: _IsType) -> bool:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.versions import active_context, from_arrow_schema
-from ackcore.spark.sinks.columns import check_keys, named_keys, spark_schema
+from ackcore.spark.sinks.columns import check_keys, named_keys, refusing_unfit_times, spark_schema
 from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError, Server
 from ackcore.spark.sinks.jdbc_transaction import JdbcTransaction, Names, match_columns, table_names
 from ackcore.spark.sinks.sink import TransactionalSink, Written
@@ -221,6 +221,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         """Return the number and the content in the sink's row of the marker table; lock the row."""
         return transaction.read_number()
 
+    @refusing_unfit_times
     def write_rows(self, transaction: JdbcTransaction, batch: SinkBatch) -> None:
         """Write the rows through a staging table.
 

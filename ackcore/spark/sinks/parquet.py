@@ -20,6 +20,7 @@ from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.session import task_slots
+from ackcore.spark.sinks.columns import refusing_unfit_times
 from ackcore.spark.sinks.parquet_directory import ParquetDirectory, is_small, write_parquet
 from ackcore.spark.sinks.parquet_objects import ParquetObjects
 from ackcore.spark.sinks.sink_batch import SinkBatch, read_all, read_sink_file
@@ -77,6 +78,7 @@ class ParquetSink(ParquetDirectory):
         super().__init__(local_path(path, "path"), compression)
         self._stages = os.path.join(self.path, _STAGES)
 
+    @refusing_unfit_times
     def write(self, batch: SinkBatch) -> None:
         """Write the rows to a new directory, and rename it ``batch_id=N`` unless that has them."""
         self.claim(batch.sink, batch.deployment, batch.checkpoint)

@@ -28,6 +28,7 @@ import pyarrow as pa
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
+from ackcore.spark.sinks.columns import refusing_unfit_times
 from ackcore.spark.sinks.parquet_directory import (
     ParquetDirectory,
     is_owner,
@@ -68,6 +69,7 @@ class ParquetObjects(ParquetDirectory):
         #: The last micro-batch, and its replaced files that this process has emptied.
         self._emptied: tuple[int, set[ParquetParts]] = -1, set()
 
+    @refusing_unfit_times
     def write(self, batch: SinkBatch) -> None:
         """Put a JSON note that names the files, then the files: from tasks, unless they are small.
 

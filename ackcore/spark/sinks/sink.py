@@ -17,7 +17,7 @@ from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign, one_line
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import raised_by
-from ackcore.spark.sinks.columns import spark_schema
+from ackcore.spark.sinks.columns import refusing_unfit_times, spark_schema
 from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.sinks.sink_batch import SinkBatch
 
@@ -290,6 +290,7 @@ class FunctionSink(Sink):
         """Raise TypeError if Spark has no type for a column, so that there is no DataFrame."""
         spark_schema(f"sink {sink!r}", schema)
 
+    @refusing_unfit_times
     def write(self, batch: SinkBatch) -> SinkRejects | None:
         """Call the function; return its result if that is a `SinkRejects`, else None."""
         answer = self._function(batch.frame(), batch.batch_id)
