@@ -65,6 +65,13 @@ def rows(path, options=None):
         ({"path": "s3a://b/a%20b"}, ValueError, "without percent escapes.* got '%20' in it"),
         ({"path": "s3://b/a#b"}, ValueError, "without percent escapes.* got '#' in it"),
         ({"keys": [3]}, TypeError, r"keys must be names of columns, got \[3\]"),
+        ({"storage_options": 0}, TypeError, "storage_options must be a mapping of str to .* int"),
+        ({"storage_options": "abc"}, TypeError, "storage_options must be a mapping .*, got str"),
+        (
+            {"storage_options": {"a": 1}},
+            TypeError,
+            "storage_options must map str to str, got a value of type int for the name 'a'",
+        ),
         ({"keys": []}, ValueError, "keys must name at least one column; omit it"),
     ],
 )

@@ -62,6 +62,8 @@ def rows(lake):
     [
         ({"table": 3}, TypeError, "table must be a str, got int"),
         ({"table": "words"}, ValueError, "table must be a name with its namespace, such"),
+        ({"table": "shop..t"}, ValueError, r"table must be a name .*, got 'shop\.\.t'"),
+        ({"table": "shop.t."}, ValueError, r"table must be a name .*, got 'shop\.t\.'"),
         ({"catalog": 3}, TypeError, "catalog must be the name of a catalog, or a mapping of"),
         ({"keys": []}, ValueError, "keys must name at least one column; omit it"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -42,6 +42,22 @@ def named_keys(keys: str | Sequence[str] | None) -> tuple[str, ...]:
     if keys is not None and not named:
         raise ValueError("keys must name at least one column; omit it to append all rows")
     return tuple(named)
+
+
+def texts_by_name(argument: str, given: Mapping[str, str] | None) -> dict[str, str]:
+    """Return a copy of a mapping of texts, or {} for None; raise TypeError if it is something else.
+
+    The message has the argument's name, but no value, because it may be secret.
+    """
+    if not isinstance(given, Mapping | None):
+        raise TypeError(f"{argument} must be a mapping of str to str, got {type(given).__name__}")
+    for name, value in (given or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(
+                f"{argument} must map str to str, got a value of type {type(value).__name__} for "
+                f"the name {name!r} of type {type(name).__name__}"
+            )
+    return dict(given or {})
 
 
 def check_keys(what: str, keys: Sequence[str], schema: pa.Schema) -> None:

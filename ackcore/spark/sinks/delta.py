@@ -25,6 +25,7 @@ from ackcore.spark.sinks.columns import (
     require_columns,
     require_fields,
     spark_schema,
+    texts_by_name,
 )
 from ackcore.spark.sinks.sink import ANY_CONTENT, TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
@@ -133,7 +134,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             raise ValueError("path must not be empty")
         check_delta_url(self.path)
         self.keys = named_keys(keys)
-        self._options = dict(storage_options or {})
+        self._options = texts_by_name("storage_options", storage_options)
         #: The table's name in errors.
         self._shown = f"table {bare(self.path)}"
         #: The schemas of the checked streams, by sink.

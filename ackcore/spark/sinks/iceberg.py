@@ -97,7 +97,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
     ) -> None:
         if not isinstance(table, str):
             raise TypeError(f"table must be a str, got {type(table).__name__}")
-        if not all(table.partition(".")):
+        if "." not in table or not all(table.split(".")):
             raise ValueError(
                 f"table must be a name with its namespace, such as shop.orders, got {table!r}"
             )

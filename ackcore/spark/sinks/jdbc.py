@@ -10,7 +10,13 @@ import pyarrow as pa
 
 from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.versions import active_context, from_arrow_schema
-from ackcore.spark.sinks.columns import check_keys, named_keys, refusing_unfit_times, spark_schema
+from ackcore.spark.sinks.columns import (
+    check_keys,
+    named_keys,
+    refusing_unfit_times,
+    spark_schema,
+    texts_by_name,
+)
 from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError, Server
 from ackcore.spark.sinks.jdbc_transaction import JdbcTransaction, Names, match_columns, table_names
 from ackcore.spark.sinks.sink import TransactionalSink, Written
@@ -109,12 +115,8 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         if not re.match(r"jdbc:\w+:", url):
             # Not shown: it may hold a password.
             raise ValueError("url must be a JDBC URL, such as 'jdbc:mysql://db/shop'")
-        of = dict(properties or {})
-        for name, value in of.items():
-            if not isinstance(name, str) or not isinstance(value, str):
-                raise TypeError(
-                    f"properties must map str to str, got {type(value).__name__} for {name!r}"
-                )
+        of = texts_by_name("properties", properties)
+        for name in of:
             if name.lower() in ("url", "dbtable", "query"):
                 raise ValueError(
                     f"properties must not have {name!r}: the arguments url and table say what is "
