@@ -132,7 +132,8 @@ def _run(factory: Factory, chance: random.Random) -> None:
                 pair = [way(one) for one in pair]
             except Exception as error:
                 raise AssertionError(
-                    f"{history}\n  a copy of the ledger must be possible, but raised {error!r}"
+                    f"{history}\n  a copy of the ledger must be possible, but "
+                    f"{way.__name__.strip('_')} raised {error!r}"
                 ) from error
             clocks = [one.clock for one in pair]
             history += "\n  a copy"

@@ -381,8 +381,9 @@ class LocalRuns:
                 raise
             except BaseException as error:  # e.g. SystemExit in unpickling; on Spark a worker ends
                 raise RuntimeError(
-                    f"task {partition} of stage {level} raised {error!r}, which would end a worker "
-                    "of Spark; let the bolt raise an Exception instead"
+                    f"task {partition} of stage {level} raised {error!r} outside of its calls, for "
+                    "instance when a bolt was unpickled; it would end a worker of Spark, so raise "
+                    "an Exception instead"
                 ) from error
             finally:
                 self._kills.ended()

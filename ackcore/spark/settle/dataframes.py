@@ -108,7 +108,7 @@ def settle(
     now_ms : int, optional
         The time in milliseconds from which the time-out is measured; by default that of the call.
     timeout_s : float, optional
-        The age of an open root's last message, in seconds, from which the root is decided as
+        The age of an open root's last message, in seconds, beyond which the root is decided as
         EXPIRED, or as ORPHAN if it never had an INIT.
 
     Returns

@@ -266,7 +266,8 @@ def _read(piece: _Piece, names: list[str]) -> Batches:
     info = filesystem.get_file_info(path)
     if info.type != pa.fs.FileType.File:
         raise FileNotFoundError(
-            f"{path} was deleted after settle_parquet listed it; call settle_parquet again"
+            f"{path} is not a file on this worker: it was deleted after settle_parquet listed it, "
+            "or the workers cannot read it; call settle_parquet again, or give the workers the file"
         )
     if (info.size, info.mtime_ns) != (size, mtime_ns):
         raise ValueError(

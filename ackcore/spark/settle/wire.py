@@ -82,10 +82,10 @@ def pack_cohorts(events: CohortEvents, shards: int) -> pa.RecordBatch:
 
 
 def pack_entries(entries: Entries, shards: int, most_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield batches of at most ``most_rows`` folded rows, without their ages.
+    """Yield batches of at most ``most_rows`` entries, without their ages.
 
-    Each batch has one blob for each shard with rows in it.  The rows are sorted by shard and by a
-    fixed hash of the root, because the order in a ledger's table depends on the processor.
+    Each batch has one blob for each shard with entries in it.  The order in a ledger's table
+    depends on the processor, so entries are sorted by shard and by a fixed hash of the root.
     """
     times: tuple[Int64s, ...] = ()
     if entries.first_ms is not None and entries.last_ms is not None:
@@ -143,8 +143,8 @@ def _pack(
 ) -> pa.RecordBatch:
     """Return a batch with one blob of the columns for each shard that has rows.
 
-    ``columns``: the widest first. ``order``: the rows' numbers, sorted by shard. ``counts``: the
-    number of rows of each shard.
+    ``columns``: the values, columns of 8 bytes first. ``order``: the numbers of the rows to pack,
+    sorted by shard. ``counts``: the number of these rows in each shard.
     """
     dests = np.flatnonzero(counts)
     task_bytes = next(column.itemsize for column in columns if column.itemsize < 8)

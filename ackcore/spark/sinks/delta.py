@@ -145,9 +145,11 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         return f"to_delta({bare(self.path)!r})"
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise TypeError or ValueError if Delta lacks a type, or an existing table a column.
+        """Raise TypeError if Spark or Delta lacks a type, names repeat, or a key is nested.
 
-        Types are not compared with the table's. Raises SinkUnavailable if the storage fails.
+        Raises ValueError if the stream lacks a key, an existing table lacks a column or a struct
+        field, or the stream lacks a NOT NULL field or, without keys, a NOT NULL column. Types are
+        not compared with the table's. Raises SinkUnavailable if the storage fails.
         """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)

@@ -241,7 +241,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         transaction.connection.commit()
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return the statement that deletes the sink's number, and with it the refusal."""
+        """Return the DELETE with which a user has micro-batches up to ``last`` written again."""
         deployment, sink = (one.replace("'", "''") for one in (batch.deployment, batch.sink[:128]))
         return (
             f"or have micro-batches from {batch.batch_id} to {last} written again, in addition to "

@@ -80,7 +80,10 @@ class ParquetSink(ParquetDirectory):
 
     @refusing_unfit_times
     def write(self, batch: SinkBatch) -> None:
-        """Write the rows to a new directory, and rename it ``batch_id=N`` unless that has them."""
+        """Write the rows to a new directory and rename it ``batch_id=N``, in place of other rows.
+
+        If that directory has the same rows, it is kept. Without rows there is no directory.
+        """
         self.claim(batch.sink, batch.deployment, batch.checkpoint)
         batch_id, content = batch.batch_id, batch.fingerprint()
         stage = self._stage(batch_id)

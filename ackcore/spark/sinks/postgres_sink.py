@@ -201,7 +201,7 @@ class PostgresSink(TransactionalSink[PostgresSession]):
         transaction.connection.commit()
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return the statement that deletes the sink's number, and with it the refusal."""
+        """Return the DELETE with which a user has micro-batches up to ``last`` written again."""
         of = [sql.Literal(one).as_string() for one in (batch.deployment, batch.sink)]
         marker = self._target.marker
         live = self._live.get(batch.sink, batch.deployment)
