@@ -30,12 +30,7 @@ def is_text(arrow_type: pa.DataType) -> bool:
 
 def is_list(arrow_type: pa.DataType) -> bool:
     """Return whether a type is one of lists of any length or of a fixed length."""
-    is_ = pa.types
-    return bool(
-        is_.is_list(arrow_type)
-        or is_.is_large_list(arrow_type)
-        or is_.is_fixed_size_list(arrow_type)
-    )
+    return isinstance(arrow_type, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
 
 
 def has_offsets(arrow_type: pa.DataType) -> bool:

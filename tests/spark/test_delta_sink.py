@@ -70,7 +70,7 @@ def rows(path, options=None):
         (
             {"storage_options": {"a": 1}},
             TypeError,
-            "storage_options must map str to str, got a value of type int for the name 'a'",
+            r"storage_options must be a mapping of str to str, got int for 'a' \(str\)",
         ),
         ({"keys": []}, ValueError, "keys must name at least one column; omit it"),
     ],

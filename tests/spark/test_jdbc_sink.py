@@ -61,7 +61,7 @@ BARE = 'CREATE TABLE words (word VARCHAR(5), "n" BIGINT)'
         (
             {"properties": {"fetchsize": 3}},
             TypeError,
-            "properties must map str to str, got a value of type int for the name 'fetchsize' of",
+            r"properties must be a mapping of str to str, got int for 'fetchsize' \(str\)",
         ),
         ({"properties": 5}, TypeError, "properties must be a mapping of str to str, got int"),
         ({"properties": {"dbtable": "x"}}, ValueError, "properties must not have 'dbtable'"),

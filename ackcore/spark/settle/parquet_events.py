@@ -321,11 +321,9 @@ def _list_files(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[ListedF
         for source in _expand(os.fspath(given), filesystem):
             key = _identity(source)
             if key in found:
-                also = found[key].path
-                also = "" if also == source.path else f", also as {also}"
                 raise ValueError(
-                    f"paths must name each file once, got {source.path} twice{also}: its events "
-                    "would count twice"
+                    f"paths must name each file once, got {source.path} twice, first as "
+                    f"{found[key].path}: its events would count twice"
                 )
             found[key] = source
     if not found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -15,15 +15,12 @@ from pyspark.errors import PySparkException
 
 from ackcore._arrow.record_batches import is_list
 from ackcore._arrow.shown import far_places, has_text, invalid_text
-from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
+from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.sinks.sink_batch import SinkBatch
 
 _ROW = "_ackcore_row"
-
-#: A way out for `refuse_same_names`.
-CASE_SENSITIVE = "; or set spark.sql.caseSensitive to true"
 
 
 _Write = TypeVar("_Write", bound=Callable[..., Any])
@@ -45,18 +42,13 @@ def named_keys(keys: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def texts_by_name(argument: str, given: Mapping[str, str] | None) -> dict[str, str]:
-    """Return a copy of a mapping of texts, or {} for None; raise TypeError if it is something else.
-
-    The message has the argument's name, but no value, because it may be secret.
-    """
+    """Return a mapping of texts as a dict, {} for None; raise TypeError if it is none."""
+    must = f"{argument} must be a mapping of str to str, got"
     if not isinstance(given, Mapping | None):
-        raise TypeError(f"{argument} must be a mapping of str to str, got {type(given).__name__}")
+        raise TypeError(f"{must} {type(given).__name__}")
     for name, value in (given or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(
-                f"{argument} must map str to str, got a value of type {type(value).__name__} for "
-                f"the name {name!r} of type {type(name).__name__}"
-            )
+            raise TypeError(f"{must} {type(value).__name__} for {name!r} ({type(name).__name__})")
     return dict(given or {})
 
 
@@ -92,67 +84,47 @@ def require_columns(what: str, table: str, wanted: Sequence[str], has: Sequence[
             )
 
 
-def refuse_same_names(what: str, schema: pa.Schema, more: str = "") -> None:
-    """Raise TypeError if columns, or fields of a struct, have the same name but for its case.
+def refuse_same_names(
+    what: str, kind: pa.DataType, case_sensitive: bool | None = None, within: str = ""
+) -> None:
+    """Raise TypeError if fields of a struct, at any depth, have the same name but for its case.
 
-    ``what``: the beginning of the message, up to the target. ``more``: a further way out.
+    ``kind``: the stream's columns as a struct. ``case_sensitive``: Spark's setting if it counts.
     """
-    for one, other in _same_names(schema):
-        kind = "columns" if one in schema.names else "fields"
-        raise TypeError(
-            f"{what}, which does not distinguish the {kind} {one!r} and {other!r}; rename one of "
-            f"them in the bolt, or for guard() in the frame or in outputs{more}"
-        )
-
-
-def _same_names(fields: Iterable[pa.Field], within: str = "") -> Iterator[tuple[str, str]]:
-    """Yield pairs of dotted names that are the same but for their case."""
+    if case_sensitive:
+        return
     seen: dict[str, str] = {}
-    for field in fields:
-        name, kind = f"{within}{field.name}", field.type
-        if field.name.lower() in seen:
-            yield seen[field.name.lower()], name
-        seen[field.name.lower()] = name
-        parts = (kind.field(at) for at in range(kind.num_fields))
-        yield from _same_names(parts, f"{name}.")
-
-
-def require_fields(what: str, table: str, wanted: pa.Schema, has: pa.Schema) -> None:
-    """Raise ValueError if a struct of the stream's schema has a field that the table's lacks."""
-    for column in wanted:
-        for name, _ in _lacking(column.name, column.type, has.field(column.name).type):
-            raise ValueError(
-                f"{what}: {table} has no field {name!r}; add it (ALTER TABLE ... ADD COLUMN), or "
-                "have the bolt emit no such field"
+    for field in (kind.field(at) for at in range(kind.num_fields)):
+        other, name = seen.get(field.name.lower()), f"{within}{field.name}"
+        if other is not None:
+            more = "" if case_sensitive is None else "; or set spark.sql.caseSensitive to true"
+            raise TypeError(
+                f"{what}, which does not distinguish the {'fields' if within else 'columns'} "
+                f"{other!r} and {name!r}; rename one of them in the bolt, or for guard() in the "
+                f"frame or in outputs{more}"
             )
+        seen[field.name.lower()] = name
+        refuse_same_names(what, field.type, case_sensitive, f"{name}.")
 
 
-def lacking_not_null(stream: pa.Schema, table: pa.Schema) -> Iterator[str]:
-    """Yield the names of NOT NULL columns and struct fields that a stream lacks."""
-    for column in table:
-        if column.name in stream.names:
-            parts = _lacking(column.name, column.type, stream.field(column.name).type)
-            yield from (name for name, field in parts if not field.nullable)
-        elif not column.nullable:
-            yield column.name
-
-
-def _lacking(name: str, wanted: pa.DataType, has: pa.DataType) -> Iterator[tuple[str, pa.Field]]:
+def lacking(
+    wanted: pa.DataType, has: pa.DataType, within: str = ""
+) -> Iterator[tuple[str, pa.Field]]:
     """Yield the struct fields that the type ``wanted`` has and ``has`` lacks, by dotted name."""
     is_ = pa.types
     if is_.is_struct(wanted) and is_.is_struct(has):
         for field in wanted:
-            inner = f"{name}.{field.name}"
+            inner = f"{within}{field.name}"
             at = has.get_field_index(field.name)
             if at < 0:
                 yield inner, field
             else:
-                yield from _lacking(inner, field.type, has.field(at).type)
+                yield from lacking(field.type, has.field(at).type, f"{inner}.")
     elif is_.is_map(wanted) and is_.is_map(has):
-        yield from _lacking(f"{name}.key", wanted.key_type, has.key_type)
-        yield from _lacking(f"{name}.value", wanted.item_type, has.item_type)
+        yield from lacking(wanted.key_type, has.key_type, f"{within}key.")
+        yield from lacking(wanted.item_type, has.item_type, f"{within}value.")
     elif is_list(wanted) and is_list(has):
-        yield from _lacking(f"{name}.element", wanted.value_type, has.value_type)
+        yield from lacking(wanted.value_type, has.value_type, f"{within}element.")
 
 
 def spark_schema(what: str, schema: pa.Schema) -> pa.Schema:
@@ -225,20 +197,16 @@ def refusing_unfit_times(write: _Write) -> _Write:
     def checked(*args: Any) -> Any:
         try:
             return write(*args)
-        except (CheckpointForeign, CheckpointInUse, SinkRejects):
+        except (StateError, SinkRejects):
             raise
         except Exception:
-            batch = args[-1]
-            fields = [field for field in batch.schema() if has_type(field.type, _is_cast)]
+            schema = args[-1].schema()
+            fields = [field for field in schema if has_type(field.type, pa.types.is_temporal)]
             with contextlib.suppress(TypeError):
-                refuse_misfits(batch, spark_schema("", pa.schema(fields)), lambda kind: False)
+                refuse_misfits(args[-1], spark_schema("", pa.schema(fields)), lambda kind: False)
             raise
 
     return cast(_Write, checked)
-
-
-def _is_cast(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(kind) or pa.types.is_duration(kind)) and kind.unit != "us"
 
 
 def has_type(kind: pa.DataType, is_type: _IsType) -> bool:

@@ -17,13 +17,12 @@ import pyarrow as pa
 from ackcore._error_hints import naming_arguments
 from ackcore.spark.sinks.columns import (
     check_keys,
-    lacking_not_null,
+    lacking,
     last_of_each_key,
     named_keys,
     refuse_misfits,
     refuse_same_names,
     require_columns,
-    require_fields,
     spark_schema,
     texts_by_name,
 )
@@ -153,7 +152,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
-        refuse_same_names(f"{what} writes into a Delta table", schema)
+        refuse_same_names(f"{what} writes into a Delta table", pa.struct(list(schema)))
         self._schemas[sink] = spark_schema(what, schema)
         for field in self._schemas[sink]:
             try:
@@ -264,16 +263,16 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         or, without keys, a NOT NULL column. ``what``: the beginning of the message.
         """
         columns = pa.schema(table.schema().to_arrow())
-        require_columns(what, self._shown, stream.names, columns.names)
-        require_fields(what, self._shown, stream, columns)
+        missing = [name for name, _ in lacking(pa.struct(list(stream)), pa.struct(list(columns)))]
+        require_columns(what, self._shown, missing, columns.names)
         if not self.keys:
             fields = table.schema().fields
             computed = {field.name for field in fields if _COMPUTED in field.metadata}
             computed -= set(stream.names)
             columns = pa.schema([field for field in columns if field.name not in computed])
-        for name in lacking_not_null(stream, columns):
-            if name in columns.names and self.keys:
-                continue  # rows that are there keep theirs
+        for name, field in lacking(pa.struct(list(columns)), pa.struct(list(stream))):
+            if field.nullable or (name in columns.names and self.keys):
+                continue  # rows that are there keep their columns
             quoted = _quoted(name) if name in columns.names else name
             raise ValueError(
                 f"{what}: column {name!r} of {self._shown} is NOT NULL, and the stream does not "

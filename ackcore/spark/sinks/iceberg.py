@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.arrow_batches import as_spark_types
 from ackcore.spark.sinks.columns import (
-    CASE_SENSITIVE,
     check_keys,
     last_of_each_key,
     named_keys,
@@ -125,8 +124,8 @@ class IcebergSink(TransactionalSink["Transaction"]):
 
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
-        if not case_sensitive:
-            refuse_same_names(f"{what} writes into Iceberg for Spark", schema, CASE_SENSITIVE)
+        struct = pa.struct(list(schema))
+        refuse_same_names(f"{what} writes into Iceberg for Spark", struct, case_sensitive)
         columns = spark_schema(what, schema)
         with self._opened(sink) as table:
             there, version = table.schema(), table.metadata.format_version

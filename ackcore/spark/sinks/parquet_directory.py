@@ -14,7 +14,7 @@ from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.versions import SPARK, from_arrow_schema, to_arrow_schema
-from ackcore.spark.sinks.columns import CASE_SENSITIVE, has_type, refuse_same_names, spark_schema
+from ackcore.spark.sinks.columns import has_type, refuse_same_names, spark_schema
 from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.stores.interface import StoreConflict
 from ackcore.spark.stores.opening import is_bucket, open_store
@@ -82,8 +82,8 @@ class ParquetDirectory(Sink):
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise TypeError if Parquet cannot hold a column, or Spark cannot read it back."""
         what = f"sink {sink!r}"
-        if not case_sensitive:
-            refuse_same_names(f"{what} writes Parquet for Spark", schema, CASE_SENSITIVE)
+        struct = pa.struct(list(schema))
+        refuse_same_names(f"{what} writes Parquet for Spark", struct, case_sensitive)
         for field in schema:
             if field.name.lower() == "batch_id":
                 raise TypeError(
