@@ -164,7 +164,7 @@ def test_all_may_be_refused(tmp_path):
         ),
         (
             lambda: SinkRejects(pa.table({"word": ["A"]}), "no"),
-            "by columns of the sink.s stream, line",
+            "by columns of the sink.s stream, each once: line",
         ),
         (lambda: SinkRejects.of_numbers(np.array([7]), "no"), "1 row that the sink was not given"),
         (lambda: SinkRejects.of_numbers(row_numbers(9, np.array([0])), "no"), "names 1 row that"),

@@ -442,7 +442,7 @@ def test_the_sink_of_closed_rows_may_go_unless_a_micro_batch_is_decided(tmp_path
     with dying_at("decided", 0):
         world.process(0, ["a.3.o", "a.15.o"])
     world.topology = without
-    with pytest.raises(CheckpointForeign, match=r"no sink .*'hours\.closed',.* micro-batch 0"):
+    with pytest.raises(CheckpointForeign, match=r"a sink of 'hours\.closed',.* micro-batch 0"):
         world.driver(accept_changes=True)
     world.topology = whole
     world.process(0)
