@@ -387,6 +387,22 @@ def test_an_error_that_is_not_named_is_no_rows_fault(tmp_path):
     assert world.calls == [LINES, LINES]
 
 
+def test_a_sink_that_fails_without_rows_is_not_searched(tmp_path):
+    """The only row is refused, and the call with the rest of the micro-batch has none."""
+    world = Raising(tmp_path, {"max_sink_attempts": 2}, bad=["line-3"], isolate=[ValueError])
+    write = world.write
+
+    def needs_rows(accepted):
+        write(accepted)
+        if not world.calls[-1]:
+            raise (ValueError if len(world.calls) < 99 else OSError)("must pass at least one batch")
+
+    world.write = needs_rows
+    with pytest.raises(SinkError, match="must pass at least one batch"):
+        world.process(0, ["line-3"])
+    assert len(world.calls) < 20
+
+
 def test_an_outage_amid_the_search_ends_it(tmp_path):
     world = Raising(tmp_path, bad=["line-3"], isolate=[ValueError])
     write, count = world.write, [0]

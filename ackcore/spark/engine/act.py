@@ -418,10 +418,12 @@ def isolate(
     for the whole batch. ``probe``: calls it with a part of the batch; returns its error, or None.
 
     Returns the failing rows by their numbers, each with its error, after two more tries of each.
-    Returns None if none is certain to fail: the sink is down, or rows fail only together or with
-    an error that ``isolate`` does not list.
+    Returns None if none is certain to fail: the batch has no rows, the sink is down, or rows fail
+    only together or with an error that ``isolate`` does not list.
     """
     numbers = batch.all_numbers()
+    if not len(numbers):
+        return None
     found: list[int] = []
     first: BaseException | None = None  # the error of the first found row
     failed_in_a_row = 0
