@@ -187,7 +187,7 @@ def test_all_planned_files_that_change_are_named(folder, monkeypatch):
         "the file b grew from 2 to 4 bytes, the file d=1/a disappeared, the file d=1/c "
         "disappeared, the file e disappeared, each after it was planned"
     ) in str(changed.value)
-    command = skip_command("/c", "s", "files", [plan], str(changed.value)).split()
+    command = skip_command("/c", "s", "files", str(folder), [plan], str(changed.value)).split()
     assert sorted(command[5::2]) == ["b", "d=1/a", "d=1/c", "e"]
     monkeypatch.setattr("ackcore.spark.planned.file_spout._NAMED", 2)
     with pytest.raises(SourceError, match="d=1/a disappeared, and 2 more files changed, each aft"):

@@ -688,14 +688,15 @@ def test_rows_are_left_out_only_for_errors_about_them(cause):
     assert not str(given_up(Plan(0, 0, None, 0, ()), 1, error, "run: ackcore skip")).endswith(
         "skip"
     )
-    files = [{"files": [[1, name, 9, ""] for name in ("a", "in", "a.gz", "d=1/a")]}]
+    files = [{"files": [[1, name, 9, ""] for name in ("a", "in", "a.gz", "d=1/a", "in/a")]}]
     for said, name in {
         "read() of its source raised a ValueError in time": None,
         "the file /data/in/a cannot be read": "a",
         "the file a.gz grew": "a.gz",
         "the file /data/in/d=1/a cannot be read": "d=1/a",
+        "the file /data/in/in/a cannot be read": "in/a",
     }.items():
-        command = shlex.split(skip_command("/c", "s", "files", files, said))
+        command = shlex.split(skip_command("/c", "s", "files", "/data/in", files, said))
         assert command[4:] == ([] if name is None else ["--file", name])
 
 

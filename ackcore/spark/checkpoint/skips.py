@@ -131,18 +131,19 @@ def skips_in(records: Records) -> tuple[Skip, ...]:
     return tuple(Skip(**{**one, "files": tuple(one["files"])}) for one in found)
 
 
-def skip_command(url: str, spout: str, kind: str, plans: Sequence[Any], said: str) -> str:
+def skip_command(
+    url: str, spout: str, kind: str, root: str, plans: Sequence[Any], said: str
+) -> str:
     """Return the ``ackcore skip`` command that leaves out rows which could not be read.
 
-    ``kind``: the kind of the spout's source. ``plans``: its planned rows. ``said``: the text of the
-    error: the command names the planned files that are in it, or no file for all rows.
+    ``kind``: the kind of the spout's source. ``root``: the directory of its files. ``plans``: its
+    planned rows. ``said``: the text of the error: the command names the planned files that are in
+    it, or no file for all rows.
     """
     words = ["ackcore", "skip", url, spout]
-    names = [name for plan in plans for name in _files(kind, plan) if shown(name) in said]
-    # The longest name first: a shorter one may be its end.
-    for name in sorted(names, key=len, reverse=True):
-        said, found = re.subn(rf"the file (?:.*/)?{re.escape(shown(name))} {_FATE}", "", said)
-        if found:
+    for name in [name for plan in plans for name in _files(kind, plan) if shown(name) in said]:
+        path = f"(?:{re.escape(root)}/)?{re.escape(shown(name))}"
+        if re.search(f"the file {path} {_FATE}", said):
             words += ["--file", name]
     return shown(shlex.join(words))
 

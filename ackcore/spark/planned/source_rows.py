@@ -175,7 +175,8 @@ class _Spout:
         else all rows of the plans.
         """
         assert self.source.source_kind is not None
-        command = skip_command(self._url, self.name, self.source.source_kind, plans, said)
+        kind, root = self.source.source_kind, getattr(self.source, "_root", "")
+        command = skip_command(self._url, self.name, kind, root, plans, said)
         return f"To continue without rows that can never be read again, run: {command}"
 
     def read(self, spark: SparkSession, plan: Any, number: int) -> InputFrame:
