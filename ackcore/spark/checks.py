@@ -222,8 +222,9 @@ def _check_group(spout: Spout, streaming: bool) -> None:
         return
     if not streaming:
         raise ValueError(
-            f"spout {spout.name!r} has a commit_group, which only works with streams; use "
-            f"start(), with trigger={{'availableNow': True}} to end after the present data"
+            f"spout {spout.name!r} has a commit_group, which only works with streams; leave it "
+            "out, or read the source with spark.readStream and use start(), with "
+            "trigger={'availableNow': True} to end after the present data"
         )
     streams = streams_in(spout.source)
     if len(streams) != 1 or not reads_kafka(streams[0]):

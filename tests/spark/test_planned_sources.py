@@ -16,6 +16,7 @@ import pytest
 from checkpoints import recorded
 from py4j.java_gateway import JavaObject
 from pyspark import cloudpickle
+from pyspark.errors import AnalysisException
 from sessions import on_both_sessions
 from streams import Folder, Store, until
 from typer.testing import CliRunner
@@ -240,6 +241,8 @@ class Odd(Table):
     def plan(self, previous):
         if self.mistake == "raises in plan":
             raise KeyError("cursor")
+        if self.mistake == "asks for no column":
+            raise AnalysisException("no such column")
         return {1, 2} if self.mistake == "no JSON" else super().plan(previous)
 
     def read(self, spark, plan):
@@ -254,6 +257,7 @@ class Odd(Table):
     ("mistake", "words"),
     [
         ("raises in plan", r"plan\(\) of its source raised KeyError: 'cursor'"),
+        ("asks for no column", r"plan\(\) of its source raised AnalysisException: no such"),
         ("no JSON", r"plan\(\) must return a JSON value or None, got set"),
         ("raises in read", r"read\(\) of its source raised KeyError: 'table'"),
         ("no frame", r"read\(\) must return a DataFrame of the session .*, got builtins.list"),

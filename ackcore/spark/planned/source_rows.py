@@ -124,9 +124,9 @@ class _Spout:
             plan = self.source.plan(previous)
             if plan is not None:
                 plan = self.source.divided(plan, task_slots(self._spark))
-        except _MAY_PASS:
-            raise
         except Exception as error:
+            if isinstance(error, _MAY_PASS) and not isinstance(error, AnalysisException):
+                raise
             raise _raised(where, "plan()", error) from error
         if plan is None:
             self.nothing = asked
