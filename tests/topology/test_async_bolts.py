@@ -11,7 +11,6 @@ import pytest
 from acting import OUT, TWO, Basically, batch_of, emitted, failed, whys
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark import cloudpickle
 
 from ackcore._files.journal import Journal
 from ackcore.calls import RateLimit, used
@@ -686,6 +685,7 @@ def test_settings_that_the_driver_gave_a_class_of_a_module_are_those_of_its_task
     builder.spout("src", Source(paid.Price.outputs))
     builder.bolt("price", paid.Price()).shuffle("src")
     builder.sink("price", print)
+    cloudpickle = pytest.importorskip("pyspark.cloudpickle")
     data = cloudpickle.dumps(builder.build().bolts["price"].component)
     importlib.reload(paid)
     assert paid.Price.limit.calls_per_s == 1000

@@ -101,6 +101,8 @@ def test_every_setting_can_come_from_anywhere(tmp_path_factory, chosen):
 
 def test_what_the_package_reads_elsewhere_is_no_setting():
     root = Path(__file__).parents[2]
+    if not (root / "pyx").is_dir():
+        pytest.skip("a wheel has no pyx/")
     sources = [*(root / "ackcore").rglob("*.py"), *(root / "pyx").glob("*.pyx")]
     variable = re.compile(r"""(?:environ(?:\.get\(|\[)|VARIABLE = )["'](ACKCORE_[A-Z0-9_]+)""")
     found = {name for path in sources for name in variable.findall(path.read_text("utf-8"))}
