@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from logging import DEBUG, INFO, WARNING, Logger, LoggerAdapter
 from typing import TYPE_CHECKING, Any
 
-from ackcore._error_hints import REDACTED, without_secrets
+from ackcore._error_hints import REDACTED, counted, without_secrets
 
 if TYPE_CHECKING:
     _Adapter = LoggerAdapter[Logger]
@@ -182,8 +182,8 @@ class RedactedLog(_Adapter):
 class ClientLog(RedactedLog):
     """The log of a librdkafka client, which repeats an error several times a second.
 
-    Of equal warnings and errors, the first one of each minute has its level, and the others have
-    DEBUG. The first one of a later minute has their number.
+    A warning or an error keeps its level. Equal ones in the minute after it are logged at DEBUG,
+    and the next one after that minute gives their number.
     """
 
     def __init__(self, logger: Logger, settings: ClientSettings) -> None:
@@ -204,7 +204,8 @@ class ClientLog(RedactedLog):
                 if len(self._lines) >= _MOST_LINES:
                     self._lines.clear()
                 self._lines[line] = now, 0
-                text += f" ({equal} equal lines since {now - last:.0f} s ago)" if equal else ""
+                if equal:
+                    text += f" ({counted(equal, 'equal line')} in the last {now - last:.0f} s)"
         super().log(level, "%s", text, **kwargs)
 
 

@@ -147,7 +147,8 @@ def test_a_closed_checkpoint_does_not_overwrite_a_later_position(tmp_path):
             except CheckpointError:
                 checkpoint.close()
                 os._exit(0)
-            os._exit(1)
+            finally:
+                os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
     with Checkpoint(tmp_path / "rt") as checkpoint:
         assert checkpoint.committed == 10

@@ -275,7 +275,7 @@ def test_a_retry_of_librdkafkas_as_a_client_starts_is_no_warning(caplog, kind):
 
 
 def test_equal_lines_of_librdkafka_are_logged_once_a_minute_and_counted(caplog, monkeypatch):
-    """Librdkafka says three times a second that a login failed, for as long as it does."""
+    """Librdkafka logs a failing login three times a second until it succeeds."""
     log = ClientSettings("host:1").client_logger(logging.getLogger("ackcore.kafka"))
     said = "login of %s failed (after %dms in state AUTH_REQ%s)"
     for second in range(130):
@@ -291,9 +291,9 @@ def test_equal_lines_of_librdkafka_are_logged_once_a_minute_and_counted(caplog, 
         "FAIL [rdkafka] login of a failed (after 0ms in state AUTH_REQ)",
         "FAIL [rdkafka] login of b failed (after 7ms in state AUTH_REQ)",
         "FAIL [rdkafka] login of a failed (after 60ms in state AUTH_REQ) "
-        "(59 equal lines since 60 s ago)",
+        "(59 equal lines in the last 60 s)",
         "FAIL [rdkafka] login of a failed (after 120ms in state AUTH_REQ) "
-        "(59 equal lines since 60 s ago)",
+        "(59 equal lines in the last 60 s)",
     ]
     levels = Counter(one.levelname for one in caplog.records)
     assert levels == {"ERROR": 4, "DEBUG": 128, "INFO": 130}

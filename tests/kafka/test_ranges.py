@@ -86,7 +86,7 @@ def test_no_secret_is_shown():
     ],
 )
 def test_a_short_secret_is_cut_out_of_no_word(text, told):
-    """Longer ones are cut out of any word: hunter2 would be shown by what follows it."""
+    """A longer secret is cut out of words too, as hunter2 is out of xhunter22."""
     secrets = {
         "sasl.password": "me",
         "a.token": "$me",

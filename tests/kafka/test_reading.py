@@ -385,7 +385,7 @@ def test_bounds_that_cannot_be_read_yet_are_requested_again_until_time_is_up(
 
 
 def refuse_bounds(monkeypatch, *codes):
-    """Refuse the next requests for bounds. Waits only pass simulated time, and are returned."""
+    """Refuse the next requests for bounds; return the list of waits, in simulated time."""
     codes, waits, ask = list(codes), [], RawConsumer.get_watermark_offsets
 
     def refused(consumer, partition, timeout):

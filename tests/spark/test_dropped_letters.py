@@ -151,7 +151,7 @@ def test_a_note_is_not_about_letters_that_are_written_later(letters, checkpoint,
     letters.write(1, {"lines": died(4, 4)})
     how(checkpoint, named(1))
     before = active(letters), listed(letters.place.url), on_disk(Path(letters.place.url))
-    # The same letters: its driver had died.
+    # A driver that died writes the same letters again.
     DeadLetters(reader(letters)).write(1, {"lines": died(4, 4)})
     after = active(letters), listed(letters.place.url), on_disk(Path(letters.place.url))
     assert after == before

@@ -477,7 +477,7 @@ def test_files_of_letters_are_the_stores_as_they_are(
     with OPEN(checkpoint) as state:
         due = state.split_due(state.make_plan(1, 0)).due["lines"]
     assert sorted(ids(due)) == sorted(ids_of[::2])
-    # Another micro-batch of that number, as of a checkpoint restored from a backup, has other ones.
+    # Another micro-batch of that number, as of a checkpoint restored from a backup, has others.
     with pytest.raises(CheckpointCorrupt, match="of micro-batch 0 that were sent again or dropped"):
         letters.write(0, {"lines": records(0, 2)})
     assert list(parts_in(letters.place.url)) == names

@@ -318,7 +318,7 @@ def test_a_source_and_a_listener_may_stop_the_query(spark, checkpoint, store):
 def test_a_source_stops_the_query_although_spark_makes_its_micro_batches(
     spark, checkpoint, store, tmp_path
 ):
-    """The heartbeat asks a source for rows in a thread of its own."""
+    """The heartbeat calls plan() in its own thread."""
     folder = Folder(spark, tmp_path / "in")
     polled = threading.Event()
 

@@ -322,7 +322,7 @@ def test_a_sink_that_cannot_write_the_stream_is_refused():
 
 
 class Late(BatchBolt):
-    """Emits a time that Arrow's seconds hold, and Spark's microseconds do not, for the id 1."""
+    """A bolt that emits, for id 1, a time that fits seconds in Arrow but no microseconds."""
 
     outputs = pa.schema([("id", pa.int64()), ("at", pa.list_(pa.timestamp("s")))])
 

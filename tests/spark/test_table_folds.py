@@ -152,7 +152,7 @@ def test_a_table_has_each_acked_line_once_whoever_dies_when(batches, deltas):
 
 
 def test_a_row_that_a_table_counts_is_not_refused_after_a_crash(tmp_path):
-    """All sinks took it before; a constraint that came since would make its record dead."""
+    """All sinks took the row before the crash. A later constraint must not make its record dead."""
     world = TableWorld(tmp_path)
     world.fixed = {"a.R"}
     world.fed = ["a.R", "bxf"]

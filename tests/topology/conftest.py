@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,9 +13,6 @@ from ackcore.topology import BatchBolt, Bolt, TopologyBuilder
 
 # `acting` is no test, and tests are no package.
 sys.path.insert(0, str(Path(__file__).parent))
-
-# Its calls of `start` and `run_batch` need PySpark, which the tests of a wheel do not install.
-collect_ignore = [] if find_spec("pyspark") else ["test_hints.py"]
 
 WORDS = pa.schema([("word", pa.string())])
 COUNTS = pa.schema([("word", pa.string()), ("n", pa.int64())])

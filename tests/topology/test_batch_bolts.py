@@ -20,7 +20,11 @@ from ackcore.topology.components import BatchBolt
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Identity, Reason
 
-Row = collections.namedtuple("Row", "x")
+
+class Row(tuple):
+    """A row whose names are in the object, as in a Row of PySpark."""
+
+    __fields__ = ("x",)
 
 
 class Doing(BatchBolt):
@@ -208,7 +212,7 @@ BAD_CALLS = [
     (lambda out: out.emit([map(int, "1")], parents=[0]), TypeError, "got map; pass list"),
     # Rows with names, as many as there are columns, must not become columns by position.
     (lambda out: out.emit([POINT(1)], parents=[0]), TypeError, "got Point; a list holds columns"),
-    (lambda out: out.emit([Row(1)], parents=[0]), TypeError, "got Row; a list holds columns"),
+    (lambda out: out.emit([Row((1,))], parents=[0]), TypeError, "got Row; a list holds columns"),
     (lambda out: out.emit([{"x": 1}], parents=[0]), TypeError, "got dict; a list holds columns"),
     (lambda out: out.emit(7, parents=[0]), TypeError, "must be a RecordBatch, a Table, .* got int"),
     (

@@ -157,7 +157,7 @@ def test_a_bolt_that_would_fail_every_record_is_refused(builder, bolt, problem):
             "<class 'ValueError'>; put it in brackets",
         ),
         ({"reject": None}, "reject of bolt 'x' must be a list of exception classes or of their "),
-        # A check that read it would leave an empty one for the tasks.
+        # A check that iterated over it would leave the tasks an exhausted iterator.
         ({"retry_on": iter(["OSError"])}, "retry_on of bolt 'x' must be a list of exception cl"),
         ({"reject": (one for one in [OSError])}, "reject of bolt 'x' must be a list of exception"),
         ({"retry_on": ["TimeoutEror"]}, "retry_on of bolt 'x' has 'TimeoutEror', which cannot be"),

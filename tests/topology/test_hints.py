@@ -1,5 +1,6 @@
 """Mistakes of newcomers in declarations: each error has the argument, the value and the way out."""
 
+import importlib
 import inspect
 import json
 import math
@@ -11,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ackcore.spark import run_batch, start
 from ackcore.tables import collect, count, latest, session, sum_of, tumbling
 from ackcore.topology import BatchBolt, Settings, TopologyBuilder, Unavailable
 from ackcore.topology.settings import OF_RUNS
@@ -237,5 +237,8 @@ def test_other_values_have_no_number_of_seconds(given):
 
 
 def test_the_arguments_of_runs_are_known():
-    arguments = {*inspect.signature(start).parameters, *inspect.signature(run_batch).parameters}
+    pytest.importorskip("pyspark")
+    spark = importlib.import_module("ackcore.spark")
+    arguments = {*inspect.signature(spark.start).parameters}
+    arguments |= {*inspect.signature(spark.run_batch).parameters}
     assert set(OF_RUNS) <= arguments - set(Settings.names())
