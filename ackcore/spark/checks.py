@@ -137,7 +137,8 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
     Raises TypeError if a type is not supported, a bolt cannot be pickled, or a sink cannot take its
     stream. In a session of Spark Connect also if the sources are streams, or a sink needs a JVM.
     Raises ValueError if a source is a stream instead of bounded, or the reverse, Spark takes two
-    columns for one, the session was stopped, or there is no spout. Raises WorkerPythonError.
+    columns for one, the session was stopped, or there is no spout. Raises WorkerPythonError
+    if the workers' Python cannot run ackcore.
 
     ``topology``: the argument of `start` or `run_batch`. ``spark``: the session to run it in.
     ``streaming``: whether its sources must be streams; otherwise they must be bounded.

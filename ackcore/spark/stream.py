@@ -126,7 +126,7 @@ class Stream(ABC):
         self._cancel_jobs()
 
     def _release(self) -> None:  # noqa: B027 - optional
-        """Stop the threads and delete the files that the subclass made; `_deployment` is apart."""
+        """Stop the threads and delete the files that the subclass made, before `_close` goes on."""
 
     @abstractmethod
     def _read_all_available(self) -> None:

@@ -175,12 +175,12 @@ def write_table(directory: Path, name: str, table: pa.Table) -> str:
 
 
 def batches_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield a table in batches of 2**20 rows, or of fewer long ones; see `in_few`."""
+    """Yield a table in batches of 2**20 rows, or of fewer if the rows are long; see `in_few`."""
     return in_few(table.to_batches(max_chunksize=_TABLE_ROWS))
 
 
 def in_few(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches whose sizes depend on the rows alone: 2**20, or fewer long ones."""
+    """Yield the rows in batches of 2**20, or of fewer if they are long, whatever batches came."""
     return rebatched(batches, _TABLE_ROWS)
 
 

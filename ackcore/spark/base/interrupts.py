@@ -202,8 +202,8 @@ def raise_if_interrupted(
 ) -> None:
     """Raise the KeyboardInterrupt that caused an error, or RunCancelled if its job was cancelled.
 
-    RunCancelled also if its session ended; for any other error return.  Interrupts that caused
-    ``handled``, the exception handled before the call (`sys.exception`), do not count.  ``session``
+    RunCancelled is raised also if the session ended. After any other error nothing is raised.
+    Interrupts that caused ``handled``, the exception handled before the call (`sys.exception`), do not count.  ``session``
     is None if no job ran.  ``what``, ``way_out``: the cancelled object and the advice, as text.
     """
     old = {id(one) for one in _chain(handled)}

@@ -149,7 +149,7 @@ def is_stopped(spark: Any) -> bool:
 
 
 def is_jvm_lost(spark: Any) -> bool:
-    """Return whether the JVM cannot be reached, of a classic session that was not stopped."""
+    """Return whether a classic session was not stopped, but its JVM cannot be reached."""
     java = None if is_connect(spark) else spark.sparkContext._jsc
     try:
         if java is not None:
@@ -230,7 +230,8 @@ def session_lost(error: BaseException) -> bool:
 def session_gone(spark: Any) -> bool:
     """Ask a Spark Connect server: return whether it has ended a session, or is silent for 10 s.
 
-    A job that runs when its session ends may fail as if it had been cancelled. False if classic.
+    A job that runs when its session ends may fail as if it had been cancelled. Returns
+    False for a classic session.
     """
     if not is_connect(spark):
         return False

@@ -201,14 +201,14 @@ def results(frame: DataFrame) -> pa.Table:
 
 
 def arrow_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[..., Column]:
-    """Make a function on Arrow arrays one on Columns: `sql.arrow_udf`, before 4.1 `pandas_udf`."""
+    """Turn a function of Arrow arrays into one of Columns: `sql.arrow_udf` from Spark 4.1 on."""
     if SPARK >= (4, 1):
         return sql.arrow_udf(compute, returns)  # type: ignore[attr-defined, no-any-return]
     return pandas_udf(compute, returns)
 
 
 def pandas_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[..., Column]:
-    """Make a function on Arrow integers, or arrays of integers, one on Columns, through pandas."""
+    """Turn a function of Arrow integers, or of arrays of them, into one of Columns, by pandas."""
 
     def on_series(*columns: Any) -> Any:
         return compute(*map(_from_pandas, columns)).to_pandas()

@@ -81,9 +81,9 @@ NEWER_LETTERS = (
 
 
 class Letters:
-    """A store of dead letters, on a file system or in a bucket. It reads the index once.
+    """A store of dead letters, on a file system or in a bucket. It keeps the index that it has read.
 
-    After `own`, writes raise CheckpointInUse if another driver has taken over. ``clock``: returns
+    `refresh` reads the index again. After `own`, writes raise CheckpointInUse if another driver has taken over. ``clock``: returns
     milliseconds since 1970.
     """
 

@@ -323,7 +323,7 @@ class Engine:
         return lag
 
     def _record_interrupt(self, number: int, error: BaseException) -> None:
-        """Record that the next driver counts no crash, unless the session ended; ignore errors."""
+        """Record the interrupt, so that the next driver counts no crash; not if the session ended."""
         # A record may have killed the JVM. Without it, Spark's query looks like a stopped one.
         if isinstance(error, RunCancelled) and error.shut_down:
             return

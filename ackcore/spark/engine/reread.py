@@ -82,13 +82,14 @@ def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) 
         left = found.without(left)
     from_source = kept is None and not setup.sources.keys() <= accepted.spilled.keys()
     if len(left) and (slices or from_source):
-        given: pa.Table | str = _in_table(left)
         if left.nbytes > INLINE_BYTES:
             with making_in(directory) as place:
                 name = write_batches(
                     place, "roots", left.schema, in_few(_by_root(left)), synced=False
                 )
-            given = os.path.join(directory, name)
+            given: pa.Table | str = os.path.join(directory, name)
+        else:
+            given = _in_table(left)
         sought = ids_in(left["root_id"])
         reports, tables = _read_by_tasks(
             setup, accepted, partial(reader, given), slices, sought, from_source=from_source

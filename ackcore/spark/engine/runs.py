@@ -98,7 +98,7 @@ _log = logging.getLogger("ackcore")
 _PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
 
 
-#: A micro-batch counts as small if its due records and the new ones of the last are at most these.
+#: The most records of a small micro-batch: its due ones, and the new ones of the last micro-batch.
 _SMALL = 20_000
 
 #: The error of a task that could not open a table, within Spark's text.

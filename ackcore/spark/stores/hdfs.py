@@ -137,7 +137,7 @@ class HdfsStore(FileSystemStore):
         return self._ask(file, "read", read)
 
     def read(self, key: str) -> pa.Buffer | None:
-        """Return an object of any size, mapped if possible; None if absent or of `replace`."""
+        """Return an object of `put` or `put_file`, mapped if possible; None if there is none."""
         path = self._path(key)
 
         def read() -> tuple[int, bytes]:

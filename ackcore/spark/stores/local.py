@@ -61,7 +61,7 @@ class LocalStore(FileSystemStore):
             return path.read_bytes()
 
     def read(self, key: str) -> pa.Buffer | None:
-        """Return an object of any size, mapped if possible; None if absent or of `replace`."""
+        """Return an object of `put` or `put_file`, mapped if possible; None if there is none."""
         path = self.path(key)
         try:
             # Not by its path: Arrow does not detect a directory or an empty file.
