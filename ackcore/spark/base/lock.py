@@ -17,8 +17,8 @@ class Lock:
     """A file lock that the system releases when its process dies; the constructor takes it.
 
     The constructor raises CheckpointInUse if another `Lock`, even of this process, holds the file,
-    and StateError if the file cannot be written.  A file system may give the lock to another host if it loses
-    contact with the holder.  Therefore the file also has a random token of its holder, for `check`.
+    and StateError if the file cannot be written.  A file system may give the lock to another host
+    if it loses contact with the holder.  Therefore the file also has a random token of its holder, for `check`.
     """
 
     def __init__(self, path: Path):

@@ -54,7 +54,8 @@ def ids_in(column: pa.ChunkedArray) -> list[Int64s]:
 def starts_of_ranges(columns: Sequence[Int64s]) -> Int64s:
     """Divide ids by value into ranges of about 2**18 ids, and return where they begin.
 
-    These are the first values of all ranges but the first. All ids with the same value are in one range, even if they are many.
+    These are the first values of all ranges but the first. All ids with the same value are in one
+    range, even if they are many.
     """
     n = sum(map(len, columns))
     parts = -(-n // _AT_ONCE)

@@ -195,7 +195,7 @@ class TableCache:
         return self.write(prefix, name, table.schema, batches_of(table))
 
     def adopt_all(self, parts: Iterable[object], prefix: str) -> None:
-        """Link or copy several files of tasks among ``parts`` in parallel, before `adopt` needs them.
+        """Link or copy several files of tasks among ``parts`` in parallel, before `adopt` does.
 
         ``prefix``: see `adopt`.
         """

@@ -81,9 +81,10 @@ NEWER_LETTERS = (
 
 
 class Letters:
-    """A store of dead letters, on a file system or in a bucket. It keeps the index that it has read.
+    """A store of dead letters, on a file system or in a bucket.
 
-    `refresh` reads the index again. After `own`, writes raise CheckpointInUse if another driver has taken over. ``clock``: returns
+    It keeps the index that it has read; `refresh` reads the index again. After `own`, writes raise
+    CheckpointInUse if another driver has taken over. ``clock``: returns
     milliseconds since 1970.
     """
 

@@ -323,7 +323,10 @@ class Engine:
         return lag
 
     def _record_interrupt(self, number: int, error: BaseException) -> None:
-        """Record the interrupt, so that the next driver counts no crash; not if the session ended."""
+        """Record an interrupt for the next driver, which then counts no crash; ignore errors.
+
+        If the session ended, nothing is recorded.
+        """
         # A record may have killed the JVM. Without it, Spark's query looks like a stopped one.
         if isinstance(error, RunCancelled) and error.shut_down:
             return

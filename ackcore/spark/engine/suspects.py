@@ -61,7 +61,7 @@ def count_crash(plan: Plan, careful_after: int) -> Plan:
 
 
 def update_suspects(plan: Plan, markers: Sequence[Marker], attempt: int | None) -> Plan:
-    """Return the plan with new suspects, which may have crashed a run, and rejected roots, which did.
+    """Return the plan with new suspects, which may have crashed a run, and with rejected roots.
 
     The ``markers`` of the attempts that crashed are in the order of tasks and attempts.
     ``attempt`` is the ``id`` of `failed_attempts`, at which Spark gave up the run, or None.  Spark
