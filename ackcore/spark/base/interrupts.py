@@ -204,7 +204,8 @@ def raise_if_interrupted(
 
     RunCancelled is raised also if the session ended. After any other error nothing is raised.
     Interrupts that caused ``handled``, the exception handled before the call (`sys.exception`), do
-    not count.  ``session`` is None if no job ran.  ``what``, ``way_out``: the cancelled object and the advice, as text.
+    not count.  ``session`` is None if no job ran.  ``what``, ``way_out``: the cancelled object and
+    the advice, as text.
     """
     old = {id(one) for one in _chain(handled)}
     for one in _chain(error):

@@ -18,7 +18,8 @@ class Lock:
 
     The constructor raises CheckpointInUse if another `Lock`, even of this process, holds the file,
     and StateError if the file cannot be written.  A file system may give the lock to another host
-    if it loses contact with the holder.  Therefore the file also has a random token of its holder, for `check`.
+    if it loses contact with the holder.  Therefore the file also has a random token of its holder,
+    for `check`.
     """
 
     def __init__(self, path: Path):
