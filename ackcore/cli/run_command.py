@@ -279,8 +279,11 @@ def _shown(checkpoint: str, spark: SparkSession, as_json: bool) -> Iterator[None
                     if each.progress.batch_id not in shown:
                         shown.add(each.progress.batch_id)
                         if as_json:
-                            print_json(each.to_json())
-                            sys.stdout.flush()  # the reader may be behind a pipe
+                            try:
+                                print_json(each.to_json())
+                                sys.stdout.flush()  # the reader may be behind a pipe
+                            except BrokenPipeError:  # the command's end handles it
+                                return
                         elif bar:
                             bar.console.print(cell(each.progress), soft_wrap=True)
                             quiet.printed(time.monotonic())

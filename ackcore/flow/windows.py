@@ -309,7 +309,7 @@ class Windows:
         due = []
         for consumer in self.consumers.values():
             if consumer.sent:
-                due.append(self._ends_ns(consumer.sent[0]) - now)
+                due.append(min(map(self._ends_ns, consumer.sent)) - now)
             if not consumer.is_open:
                 due.append(consumer.opens_ns - now)
         return max(0, min(due)) if due else None

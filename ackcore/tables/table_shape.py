@@ -145,7 +145,7 @@ class TableShape:
             inputs[expires_by] = pa.int64()
         shape = cls(name, fields, dict(value), ttl_s, inputs, expires_by, window)
         names = shape.stored_schema.names
-        for one in {one for one in names if names.count(one) > 1}:
+        for one in [one for one in names if names.count(one) > 1]:
             raise ValueError(
                 f"{where} two values must not store states in a column of the same name, got "
                 f"{one.removeprefix(_STATE)!r} (name of the value, '.', name in its state) twice; "

@@ -73,7 +73,7 @@ def test_rows_whose_values_a_cast_would_change_are_refused(
 def test_fields_that_the_table_does_not_have_are_not_dropped(path, tmp_path):
     inner = pa.struct([("x", pa.int64()), ("y", pa.list_(pa.struct([("z", pa.int64())])))])
     schema = pa.schema([("m", pa.map_(pa.string(), inner))])
-    said = "sink 'count': table .* has no column 'm.value.y.element.z', it has m; add it"
+    said = "sink 'count': table .* has no field 'm.value.y.element.z'; add it"
     sink = started(path, schema)
     shutil.rmtree(path)
     less = pa.struct([("x", pa.int64()), ("y", pa.list_(pa.struct([("other", pa.int64())])))])
@@ -167,5 +167,13 @@ def test_lists_of_a_fixed_length_are_searched_like_others(path, tmp_path, keys):
     }
     assert [row[0] for row in rows(path)] == [1]
     wider = pa.schema([("s", pa.list_(pa.struct([("x", pa.int64()), ("y", pa.int64())]), 1))])
-    with pytest.raises(ValueError, match=r"has no column 's\.element\.y', it has .*; add it"):
+    with pytest.raises(ValueError, match=r"has no field 's\.element\.y'; add it"):
+        started(path, wider)
+
+
+def test_a_column_whose_name_has_a_dot_is_no_field(path):
+    of_table = pa.schema([("s", pa.struct([("x", pa.int64())])), ("s.b", pa.int64())])
+    deltalake.DeltaTable.create(str(path), schema=of_table)
+    wider = pa.schema([("s", pa.struct([("x", pa.int64()), ("b", pa.int64())]))])
+    with pytest.raises(ValueError, match=r"has no field 's\.b'; add it"):
         started(path, wider)

@@ -263,17 +263,22 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         or, without keys, a NOT NULL column. ``what``: the beginning of the message.
         """
         columns = pa.schema(table.schema().to_arrow())
-        missing = [name for name, _ in lacking(pa.struct(list(stream)), pa.struct(list(columns)))]
-        require_columns(what, self._shown, missing, columns.names)
+        require_columns(what, self._shown, stream.names, columns.names)
+        for name, _ in lacking(pa.struct(list(stream)), pa.struct(list(columns))):
+            raise ValueError(
+                f"{what}: {self._shown} has no field {name!r}; add it (ALTER TABLE ... ADD "
+                "COLUMN), or have the bolt emit no such field"
+            )
         if not self.keys:
             fields = table.schema().fields
             computed = {field.name for field in fields if _COMPUTED in field.metadata}
             computed -= set(stream.names)
             columns = pa.schema([field for field in columns if field.name not in computed])
         for name, field in lacking(pa.struct(list(columns)), pa.struct(list(stream))):
-            if field.nullable or (name in columns.names and self.keys):
+            is_column = name in columns.names and columns.field(name).equals(field)
+            if field.nullable or (is_column and self.keys):
                 continue  # rows that are there keep their columns
-            quoted = _quoted(name) if name in columns.names else name
+            quoted = _quoted(name) if is_column else name
             raise ValueError(
                 f"{what}: column {name!r} of {self._shown} is NOT NULL, and the stream does not "
                 "have it; have the bolt emit it, or make it nullable (ALTER TABLE ... ALTER COLUMN "
