@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._arrow.lossless import as_mapping, short_repr
+from ackcore._arrow.record_batches import is_list
 from ackcore._error_hints import counted
 from ackcore.calls.threads import NOT_RUN, is_async
 from ackcore.topology.batch_collector import columns_in, conform
@@ -151,9 +152,8 @@ class AnswerRows(RowSchema):
         if isinstance(answer, Mapping):
             nested = pa.types.is_struct(field.type) or pa.types.is_map(field.type)
             return nested and set(answer) != {field.name}
-        is_list = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
         items = (type(None), list, tuple, np.ndarray, pa.Array)
-        return is_list and not (len(answer) == 1 and isinstance(answer[0], items))
+        return is_list(field.type) and not (len(answer) == 1 and isinstance(answer[0], items))
 
     def _is_value(self, answer: Any) -> bool:
         """Return whether an answer is the bare value of the only field, as `row` says."""

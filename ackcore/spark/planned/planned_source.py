@@ -65,8 +65,8 @@ class PlannedSource(ABC):
         Raises
         ------
         OSError, EOFError
-            If the source cannot be reached at present. A stream calls the method again later. An
-            error of Spark restarts the micro-batch. Any other exception ends the query.
+            If the source cannot be reached at present. A stream calls the method again later. A
+            temporary error of Spark restarts the micro-batch. Any other exception ends the query.
         """
 
     def bounded(self) -> PlannedSource:

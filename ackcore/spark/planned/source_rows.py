@@ -171,8 +171,8 @@ class _Spout:
     def way_out(self, plans: Sequence[Any], said: str) -> str:
         """Return a sentence with the command that leaves out the rows of plans for good.
 
-        ``said``: the text of the error. The command names the planned files that occur in it, or
-        else all rows of the plans.
+        ``said``: the text of the error. The command names the planned files that the error is
+        about, or else all rows of the plans.
         """
         assert self.source.source_kind is not None
         kind, root = self.source.source_kind, getattr(self.source, "_root", "")
@@ -205,9 +205,9 @@ class SourceRows(PlannedRows):
     """The spouts of a topology whose sources are a `PlannedSource`.
 
     ``sources``: the sources by spout. ``spark``: the session of the query. ``state``: the open
-    checkpoint. ``ends``: whether the
-    query ends when it has taken the rows that exist at its start. ``once``: whether the first
-    micro-batch takes all plans up to the first None, and later ones nothing.
+    checkpoint. ``ends``: whether the query ends when it has taken the rows that exist at its
+    start. ``once``: whether the first micro-batch takes all plans up to the first None, and later
+    ones nothing.
     """
 
     def __init__(

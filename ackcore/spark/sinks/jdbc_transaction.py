@@ -322,7 +322,8 @@ class JdbcTransaction:
         """Move the staged rows into the table.
 
         Raises SinkRejects if the database refuses rows, which are found by bisection. Raises the
-        database's error if it refuses all, perhaps for a null in a column that the stream lacks.
+        database's error if no row could be moved and one was refused for a null, perhaps in a
+        column that the stream lacks.
         """
         error = self._try_move(wanted, keys, 0, _LAST)
         if error is None:

@@ -109,8 +109,8 @@ class PostgresSink(TransactionalSink[PostgresSession]):
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise ValueError or TypeError if the table lacks a column, or a unique index on the keys.
 
-        Also if a type has no text for PostgreSQL. Types are not compared with the table's. Raises
-        SinkUnavailable if the database does not answer.
+        Raises TypeError if a type has no text for PostgreSQL; types are not compared with the
+        table's. Raises SinkUnavailable if the database does not answer.
         """
         what = f"sink {sink!r}"
         check_keys(what, self._target.keys, schema)
