@@ -1,4 +1,4 @@
-"""The time limit of a bolt or deserializer: it ends the process and leaves a file with a traceback.
+"""`bolt_call_timeout_s`: it ends the process of a bolt or deserializer and leaves its traceback.
 
 The timer is faulthandler's, a C thread that needs no GIL, so it also ends an extension that hangs
 while it holds the GIL.  The traceback is read once the attempt is found to have crashed.
