@@ -20,6 +20,7 @@ from ackcore._arrow.shown import text_of
 from ackcore.spark import SinkUnavailable
 from ackcore.spark.sinks import rejects
 from ackcore.spark.sinks.sink import check_sink
+from ackcore.spark.sinks.unavailable import names_no_object, shown_message
 from ackcore.spark.tasks.row_files import ROOT
 
 cloudpickle.register_pickle_by_value(test_postgres_sink)
@@ -130,6 +131,29 @@ def test_a_value_that_names_no_object_is_refused_by_itself(postgres, sink, tmp_p
     why = written_without_refused(one, accepted([row_file(tmp_path, some, schema=TEXTS)]))
     assert list(why) == [(0, 1), (0, 2)]
     assert execute(postgres, "SELECT word FROM words") == [("a",)]
+
+
+@pytest.mark.parametrize(
+    ("context", "column"),
+    [
+        ('COPY a, b, line 3, column n: "s3cret, 1, x: y"', "column n"),
+        ("COPY words, Zeile 3, Spalte n: »s3cret«", "Spalte n"),
+        ("COPY words, ligne 3, colonne n : « s3cret »", "colonne n"),
+        ('wordsのCOPY、行 3、列 n: "s3cret"', "列 n"),
+        ('words 복사, 3번째 줄, n 열: "s3cret"', "n 열"),
+    ],
+)
+def test_the_column_of_a_value_is_found_in_each_language(context, column):
+    """The texts are those of PostgreSQL's translations: a server may have another lc_messages."""
+    assert names_no_object("42P01", context)
+    assert shown_message("42P01", "s3cret", context) == f"SQLSTATE 42P01 in {column}"
+
+
+@pytest.mark.parametrize(
+    "context", [None, "COPY words, line 3", "COPY words, Zeile 3: »a, 1, b: c«"]
+)
+def test_an_error_without_a_column_is_of_no_value(context):
+    assert not names_no_object("42P01", context)
 
 
 @pytest.mark.parametrize("keys", [None, "word"])

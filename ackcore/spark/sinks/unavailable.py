@@ -26,8 +26,12 @@ _SIGNED = re.compile(
 _OF_VALUES = ("22", "42601")
 #: SQLSTATEs of values of regclass and similar types that name no object, but also of other errors.
 _OF_NAMES = {"0A000", "3F000", "42602", "42704", "42725", "42883", "42P01"}
-#: The position of an error in a COPY, in the server's context; the value follows it.
-_COLUMN = re.compile(r"COPY .*, line \d+, column ([^:]+):")
+#: The line and the column of an error in a COPY, in the server's context; the value follows. The
+#: context is in the server's language, and its words have other places in Japanese and Korean.
+_COLUMN = re.compile(
+    r"(?:COPY [^:\n]*?|[^:\n]*?のCOPY|[^:\n]*? 복사)"
+    r"[,、][^,、:\n]*\d[^,、:\n]*[,、] ?([^:\n]+?)\s*:"
+)
 
 
 class SinkUnavailable(RuntimeError):
@@ -102,9 +106,9 @@ def shown_message(state: str, message: str, context: str | None) -> str:
     """Return the message of PostgreSQL's error without values of rows.
 
     ``state``, ``message``, ``context``: the error's SQLSTATE, message and context. If errors of
-    this SQLSTATE show values, the result is the SQLSTATE, and the column's name if it is known.
+    this SQLSTATE show values, the result is the SQLSTATE, and the column if it is known.
     """
     if not (state.startswith(_OF_VALUES) or names_no_object(state, context)):
         return message
     column = _COLUMN.match(context or "")
-    return f"SQLSTATE {state}" + (f" in column {column[1]!r}" if column else "")
+    return f"SQLSTATE {state}" + (f" in {column[1]}" if column else "")
