@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 import traceback
@@ -83,10 +84,13 @@ def test_tables_are_refused_before_anything_runs(lake):
         check_sink("count", to_iceberg("shop.words", lake, keys="word"), less)
     with pytest.raises(SinkUnavailable, match=r"sink 'count', Iceberg table shop.none of catalog"):
         check_sink("count", to_iceberg("shop.none", lake), WORDS)
-    inner = pa.struct([("y", pa.int64())])
-    for kind in (pa.time64("ns"), pa.list_(pa.time64("ns")), pa.duration("us"), inner):
-        said = "Column 'n' has an unsupported type: |Could not find field with name: n.y"
-        says = rf"no type for .* of column 'n'|shop\.words cannot store the .*: ({said})"
+    unfit = "Column 'n' has an unsupported type:"
+    for kind, says in (
+        (pa.time64("ns"), f"{unfit} time64|no type for time64"),
+        (pa.list_(pa.time64("ns")), f"{unfit} list|no type for list"),
+        (pa.duration("us"), f"{unfit} duration"),
+        (pa.struct([("y", pa.int64())]), r"cannot store the .*: Could not find .*: n\.y"),
+    ):
         with pytest.raises(TypeError, match=says):
             check_sink("count", to_iceberg("shop.words", lake), pa.schema([("n", kind)]))
     twins = pa.schema([("s", pa.struct([("a", pa.int64()), ("A", pa.int64())]))])
@@ -94,6 +98,25 @@ def test_tables_are_refused_before_anything_runs(lake):
         TypeError, match=r"does not distinguish the fields 's\.a' and 's\.A'; rename"
     ):
         check_sink("count", to_iceberg("shop.words", lake), twins)
+
+
+@pytest.mark.parametrize(
+    ("columns", "name"),
+    [
+        ([("n", pa.int64())], "word"),
+        ([("word", pa.string()), ("s", pa.struct([("a", pa.int64())]))], r"s\.b"),
+    ],
+)
+def test_a_stream_without_a_required_field_is_refused(lake, columns, name):
+    """pyiceberg would refuse each of its micro-batches."""
+    inner = pa.struct([("a", pa.int64()), pa.field("b", pa.int64(), nullable=False)])
+    word = pa.field("word", pa.string(), nullable=False)
+    with contextlib.closing(load_catalog(**lake)) as catalog:
+        catalog.create_table("shop.required", pa.schema([word, ("n", pa.int64()), ("s", inner)]))
+    with pytest.raises(ValueError, match=rf"column '{name}' of table shop\.required is required"):
+        check_sink("count", to_iceberg("shop.required", lake), pa.schema(columns))
+    whole = pa.schema([("word", pa.string())])
+    check_sink("count", to_iceberg("shop.required", lake), whole)
 
 
 @pytest.mark.parametrize("keys", [None, "word"])

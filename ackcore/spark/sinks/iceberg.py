@@ -16,6 +16,7 @@ from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.arrow_batches import as_spark_types
 from ackcore.spark.sinks.columns import (
     check_keys,
+    lacking,
     last_of_each_key,
     named_keys,
     refuse_misfits,
@@ -117,10 +118,11 @@ class IcebergSink(TransactionalSink["Transaction"]):
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise TypeError or ValueError if Spark or Iceberg lacks a type, or keys are bad.
 
-        Also if the table lacks a column or a struct field. Types are not compared with the
-        table's. Raises SinkUnavailable if the catalog does not answer, or the table does not exist.
+        Also if the table lacks a column or a struct field, or the stream lacks a required one.
+        Types are not compared with the table's. Raises SinkUnavailable if the catalog does not
+        answer, or the table does not exist.
         """
-        from pyiceberg.io.pyarrow import pyarrow_to_schema  # noqa: PLC0415
+        from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow  # noqa: PLC0415
 
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
@@ -144,6 +146,13 @@ class IcebergSink(TransactionalSink["Transaction"]):
                 f"{what}: keys replace whole rows of table {self.table}, and the stream lacks its "
                 f"column {others[0]!r}; have the bolt emit the column, or leave keys out"
             )
+        for name, field in lacking(pa.struct(list(schema_to_pyarrow(there))), struct):
+            if not field.nullable:
+                raise ValueError(
+                    f"{what}: column {name!r} of table {self.table} is required, and the stream "
+                    "does not have it; have the bolt emit it, or make it optional (ALTER TABLE ... "
+                    f"ALTER COLUMN {name} DROP NOT NULL)"
+                )
 
     @contextlib.contextmanager
     def begin(self, batch: SinkBatch) -> Iterator[Transaction]:

@@ -41,6 +41,7 @@ class Column(NamedTuple):
 
     is_array: bool  # whether its type is an array
     generated: bool  # whether PostgreSQL always generates its value, so that none can be written
+    needed: bool  # whether it is NOT NULL, and only the stream can give it a value
 
 
 def quoted(name: str) -> str:
@@ -51,8 +52,12 @@ def quoted(name: str) -> str:
 def columns_of(connection: Connection, table: str) -> dict[str, Column]:
     """Return a table's columns by name, in order; none if there is no table of this SQL name."""
     found = connection.execute(
-        "SELECT attname::text, typcategory = 'A', attgenerated <> '' OR attidentity = 'a'"
+        "SELECT attname::text, typcategory = 'A', attgenerated <> '' OR attidentity = 'a',"
+        # A trigger, a rule, or the default of a domain or a partition may give a value.
+        " attnotnull AND NOT atthasdef AND attidentity = '' AND typdefault IS NULL"
+        " AND relkind = 'r' AND NOT relhastriggers AND NOT relhasrules"
         " FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid"
+        " JOIN pg_class ON pg_class.oid = attrelid"
         " WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
         [table],
     )
@@ -208,8 +213,8 @@ def connect(dsn: str, name: str = "ackcore") -> Connection:
 def check_table(dsn: str, target: SinkTable, what: str, schema: pa.Schema) -> None:
     """Connect, and raise ValueError if a sink's table cannot take the stream's rows.
 
-    It must exist, have all columns of the stream, of which none is generated, and have a unique
-    index on the keys. ``what``: the beginning of the message.
+    It must exist, have all columns of the stream, of which none is generated, need no other
+    column, and have a unique index on the keys. ``what``: the beginning of the message.
     """
     with contextlib.closing(connect(dsn)) as connection:
         table = resolve(connection, target.table, what)
@@ -221,6 +226,13 @@ def check_table(dsn: str, target: SinkTable, what: str, schema: pa.Schema) -> No
                 raise ValueError(
                     f"{what}: column {name!r} of table {target.table} cannot be written, because "
                     "its value is always generated; have the bolt emit no such column"
+                )
+        for name, column in columns.items():
+            if column.needed and name not in schema.names:
+                raise ValueError(
+                    f"{what}: column {name!r} of table {target.table} is NOT NULL without a "
+                    "default, and the stream does not have it; have the bolt emit it, or make it "
+                    f'nullable (ALTER TABLE ... ALTER COLUMN "{name}" DROP NOT NULL)'
                 )
         if target.keys and not unique_indexes(connection, full_name, target.keys):
             keys = ", ".join(f'"{key}"' for key in target.keys)
