@@ -247,6 +247,9 @@ def _check_state(name: str, kind: pa.DataType) -> None:
     """Raise TypeError for a type of a state that cannot be stored and merged."""
     try:
         plain_type(kind)
+        pa.array([], kind)  # fails for nested extension types
+        if isinstance(kind, pa.BaseExtensionType):
+            raise pa.ArrowNotImplementedError("Spark has no extension types")
         pa.concat_arrays([pa.nulls(1, kind)] * 2).take(pa.array([1, 0]))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise TypeError(
