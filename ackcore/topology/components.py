@@ -316,6 +316,10 @@ class AsyncBolt(Component):
     its tuples are anchored to its input, which is acked when ``execute`` returns. Tuples are
     emitted in the order of the inputs, whichever call ends first.
 
+    Await all asyncio tasks that ``execute`` starts. If one emits after ``execute`` has returned,
+    the input fails, but only as long as its batch is executed. Tasks that run longer are cancelled,
+    and the tuples that they would have emitted are missing.
+
     Attributes
     ----------
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
