@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -84,7 +85,7 @@ class FileReader:
                 for batch in file.iter_batches(ROWS, columns=there):
                     yield self._fitted(batch, constants)
             return
-        codec = next((codec for end, codec in CODECS.items() if name.endswith(end)), None)
+        codec = CODECS.get(os.path.splitext(name)[1].lower())
         stream: Any = source if codec is None else pa.CompressedInputStream(source, codec)
         with stream:
             if self.format == "text":
@@ -125,11 +126,12 @@ class FileReader:
         lacks = [one for one in self.schema if one.name not in names]
         others = [name for name in names if name not in self.schema.names]
         needs = [one.name for one in lacks if not one.nullable]
+        add = "add the others to the schema"
         if needs or (lacks and others):
             raise ValueError(
                 f"the header has no column {listed(needs or [one.name for one in lacks])}, but "
                 f"{listed(others or names)}; if it lacks the column on purpose, "
-                + ("declare it nullable" if needs else "add the others to the schema")
+                + " and ".join(["declare it nullable"] * bool(needs) + [add] * bool(others))
             )
 
     @cached_property
@@ -145,9 +147,10 @@ class FileReader:
         return pa.BufferReader(found)
 
     def _lines(self, stream: Any) -> Iterator[pa.RecordBatch]:
-        rest = b""
+        rest, mark = b"", codecs.BOM_UTF8
         while piece := stream.read(BLOCK_BYTES):
-            *lines, rest = (rest + piece).split(b"\n")
+            *lines, rest = (rest + piece.removeprefix(mark)).split(b"\n")
+            mark = b""
             yield from self._of_lines(lines)
             if len(rest) > _LINE_BYTES:
                 raise ValueError(f"the file has a line of more than {_LINE_BYTES} bytes")

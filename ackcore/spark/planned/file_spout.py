@@ -106,11 +106,12 @@ class FileSpout(DividedSource):
                 'pa.schema([("id", pa.int64())]) is one'
             )
         self._own = _TEXT if schema is None else schema
-        if CORRUPT_RECORD in self._own.names or CORRUPT_REASON in self._own.names:
-            raise ValueError(
-                f"schema must not have the columns {CORRUPT_RECORD} and {CORRUPT_REASON}: a line "
-                "that cannot be read becomes a dead letter, which has them"
-            )
+        for name in (CORRUPT_REASON, *([CORRUPT_RECORD] if format in LINE_FORMATS else [])):
+            if name in self._own.names:
+                raise ValueError(
+                    f"schema must not have the column {name}: ackcore uses it for lines of JSON "
+                    "and CSV that cannot be read, which become dead letters"
+                )
         self.schema = self._own
         if format in LINE_FORMATS:
             check_types(format, self._own)
