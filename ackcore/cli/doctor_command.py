@@ -89,7 +89,7 @@ def _findings(place: str, master: str) -> Iterator[Finding]:
     if arrow.ok and import_module("ackcore.spark.stores.opening").is_bucket(place):
         client = (
             _package("hdfs_native", (0, 14), "pip install 'ackcore[hdfs]'")
-            if place.startswith("hdfs:")
+            if place.lower().startswith("hdfs:")
             else _package("obstore", (0, 12), "pip install 'ackcore[stores]'")
         )
         yield client
@@ -230,7 +230,7 @@ def _bucket(url: str) -> Iterator[Finding]:
             "set credentials in the environment of the driver and the workers, and the address of "
             "a server other than the provider's (AWS_ENDPOINT_URL, AWS_REGION)"
         )
-        if url.startswith("hdfs:"):
+        if url.lower().startswith("hdfs:"):
             what = "HDFS"
             mend = (
                 "name the NameNode's host and port, or a nameservice of HADOOP_CONF_DIR, and a "

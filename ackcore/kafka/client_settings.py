@@ -101,8 +101,8 @@ class ClientSettings:
         return RedactedLog(logger, self)
 
     def client_logger(self, logger: Logger) -> ClientLog:
-        """Return such a logger for a client of librdkafka."""
-        return ClientLog(logger, self)
+        """Return such a logger for a client of librdkafka; the option ``logger`` replaces it."""
+        return ClientLog(self.options.get("logger", logger), self)
 
     def _secrets(self) -> set[str]:
         # Most numbers are times and sizes.  They would be removed from any text with these digits.

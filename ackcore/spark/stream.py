@@ -145,7 +145,8 @@ class Stream(ABC):
             self.listeners.began(number)
         progress = self._engine.process(number, inputs)
         decision = self._state.decision(number)
-        self.recent.append(progress)
+        if not self.recent or self.recent[-1].batch_id < number:  # Spark may repeat its last one
+            self.recent.append(progress)
         self.counts = self._engine.counts
         if decision is not None and not again:
             self.listeners.done(progress, self.counts, decision)

@@ -135,8 +135,10 @@ def test_the_doctor_tries_what_hdfs_promises(ackcore, lines, hdfs_place):
     assert "obstore" not in found
 
 
-def test_the_doctor_names_a_wrong_host(ackcore, lines):
-    told = lines(ackcore("doctor", "hdfs://nowhere/a", "--master", "none", "--json", code=1))
+@pytest.mark.parametrize("scheme", ["hdfs", "HDFS"])
+def test_the_doctor_names_a_wrong_host(ackcore, lines, scheme):
+    told = lines(ackcore("doctor", f"{scheme}://nowhere/a", "--master", "none", "--json", code=1))
+    assert "hdfs-native" in [each["what"] for each in told]
     (bad,) = [each for each in told if each["ok"] is False]
     assert "'nowhere' must be the NameNode's host and port" in bad["found"]
     assert "HADOOP_CONF_DIR" in bad["mend"]

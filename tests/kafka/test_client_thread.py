@@ -499,8 +499,9 @@ def test_no_secret_is_in_what_a_consumer_logs(monkeypatch, caplog):
     assert SECRET not in caplog.text
 
 
-def test_what_librdkafka_logs_by_itself_has_no_secret(caplog):
-    settings = ConsumerSettings(ClientSettings("x", SASL["options"]), "g", ("t",), ())
+@pytest.mark.parametrize("own", [{}, {"logger": logging.getLogger("of the user")}])
+def test_what_librdkafka_logs_by_itself_has_no_secret(caplog, own):
+    settings = ConsumerSettings(ClientSettings("x", {**SASL["options"], **own}), "g", ("t",), ())
     config = {}
 
     def made(given):
@@ -511,7 +512,9 @@ def test_what_librdkafka_logs_by_itself_has_no_secret(caplog):
         consumer_client.make_client(settings, print)
     # As confluent-kafka calls it.
     config["logger"].log(logging.WARNING, "%s [%s] %s", "FAIL", "rdkafka", f"[{SECRET}]")
-    assert "FAIL [rdkafka] [[redacted]]" in caplog.text
+    (line,) = caplog.records
+    assert line.getMessage() == "FAIL [rdkafka] [[redacted]]"
+    assert line.name == ("of the user" if own else consumer_client.__name__)
     assert config["sasl.password"] == SECRET
 
 

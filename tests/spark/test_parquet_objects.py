@@ -10,6 +10,7 @@ from io import BytesIO
 
 import accepted_rows
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from accepted_rows import row_file
@@ -23,6 +24,7 @@ from ackcore.spark.query import run_batch
 from ackcore.spark.sinks import parquet_directory, parquet_objects
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.spark.stores.opening import open_store
+from ackcore.spark.tasks.row_files import ROOT
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -75,6 +77,18 @@ def test_a_row_whose_time_is_too_far_for_microseconds_is_refused(bucket, tmp_pat
     file = row_file(tmp_path, [(1, 0, None), (2, 2**45, None)], schema=schema)
     why = accepted_rows.written_without_refused(to_parquet(bucket), accepted([file]))
     assert why == {(0, 1): "the value of column 'at' does not fit into timestamp[us]"}
+
+
+def test_a_row_whose_date64_is_too_far_for_days_of_32_bits_is_refused(bucket, tmp_path):
+    """Arrow would write 1970-01-01."""
+    schema = pa.schema([("at", pa.date64()), (ROOT, pa.int64())])
+    days = pa.array([1, 2**33, -(2**33)], pa.int64())
+    at = pc.multiply(days, 86_400_000).cast(pa.date64())
+    file = accepted_rows.columns_file(tmp_path, schema, [at, [None] * 3])
+    why = accepted_rows.written_without_refused(to_parquet(bucket), accepted([file]))
+    assert why == {
+        (0, at): "the value of column 'at' does not fit into date32[day]" for at in (1, 2)
+    }
 
 
 @pytest.fixture

@@ -44,6 +44,7 @@ from ackcore.spark.engine.insist import given_up
 from ackcore.spark.engine.setup import PlannedRows
 from ackcore.spark.inspect.status import read_status
 from ackcore.spark.planned import JoinedRows, source_rows
+from ackcore.spark.planned.planned_source import DividedSource
 from ackcore.spark.stores.objects import ObjectStore
 from ackcore.topology import BasicBolt, Reject, TopologyBuilder
 
@@ -209,6 +210,26 @@ def test_a_source_that_plans_the_same_rows_twice_ends_the_query(spark, checkpoin
         on.await_termination(300)
     assert store.words == ["a"]
     assert set(plans(checkpoint)) == {0}
+
+
+@pytest.mark.parametrize("answers", [{"from": 0}, {"from": 0, "tasks": 2}])
+def test_a_plan_is_compared_without_the_number_of_slots(monkeypatch, answers):
+    """Which changes if the query is started on another cluster."""
+
+    class Stuck(DividedSource):
+        schema = pa.schema([("line", pa.string())])
+        read = None
+
+        def plan(self, previous):
+            return answers
+
+    spout = source_rows._Spout("lines", Stuck(), source_rows._Taken(), None, "/cp")
+    monkeypatch.setattr(source_rows, "task_slots", lambda spark: 2)
+    taken = spout.take(source_rows._Taken(), 0)
+    assert taken.last == {"from": 0, "tasks": 2}
+    monkeypatch.setattr(source_rows, "task_slots", lambda spark: 3)
+    with pytest.raises(SourceError, match=r"micro-batch 1: .* has read already"):
+        spout.take(taken, 1)
 
 
 def test_a_source_that_forgets_its_position_at_a_restart_ends_the_query(

@@ -188,6 +188,7 @@ def test_available_now_ends_when_nothing_waits(spark, tmp_path, store, folder, c
     on.await_termination()
     assert on.counts.acked == 5
     assert on.progress.acked == 1
+    on._stream._take(on.progress.batch_id, [])  # Spark may repeat it
     assert len(on.recent_progress) == 1
 
 

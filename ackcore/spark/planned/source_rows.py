@@ -123,6 +123,7 @@ class _Spout:
         try:
             plan = self.source.plan(previous)
             if plan is not None:
+                compared = self.source.divided(plan, 1)  # the same with any number of slots
                 plan = self.source.divided(plan, task_slots(self._spark))
         except Exception as error:
             if isinstance(error, _MAY_PASS) and not isinstance(error, AnalysisException):
@@ -133,6 +134,8 @@ class _Spout:
             return None
         try:
             text = json.dumps(plan, sort_keys=True, allow_nan=False)
+            # The second is in checkpoints of earlier versions.
+            digests = [_digest(json.dumps(compared, sort_keys=True)), _digest(text)]
         except (TypeError, ValueError) as error:
             raise SourceError(
                 f"{where}: plan() must return a JSON value or None, got {type(plan).__name__} "
@@ -140,14 +143,13 @@ class _Spout:
             ) from None
         # The form in which it comes back from the checkpoint: tuples are lists.
         plan = json.loads(text)
-        digest = blake2b(text.encode(), digest_size=8).hexdigest()
-        if digest in before.seen:
+        if not set(digests).isdisjoint(before.seen):
             raise SourceError(
                 f"{where}: plan() returned a plan that an earlier micro-batch has read already, "
                 f"{_shown(text)}. Nothing was written. The plan must name rows after those of "
                 "`previous`, and must be None if there are none"
             )
-        return plan, digest
+        return plan, digests[0]
 
     def check(self, plan: Any, number: int) -> None:
         """Raise SourceError, or a temporary error, if the rows of a recorded plan have changed."""
@@ -368,3 +370,7 @@ def _shown(text: str) -> str:
 
 def _without_rows(batches: Batches) -> Batches:
     return iter(())
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=8).hexdigest()

@@ -113,8 +113,8 @@ def settle_parquet(
     paths : path or sequence of paths
         Files and directories (read recursively, without names that begin with ``_`` or ``.``). A
         path is local, or a URI that pyarrow supports (``s3://``, ``gs://``, ``hdfs://``,
-        ``file://``). Every worker must be able to read it. The files must not change until the last
-        action on the result.
+        ``file://``), whose ``%20`` is a space. Every worker must be able to read it. The files must
+        not change until the last action on the result.
     filesystem : pyarrow.fs.FileSystem, optional
         The file system of the paths, for instance with credentials, if they are not URIs.
     shards, open_before, now_ms, timeout_s

@@ -188,7 +188,7 @@ def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_limited: _IsType) ->
 
 
 def refusing_unfit_times(write: _Write) -> _Write:
-    """Decorate a method, with the `SinkBatch` as last argument, that casts times to microseconds.
+    """Decorate a method, with the `SinkBatch` as last argument, that casts times to Spark's types.
 
     If it fails, `SinkRejects` is raised for the rows whose times the cast would change, if any.
     """
@@ -201,7 +201,11 @@ def refusing_unfit_times(write: _Write) -> _Write:
             raise
         except Exception:
             schema = args[-1].schema()
-            fields = [field for field in schema if has_type(field.type, pa.types.is_temporal)]
+            fields = [
+                field.with_type(pa.date32()) if pa.types.is_date64(field.type) else field
+                for field in schema
+                if has_type(field.type, pa.types.is_temporal)
+            ]
             with contextlib.suppress(TypeError):
                 refuse_misfits(args[-1], spark_schema("", pa.schema(fields)), lambda kind: False)
             raise

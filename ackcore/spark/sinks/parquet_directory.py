@@ -191,6 +191,9 @@ def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordB
     """Write batches to a Parquet file and sync it. Without any, write nothing, return False."""
     writer = None
     for table in map(_with_intervals, _gathered(batches)):
+        for column in table.columns:
+            if pa.types.is_date64(column.type):
+                column.cast(pa.date32())  # raises for a far value, which Arrow would write wrongly
         if writer is None:
             # Spark reads no nanoseconds. A value that would lose digits raises.
             writer = pq.ParquetWriter(
