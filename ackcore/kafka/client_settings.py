@@ -102,7 +102,8 @@ class ClientSettings:
 
     def client_logger(self, logger: Logger) -> ClientLog:
         """Return such a logger for a client of librdkafka; the option ``logger`` replaces it."""
-        return ClientLog(self.options.get("logger", logger), self)
+        own: Any = self.options.get("logger", logger)
+        return ClientLog(own, self)
 
     def _secrets(self) -> set[str]:
         # Most numbers are times and sizes.  They would be removed from any text with these digits.

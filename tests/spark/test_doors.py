@@ -13,6 +13,7 @@ from pyspark import cloudpickle
 
 from ackcore.spark import RunFailed, dead_letters, replay, run_batch, start, to_parquet
 from ackcore.spark.base.errors import StateError
+from ackcore.spark.base.workers import refuse_unpicklable
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -353,6 +354,16 @@ def has_it_on_the_class(lock):
     return Has()
 
 
+def has_a_default(held):
+    class Slotted(Number):
+        __slots__ = ("lock",)
+
+        def prepare(self, context, held=held):
+            self.lock = self.LOCK = held  # an attribute, not the global of this name
+
+    return Slotted()
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -362,6 +373,10 @@ def has_it_on_the_class(lock):
         ),
         (refers_through_a_function, r"the global 'LOCK' in helper\(\), a lock, cannot be pickled"),
         (refers_to_a_variable, r"the variable 'lock' in Refers\.prepare\(\), a lock, cannot be"),
+        (
+            has_a_default,
+            r"the default of 'held' in Slotted\.prepare\(\), a lock, cannot be pickled",
+        ),
         (has_it_on_the_class, "the attribute 'held' of class Has, a lock, cannot be pickled"),
     ],
 )
@@ -375,3 +390,39 @@ def test_what_a_bolt_refers_to_and_cannot_travel_is_named(spark, tmp_path, make,
     with pytest.raises(TypeError, match="only the driver can use it: make a DataFrame another spo"):
         run_batch(topology(spark.range(1), refers_to_a_variable(spark)), spark, tmp_path / "cp")
     assert not (tmp_path / "cp").exists()
+
+
+class Holds:
+    def __init__(self, lock):
+        self.plain, self.lock, self.open = 1, lock, lock
+
+    def __getstate__(self):
+        return {"plain": self.plain, "open": self.open}
+
+
+class InSlots:
+    __slots__ = ("open", "plain")
+
+    def __init__(self, lock):
+        self.plain, self.open = 1, lock
+
+
+@pytest.mark.parametrize("kind", [Holds, InSlots])
+def test_only_an_attribute_that_would_be_sent_is_named(kind):
+    with pytest.raises(TypeError, match=r"it is sent .* its attribute 'open', a lock, cannot"):
+        refuse_unpicklable("it", kind(threading.Lock()), "prepare()")
+
+
+class Raises:
+    def __init__(self, lock):
+        self.lock = lock
+
+    def __reduce__(self):
+        raise ValueError("no copies")
+
+
+def test_nothing_is_named_if_an_object_refuses_by_itself():
+    with pytest.raises(
+        TypeError, match=r"cannot be pickled \(ValueError: no copies\); make the part"
+    ):
+        refuse_unpicklable("it", Raises(threading.Lock()), "prepare()")

@@ -8,11 +8,14 @@ here, so the workers are always checked by a job.
 
 from __future__ import annotations
 
+import dis
 import functools
 import importlib
+import inspect
 import json
 import logging
 import os
+import pickle
 import platform
 import re
 import sys
@@ -20,7 +23,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from importlib.metadata import distributions
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -232,7 +235,7 @@ def refuse_unpicklable(subject: str, value: object, where: str) -> None:
     if isinstance(value, FunctionType):
         refers, parts = "it refers to", _of_function(f"{value.__name__}()", value, set())
     else:
-        for attribute, held in getattr(value, "__dict__", {}).items():
+        for attribute, held in _state_of(value).items():
             if _refusal(held) is not None:
                 raise TypeError(
                     f"{subject} is sent to the workers, and its attribute {attribute!r}, a "
@@ -249,6 +252,17 @@ def refuse_unpicklable(subject: str, value: object, where: str) -> None:
         f"{subject} is sent to the workers and cannot be pickled ({found}); make the part "
         f"that cannot be pickled in {where}"
     ) from error
+
+
+def _state_of(value: object) -> dict[str, object]:
+    """Return the attributes with which an object is pickled; {} if its own methods do it."""
+    try:
+        reduced: Any = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        _, _, state, *_ = reduced
+    except Exception:  # the user's own method raised, or returned something else
+        return {}
+    parts = state if isinstance(state, tuple) else (state,)  # with slots, two dicts
+    return {name: of for part in parts if isinstance(part, dict) for name, of in part.items()}
 
 
 def _way_out(part: object, where: str) -> str:
@@ -270,7 +284,11 @@ def _of_class(kind: type, seen: set[int]) -> Iterator[tuple[str, object]]:
             function = getattr(value, "__func__", getattr(value, "fget", value))
             if isinstance(function, FunctionType):
                 yield from _of_function(f"{base.__name__}.{attribute}()", function, seen)
-            elif not attribute.startswith("__") and _refusal(value) is not None:
+            elif (
+                not attribute.startswith(("__", "_abc_"))  # of every abstract class
+                and not isinstance(value, MemberDescriptorType)  # a slot
+                and _refusal(value) is not None
+            ):
                 yield f"the attribute {attribute!r} of class {base.__name__}", value
 
 
@@ -282,9 +300,12 @@ def _of_function(
     seen.add(id(function))
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     around = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
-    names = _names_in(function.__code__)
+    names = _globals_in(function.__code__)
     found = {name: function.__globals__[name] for name in names if name in function.__globals__}
-    for kind, values in (("the global", found), ("the variable", around)):
+    bound = inspect.signature(function, follow_wrapped=False).parameters.values()
+    defaults = {one.name: one.default for one in bound if one.default is not one.empty}
+    parts = ("the global", found), ("the variable", around), ("the default of", defaults)
+    for kind, values in parts:
         for name, value in values.items():
             if _refusal(value) is None:
                 continue
@@ -304,7 +325,8 @@ def _is_filled(cell: CellType) -> bool:
         return False
 
 
-def _names_in(code: CodeType) -> list[str]:
-    """Return the names that code looks up, including those of nested functions."""
+def _globals_in(code: CodeType) -> list[str]:
+    """Return the names of globals that code uses, including those of nested functions."""
     inner = [one for one in code.co_consts if isinstance(one, CodeType)]
-    return [*code.co_names, *(name for one in inner for name in _names_in(one))]
+    own = [one.argval for one in dis.get_instructions(code) if one.opname.endswith("_GLOBAL")]
+    return [*own, *(name for one in inner for name in _globals_in(one))]
