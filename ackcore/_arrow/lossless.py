@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ackcore._arrow.record_batches import is_list
 from ackcore._arrow.shown import shown_values
 
 #: Types of values that fit a column type without loss, or that Arrow itself refuses.
@@ -40,7 +41,6 @@ _USUAL: dict[pa.DataType, type] = {
     pa.bool_(): bool,
     pa.binary(): bytes,
 }
-_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 #: Units that represent every Python time exactly, or refuse it.
 _FINE = ("us", "ns")
 _SHOWN_CHARS = 200
@@ -375,7 +375,7 @@ def _are_alike(one: pa.Array, other: pa.Array) -> bool:
     if kind.is_map(arrow_type):
         pairs = pa.list_(pa.struct([arrow_type.key_field, arrow_type.item_field]))
         return _are_alike(one.cast(pairs), other.cast(pairs))
-    if any(is_kind(arrow_type) for is_kind in _LISTS):
+    if is_list(arrow_type):
         lengths = [column.value_lengths().fill_null(0) for column in (one, other)]
         return bool(lengths[0].equals(lengths[1])) and _are_alike(one.flatten(), other.flatten())
     if kind.is_floating(arrow_type):

@@ -33,7 +33,7 @@ from ackcore.spark.dead_letters.letter_store import kinds_of
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.notes import notes_of, places_of, sent_rows
 from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.dead_letters.store import DeadLetters, _new_file
 
 pytestmark = pytest.mark.usefixtures("no_syncing")
 
@@ -255,7 +255,8 @@ def test_a_part_that_is_given_up_moves_no_other_letter_when_files_are_merged(
 ):
     """A micro-batch of three files: its letters, the next one's, and the notes of both stay."""
     write(letters, 0, 1)
-    letters._write("lines", 1, [[died(100 + 3 * part, 3)] for part in range(3)])
+    new = [_new_file(3 * part, [died(100 + 3 * part, 3)], 1) for part in range(3)]
+    letters.place.publish("lines", 1, new)
     write(letters, 2, 4)
     dropped = [LetterId("lines", 1, at) for at in (0, 3, 6, 8)]
     drop(checkpoint, LetterFilter(dropped))

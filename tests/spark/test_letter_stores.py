@@ -18,6 +18,7 @@ from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, count_let
 from ackcore.spark.dead_letters.notes import notes_of
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
+from ackcore.spark.dead_letters.store import _new_file
 from ackcore.spark.inspect.reason_counts import DeadCounter
 
 
@@ -232,7 +233,8 @@ def test_who_began_to_read_before_merges_and_a_drop_reads_on(home, monkeypatch, 
     state, letters = home.driver()
     with state:
         write(letters, 0, 1)
-        letters._write("lines", 1, [[died(100 + 2 * part, 2)] for part in range(3)])
+        new = [_new_file(2 * part, [died(100 + 2 * part, 2)], 1) for part in range(3)]
+        letters.place.publish("lines", 1, new)
         write(letters, 2, 3)
         store = store_of(home.checkpoint)
         files, notes = store.files("lines"), notes_of(store)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import BinaryIO
@@ -46,7 +47,7 @@ from ackcore.spark.checkpoint.segments import all_nullable
 from ackcore.spark.checkpoint.shared_record import INDEX
 from ackcore.spark.dead_letters.checkpoints import letters_at
 from ackcore.spark.dead_letters.compaction import Compaction
-from ackcore.spark.dead_letters.letter_files import NewFile
+from ackcore.spark.dead_letters.letter_files import LetterFile, NewFile
 from ackcore.spark.dead_letters.letter_store import NEWER_LETTERS, Letters, files_of
 from ackcore.spark.dead_letters.notes import letters_left, notes_of
 from ackcore.spark.stores.opening import is_bucket, open_store, place_of
@@ -159,7 +160,9 @@ class DeadLetters:
         """
         found = dead_of(dead)
         # The numbers of micro-batches only grow, and the last one's letters are not merged yet.
-        for _, file in files_of(self.place) if found else ():
+        files = defaultdict[str, list[LetterFile]](list)
+        for spout, file in files_of(self.place) if found else ():
+            files[spout].append(file)
             if file.last > number or (file.level and file.last == number):
                 raise corrupt(
                     file.path,
@@ -168,16 +171,11 @@ class DeadLetters:
                     NEWER_LETTERS,
                 )
         for spout in found:
-            self._write(spout, number, _files(found.parts[spout]))
+            older = [each for each in files[spout] if each.last < number]
+            self.place.publish(spout, number, _new_files(found.parts[spout], number))
+            self._compact(spout, older)
 
-    def _write(self, spout: str, number: int, parts: Sequence[Sequence[DeadPart]]) -> None:
-        files = self.place.files(spout)
-        new, position = [], 0
-        for some in parts:
-            new.append(_new_file(position, some, number))
-            position += sum(map(len, some))
-        self.place.publish(spout, number, new)
-        older = [each for each in files if each.last < number]
+    def _compact(self, spout: str, older: list[LetterFile]) -> None:
         try:
             self._compaction.compact(self.place, spout, older)
         except CheckpointInUse:
@@ -218,8 +216,8 @@ def check_letters_url(url: str, checkpoint: str) -> None:
         )
 
 
-def _files(parts: Sequence[DeadPart]) -> list[list[DeadPart]]:
-    """Group adjacent parts for one file each. A task's file of 1 MiB or more stays alone."""
+def _new_files(parts: Sequence[DeadPart], number: int) -> list[NewFile]:
+    """Return files to write, of adjacent parts. A task's file of 1 MiB or more stays alone."""
     files: list[list[DeadPart]] = []
     together = False
     for part in parts:
@@ -228,7 +226,11 @@ def _files(parts: Sequence[DeadPart]) -> list[list[DeadPart]]:
             files.append([])
         files[-1].append(part)
         together = not alone
-    return files
+    new, position = [], 0
+    for some in files:
+        new.append(_new_file(position, some, number))
+        position += sum(map(len, some))
+    return new
 
 
 def _new_file(position: int, parts: Sequence[DeadPart], number: int) -> NewFile:

@@ -321,10 +321,6 @@ class SourceRows(PlannedRows):
         self._number = plan.number + 1
         for one in self._spouts:
             one.last = _Taken.of(plan.offsets.get(one.name))
-        self._report()
-        return {}
-
-    def _report(self) -> None:
         for one in self._spouts:
             for each in one.last.rows:
                 try:
@@ -336,6 +332,7 @@ class SourceRows(PlannedRows):
                         one.name,
                         _shown(json.dumps(each)),
                     )
+        return {}
 
     # -- for the stream ---------------------------------------------------------------------------
 
