@@ -31,6 +31,11 @@ class ProcessLock:
         """Whether this process has the file open; False in a forked process."""
         return self._file is not None
 
+    def is_at(self, path: str | os.PathLike[str]) -> bool:
+        """Return whether a path is that of this file, and not of a copy; True if it is closed."""
+        with self._closing:
+            return self._file is None or os.stat(path).st_ino == os.fstat(self._file).st_ino
+
     def lock(self, how: int) -> None:
         """Call ``fcntl.flock(file, how)``, with its waits and errors; nothing if it is closed."""
         if self._file is not None:

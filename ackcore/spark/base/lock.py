@@ -45,10 +45,11 @@ class Lock:
         """Read the file to check that this driver still holds the lock.
 
         Raises CheckpointInUse if another driver took the lock over, or can do so because the file
-        was removed. Raises StateError if the file cannot be read.
+        was removed or replaced. Raises StateError if the file cannot be read.
         """
         try:
             found = self.path.read_bytes()
+            is_copy = not self._file.is_at(self.path)
         except FileNotFoundError:
             raise CheckpointInUse(
                 f"{self.path} was removed, so another driver can take {self.path.parent.parent} "
@@ -57,6 +58,12 @@ class Lock:
             ) from None
         except OSError as error:
             raise _unreadable(self.path, error) from error
+        if is_copy and found == self._held:
+            raise CheckpointInUse(
+                f"{self.path.parent.parent} was replaced while this driver ran, perhaps by a "
+                f"backup: {self.path} is a copy of its lock. It writes no more. Start this query "
+                "again to continue from the copy"
+            )
         if found != self._held:
             raise CheckpointInUse(
                 f"{self.path.parent.parent} was taken over from this driver, perhaps while its "
