@@ -147,18 +147,21 @@ def invalid_text(column: pa.Array) -> Int64s:
     """Return the ascending numbers of the rows with text that is not UTF-8, also if nested."""
     if not has_text(column.type):
         return np.empty(0, np.int64)
-    return np.fromiter(_invalid(column, 0, len(column)), np.int64)
+    return np.fromiter(unfit_rows(column, _is_utf8), np.int64)
 
 
-def _invalid(column: pa.Array, start: int, stop: int) -> Iterator[int]:
-    """Yield those rows of `invalid_text` that are from ``start`` to ``stop``, in order."""
-    parts = [(start, stop)]
+def unfit_rows(column: pa.Array, fits: Callable[[pa.Array], bool]) -> Iterator[int]:
+    """Yield the ascending numbers of the rows that do not fit, which are found by bisection.
+
+    ``fits``: returns whether all values of a part of the column fit.
+    """
+    parts = [(0, len(column))]
     while parts:
         start, stop = parts.pop()
         part = column.slice(start, stop - start)
         if column.type.num_fields:  # a slice keeps the nested values of all rows
             part = column.take(pa.array(np.arange(start, stop)))
-        if start == stop or _is_utf8(part):
+        if start == stop or fits(part):
             continue
         if stop - start == 1:
             yield start

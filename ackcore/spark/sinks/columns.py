@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 
 from ackcore._arrow.record_batches import is_list
-from ackcore._arrow.shown import far_places, has_text, invalid_text
+from ackcore._arrow.shown import far_places, has_text, invalid_text, unfit_rows
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.sinks.rejects import SinkRejects
@@ -250,7 +250,7 @@ def _misfits(
             note(np.isin(np.arange(len(rows)), places), f"the text of {name} is not UTF-8")
         if not field.nullable and column.null_count:
             note(column.is_null(), f"{name} must not be null")
-        for at in _not_castable(column, field.type, 0, len(rows)):
+        for at in unfit_rows(column, functools.partial(_is_castable, kind=field.type)):
             wrong[at] = True
         fits = ~wrong
         wrong[fits] = _has_wrong(column.filter(pa.array(fits)), field.type, _changed_by_cast)
@@ -327,28 +327,11 @@ def _changed_by_cast(column: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool
     return found
 
 
-def _not_castable(column: pa.Array, kind: pa.DataType, start: int, stop: int) -> Iterator[int]:
-    """Yield the positions, from ``start`` to below ``stop``, of values that Arrow cannot cast."""
-    parts = [(start, stop)]
-    while parts:
-        start, stop = parts.pop()
-        try:
-            _part(column, start, stop).cast(kind)
-        except pa.ArrowNotImplementedError:
-            return  # no row is at fault
-        except pa.ArrowInvalid:
-            if stop - start == 1:
-                yield start
-            else:
-                middle = (start + stop) // 2
-                parts += [(middle, stop), (start, middle)]
-
-
-def _part(column: pa.Array, start: int, stop: int) -> pa.Array:
-    """Return the values from ``start`` to below ``stop``.
-
-    Nested values are copied, because a cast of a slice also reads the nested values outside of it.
-    """
-    if column.type.num_fields:
-        return column.take(pa.array(np.arange(start, stop)))
-    return column.slice(start, stop - start)
+def _is_castable(column: pa.Array, kind: pa.DataType) -> bool:
+    try:
+        column.cast(kind)
+    except pa.ArrowNotImplementedError:
+        return True  # no row is at fault
+    except pa.ArrowInvalid:
+        return False
+    return True
