@@ -10,14 +10,12 @@ import math
 import operator
 import sys
 from collections.abc import Callable
-from decimal import Decimal
-from numbers import Real
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from ackcore._error_hints import counted
+from ackcore._error_hints import as_float, counted
 from ackcore._records import (
     FLAG_FAILED,
     FLAG_TASKS_DIFFER,
@@ -320,16 +318,11 @@ def real(value: Any, name: str, unit: str = "") -> float:
     A number that is too large for a float becomes infinity. ``unit``: the unit of the value, for
     the error. Raises TypeError if it is not a number, or a bool.
     """
-    if isinstance(value, bool) or not isinstance(value, (Real, Decimal)):
+    number = as_float(value)
+    if number is None:
         of_unit = f" of {unit}" if unit else ""
         raise TypeError(f"{name} must be a number{of_unit}, got {type(value).__name__} {value!r}")
-    number: Any = value
-    try:
-        return float(number)
-    except OverflowError:
-        return math.inf if number > 0 else -math.inf
-    except ValueError:  # a signaling NaN
-        return math.nan
+    return number
 
 
 def positive(value: Any, name: str, most: float = math.inf, unit: str = "") -> float:

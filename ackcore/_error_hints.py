@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -108,19 +109,31 @@ def as_seconds(value: Any, name: str, least: float, most: float, way_out: str = 
     error suggests the number. Raises ValueError if it is out of range; that error ends with
     ``way_out``. ``name``: the argument's name, for both errors.
     """
-    if isinstance(value, bool) or not isinstance(value, (Real, Decimal)):
+    seconds = as_float(value)
+    if seconds is None:
         raise TypeError(
             f"{name} must be a number of seconds, got {type(value).__name__} {value!r:.200}"
             f"{seconds_hint(value)}"
         )
-    number: Any = value
-    seconds: float = number if type(number) in (int, float) else float(number)
     if not least <= seconds <= most:
         raise ValueError(
             f"{name} must be from {least} to {most:,} seconds, got {value!r}"
             + (f"; {way_out}" if way_out else "")
         )
-    return seconds
+    return value if type(value) is int else seconds
+
+
+def as_float(value: Any) -> float | None:
+    """Return a real number, infinite if it is too large for a float; None for a bool and others."""
+    if isinstance(value, bool) or not isinstance(value, (Real, Decimal)):
+        return None
+    number: Any = value
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+    except ValueError:  # a signaling NaN
+        return math.nan
 
 
 def seconds_hint(value: Any) -> str:

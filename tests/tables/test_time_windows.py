@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import tracemalloc
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
@@ -218,6 +220,8 @@ def test_no_window_closes_over_a_waiting_record_however_few_marks_are_kept(steps
         (lambda: tumbling(True, "ts"), TypeError, "size_s must be a number of seconds"),
         (lambda: tumbling(0, "ts"), ValueError, "size_s must be from 0.001"),
         (lambda: tumbling(float("nan"), "ts"), ValueError, "size_s must be from"),
+        (lambda: tumbling(Decimal("sNaN"), "ts"), ValueError, "size_s must be from"),
+        (lambda: tumbling(Fraction(10**400), "ts"), ValueError, "size_s must be from"),
         (lambda: tumbling(1.0005, "ts"), ValueError, "size_s must be a multiple of 0.001"),
         (lambda: tumbling(1, 5), TypeError, "time must be the name of a column, got 5"),
         (lambda: tumbling(1, "ts", late_s=-1), ValueError, "late_s must be from 0 to"),
