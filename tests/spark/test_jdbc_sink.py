@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from accepted_rows import WORDS, accepted, row_file, two_files, written_without_refused
 from pyspark import cloudpickle
+from pyspark.errors import PySparkException
 from sink_targets import DERBY, Database, derby_database
 from small_disk import SmallDisk
 
@@ -90,6 +91,18 @@ def test_what_a_url_holds_is_not_shown(url, shown, secret):
     assert told == "no login [redacted] [redacted], [redacted], [redacted], [redacted]"
     told = Server(url, {"sslpass": "xyz"}).redacted(f"no driver for {url}: {secret}, xyz")
     assert told == f"no driver for {shown}: [redacted], [redacted]"
+
+
+@pytest.mark.parametrize("said", ["Batch entry 0 INSERT", "Batch-Eintrag 0 INSERT", "0 (INSERT)"])
+def test_a_statement_is_not_shown_in_any_language_of_the_jvm(said):
+    """Spark's error of a task may come without its cause."""
+
+    def fail():
+        raise PySparkException(f"Task 0: java.sql.BatchUpdateException: {said} ('s3cret') ...")
+
+    with pytest.raises(JdbcError, match=r"Task 0.*s3cret") as raised:
+        Server("jdbc:postgresql://db/shop", {}).call(fail)
+    assert str(raised.value.without_values()).endswith("Task 0: a batch is refused")
 
 
 def test_the_advice_names_a_sink_as_it_is_in_the_marker_table():

@@ -33,8 +33,9 @@ _START = re.compile(r"jdbc:[\w+]+:(?:thin:|oci:)?(?://)?")
 REFUSALS = ("22", "23", "44")
 _NOT_NULL = "23502"
 _LONGEST = 500
-#: The text in which PostgreSQL's JDBC driver quotes a statement with its values.
-_STATEMENT = re.compile(r"Batch entry \d+ .*", re.DOTALL)
+#: The text in which PostgreSQL's JDBC driver quotes a statement with its values. Behind the name of
+#: the exception it is in the JVM's language.
+_STATEMENT = re.compile(r"(?:java\.sql\.BatchUpdateException: |Batch entry \d+ ).*", re.DOTALL)
 #: The maximum number of causes of a Spark error among which the database's error is searched.
 _CAUSES = 16
 _READ_COMMITTED = 2
