@@ -134,8 +134,7 @@ class _Spout:
             return None
         try:
             text = json.dumps(plan, sort_keys=True, allow_nan=False)
-            # The second is in checkpoints of earlier versions.
-            digests = [_digest(json.dumps(compared, sort_keys=True)), _digest(text)]
+            digest = blake2b(json.dumps(compared, sort_keys=True).encode(), digest_size=8)
         except (TypeError, ValueError) as error:
             raise SourceError(
                 f"{where}: plan() must return a JSON value or None, got {type(plan).__name__} "
@@ -143,13 +142,13 @@ class _Spout:
             ) from None
         # The form in which it comes back from the checkpoint: tuples are lists.
         plan = json.loads(text)
-        if not set(digests).isdisjoint(before.seen):
+        if digest.hexdigest() in before.seen:
             raise SourceError(
                 f"{where}: plan() returned a plan that an earlier micro-batch has read already, "
                 f"{_shown(text)}. Nothing was written. The plan must name rows after those of "
                 "`previous`, and must be None if there are none"
             )
-        return plan, digests[0]
+        return plan, digest.hexdigest()
 
     def check(self, plan: Any, number: int) -> None:
         """Raise SourceError, or a temporary error, if the rows of a recorded plan have changed."""
@@ -367,7 +366,3 @@ def _shown(text: str) -> str:
 
 def _without_rows(batches: Batches) -> Batches:
     return iter(())
-
-
-def _digest(text: str) -> str:
-    return blake2b(text.encode(), digest_size=8).hexdigest()
