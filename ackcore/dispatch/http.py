@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,7 +25,11 @@ _NOT_NOW = frozenset({401, 407, 429, 502, 503, 504})
 #: endpoint returns for each record if it is down, has moved, or has revoked a permission.
 _TRY_AGAIN = frozenset({403, 404, 405, 408, 409, 410, 425})
 _JSON = b"\r\nContent-Type: application/json"
-_MAX_BODY = 64 << 20
+_MAX_HEAD, _MAX_BODY = 1 << 20, 64 << 20
+#: Seconds for a connection: below the time-out of a call, which would count as an attempt.
+_CONNECT_S = 5.0
+#: The characters of a header's name (RFC 9110), and those that no header's value may have.
+_NAME, _CONTROL = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\x00-\x08\n-\x1f\x7f]")
 #: A longer ``Retry-After`` counts as this: a server with a wrong clock is not excluded for ever.
 _LONGEST_S = 86_400.0
 
@@ -52,7 +57,7 @@ class Http(Target):
     3xx                     failed: redirects are not followed
     408, 409, 425, 5xx      failed
     any other               `Reject`: no endpoint can take the record
-    no connection           `Unavailable`
+    no connection in 5 s    `Unavailable`
     no or a broken answer   failed: the record may have crashed the server
     ======================  =============================================================
 
@@ -96,13 +101,20 @@ class Http(Target):
             raise ValueError(f"url must begin with http://host or https://host, got {shown!r}")
         place = parts.netloc.rpartition("@")[2]
         asked = f"{place}{parts.path}{parts.query}"
-        if not asked.isascii() or " " in asked:
+        if not asked.isascii() or not asked.isprintable() or " " in asked:
             # A server would refuse each request, and so each record.
             raise ValueError(
                 "url must be ASCII without spaces, so percent-encode its path and query, and "
                 f"encode its host by IDNA, got {parts._replace(netloc=place).geturl()!r}"
             )
         self.url = parts._replace(netloc=place).geturl()
+        try:
+            parts.hostname.encode("idna")  # as `getaddrinfo` does
+        except UnicodeError:
+            raise ValueError(
+                "url must have a host whose parts between dots have 1 to 63 characters, got "
+                f"{self.url!r}"
+            ) from None
         secure = parts.scheme == "https"
         self._ssl = (ssl_context or ssl.create_default_context()) if secure else None
         self._host, self._port = parts.hostname, parts.port or (443 if secure else 80)
@@ -123,6 +135,10 @@ class Http(Target):
     async def call(self, item: Any) -> Any:
         """POST an item, and return the result of ``decode``, or None. Raises as in the table."""
         body = self._encode(item)
+        if not isinstance(body, (bytes, bytearray, memoryview)):
+            # Other buffers are sent, too, but their length may count no bytes.
+            raise TypeError(f"encode must return bytes, got {type(body).__name__}")
+        body = bytes(body)
         head = self._head if self._headers is None else self._new_head(self._headers)
         is_json = self._names_json and not isinstance(item, (bytes, bytearray, memoryview, str))
         names_json = is_json and b"\r\ncontent-type:" not in head.lower()
@@ -158,14 +174,15 @@ class Http(Target):
                 f"Transfer-Encoding, which Http sets; got {', '.join(given)}"
             )
         sent = {name: value for name, value in self._own.items() if name.lower() not in replaced}
-        fields = [f"{name}: {value}" for name, value in (sent | dict(given)).items()]
-        lines = [self._line, *fields]
-        broken = [line for line in lines if "\r" in line or "\n" in line]
-        if broken:
-            raise ValueError(
-                "url and headers must not hold line ends, which would end a header; got "
-                f"{broken[0]!r}; encode or remove them"
-            )
+        fields = {name: f"{value}" for name, value in (sent | dict(given)).items()}
+        for name, value in fields.items():
+            # The value may be a secret.
+            if not _NAME.fullmatch(name) or _CONTROL.search(value):
+                raise ValueError(
+                    "headers must not hold line ends or other control characters, and their names "
+                    f"no spaces or colons, got them in {name!r}; encode or remove them"
+                )
+        lines = [self._line, *(f"{name}: {value}" for name, value in fields.items())]
         return "\r\n".join(lines).encode("latin-1")
 
     async def _request(self, head: bytes, body: bytes, header: bytes) -> Response:
@@ -173,7 +190,7 @@ class Http(Target):
         request = b"".join((head, header, length, body))
         while self._idle:
             reader, writer = self._idle.pop()
-            if writer.is_closing() or reader.at_eof():
+            if writer.is_closing() or not _is_silent(reader):
                 writer.close()
                 continue
             try:
@@ -181,9 +198,13 @@ class Http(Target):
             except _NoAnswer:
                 break
         try:
-            reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._ssl)
+            async with asyncio.timeout(_CONNECT_S):
+                reader, writer = await asyncio.open_connection(
+                    self._host, self._port, ssl=self._ssl
+                )
         except OSError as error:
-            raise Unavailable(f"no connection to {self.url}: {error}") from error
+            why = f"none within {_CONNECT_S:g} s" if isinstance(error, TimeoutError) else error
+            raise Unavailable(f"no connection to {self.url}: {why}") from error
         try:
             return await self._exchange(reader, writer, request)
         except _NoAnswer as error:
@@ -233,6 +254,21 @@ class _NoAnswer(Exception):
         self.sent_whole = sent_whole
 
 
+def _is_silent(reader: asyncio.StreamReader) -> bool:
+    """Return whether a kept connection is open, and nothing has come since its last response.
+
+    A server may send a 408 before it closes an idle connection, or a body with a 204. These bytes
+    must not answer the next request.
+    """
+    look = reader.read(1)
+    try:
+        look.send(None)
+    except (StopIteration, OSError):
+        return False
+    look.close()
+    return True
+
+
 def _is_sent(writer: asyncio.StreamWriter) -> Callable[[], bool]:
     """Return a function that returns whether the system has all bytes that were written so far."""
     if not writer.transport.get_write_buffer_size():
@@ -277,9 +313,13 @@ async def _read_head(
     if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
         raise ValueError(f"the response begins with {first[:80]!r}, which is no status line")
     headers: dict[str, str] = {}
+    size = 0
     while (line := await reader.readline()) not in (b"\r\n", b"\n"):
         if not line:
             raise EOFError("the connection ended within the headers")
+        size += len(line)
+        if size > _MAX_HEAD:
+            raise ValueError(f"the response's headers have more than {_MAX_HEAD} bytes")
         name, _, value = line.decode("latin-1").partition(":")
         headers[name.strip().lower()] = value.strip()
     return version, int(rest[:3]), headers

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+from array import array
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -258,6 +259,14 @@ def test_a_connection_that_was_closed_while_idle_is_replaced():
     assert server.connections == 3
 
 
+@pytest.mark.parametrize(
+    "late", [b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n\r\n", OK, b"too long a body"]
+)
+def test_bytes_that_no_request_asked_for_do_not_answer_the_next(late):
+    answers, server = calling(OK + late, OK, items=["a", "b"], decode=lambda got: got.body)
+    assert (answers, server.bodies, server.connections) == ([b"ok"] * 2, [b"a", b"b"], 2)
+
+
 def test_bodies_come_in_each_form():
     def body(got):
         return got.body
@@ -302,6 +311,11 @@ def test_bodies_come_in_each_form():
             "0..67108864 bytes, got",
         ),
         (b"HTTP/1.1 200 OK\r\nX: " + bytes(99_999), HttpError, "sent no valid HTTP/1 response: "),
+        (
+            b"HTTP/1.1 200 OK\r\n" + (b"X: " + bytes(60_000) + b"\r\n") * 20,
+            HttpError,
+            "the response's headers have more than 1048576 bytes",
+        ),
     ],
 )
 def test_what_is_no_answer_is_named(sent, error, says):
@@ -337,6 +351,24 @@ def test_without_a_server_it_is_unavailable():
     asyncio.run(main())
 
 
+def test_a_connection_that_hangs_is_unavailable(monkeypatch):
+    async def hangs(*_, **__):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio, "open_connection", hangs)
+    monkeypatch.setattr("ackcore.dispatch.http._CONNECT_S", 1e-3)
+    with pytest.raises(Unavailable, match=r"no connection to http://x/: none within 0\.001 s"):
+        asyncio.run(Http("http://x/").call("a"))
+
+
+@pytest.mark.parametrize("encoded", ["text", array("f", [1.0]), None, 3])
+def test_encode_must_return_bytes(encoded):
+    with pytest.raises(TypeError, match=f"encode must return bytes, got {type(encoded).__name__}"):
+        calling(encode=lambda item: encoded)
+    _, server = calling(encode=lambda item: memoryview(array("f", [1.0, 2.0])))
+    assert server.bodies == [bytes(array("f", [1.0, 2.0]))]
+
+
 def test_a_throttled_endpoint_is_left_alone_and_the_others_do_the_work():
     async def main():
         async with Server(answer(429, "Retry-After: 3600")) as busy, Server() as free:
@@ -358,6 +390,13 @@ def test_a_url_that_is_not_encoded_is_refused(url):
         Http(url.replace("//", "//üser:p w@"))
 
 
+@pytest.mark.parametrize("host", ["a..b", ".a", "a" * 64])
+def test_a_host_that_no_name_server_can_know_is_refused(host):
+    with pytest.raises(ValueError, match="url must have a host whose parts between dots"):
+        Http(f"http://user:secret@{host}/")
+    Http(f"http://{'a' * 63}.b./")
+
+
 @pytest.mark.parametrize("url", ["ftp://x", "localhost:80", "http://", "http:///path"])
 def test_a_url_that_is_none_is_refused(url):
     with pytest.raises(ValueError, match="url must begin with http://host or https://host, got"):
@@ -376,5 +415,7 @@ def test_headers_of_a_function_are_new_in_each_request():
 
 
 def test_headers_cannot_be_smuggled_in():
-    with pytest.raises(ValueError, match=r"must not hold line ends.*got 'A: b\\r\\nC: d'"):
-        Http("http://x", headers={"A": "b\r\nC: d"})
+    for name, value in (("A", "b\r\nC: d"), ("A", "b\0"), ("A B", ""), ("A:", ""), ("", "")):
+        with pytest.raises(ValueError, match=f"must not hold line ends.*got them in '{name}';"):
+            Http("http://x", headers={name: value})
+    assert b"\r\nA-1: b\tc" in Http("http://x", headers={"A-1": "b\tc"})._head
