@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ackcore._arrow.record_batches import is_text
 from ackcore._arrow.shown import invalid_text, json_encoder, shown_values
@@ -71,9 +72,10 @@ class MessageColumns(NamedTuple):
         return [schema.field(self.value)] if pa.types.is_struct(kind) else []
 
     def unfit(self, batch: pa.RecordBatch, *more: str | None) -> dict[int, str]:
-        """Return the rows that would be sent with text that is not UTF-8: the reason by row number.
+        """Return the rows that cannot be sent unchanged: the reason by row number.
 
-        ``*more``: columns that are sent besides key, value and headers; None is ignored.
+        They have text that is not UTF-8, or a NUL in the name of a header. ``*more``: columns that
+        are sent besides key, value and headers; None is ignored.
         """
         names = batch.schema.names if self.value is None else (self.value,)
         found: dict[int, str] = {}
@@ -81,13 +83,18 @@ class MessageColumns(NamedTuple):
             if name is not None:
                 for place in invalid_text(batch.column(name)).tolist():
                     found.setdefault(place, f"the text of column {name!r} is not UTF-8")
+        if self.headers is not None and _has_nul(batch.column(self.headers)):
+            for place, headers in enumerate(shown_values(batch.column(self.headers))):
+                if any("\0" in name for name, _ in _pairs(headers)):
+                    why = f"a header's name in column {self.headers!r} has a NUL, which ends names"
+                    found.setdefault(place, why)
         return found
 
     def contents(self, batch: pa.RecordBatch) -> Iterator[Content]:
         """Return an iterator of key, value and headers of each row's message.
 
         Text that is not UTF-8 stays unchanged in a key or a value, and is escaped in JSON and in
-        headers.
+        headers. A NUL in the name of a header is escaped.
         """
         n, schema = len(batch), batch.schema
         keys = [None] * n if self.key is None else _unchanged(batch.column(self.key))
@@ -141,9 +148,24 @@ def _has_headers(kind: pa.DataType) -> bool:
 
 
 def _headers(given: Sequence[Any] | None) -> list[tuple[str, bytes | None]]:
-    """Return the headers in a map's pairs, or in a list of structs without its nulls."""
+    """Return the headers in a map's pairs, or in a list of structs without its nulls.
+
+    confluent-kafka sends a name, and a value that is text, only up to its first NUL.
+    """
     return [
-        (one["key"] or "", one["value"]) if isinstance(one, dict) else one
-        for one in given or ()
-        if one is not None
+        (name.replace("\0", r"\x00"), value.encode() if isinstance(value, str) else value)
+        for name, value in _pairs(given)
     ]
+
+
+def _pairs(given: Sequence[Any] | None) -> Iterator[tuple[str, bytes | str | None]]:
+    for one in given or ():
+        if one is not None:
+            yield (one["key"] or "", one["value"]) if isinstance(one, dict) else one
+
+
+def _has_nul(headers: pa.Array) -> bool:
+    """Return whether the name of a header has a NUL; perhaps a name beside the array's slice."""
+    is_map = pa.types.is_map(headers.type)
+    names = headers.keys if is_map else headers.values.field("key")
+    return bool(pc.any(pc.match_substring(names, "\0")).as_py())

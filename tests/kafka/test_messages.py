@@ -43,7 +43,7 @@ def test_text_and_bytes_go_as_they_are():
     ]
     assert contents(value="k", headers="m") == [
         (None, "a", []),
-        (None, None, [("r", "s"), ("t", None)]),
+        (None, None, [("r", b"s"), ("t", None)]),
     ]
 
 
@@ -57,7 +57,7 @@ def test_a_struct_and_a_whole_row_go_as_json():
 def test_a_row_of_headers_alone_is_an_empty_object():
     rows = ROWS.select(["m"])
     found = list(MessageColumns(headers="m").contents(rows))
-    assert found == [(None, "{}", []), (None, "{}", [("r", "s"), ("t", None)])]
+    assert found == [(None, "{}", []), (None, "{}", [("r", b"s"), ("t", None)])]
 
 
 @pytest.mark.parametrize(
@@ -154,4 +154,32 @@ def test_text_that_is_not_utf8_is_named_sent_as_it_is_and_escaped_in_json():
         b"plain",
         b"caf\xe9",
         None,
+    ]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())])),
+        pa.map_(pa.string(), pa.string()),
+    ],
+)
+def test_a_nul_in_a_header_cuts_nothing(kind):
+    # confluent-kafka would send the header n\0m: x\0y as n: x.
+    is_map = pa.types.is_map(kind)
+    rows = [[("n", "x\0y")], None, [("n\0m", "x"), ("n", None)]]
+    made = rows if is_map else [
+        [{"key": name, "value": value} for name, value in row] if row is not None else None
+        for row in rows
+    ]  # fmt: skip
+    batch = pa.record_batch([pa.array(["a", "b", "c"]), pa.array(made, kind)], ["v", "h"])
+    columns = MessageColumns(value="v", headers="h")
+    said = "a header's name in column 'h' has a NUL, which ends names"
+    assert columns.unfit(batch) == {2: said}
+    assert columns.unfit(batch.slice(1)) == {1: said}
+    assert columns.unfit(batch.slice(0, 2)) == columns.unfit(batch.slice(0, 0)) == {}
+    assert [headers for _, _, headers in columns.contents(batch)] == [
+        [("n", b"x\0y")],
+        [],
+        [(r"n\x00m", b"x"), ("n", None)],
     ]

@@ -106,8 +106,9 @@ def to_kafka(
 
     Notes
     -----
-    A row is refused, and its record becomes a dead letter, in three cases: its message is larger
-    than the topic accepts; its ``key`` is null and the topic is compacted; its text is not UTF-8.
+    A row is refused, and its record becomes a dead letter, in four cases: its message is larger
+    than the topic accepts; its ``key`` is null and the topic is compacted; its text is not UTF-8;
+    the name of one of its headers contains a NUL.
 
     The transactional id contains the name of the sink. If you rename a sink while a micro-batch is
     decided but not marked as written, that micro-batch is sent again under the new name.
@@ -203,10 +204,10 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         """Send the rows of a micro-batch.
 
         Returns the rows whose messages are larger than the topic accepts, lack a required key, or
-        have text that is not UTF-8; a transactional sink raises them. Raises SinkUnavailable if a
-        message was not delivered, CheckpointInUse if another driver has taken over. A transactional
-        sink raises CheckpointForeign if the topic has other rows of this micro-batch, or it is
-        unknown whether it has any.
+        have text that cannot be sent unchanged; a transactional sink raises them. Raises
+        SinkUnavailable if a message was not delivered, CheckpointInUse if another driver has taken
+        over. A transactional sink raises CheckpointForeign if the topic has other rows of this
+        micro-batch, or it is unknown whether it has any.
         """
         if self.transactional:
             return super().write(batch)
@@ -311,8 +312,8 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         """Begin the transaction and send the rows.
 
         Raises SinkRejects if messages are larger than the topic accepts, lack a required key, or
-        have text that is not UTF-8; the transaction is then aborted. Raises CheckpointForeign if it
-        is unknown whether the micro-batch was sent before.
+        have text that cannot be sent unchanged; the transaction is then aborted. Raises
+        CheckpointForeign if it is unknown whether the micro-batch was sent before.
         """
         live, messages = transaction.live, transaction.messages
         if live.last is None:

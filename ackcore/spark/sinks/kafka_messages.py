@@ -40,7 +40,7 @@ class Messages:
     ``ackcore-message-id``, or None. ``batch``: the value of the header ``ackcore-batch``.
     ``files``: the files, with their indexes in `SinkBatch.files`. ``nonacked``: the sorted root
     ids whose rows are left out. ``unfit``: by row number, the reasons of rows that `rows` left out
-    because their text is not UTF-8.
+    because their text cannot be sent unchanged.
     """
 
     topic: str
@@ -122,7 +122,7 @@ class Messages:
         return (row for row in self.rows() if chosen(row[1]))
 
     def rows(self) -> Iterator[Row]:
-        """Read the files, and yield the rows whose text is UTF-8; add the others to `unfit`.
+        """Read the files, and yield the rows that can be sent; add the others to `unfit`.
 
         The headers of a message include the sink's own; ``ackcore-row`` has the index of the file,
         and the row's number among those to be sent.
