@@ -68,6 +68,12 @@ def test_an_answer_to_something_else_is_refused(answer):
         getattr(held, answer)(5, *rest)
 
 
+@pytest.mark.parametrize("reason", [None, ValueError, b"no", 5, {"a": 1}])
+def test_a_reason_that_is_neither_an_error_nor_a_text_is_refused(reason):
+    with pytest.raises(TypeError, match="reason must be an exception or a text, got"):
+        Failure.of(reason)
+
+
 def test_what_failed_is_handed_out_first_when_it_is_due():
     held = holder()
     read(held, 0, 1, 2)

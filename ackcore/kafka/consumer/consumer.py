@@ -311,7 +311,8 @@ class Consumer:
 
         ``reason``: the cause, an exception or a text. `Reject` sends the record to the dead letters
         at once. `Unavailable` counts no attempt until the record is ``unavailable_timeout_s`` old.
-        `Unavailable` and `Retry` may set the shortest wait (``after_s``).
+        `Unavailable` and `Retry` may set the shortest wait (``after_s``). Raises TypeError if it is
+        neither an exception nor a text; the record can then still be answered.
         """
         asked_s = reason.asked_s if isinstance(reason, Retry) else None
         with self._own():

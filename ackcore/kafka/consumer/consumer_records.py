@@ -41,9 +41,14 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, reason: BaseException | str) -> Failure:
-        """Make the failure for the ``reason`` of `Consumer.fail`; a text has the kind "Failed"."""
+        """Make the failure for the ``reason`` of `Consumer.fail`; a text has the kind "Failed".
+
+        Raises TypeError if it is another object, such as a class.
+        """
         if isinstance(reason, BaseException):
             return cls(type(reason).__qualname__, shown_error(reason))
+        if not isinstance(reason, str):
+            raise TypeError(f"reason must be an exception or a text, got {reason!r}")
         return cls("Failed", reason)
 
 
