@@ -15,6 +15,7 @@ and outside of all locks, so they may call the acker.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import threading
@@ -471,6 +472,8 @@ _Given = TypeVar("_Given")
 def _callable(given: _Given, name: str) -> _Given:
     if not callable(given):
         raise TypeError(f"{name} must be callable, got {type(given).__name__}")
+    if inspect.iscoroutinefunction(given):
+        raise TypeError(f"{name} must be a plain function: nothing would await {given!r}")
     return given
 
 

@@ -1,5 +1,6 @@
 """The acker: what it does with messages, Storm's routing, and callbacks; in simulated time."""
 
+import asyncio
 import threading
 
 import numpy as np
@@ -140,6 +141,7 @@ def test_refused_calls_apply_nothing(make_acker, error, words, call):
         ({"on_outcomes": 0}, TypeError, "on_outcomes must be callable, got int"),
         ({"on_expired": []}, TypeError, "on_expired must be callable, got list"),
         ({"wait": None}, TypeError, "wait must be callable, got NoneType"),
+        ({"on_outcomes": asyncio.sleep}, TypeError, "on_outcomes must be a plain function"),
         ({"capacity": 0}, ValueError, "capacity must be at least 1"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 from ackcore._columns import as_count, positive
 from ackcore._error_hints import naming_arguments
+from ackcore.calls.threads import refuse_lazy
 from ackcore.calls.usage import MOST_COST, UsageCounts
 from ackcore.flow.limits import MAX_LIMIT, Limit
 
@@ -89,6 +90,7 @@ cost_per_run=None)
                 f"{type(self.per).__name__} {self.per!r}; write calls_per_s=... for one limit of "
                 "all calls"
             )
+        refuse_lazy(self.per, "per")  # each call would have a key of its own
         if self.per == "":
             raise ValueError("per must not be empty; leave it out for one limit for all")
         for name, most in _MOST.items():

@@ -19,11 +19,40 @@ NOT_RUN = (GeneratorType, CoroutineType, AsyncGeneratorType)
 
 def is_async(function: Any) -> bool:
     """Return whether a function, a partial of one or an object's ``__call__`` is ``async def``."""
+    return any(map(inspect.iscoroutinefunction, _forms(function)))
+
+
+def _forms(function: Any) -> tuple[Any, Any]:
     while isinstance(function, functools.partial):
         function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - what it is made of, not whether it is
-    )
+    return function, getattr(function, "__call__", None)  # noqa: B004 - not whether it has one
+
+
+def refuse_lazy(function: Any, name: str) -> None:
+    """Raise TypeError for a function with ``async`` or ``yield``: a call of it runs nothing.
+
+    ``name``: the name of the function in the error.
+    """
+    kinds = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+    if any(kind(form) for form in _forms(function) for kind in kinds):
+        raise TypeError(
+            f"{name} must be a plain function, got {function!r} with 'async' or 'yield', of which "
+            "a call runs nothing"
+        )
+
+
+def refuse_unrun(answer: object, name: str) -> None:
+    """Raise TypeError if a function returned a coroutine or a generator, and so has run nothing.
+
+    ``name``: the name of the function in the error.
+    """
+    if isinstance(answer, NOT_RUN):
+        if isinstance(answer, CoroutineType):
+            answer.close()  # or Python would warn that nobody awaited it
+        raise TypeError(
+            f"{name} returned a {type(answer).__name__}, which has not run; it must do its work "
+            "before it returns, so write it without 'async' and 'yield'"
+        )
 
 
 @dataclass(slots=True, eq=False)

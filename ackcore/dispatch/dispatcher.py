@@ -25,7 +25,7 @@ from ackcore._columns import as_count, count_or_none, nanoseconds, positive
 from ackcore._error_hints import counted, naming_arguments
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.calls.endpoints import Breaker, BreakerState
-from ackcore.calls.threads import NOT_RUN
+from ackcore.calls.threads import NOT_RUN, refuse_lazy, refuse_unrun
 from ackcore.dispatch.checkpoint import Checkpoint
 from ackcore.dispatch.dispatch_consumers import Target, as_target
 from ackcore.dispatch.dispatch_records import Reader, Record, Source
@@ -190,6 +190,7 @@ class Dispatcher:
                 "the chooser selects the consumer by the record's key: pass key=, a function that "
                 "returns the key of a record"
             )
+        refuse_lazy(key, "key")
         self._key = key
         self._max_attempts = as_count(max_attempts, "max_attempts", 1)
         self._backoff_ms = whole_ms(positive(backoff_s, "backoff_s", _MAX_BACKOFF_S, "seconds"))
@@ -204,6 +205,7 @@ class Dispatcher:
         reset_ns = nanoseconds(breaker_reset_s, "breaker_reset_s")
         self._breakers = {name: Breaker(failures, reset_ns) for name in self._targets}
         self._trials: set[Lease] = set()
+        refuse_lazy(acked, "acked")
         self._acked = acked
         self._dead_letters = dead_letters
         self._checkpoint_path = checkpoint
@@ -600,6 +602,7 @@ class Dispatcher:
             self._storing.add(task)
             task.add_done_callback(partial(self._stored, record))
         else:
+            refuse_unrun(storing, "dead_letters")  # a generator
             self._done(record, "dead")
 
     def _stored(self, record: Record, task: asyncio.Future[Any]) -> None:
@@ -617,4 +620,4 @@ class Dispatcher:
             self._failures.pop(record.position, None)
             self._refused_ns.pop(record.position, None)
             if how == "acked" and self._acked is not None:
-                self._acked(record.position, record.value)
+                refuse_unrun(self._acked(record.position, record.value), "acked")

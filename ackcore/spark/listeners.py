@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ackcore.calls.threads import refuse_unrun
 from ackcore.spark.base.interrupts import raised_by
 from ackcore.spark.base.letter_columns import as_letters
 from ackcore.spark.checkpoint.dead_records import Dead
@@ -163,10 +164,14 @@ class Listeners:
 
     def _tell(self, name: str, *about: Any) -> None:
         for listener, method in self._hearing(name):
-            error = raised_by(partial(method, *about))
+            error = raised_by(partial(_call, name, method, *about))
             if error is not None:
                 said = "%s of listener %r raised; the query continues"
                 _log.error(said, name, listener, exc_info=error)
+
+
+def _call(name: str, method: Callable[..., object], *about: Any) -> None:
+    refuse_unrun(method(*about), name)
 
 
 def _some_at_a_time(dead: Dead, number: int) -> Iterator[dict[str, pa.Table]]:

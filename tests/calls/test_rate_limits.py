@@ -415,6 +415,14 @@ def test_failed_calls_are_counted_if_none_reports_its_use():
     }
 
 
+def test_a_key_that_nobody_awaits_is_refused():
+    async def tenant(one):
+        return one["tenant"]
+
+    with pytest.raises(TypeError, match="per must be a plain function, got"):
+        RateLimit(per=tenant, concurrency=2)
+
+
 @pytest.mark.parametrize(
     ("argument", "says"),
     [

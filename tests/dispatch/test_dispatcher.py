@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -126,6 +127,35 @@ def test_a_coroutine_that_nobody_awaits_does_no_record(batch):
     for kind in (Function, Process):
         with pytest.raises(TypeError, match="must not be a coroutine function"):
             kind(coroutine)
+
+
+async def never_awaited(*arguments):
+    raise AssertionError("nobody awaits this")
+
+
+def never_iterated(*arguments):
+    yield
+
+
+@pytest.mark.parametrize("lazy", [never_awaited, partial(never_iterated, 1)])
+@pytest.mark.parametrize("name", ["key", "acked"])
+def test_a_function_whose_call_runs_nothing_is_refused(name, lazy):
+    with pytest.raises(TypeError, match=f"{name} must be a plain function, got .*'async' or"):
+        Dispatcher([1], {"a": print}, **{name: lazy})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"acked": lambda *given: never_awaited(*given)},
+        {"consumers": {"a": rejects}, "dead_letters": never_iterated},
+    ],
+)
+def test_a_report_that_has_not_run_ends_the_run(arguments):
+    dispatcher = Dispatcher([1], **{"consumers": {"a": lambda record: None}, **arguments})
+    with pytest.raises(TypeError, match=r"returned a (coroutine|generator), which has not run"):
+        dispatcher.run()
+    assert dispatcher.counts().dead == 0
 
 
 def test_what_keeps_the_dead_ends_the_run_if_it_fails():

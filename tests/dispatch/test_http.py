@@ -365,6 +365,9 @@ def test_a_connection_that_hangs_is_unavailable(monkeypatch):
 def test_encode_must_return_bytes(encoded):
     with pytest.raises(TypeError, match=f"encode must return bytes, got {type(encoded).__name__}"):
         calling(encode=lambda item: encoded)
+    for name in ("headers", "encode", "decode"):
+        with pytest.raises(TypeError, match=f"{name} must be a plain function"):
+            Http("http://x", **{name: asyncio.sleep})
     _, server = calling(encode=lambda item: memoryview(array("f", [1.0, 2.0])))
     assert server.bodies == [bytes(array("f", [1.0, 2.0]))]
 

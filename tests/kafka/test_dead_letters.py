@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -147,6 +148,17 @@ store.close()
 
 def test_a_function_for_dead_letters_that_hangs_does_not_keep_the_process_alive():
     subprocess.run([sys.executable, "-c", HANGS], check=True, timeout=30)
+
+
+def test_a_letter_whose_function_has_not_run_is_not_stored():
+    reported = []
+    store = CallableLetterStore(lambda record, failure: asyncio.sleep(0))
+    letter = DyingRecord(KafkaRecord("t", 0, 5, None, b"x", [], None), Failure("Reject", "no"), 1)
+    store.store(letter, lambda letter, error: reported.append(error))
+    store._calls.put(None)
+    store._thread.join(60)
+    store.poll()
+    assert "TypeError: dead_letters returned a coroutine, which has not run" in reported[0]
 
 
 def test_calls_that_are_queued_when_a_store_is_closed_are_not_made():

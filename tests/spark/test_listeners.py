@@ -106,6 +106,15 @@ def test_what_a_listener_raises_is_logged_and_changes_nothing(caplog, error):
     assert "a listener of no use" in caplog.text
 
 
+def test_a_listener_that_nobody_awaits_is_named(caplog):
+    class Lazy(QueryListener):
+        async def on_dead(self, number, letters):
+            raise AssertionError("nobody awaits this")
+
+    testing.run(topology(), rows("no"), listeners=[Lazy()])
+    assert "on_dead returned a coroutine, which has not run" in caplog.text
+
+
 def test_what_a_signal_raises_while_a_listener_is_told_ends_the_run():
     class Signalled:
         def on_progress(self, progress, counts):

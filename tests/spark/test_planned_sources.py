@@ -424,13 +424,14 @@ def test_a_read_that_fails_for_a_while_is_a_restart(spark, checkpoint, store, ru
 
 def test_a_report_that_fails_ends_nothing(spark, checkpoint, store, running, caplog):
     class Deaf(Table):
-        def done(self, plan):
-            raise OSError("cannot note it")
+        async def done(self, plan):
+            raise AssertionError("nobody awaits this")
 
     on = running(topology(store, lines=Deaf("a", "b", "c")), spark, checkpoint)
     on.process_all_available()
     assert on.counts.acked == 3
     assert "done() of its source raised for the plan" in caplog.text
+    assert "done returned a coroutine, which has not run" in caplog.text
 
 
 def test_planned_spouts_beside_each_other_and_beside_a_stream_of_spark(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import decimal
 import json
@@ -26,7 +27,7 @@ from ackcore.spark.base.versions import SPARK, to_arrow
 from ackcore.spark.query import run_batch
 from ackcore.spark.sinks import parquet_directory
 from ackcore.spark.sinks.parquet import to_parquet
-from ackcore.spark.sinks.sink import as_sink, check_sink
+from ackcore.spark.sinks.sink import Sink, as_sink, check_sink
 from ackcore.spark.sinks.sink_batch import read_sink_file
 from ackcore.spark.tasks.row_files import damage_in
 from ackcore.topology import BasicBolt, BatchBolt, Reject, TopologyBuilder, TopologyError
@@ -69,6 +70,9 @@ def test_a_function_is_given_a_dataframe_and_the_batch_id(spark, files):
     ((rows, number),) = seen
     assert number == 7
     assert [tuple(row) for row in rows] == [("b", 2), ("c", 3), ("e", 5), ("f", 6)]
+    for lazy in (lambda frame, n: asyncio.sleep(0), lambda frame, n: (yield)):
+        with pytest.raises(TypeError, match=r"its function returned a \w+, which has not run"):
+            as_sink(lazy).write(accepted(spark, files))
 
 
 VALUES = {
@@ -304,6 +308,15 @@ def test_a_sink_that_cannot_write_the_stream_is_refused():
             TypeError, match=r"a function of \(DataFrame, batch_id\).*, got a function of \("
         ):
             check_sink("count", writer, None)
+    with pytest.raises(TypeError, match="sink 'count' must be a plain function, got"):
+        check_sink("count", asyncio.sleep, None)
+
+    class Lazy(Sink):
+        async def write(self, batch):
+            raise AssertionError("nobody awaits this")
+
+    with pytest.raises(TypeError, match="write of sink 'count' must be a plain function"):
+        check_sink("count", Lazy(), None)
     named = pa.schema([("batch_ID", pa.string())])
     with pytest.raises(TypeError, match="would read in place of the column 'batch_ID'"):
         check_sink("count", to_parquet("x"), named)

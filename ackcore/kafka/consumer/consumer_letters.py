@@ -19,6 +19,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from ackcore.calls.threads import refuse_unrun
 from ackcore.kafka.client_settings import Log, Value, without_consumers
 from ackcore.kafka.clients import new_client
 from ackcore.kafka.consumer.consumer_client import settings_refused
@@ -213,7 +214,7 @@ class CallableLetterStore:
         while (call := self._calls.get()) is not None and not self._closed:
             error: BaseException | None = None
             try:
-                self._function(call[0].record, call[0].failure)
+                refuse_unrun(self._function(call[0].record, call[0].failure), "dead_letters")
             except BaseException as raised:
                 error = raised
             self._done.append((*call, error))

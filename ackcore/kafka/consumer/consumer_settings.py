@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ackcore._columns import as_count, count_or_none, positive
+from ackcore.calls.threads import refuse_lazy
 from ackcore.dead_limit import DeadLimit
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord
@@ -85,6 +86,7 @@ class ConsumerSettings:
                     f"{name} must be callable, with the consumer and a list of (topic, partition) "
                     f"as arguments; got {type(called).__name__}"
                 )
+            refuse_lazy(called, name)
         as_count(self.max_attempts, "max_attempts", 1, 2**62)
         for name in ("backoff_s", "max_backoff_s"):
             positive(getattr(self, name), name, 1e9, "seconds")
@@ -144,6 +146,7 @@ class ConsumerSettings:
             raise TypeError(
                 f"dead_letters must be a topic's name or a callable, got {type(dead).__name__}"
             )
+        refuse_lazy(dead, "dead_letters")  # a letter would count as stored
         if isinstance(dead, str):
             # The producer of dead letters receives the same options, and does not need this one.
             check_options(self.client, but=["error_cb"])

@@ -198,6 +198,10 @@ class _SinkWrites:
             refuse_damaged(batch, error)
             raise
         failpoint("in-sink", batch.batch_id)
+        if rejects and not isinstance(rejects, SinkRejects):
+            raise InvalidRejects(
+                f"write must return SinkRejects or None, got {type(rejects).__name__}"
+            )
         return self._refusal(rejects, batch, written=True) if rejects else None
 
     def _refusal(self, rejects: SinkRejects, batch: SinkBatch, written: bool) -> Refusal:

@@ -14,6 +14,7 @@ from typing import Any
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from ackcore.calls.threads import refuse_unrun
 from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.session import is_connect, task_slots
@@ -321,9 +322,10 @@ class SourceRows(PlannedRows):
         for one in self._spouts:
             one.last = _Taken.of(plan.offsets.get(one.name))
         for one in self._spouts:
+            done: Callable[[Any], object] = one.source.done
             for each in one.last.rows:
                 try:
-                    one.source.done(each)
+                    refuse_unrun(done(each), "done")
                 except Exception:
                     _log.exception(
                         "spout %s: done() of its source raised for the plan %s; the query "

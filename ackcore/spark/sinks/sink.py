@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from ackcore.calls.threads import refuse_lazy, refuse_unrun
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign, one_line
 from ackcore.spark.base.failpoints import failpoint
@@ -294,6 +295,7 @@ class FunctionSink(Sink):
     def write(self, batch: SinkBatch) -> SinkRejects | None:
         """Call the function; return its result if that is a `SinkRejects`, else None."""
         answer = self._function(batch.frame(), batch.batch_id)
+        refuse_unrun(answer, "its function")
         return answer if isinstance(answer, SinkRejects) else None
 
 
@@ -322,6 +324,7 @@ def check_sink(
         must = f"sink {name!r} must be a function of (DataFrame, batch_id) or a Sink"
         if not callable(writer):
             raise TypeError(f"{must}, got {type(writer).__name__}")
+        refuse_lazy(writer, f"sink {name!r}")
         try:
             signature = inspect.signature(writer)
         except (TypeError, ValueError):
@@ -332,6 +335,8 @@ def check_sink(
             except TypeError as error:
                 raise TypeError(f"{must}, got a function of {signature} ({error})") from None
     sink = as_sink(writer)
+    for method in ("claim", "write", "write_rows", "record", "commit"):
+        refuse_lazy(getattr(sink, method, None), f"{method} of sink {name!r}")
     if isolated and not sink.replaces:
         raise TypeError(
             f"sink {name!r} cannot have isolate: {writer!r} does not replace the rows that it has "
