@@ -22,6 +22,7 @@ from streams import until
 from test_kafka_spout import Kept, source, topology
 
 from ackcore._records import OffsetState
+from ackcore.kafka import KafkaSpout
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.cluster import Cluster
 from ackcore.offsets import decode_metadata
@@ -180,6 +181,13 @@ def test_two_spouts_do_not_commit_to_one_group_of_the_same_partitions(spark, moc
     said = "spouts 'lines0' and 'lines1' read the same partitions and both commit to group 'g'"
     with pytest.raises(ValueError, match=said):
         run("one", source(mock_kafka, ["t", "u"]), source(mock_kafka, "u"))
+    other_name = f"{mock_kafka.bootstrap_servers},127.0.0.1:1"  # of the same cluster
+    with pytest.raises(ValueError, match=said):
+        run(
+            "one",
+            source(mock_kafka, "u"),
+            KafkaSpout("u", bootstrap_servers=other_name, group_id="g"),
+        )
     assert not (tmp_path / "letters-one").exists()  # it is not the place of the next start
     mock_kafka.produce("t", [b"a"])
     mock_kafka.produce("u", [b"a"])

@@ -100,8 +100,7 @@ class _FrameGroup:
         self.number = number
         self.cluster = Cluster(spout.group.client)
         self._group = GroupCommitter(spout.name, spout.group.group_id, deployment)
-        servers = spout.group.client.bootstrap_servers
-        self.use = GroupUse(spout.name, spout.group.group_id, servers, [number])
+        self.use = GroupUse(spout.name, spout.group.group_id, [number])
 
     @property
     def has_commit_due(self) -> bool:

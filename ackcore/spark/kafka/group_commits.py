@@ -158,14 +158,13 @@ class GroupUse(NamedTuple):
 
     spout: str
     group_id: str
-    bootstrap_servers: str
-    of: Collection[Hashable]  # its partitions, or the numbers of its sources
+    of: Collection[Hashable]  # its partitions, or the numbers of its sources, in any cluster
 
 
 def refuse_shared_groups(uses: Iterable[GroupUse]) -> None:
     """Raise ValueError if two spouts commit the same partitions to one group."""
     for one, other in combinations(uses, 2):
-        if one[1:3] == other[1:3] and not set(one.of).isdisjoint(other.of):
+        if one.group_id == other.group_id and not set(one.of).isdisjoint(other.of):
             raise ValueError(
                 f"spouts {one.spout!r} and {other.spout!r} read the same partitions and both "
                 f"commit to group {one.group_id!r}: a record would be committed when only one of "

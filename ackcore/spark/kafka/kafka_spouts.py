@@ -94,7 +94,7 @@ class KafkaSources(PlannedRows):
 
     def _check_groups(self) -> None:
         refuse_shared_groups(
-            GroupUse(name, one.spout.group_id, one.spout.client.bootstrap_servers, one.partitions)
+            GroupUse(name, one.spout.group_id, one.identities)
             for name, one in self._spouts.items()
             if one.spout.group_id is not None
         )

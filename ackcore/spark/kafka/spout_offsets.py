@@ -82,6 +82,15 @@ class SpoutOffsets:
         """Close the connections."""
         self._cluster.close()
 
+    @property
+    def identities(self) -> list[tuple[str, TopicPartition]]:
+        """The partitions, which differ from those of other clusters: each with its topic's id.
+
+        If the brokers have no ids, each with their addresses.
+        """
+        servers = self.spout.client.bootstrap_servers
+        return [(self._topic_ids.get(one.topic, servers), one) for one in self.partitions]
+
     # -- partitions and their ends ----------------------------------------------------------------
 
     def _refresh(self) -> None:
