@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import math
 import re
 import time
 from collections import Counter
@@ -135,6 +136,8 @@ def test_a_client_without_a_token_says_why():
         (lambda _: (b"token", 1e12), "TypeError: .* got a tuple of bytes, float"),
         (lambda _: ("token",), "TypeError: .* got a tuple of str"),
         (lambda _: ("token", 5.0), "ValueError: .*an expiry in the future, .* got 5.0.*"),
+        (lambda _: ("token", 1.8e12), "ValueError: .*, got 1800000000000.0, .*"),
+        (lambda _: ("token", math.nan), "ValueError: .*, got nan, which is above .*"),
     ],
 )
 def test_a_wrong_result_is_refused_and_logged(oauth_cb, said, caplog):
