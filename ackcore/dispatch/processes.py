@@ -34,7 +34,8 @@ class Process(Target):
     """A function in a separate process, with one call at a time.
 
     If the process dies, its record has failed, since it may have caused the crash. The next call
-    starts a new process. If a call times out, the process is killed.
+    starts a new process. If that ends before it gets the record, the call is `Unavailable`. If a
+    call times out, the process is killed.
 
     A `Dispatcher` starts it, and closes it at the end of a run. If you start it yourself, await
     `close`: otherwise a call that hangs keeps your process alive at its end.
@@ -77,9 +78,9 @@ class Process(Target):
         return None if process is None else process.pid
 
     async def start(self) -> None:
-        """Start the process, in a thread, and return when it has been started.
+        """Start the process, in a thread, and return when it is ready for a record.
 
-        Raises RuntimeError after `close`.
+        Raises RuntimeError after `close`, and if the process ends before that.
         """
         if self._closed:
             raise RuntimeError(
@@ -91,7 +92,8 @@ class Process(Target):
         """Call the function with an item in the process, and return its result.
 
         Raises the function's exception, or one with its text if it cannot be pickled; ProcessDied
-        if the process ends meanwhile; RuntimeError after `close`.
+        if the process ends meanwhile; Unavailable if no process can be started; RuntimeError after
+        `close`.
         """
         return await self.call_in_turn(item, lambda: None)
 
@@ -123,6 +125,25 @@ class Process(Target):
         self.starts += 1
         with self._starting:
             self._process, self._pipe = process, ours
+        try:
+            self._receive()  # it is ready
+        except (EOFError, OSError) as lost:
+            process.join(_LIVES_S)
+            raise RuntimeError(
+                f"process {process.pid} ended with exit code {process.exitcode} before it was "
+                "ready for a record: see its traceback in the output of errors. Start it under "
+                "if __name__ == '__main__', and define the function in a module that a new process "
+                "can import"
+            ) from lost
+
+    def _receive(self) -> Any:
+        """Wait for what the process sends. Raises EOFError or OSError if it has ended."""
+        assert self._pipe is not None
+        # Another forked process may hold a copy of the pipe, which then stays open.
+        while not self._pipe.poll(_LOOK_S):
+            if not self._process.is_alive() and not self._pipe.poll():
+                raise EOFError
+        return self._pipe.recv()
 
     def _call(self, item: Any, began: Callable[[], object]) -> Any:
         began()
@@ -131,15 +152,14 @@ class Process(Target):
                 "this Process is closed, because its run has ended; create another one"
             )
         if self._process is None or not self._process.is_alive():
-            self._begin()
+            try:
+                self._begin()
+            except (OSError, RuntimeError) as failed:  # no process has got the record
+                raise Unavailable(f"no process could be started: {failed}") from failed
         assert self._pipe is not None
         try:
             self._pipe.send((item,))
-            # Another forked process may hold a copy of the pipe, which then stays open.
-            while not self._pipe.poll(_LOOK_S):
-                if not self._process.is_alive() and not self._pipe.poll():
-                    raise EOFError
-            error, answer = self._pipe.recv()
+            error, answer = self._receive()
         except (EOFError, OSError) as lost:
             process = self._process
             with self._starting:
@@ -166,7 +186,11 @@ class Process(Target):
 
 
 def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Serve calls in the process, one at a time, until the pipe closes or sends `_END`."""
+    """Serve calls in the process, one at a time, until the pipe closes or sends `_END`.
+
+    First sends a message that the process is ready.
+    """
+    pipe.send(None)
     while True:
         try:
             sent = pipe.recv()

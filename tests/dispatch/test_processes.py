@@ -6,7 +6,16 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from in_processes import effects, raise_or_return, raise_own, write, write_or_die, write_or_hang
+from in_processes import (
+    NotLoaded,
+    die_or_return,
+    effects,
+    raise_or_return,
+    raise_own,
+    write,
+    write_or_die,
+    write_or_hang,
+)
 from scripted import dispatched
 
 from ackcore.calls import Reject, Unavailable
@@ -83,6 +92,35 @@ def test_a_process_that_hangs_is_killed_and_the_record_done_elsewhere(tmp_path):
     assert set(effects(tmp_path)) == set(range(40))
     assert counts.timed_out >= 1
     assert counts.committed == 40
+
+
+def test_a_process_that_ends_before_it_is_ready_costs_no_record(tmp_path):
+    """As without a guard of the main module, whose import starts the process again."""
+    mark, dead = tmp_path / "mark", []
+    mark.touch()
+    process = Process(die_or_return, NotLoaded(str(mark)))
+    dispatcher = Dispatcher([1], {"a": process}, dead_letters=lambda *record: dead.append(record))
+    with pytest.raises(RuntimeError, match="ended with exit code 3 before it was ready"):
+        dispatcher.run()
+    assert (dead, dispatcher.counts().attempts) == ([], 0)
+
+
+def test_a_process_that_cannot_be_started_again_is_unavailable(tmp_path):
+    mark = tmp_path / "mark"
+
+    async def main():
+        process = Process(die_or_return, NotLoaded(str(mark)))
+        await process.start()
+        with pytest.raises(ProcessDied):
+            await process.call("die")
+        mark.touch()
+        with pytest.raises(Unavailable, match=r"no process could be started: process \d+ ended"):
+            await process.call("one")
+        mark.unlink()
+        assert await process.call("one") == "one"
+        await process.close()
+
+    asyncio.run(main())
 
 
 def test_what_a_process_raises_comes_back():
