@@ -134,6 +134,7 @@ class Http(Target):
         self._encode = _as_body if encode is None else encode
         self._decode = decode
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the idle connections
 
     async def call(self, item: Any) -> Any:
         """POST an item, and return the result of ``decode``, or None. Raises as in the table."""
@@ -191,6 +192,10 @@ class Http(Target):
     async def _request(self, head: bytes, body: bytes, header: bytes) -> Response:
         length = b"\r\nContent-Length: %d\r\n\r\n" % len(body)
         request = b"".join((head, header, length, body))
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # in another loop, an answer could not be read
+            self._idle.clear()
+            self._loop = loop
         while self._idle:
             reader, writer = self._idle.pop()
             if writer.is_closing() or not _is_silent(reader):

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gc
 from array import array
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -265,6 +266,25 @@ def test_a_connection_that_was_closed_while_idle_is_replaced():
 def test_bytes_that_no_request_asked_for_do_not_answer_the_next(late):
     answers, server = calling(OK + late, OK, items=["a", "b"], decode=lambda got: got.body)
     assert (answers, server.bodies, server.connections) == ([b"ok"] * 2, [b"a", b"b"], 2)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_connection_of_another_loop_is_not_used():
+    async def main():
+        async with Server() as server:
+            http = Http(server.url)
+
+            def call(item):
+                return asyncio.run(http.call(item))
+
+            for item in "ab":  # each in a thread with a loop of its own
+                await asyncio.to_thread(call, item)
+            http._idle.clear()
+            return server
+
+    server = asyncio.run(main())
+    gc.collect()  # here, where the warnings of connections that nobody closed are ignored
+    assert (server.bodies, server.connections) == ([b"a", b"b"], 2)
 
 
 def test_bodies_come_in_each_form():
