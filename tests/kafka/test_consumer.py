@@ -674,6 +674,14 @@ def test_a_dispatcher_reads_from_it(counts):
     assert sum(counts.dead().values()) == 1
 
 
+def test_a_topic_that_is_named_twice_is_read_once(counts):
+    # librdkafka refuses such a subscription as an invalid argument.
+    counts.server.produce(counts.topic, [b"a"])
+    with consumer_of(counts, topics=[counts.topic] * 2) as consumer:
+        (record,) = consumer.poll(1, 30)
+        assert consumer.ack(record)
+
+
 def test_settings_that_cannot_be_are_refused():
     def make(**arguments):
         return Consumer(**{"bootstrap_servers": "x", "group_id": "g", "topics": "t", **arguments})

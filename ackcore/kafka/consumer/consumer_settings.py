@@ -216,14 +216,14 @@ class ConsumerSettings:
 
 
 def as_topics(topics: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the argument ``topics`` as a tuple of names and patterns, checked."""
+    """Return the argument ``topics`` as a tuple of names and patterns, without duplicates."""
     names = (topics,) if isinstance(topics, str) else tuple(topics or ())
     for name in names:
         if not isinstance(name, str) or not name:
             raise TypeError(
                 f"topics must be the name of a topic or a list of names, got {name!r} as a name"
             )
-    return names
+    return tuple(dict.fromkeys(names))
 
 
 def as_partitions(partitions: Sequence[tuple[str, int]] | None) -> tuple[tuple[str, int], ...]:
