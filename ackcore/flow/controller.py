@@ -222,7 +222,7 @@ class FlowController:
         with self._room:
             while (lease := self._lease(item, key)) is None:
                 left_s = until - time.monotonic()
-                if left_s <= 0:
+                if not left_s > 0:  # also for NaN
                     raise TimeoutError(
                         f"no consumer had room for a tuple within {timeout_s} s, and "
                         f"{self.in_flight} are outstanding; answer them, or wait for longer"

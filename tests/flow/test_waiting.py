@@ -1,5 +1,6 @@
 """Threads wait for room, and none is lost when one gives up."""
 
+import math
 import threading
 from concurrent.futures import Future
 from functools import partial
@@ -60,6 +61,8 @@ def test_a_wait_that_takes_too_long_ends_and_takes_no_room():
     lease = flow.try_acquire()
     with pytest.raises(TimeoutError, match=r"no consumer had room for a tuple within 0.01 s"):
         flow.acquire("late", timeout_s=0.01)
+    with pytest.raises(TimeoutError, match=r"no consumer had room for a tuple within nan s"):
+        flow.acquire("late", timeout_s=math.nan)
     flow.ack(lease)
     assert flow.in_flight == 0
     assert flow.acquire("x").item == "x"

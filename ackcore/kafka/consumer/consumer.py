@@ -264,7 +264,7 @@ class Consumer:
                 if taken := self._held.take(n, now_ms()):
                     return taken
                 left_s = _LONGEST_WAIT_S if deadline is None else deadline - time.monotonic()
-                if left_s <= 0:
+                if not left_s > 0:  # also for NaN
                     return []
                 self._wait_for_record(min(left_s, _LONGEST_WAIT_S))
 
