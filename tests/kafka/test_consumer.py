@@ -715,6 +715,7 @@ def test_settings_that_cannot_be_are_refused():
         ({"dead_letters": 5}, "dead_letters must be a topic's name or a callable, got int"),
         ({"dead_letters": asyncio.sleep}, "dead_letters must be a plain function, got"),
         ({"on_assign": asyncio.sleep}, "on_assign must be a plain function, got"),
+        ({"dead_letters": lambda one: None}, "a function of .record, failure., got .* of .one."),
         ({"topics": [5]}, "topics must be the name of a topic or a list of names, got 5 as a name"),
         ({"topics": None, "partitions": [("t", 0, 1)]}, "partitions must be pairs of topic and"),
         ({"topics": None, "partitions": [7]}, "partitions must be pairs of topic and number"),

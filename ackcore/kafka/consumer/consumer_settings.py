@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -147,6 +148,8 @@ class ConsumerSettings:
                 f"dead_letters must be a topic's name or a callable, got {type(dead).__name__}"
             )
         refuse_lazy(dead, "dead_letters")  # a letter would count as stored
+        if callable(dead):
+            _check_keep(dead)
         if isinstance(dead, str):
             # The producer of dead letters receives the same options, and does not need this one.
             check_options(self.client, but=["error_cb"])
@@ -213,6 +216,21 @@ class ConsumerSettings:
     def on_out_of_range(self) -> OutOfRange:
         """``out_of_range``. Its default is "earliest" with ``dead_letters``, else "fail"."""
         return self.out_of_range or ("fail" if self.dead_letters is None else "earliest")
+
+
+def _check_keep(keep: Callable[..., object]) -> None:
+    """Raise TypeError if a function cannot be called with a record and a failure."""
+    try:
+        signature = inspect.signature(keep)
+    except (TypeError, ValueError):
+        return  # a builtin
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise TypeError(
+            "dead_letters must be a function of (record, failure), got a function of "
+            f"{signature} ({error})"
+        ) from None
 
 
 def as_topics(topics: str | Sequence[str] | None) -> tuple[str, ...]:
