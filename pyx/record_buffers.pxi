@@ -16,6 +16,8 @@ cdef extern from "kafka_record.h" nogil:
 
 #: The initial size of a column, in bytes.
 cdef Py_ssize_t MOST_AT_ONCE = 1 << 24
+#: Kafka's value for a record without a timestamp; since version 0.11 it stores one for each.
+cdef int64_t NO_TIMESTAMP = -1
 
 
 ctypedef struct bytes_t:
@@ -246,8 +248,8 @@ cdef class RecordBuffers:
             values.append(value)
             kind, ms = timestamp_of(message)
             time[i] = ms
-            is_timed[i] = kind != 0
-            untimed += kind == 0
+            is_timed[i] = kind != 0 and ms != NO_TIMESTAMP
+            untimed += not is_timed[i]
             found = readable_headers(headers_of, message)
             if found is not None and headers is None:
                 headers = [None] * i
@@ -323,8 +325,8 @@ cdef class RecordBuffers:
                 one = some[i]
                 offset[i] = one.offset
                 time[i] = messages.timestamp_of(one, &kind)
-                is_timed[i] = kind != 0
-                untimed += kind == 0
+                is_timed[i] = kind != 0 and time[i] != NO_TIMESTAMP
+                untimed += not is_timed[i]
                 append_raw(&key, i, one.key, one.key_size)
                 append_raw(&value, i, one.payload, one.size)
         self.keys.size, self.values.size = key.size, value.size

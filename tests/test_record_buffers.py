@@ -71,7 +71,8 @@ def values_of(column, n):
 def row_of(message):
     kind, ms = message.timestamp()
     headers = message.headers() or None
-    return message.key(), message.value(), headers, message.offset(), ms if kind else None
+    time_ms = ms if kind and ms != -1 else None  # Kafka stores -1 for none
+    return message.key(), message.value(), headers, message.offset(), time_ms
 
 
 some_bytes = st.none() | st.binary(max_size=9)
@@ -198,7 +199,7 @@ class Record:
     def row(self):
         offset, value, key, headers, (kind, ms), _ = self.given
         shown = [(name.decode("utf-8", "backslashreplace"), value) for name, value in headers]
-        return key, value, shown or None, offset, ms if kind else None
+        return key, value, shown or None, offset, ms if kind and ms != -1 else None
 
 
 EMPTY = ctypes.create_string_buffer(1)

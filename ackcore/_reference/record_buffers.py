@@ -14,6 +14,7 @@ from ackcore._records import UNREADABLE_HEADERS, BinaryColumn, GatheredRecords
 
 #: More bytes do not fit 32-bit offsets.
 _MOST_BYTES = 2**31 - 1
+_NO_TIMESTAMP = -1
 
 
 class RecordBuffers:
@@ -81,7 +82,9 @@ class RecordBuffers:
         """Remove and return all records; None if there are none."""
         if not self._offsets:
             return None
-        timed = np.array([kind != 0 for kind, _ in self._timestamps], np.uint8)
+        timed = np.array(
+            [kind != 0 and ms != _NO_TIMESTAMP for kind, ms in self._timestamps], np.uint8
+        )
         found = GatheredRecords(
             _column(self._keys),
             _column(self._values),

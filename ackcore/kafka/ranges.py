@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 else:
     RecordBuffers = kafka_implementation().RecordBuffers
 
-#: The columns of a record.  ``timestamp`` is null if the topic stores none.  ``headers`` may be
-#: null if a record has none, and so may a header's value.
+#: The columns of a record.  ``timestamp`` is null if the record has none, which Kafka may store as
+#: -1.  ``headers`` may be null if a record has none, and so may a header's value.
 RECORD_SCHEMA = pa.schema(
     [
         pa.field("key", pa.binary()),

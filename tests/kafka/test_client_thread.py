@@ -46,6 +46,12 @@ class Unreadable(Message):
         raise SystemError("<method 'headers'> returned a result with an exception set")
 
 
+@pytest.mark.parametrize("timestamp", [(0, -1), (1, -1), (1, 5)])
+def test_a_record_without_a_timestamp_has_none(timestamp):
+    record, _ = consumer_client.record_of(("t", 0), Message("t", 0, 0, timestamp=timestamp))
+    assert record.timestamp_ms == (5 if timestamp == (1, 5) else None)
+
+
 class Client:
     """One partition. Once it is assigned, the next polls return what is in ``script``, or do it."""
 

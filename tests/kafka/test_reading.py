@@ -82,9 +82,11 @@ def test_a_record_is_read_as_it_was_written(kafka):
         {"value": b"", "key": b""},
         {"value": b"headed", "headers": [("a", b"1"), ("a", None), ("ü", b"")]},
         {"value": b"old", "timestamp": 1},
+        {"value": b"timeless", "timestamp": -1},
     ]
     kafka.produce(topic, records, partition=1)
-    rows = read(kafka, topic, 0, 5, partition=1)
+    *rows, timeless = read(kafka, topic, 0, 6, partition=1)
+    assert (timeless["value"], timeless["timestamp"]) == (b"timeless", None)
     assert [row["value"] for row in rows] == [b"plain", None, b"", b"headed", b"old"]
     assert [row["key"] for row in rows] == [None, b"deleted", b"", None, None]
     headers = [{"key": "a", "value": b"1"}, {"key": "a", "value": None}, {"key": "ü", "value": b""}]

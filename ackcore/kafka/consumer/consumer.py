@@ -371,6 +371,7 @@ class Consumer:
         Records that are not done stay uncommitted, and are delivered again after a restart. A
         commit that the broker refuses is sent again after ``commit_interval_s``. The call does not
         wait for a partition that is taken away meanwhile: its last commit belongs to the rebalance.
+        A partition that the group declared lost has none: its next owner reads these records again.
         ``timeout_s``: the longest wait, in seconds.
 
         Raises

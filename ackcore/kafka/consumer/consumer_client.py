@@ -35,6 +35,8 @@ _PAUSE_S = 0.1
 #: Seconds of retries for a last commit that the group refuses during a rebalance.
 _LAST_S = 2.0
 _LOOK_S = 0.01
+#: Kafka's value for a record without a timestamp; since version 0.11 it stores one for each.
+_NO_TIMESTAMP = -1
 #: Temporary: the client's own thread fetches the new generation, epoch or coordinator.
 _MOVING = PASSING | {
     KafkaError.ILLEGAL_GENERATION,
@@ -171,7 +173,8 @@ def record_of(key: Key, message: Message) -> tuple[KafkaRecord, Failure | None]:
     If its headers cannot be read, returns the record without them, and the failure with which it
     becomes a dead letter.
     """
-    kind, timestamp_ms = message.timestamp()
+    kind, ms = message.timestamp()
+    timestamp_ms = ms if kind and ms != _NO_TIMESTAMP else None
     offset = message.offset()
     assert offset is not None
     headers: Headers = []
@@ -180,9 +183,7 @@ def record_of(key: Key, message: Message) -> tuple[KafkaRecord, Failure | None]:
         headers = message.headers() or []  # type: ignore[assignment]
     except (SystemError, UnicodeDecodeError):  # confluent-kafka turns the second into the first
         failure = Failure(UNREADABLE_HEADERS, "the name of a header is not UTF-8")
-    record = KafkaRecord(
-        *key, offset, message.key(), message.value(), headers, timestamp_ms if kind else None
-    )
+    record = KafkaRecord(*key, offset, message.key(), message.value(), headers, timestamp_ms)
     return record, failure
 
 
