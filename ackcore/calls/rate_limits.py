@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 from ackcore._columns import as_count, positive
@@ -128,7 +129,7 @@ cost_per_run=None)
         """
         if self.per is None:
             return None
-        key: Hashable = one[self.per] if isinstance(self.per, str) else self.per(one)
+        key: Any = one[self.per] if isinstance(self.per, str) else self.per(one)
         try:
             hash(key)
         except TypeError:
@@ -137,7 +138,9 @@ cost_per_run=None)
                 "number, a text or a tuple"
             ) from None
         # NaN differs from itself, so each tuple would have a limit of its own.
-        return _NAN if isinstance(key, float) and key != key else key
+        is_nan = isinstance(key, Real) and key != key
+        found: Hashable = _NAN if is_nan else key
+        return found
 
 
 RateLimit.__init__ = naming_arguments(RateLimit.__init__)  # type: ignore[method-assign]

@@ -415,6 +415,13 @@ def test_failed_calls_are_counted_if_none_reports_its_use():
     }
 
 
+@pytest.mark.parametrize("kind", [float, np.float64, np.float32])
+def test_all_nan_of_a_kind_are_one_key(kind):
+    limit = RateLimit(per=kind, concurrency=2)
+    assert len({limit.key_of("nan") for _ in range(3)}) == 1
+    assert limit.key_of("1") == 1
+
+
 def test_a_key_that_nobody_awaits_is_refused():
     async def tenant(one):
         return one["tenant"]
