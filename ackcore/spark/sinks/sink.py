@@ -279,6 +279,10 @@ class Connections(Generic[C]):
             found.close()
 
 
+#: Spark's writers, which write when their last method is called.
+_WRITERS = {"DataFrameWriter", "DataFrameWriterV2", "MergeIntoWriter"}
+
+
 class FunctionSink(Sink):
     """The sink that calls a user's function of (DataFrame, batch id); `replaces` is True."""
 
@@ -296,6 +300,11 @@ class FunctionSink(Sink):
         """Call the function; return its result if that is a `SinkRejects`, else None."""
         answer = self._function(batch.frame(), batch.batch_id)
         refuse_unrun(answer, "its function")
+        if type(answer).__name__ in _WRITERS:
+            raise TypeError(
+                f"its function returned a {type(answer).__name__}, which has written nothing yet; "
+                "call its last method, such as save(path), saveAsTable(name), append() or merge()"
+            )
         return answer if isinstance(answer, SinkRejects) else None
 
 
