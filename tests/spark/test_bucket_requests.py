@@ -176,6 +176,23 @@ def test_what_a_plan_has_taken_is_not_withdrawn_while_it_runs(bucket):
     assert name.encode() not in index_of(home)
 
 
+def test_a_start_reads_the_index_as_often_however_many_requests_its_plan_took(bucket, monkeypatch):
+    read, counts = [], []
+    get = ObjectStore.get
+    monkeypatch.setattr(ObjectStore, "get", lambda self, key: read.append(key) or get(self, key))
+    for n in (2, 8):
+        home = Home(f"{bucket}/{n}")
+        state = with_letters(home, n)
+        for number in range(n):
+            replay(home.checkpoint, where=named(number))
+        assert len(taken(state)) == 2 * n
+        read.clear()
+        with OPEN(home.checkpoint) as state:
+            assert len(state.plan(state.last_plan).replays) == n
+        counts.append(read.count("index.json"))
+    assert counts[0] == counts[1]
+
+
 def test_a_driver_that_is_refused_at_its_start_withdraws_nothing(bucket):
     """It has not taken over: the one that runs goes on."""
     home = Home(bucket)

@@ -122,9 +122,10 @@ class Requests:
         letters = f"the {counted(table.num_rows, 'dead letter')} of {spout_of_request(name)!r}"
         return fit_columns(table, schema, f"{letters} that {place} requests", way_out)
 
-    def withdrawn(self, name: str) -> bool:
-        """Return whether a user has withdrawn a request that a plan took."""
-        return name in self._index.load().get("withdrawn", []) or self._marked(name)
+    def withdrawn(self, names: Collection[str]) -> set[str]:
+        """Return the requests among ``names``, which a plan took, that a user has withdrawn."""
+        moved = {*self._index.load().get("withdrawn", [])} if names else set()
+        return {name for name in names if name in moved or self._marked(name)}
 
     def forget(self, names: Collection[str]) -> None:
         """Delete the requests that finished micro-batches took, from the index and the store."""

@@ -285,9 +285,10 @@ class State:
         plan = None if number is None else self.plan(number)
         if plan is None or self.decision(plan.number) is not None:
             return None
-        left = tuple(name for name in plan.replays if not self._requests.withdrawn(name))
-        if left == plan.replays:
+        withdrawn = self._requests.withdrawn(plan.replays)
+        if not withdrawn:
             return plan
+        left = tuple(name for name in plan.replays if name not in withdrawn)
         # Root ids depend on a record's place among the retries: they belong to other records now.
         plan = replace(plan, replays=left, crashes=0, careful=False).without_suspects()
         self.records.write(f"batches/{plan.number}.plan", plan.body(), with_next=True)
