@@ -16,6 +16,7 @@ from checkpoints import OPEN, decision, ids
 from letter_homes import VALUE, Home, every, listed, named, write
 
 from ackcore.spark.base.errors import CheckpointInUse
+from ackcore.spark.checkpoint import shared_record
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
 from ackcore.spark.dead_letters.checkpoints import store_of
 from ackcore.spark.dead_letters.drop import drop
@@ -191,6 +192,22 @@ def test_a_start_reads_the_index_as_often_however_many_requests_its_plan_took(bu
             assert len(state.plan(state.last_plan).replays) == n
         counts.append(read.count("index.json"))
     assert counts[0] == counts[1]
+
+
+def test_a_heartbeat_parses_the_index_only_after_a_change(bucket, monkeypatch):
+    parsed = []
+    parse = shared_record.record_in
+    monkeypatch.setattr(shared_record, "record_in", lambda *of: parsed.append(of) or parse(*of))
+    home = Home(bucket)
+    state = with_letters(home)
+    state.pending_replays()
+    parsed.clear()
+    assert [state.pending_replays() for _ in range(3)] == [()] * 3
+    assert not parsed
+    replay(bucket, where=named(0))
+    parsed.clear()
+    assert [len(state.pending_replays()) for _ in range(3)] == [1] * 3
+    assert len(parsed) == 1
 
 
 def test_a_driver_that_is_refused_at_its_start_withdraws_nothing(bucket):

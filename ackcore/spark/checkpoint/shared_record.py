@@ -34,6 +34,7 @@ class SharedRecord:
         self.store, self._key = store, key
         self._lock = threading.RLock()
         self._body: Body = {}
+        self._data: bytes | None = None
         self._version: str | None = None
         self._known = False
 
@@ -53,10 +54,13 @@ class SharedRecord:
     def load(self) -> Body:
         """Read the record from the store again, and return it; empty if it does not exist."""
         with self._lock:
-            found = self.store.get(self._key)
-            body = {} if found is None else record_in(found.data, self.place, self._key)
-            self._body, self._version = body, None if found is None else found.version
-            self._known = True
+            data, version = self.store.get(self._key) or (None, None)
+            # It may have megabytes, and is read at every heartbeat: bytes that are the same as
+            # before are not parsed again.
+            if data is None or data != self._data:
+                body = {} if data is None else record_in(data, self.place, self._key)
+                self._body, self._data = body, data
+            self._version, self._known = version, True
             return self._body
 
     def replace(self, change: Callable[[Body], Body | None]) -> None:
@@ -81,7 +85,7 @@ class SharedRecord:
                     self._version = self.store.replace(self._key, data, version)
                 except StoreConflict:
                     continue
-                self._body, self._known = new, True
+                self._body, self._data, self._known = new, data, True
                 return
         raise StateError(
             f"{self.place} could not be replaced in {_TRIES} attempts, because other processes "
