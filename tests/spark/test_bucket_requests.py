@@ -210,6 +210,18 @@ def test_a_heartbeat_parses_the_index_only_after_a_change(bucket, monkeypatch):
     assert len(parsed) == 1
 
 
+def test_a_driver_forgets_the_requests_that_it_has_removed(bucket):
+    """Also in memory: it may run for years, and a program may replay every minute."""
+    home = Home(bucket)
+    state = with_letters(home)
+    replay(bucket, where=named(0))
+    assert taken(state) == ["id-0", "id-1"]
+    assert len(state._history.taken) == 1
+    finish(state)
+    assert not state._history.taken
+    assert state.pending_replays() == ()
+
+
 def test_a_driver_that_is_refused_at_its_start_withdraws_nothing(bucket):
     """It has not taken over: the one that runs goes on."""
     home = Home(bucket)

@@ -68,7 +68,7 @@ class _History(NamedTuple):
 
     last_plan: int | None
     last_done: int | None
-    taken: frozenset[str]  # requests to replay that a plan took
+    taken: frozenset[str]  # requests to replay that a plan took, until the index lacks them
 
 
 class State:
@@ -566,6 +566,7 @@ class State:
         if self.last_plan == number:
             # Before the plans that name the taken requests are removed.
             self._requests.forget(self._history.taken)
+            self._history = self._history._replace(taken=frozenset())
         self.runs.remove_done(number)
         numbers = self.records.numbers(".decision")
         kept = [self.decision(each) for each in numbers if each >= number - 1]
