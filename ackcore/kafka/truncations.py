@@ -8,6 +8,7 @@ ended, so they can tell whether an offset still has the record that a leader of 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
@@ -30,6 +31,36 @@ _DEFAULTS: dict[str, Value] = {
     "log.connection.close": False,
 }
 _POLL_S = 0.1
+#: The most partitions that one client asks about: it may hold a fetched batch of each.
+_AT_ONCE = 100
+
+Key = tuple[str, int]
+
+
+def truncations(
+    settings: ClientSettings, logs: Mapping[Key, tuple[int, int, int]], timeout_s: float = 30.0
+) -> dict[Key, int]:
+    """Return the results of `truncated_at` for several partitions, without those that are None.
+
+    A new leader may have all that was read, and a broker that stops gives thousands of partitions
+    a new leader. So one client asks about 100 partitions, and only the truncated ones have clients
+    of their own.
+
+    ``logs``: the arguments ``low``, ``position`` and ``epoch`` by partition.
+    """
+    asked = [
+        TopicPartition(*key, position, leader_epoch=epoch)
+        for key, (low, position, epoch) in logs.items()
+        if position > low
+    ]
+    found = {}
+    for start in range(0, len(asked), _AT_ONCE):
+        some = asked[start : start + _AT_ONCE]
+        for key in _truncated(settings, some, time.monotonic() + timeout_s):
+            offset = truncated_at(settings, key, *logs[key], timeout_s)
+            if offset is not None:
+                found[key] = offset
+    return found
 
 
 def truncated_at(
@@ -54,15 +85,7 @@ def truncated_at(
 
     def is_same(offset: int) -> bool:
         where = TopicPartition(*partition, offset, leader_epoch=epoch)
-        # A new client per request: one that already has an offset of the partition sends none.
-        try:
-            consumer = new_client(Consumer, settings.client_config(_OWN, _DEFAULTS))
-        except NoToken as error:
-            raise ConnectionError(str(error)) from None
-        try:
-            return _is_same(consumer, where, until)
-        finally:
-            consumer.close()
+        return not _truncated(settings, [where], until)
 
     if position <= low or is_same(position):
         return None
@@ -73,24 +96,43 @@ def truncated_at(
     return same
 
 
-def _is_same(consumer: Consumer, where: TopicPartition, until: float) -> bool:
-    """Return whether the log below an offset is the one that the leader of an epoch had.
+def _truncated(
+    settings: ClientSettings, asked: Sequence[TopicPartition], until: float
+) -> list[Key]:
+    """Return the partitions whose log below an offset is not the one that a leader's epoch had.
 
-    ``where``: the partition, the offset and the epoch. ``until``: the time, by ``time.monotonic``,
-    at which this raises ConnectionError.
+    ``asked``: the partitions, with the offset and the epoch. ``until``: the time, by
+    ``time.monotonic``, at which this raises ConnectionError.
     """
-    consumer.assign([where])
-    while time.monotonic() < until:
-        message = consumer.poll(_POLL_S)
-        error = None if message is None else message.error()
-        if message is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
-            return True
-        if error is not None and error.code() in (
-            KafkaError._AUTO_OFFSET_RESET,
-            KafkaError._LOG_TRUNCATION,
-        ):
-            return False
-    raise ConnectionError(
-        f"no broker has answered whether the log of {where.topic}-{where.partition} below offset "
-        f"{where.offset} was truncated"
-    )
+    # A new client per call: one that already has an offset of a partition sends no request.
+    try:
+        consumer = new_client(Consumer, settings.client_config(_OWN, _DEFAULTS))
+    except NoToken as error:
+        raise ConnectionError(str(error)) from None
+    unknown = {(where.topic, where.partition): where for where in asked}
+    found = []
+    try:
+        consumer.assign(list(asked))
+        while unknown and time.monotonic() < until:
+            message = consumer.poll(_POLL_S)
+            if message is None:
+                continue
+            # An error of the client names no partition.
+            key, failure = (message.topic() or "", message.partition() or 0), message.error()
+            code = KafkaError._PARTITION_EOF if failure is None else failure.code()
+            if key not in unknown:
+                continue
+            if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION):
+                found.append(key)
+            elif code != KafkaError._PARTITION_EOF:
+                continue
+            consumer.pause([TopicPartition(*key)])  # what comes behind is not needed
+            del unknown[key]
+    finally:
+        consumer.close()
+    for where in unknown.values():
+        raise ConnectionError(
+            f"no broker has answered whether the log of {where.topic}-{where.partition} below "
+            f"offset {where.offset} was truncated"
+        )
+    return found

@@ -13,9 +13,10 @@ from consumer_counts import take
 from servers import wait_until
 
 from ackcore.kafka import Consumer
+from ackcore.kafka import truncations as truncation_module
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.cluster import Cluster
-from ackcore.kafka.truncations import truncated_at
+from ackcore.kafka.truncations import truncated_at, truncations
 
 
 @pytest.fixture
@@ -48,6 +49,25 @@ def asked(kafka, low, position, epoch, **arguments):
 )
 def test_where_a_log_is_another_one_is_found(kafka, low, position, epoch, found):
     assert asked(kafka, low, position, epoch) == found
+
+
+def test_many_partitions_with_a_new_leader_take_one_client(kafka, monkeypatch):
+    """Only those whose log is another one have a client each; a broker has thousands of them."""
+    made = []
+    make = truncation_module.new_client
+    monkeypatch.setattr(truncation_module, "new_client", lambda *of: made.append(of) or make(*of))
+    kafka.create_topic("many", 20)
+    for partition in range(20):
+        kafka.produce("many", [b"a"] * 5, partition)
+        kafka.partition_set_leader("many", partition, 2 + partition % 2)
+        kafka.produce("many", [b"b"] * 5, partition)
+    settings = ClientSettings(kafka.bootstrap_servers, {"log_level": 0})
+    same = {("many", partition): (0, 5 if partition % 3 else 2, 0) for partition in range(20)}
+    assert truncations(settings, same) == {}
+    assert len(made) == 1
+    other = {("many", 7): (0, 10, 0), ("many", 8): (8, 10, 0), ("many", 9): (8, 8, 0)}
+    assert truncations(settings, same | other) == {("many", 7): 5, ("many", 8): 8}
+    assert truncations(settings, {("many", 9): (8, 8, 0)}) == {}
 
 
 def test_brokers_that_do_not_answer_say_nothing(kafka):

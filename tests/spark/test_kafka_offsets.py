@@ -153,11 +153,11 @@ def test_a_log_that_was_truncated_and_filled_up_again_is_read_from_there(of, mon
     """Brokers are asked when the leader is another one, and not before."""
     cluster, asked = Cluster((0, 10), (0, 10)), []
 
-    def truncated_at(client, partition, low, position, epoch):
-        asked.append((partition, low, position, epoch))
-        return 4 if len(asked) == 1 else None
+    def truncations(client, logs):
+        asked.extend((partition, *about) for partition, about in logs.items())
+        return {("t", 0): 4} if logs and len(asked) == 1 else {}
 
-    monkeypatch.setattr(spout_offsets, "truncated_at", truncated_at)
+    monkeypatch.setattr(spout_offsets, "truncations", truncations)
     it = of(cluster)
     cluster.epochs = {("t", 0): 3}
     first = it.plan(None, 2, bounded=True)
@@ -180,10 +180,12 @@ def test_a_log_that_was_truncated_and_filled_up_again_is_read_from_there(of, mon
 
 
 def test_a_leader_that_does_not_say_whether_it_has_what_was_read_is_asked_again(of, monkeypatch):
-    def silent(*_):
-        raise ConnectionError("nobody says in time")
+    def silent(_, logs):
+        if logs:
+            raise ConnectionError("nobody says in time")
+        return {}
 
-    monkeypatch.setattr(spout_offsets, "truncated_at", silent)
+    monkeypatch.setattr(spout_offsets, "truncations", silent)
     cluster = Cluster((0, 10))
     it = of(cluster)
     cluster.epochs = {("t", 0): 3}
@@ -191,7 +193,7 @@ def test_a_leader_that_does_not_say_whether_it_has_what_was_read_is_asked_again(
     cluster.epochs, cluster.marks["t", 0] = {("t", 0): 4}, (0, 20)
     second = it.plan(first, 1, bounded=True)
     assert taken(second) == []
-    monkeypatch.setattr(spout_offsets, "truncated_at", lambda *_: None)
+    monkeypatch.setattr(spout_offsets, "truncations", lambda *_: {})
     assert taken(it.plan(second, 1, bounded=True)) == [(0, 10, 20)]
 
 

@@ -20,7 +20,7 @@ from ackcore.kafka.cluster import (
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
 from ackcore.kafka.start_positions import MADE_ANEW, time_ms
-from ackcore.kafka.truncations import truncated_at
+from ackcore.kafka.truncations import truncations
 from ackcore.offsets import Commit, decode_metadata
 from ackcore.spark.kafka.group_commits import GroupCommitter, Key, states
 from ackcore.spark.kafka.plans import Intake, OffsetPlan, Position, evenly, shares
@@ -383,14 +383,12 @@ class SpoutOffsets:
             of_time = times.found
         last = OffsetPlan() if before is None else before
         recreated = last.recreated(self._topic_ids)
+        truncated = truncations(self.spout.client, self._with_new_leaders(last, marks))
         found = {}
         for (topic, partition), mark in marks.items():
             low, high = mark
             position = last.position((topic, partition))
             known, now = last.topic_ids.get(topic), self._topic_ids.get(topic)
-            other_from = None
-            if position is not None and known == now:
-                other_from = self._other_from(position, (topic, partition), mark)
             start = decide(
                 self.spout,
                 PartitionFacts(
@@ -404,7 +402,7 @@ class SpoutOffsets:
                     is_first=first,
                     committed=committed.get((topic, partition)),
                     of_time=of_time.get((topic, partition)),
-                    other_from=other_from,
+                    other_from=truncated.get((topic, partition)),
                     topic_id=now,
                 ),
             )
@@ -434,15 +432,18 @@ class SpoutOffsets:
         found: Mapping[Any, Watermarks] = answers.found
         return {**marks, **found}
 
-    def _other_from(self, position: Position, of: Key, now: Watermarks) -> int | None:
-        """Return the offset at which a partition was truncated since a plan; None if it was not.
-
-        ``position``: the position in the plan. ``now``: the present bounds.
-        """
-        if position.epoch is None or now.epoch is None or now.epoch <= position.epoch:
-            return None
-        read = min(position.next, now.high)
-        return truncated_at(self.spout.client, of, now.low, read, position.epoch)
+    def _with_new_leaders(
+        self, last: OffsetPlan, marks: Mapping[Key, Watermarks]
+    ) -> dict[Key, tuple[int, int, int]]:
+        """Return the partitions with a newer leader than in a plan, for `truncations`."""
+        found = {}
+        for of, mark in marks.items():
+            position = last.position(of)
+            if position is None or position.epoch is None or not _has_new_leader(last, of, mark):
+                continue
+            if last.topic_ids.get(of[0]) == self._topic_ids.get(of[0]):
+                found[of] = mark.low, min(position.next, mark.high), position.epoch
+        return found
 
     def _report(self, starts: Mapping[Key, Start], *, is_first: bool = False) -> None:
         """Log where partitions begin. Raise OffsetsRefused if ``lost="refuse"`` forbids it."""
