@@ -1,5 +1,7 @@
 """Holding, handing out and committing, case by case; `test_consumer_model.py` has a model."""
 
+import heapq
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -159,7 +161,7 @@ def test_an_answer_of_another_generation_changes_nothing():
     held = holder()
     read(held, 0, 1)
     zombie, _ = held.take(2, 0)
-    held.forget(KEY)
+    held.forget([KEY])
     assert not held.ack(zombie)
     held.assign(*KEY, 2, decode_metadata(*KEY, 0, None).state)
     read(held, 0)
@@ -168,6 +170,24 @@ def test_an_answer_of_another_generation_changes_nothing():
     assert held.counts.stale == 3
     assert committed(held) == [0]
     assert held.ack(held.take(1, 0)[0])
+
+
+def test_partitions_that_are_taken_away_together_leave_the_queues_in_one_pass(monkeypatch):
+    held = holder()
+    keys = [("t", partition) for partition in range(1, 50)]
+    for key in keys:
+        held.assign(*key, 1, decode_metadata(*key, 0, None).state)
+    for key in (KEY, *keys):
+        read(held, 0, 1, key=key)
+    for record in held.take(60, 0):
+        held.fail(record, NO, 0)
+    passes, heapify = [], heapq.heapify
+    monkeypatch.setattr(heapq, "heapify", lambda heap: passes.append(len(heap)) or heapify(heap))
+    held.forget(keys)
+    assert passes == [2]
+    assert held.assigned == [KEY]
+    assert held.counts.dropped == 98
+    assert sorted(offsets(held.take(9, 1000))) == [0, 1]
 
 
 def test_what_had_died_when_its_dead_letter_was_lost_dies_again():
@@ -503,7 +523,7 @@ def test_what_was_taken_and_answered_is_not_kept_until_it_would_have_timed_out()
     assert len(held._taken_at) == 0
     read(held, 1000, now=1000)
     assert len(held.take(1, 1000)) == 1
-    held.forget(KEY)
+    held.forget([KEY])
     held.expire(1000)
     assert len(held._taken_at) == 0
 

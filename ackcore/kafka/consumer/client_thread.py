@@ -106,8 +106,7 @@ class ClientThread(threading.Thread):
             self._set_error(error)
         finally:
             with self._changed:
-                for key in self._held.assigned:
-                    self._held.forget(key)
+                self._held.forget(self._held.assigned)
                 self.ended = True
                 self._changed.notify_all()
 
@@ -141,8 +140,7 @@ class ClientThread(threading.Thread):
                 if self._held.has_uncommitted():
                     refusal = self._commits.last_refusal
                     self.last_refusal = self.settings.client.redacted(refusal)
-                for key in keys:
-                    self._held.forget(key)
+                self._held.forget(keys)
         finally:
             self._closing = True
             try:

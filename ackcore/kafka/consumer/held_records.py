@@ -116,7 +116,7 @@ class HeldRecords:
         this state. If not, it is committed even if no record is done. ``deployment``: the origin
         that commits hold, see `CommitOrigin`.
         """
-        self.forget((topic, partition))
+        self.forget([(topic, partition)])
         self.generation = max(self.generation, generation)
         found = HeldPartition(topic, partition, generation, state, committed, deployment)
         self._partitions[found.key] = found
@@ -184,16 +184,16 @@ class HeldRecords:
         for found in filter(None, map(self._partitions.get, keys)):
             found.sealed = True
 
-    def forget(self, key: Key) -> None:
-        """Remove a partition. Later answers for its records count as stale."""
-        found = self._partitions.pop(key, None)
-        if found is not None:
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Remove partitions. Later answers for their records count as stale."""
+        gone = [found for key in keys if (found := self._partitions.pop(key, None)) is not None]
+        for found in gone:
             found.gone = True
             self.counts.dropped += len(found.held)
             found.held.clear()
-            for turns in self._turns.values():
-                if found in turns:
-                    turns.remove(found)
+        if gone:  # once for all of them: thousands may be taken away at a time
+            for status, turns in self._turns.items():
+                self._turns[status] = deque(each for each in turns if not each.gone)
             self._waiting = [each for each in self._waiting if not each[2].gone]
             heapq.heapify(self._waiting)
 

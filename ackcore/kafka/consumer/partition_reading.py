@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -138,11 +138,11 @@ class PartitionReading:
         """
         return TopicPartition(*key, offset, leader_epoch=self._epochs.get(key, _NO_EPOCH))
 
-    def forget(self, keys: Iterable[Key]) -> None:
+    def forget(self, keys: Sequence[Key]) -> None:
         """Remove partitions that were taken away, also from ``held``."""
         with self._changed:
+            self._held.forget(keys)
             for key in keys:
-                self._held.forget(key)
                 self._begun.pop(key, None)
                 self.ends.pop(key, None)
                 self._forget_place(key)
