@@ -282,11 +282,11 @@ class ClientThread(threading.Thread):
 
     def _assign_manually(self, wanted: Iterable[Key]) -> None:
         """Read exactly these partitions: begin those that are new, and drain and commit others."""
-        wanted = list(wanted)
+        wanted = dict.fromkeys(wanted)  # in their order
         with self._changed:
-            held = self._held.assigned
-        gone = [key for key in held if key not in set(wanted)]
-        new = [TopicPartition(*key) for key in wanted if key not in set(held)]
+            held = dict.fromkeys(self._held.assigned)
+        gone = [key for key in held if key not in wanted]
+        new = [TopicPartition(*key) for key in wanted if key not in held]
         if held and not gone and not new:
             return
         if gone:
