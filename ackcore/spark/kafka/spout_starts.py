@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -191,7 +191,13 @@ def without_deleted(plan: OffsetPlan, name: str, lost: list[SkippedRange]) -> Of
     ``name``: the name of the spout. ``lost``: the result of `lost_since`.
     """
     gone = tuple(one.range for one in lost)
-    tasks = [tuple(one for each in some if (one := _rest(each, gone)).size) for some in plan.tasks]
+    by_partition: dict[tuple[str, int], list[OffsetRange]] = {}
+    for one in gone:
+        by_partition.setdefault(one[:2], []).append(one)
+    tasks = [
+        tuple(one for each in some if (one := _rest(each, by_partition.get(each[:2], ()))).size)
+        for some in plan.tasks
+    ]
     return replace(
         plan,
         tasks=tuple(some for some in tasks if some),
@@ -200,9 +206,12 @@ def without_deleted(plan: OffsetPlan, name: str, lost: list[SkippedRange]) -> Of
     )
 
 
-def _rest(one: OffsetRange, gone: tuple[OffsetRange, ...]) -> OffsetRange:
-    """Return the part of a range that was not deleted. It may be empty."""
+def _rest(one: OffsetRange, gone: Iterable[OffsetRange]) -> OffsetRange:
+    """Return the part of a range that was not deleted. It may be empty.
+
+    ``gone``: the deleted ranges of its partition.
+    """
     for other in gone:
-        if one[:2] == other[:2] and other.start <= one.start < other.stop:
+        if other.start <= one.start < other.stop:
             return one._replace(start=min(one.stop, other.stop))
     return one
