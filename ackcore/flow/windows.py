@@ -17,7 +17,10 @@ from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import Fate, FlowConsumer, Lease
 from ackcore.flow.limits import DelayTarget, Limit
 
-_SWEEP_NS = 2_000_000
+#: Nanoseconds between two sweeps: at least, and for each consumer, which takes some 1,000 of them.
+_SWEEP_NS, _SWEEP_EACH_NS = 2_000_000, 20_000
+#: The number of answered leases of a consumer that may stay behind one that is outstanding.
+_KEPT = 64
 #: A consumer counts as faster by this factor for each second without a tuple.
 _IDLE_NS, _IDLE_FACTOR = 1_000_000_000, 1.5
 
@@ -335,11 +338,14 @@ class Windows:
 
     def _sweep(self, now: int) -> None:
         """Update each consumer's silence and idle time, and end the pauses that are over by now."""
-        self._next_sweep_ns = now + _SWEEP_NS
+        self._next_sweep_ns = now + max(_SWEEP_NS, _SWEEP_EACH_NS * len(self.consumers))
         for consumer in self.consumers.values():
             sent = consumer.sent
             while sent and sent[0].fate is not _OUT:
                 sent.popleft()
+            if len(sent) > 2 * consumer.out + _KEPT:
+                # The oldest one is slow: those behind it would stay until it times out.
+                consumer.sent = deque(lease for lease in sent if lease.fate is _OUT)
             service = consumer.service
             silence, extra = 0, 0.0
             if consumer.out:

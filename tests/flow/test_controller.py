@@ -37,6 +37,30 @@ def test_a_lease_comes_back_once(flow):
     assert state(flow, "a").acked == 1
 
 
+def test_answered_tuples_are_not_kept_behind_a_slow_one(clock):
+    flow = FlowController("a", limit=lambda: Fixed(2), timeout_s=3600, clock=clock)
+    slow = flow.try_acquire("slow")
+    sent = flow._windows.consumers["a"]
+    for n in range(1000):
+        flow.ack(flow.try_acquire(n))
+        clock.now_ns += 3 * MS
+        assert len(sent.sent) < 80
+    clock.now_ns += 3600 * S
+    assert flow.expire() == [slow]
+
+
+@pytest.mark.parametrize(("consumers", "sweeps"), [(2, 100), (100, 100), (1000, 10), (10_000, 1)])
+def test_a_tuple_costs_no_look_at_all_consumers(clock, consumers, sweeps):
+    """Such a look takes milliseconds if there are thousands: then it must be due more seldom."""
+    flow = FlowController(range(consumers), limit=lambda: Fixed(2), clock=clock)
+    looks, sweep = [], flow._windows._sweep
+    flow._windows._sweep = lambda now: looks.append(now) or sweep(now)
+    for n in range(100):
+        clock.now_ns += 2 * MS
+        flow.ack(flow.try_acquire(n))
+    assert len(looks) == sweeps
+
+
 def test_one_that_left_and_came_back_is_not_another(clock):
     flow = FlowController("a", limit=lambda: Fixed(2), clock=clock)
     lease = flow.try_acquire("item")
