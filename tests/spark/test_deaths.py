@@ -180,6 +180,18 @@ def test_how_many_may_die_in_a_stream(limit, ended, in_stream, at_end, caplog):
         limit.at_end(counts)
 
 
+def test_micro_batches_in_which_no_record_ended_are_not_kept():
+    """In an outage of days there is nothing but retries, and each has a micro-batch."""
+    limit = DeadLimit(None, 0.5, 100)
+    counts = Counts(3, {"lines": Account(records=1000, acked=900, dead=100)})
+    stream = limits.StreamLimit(limit, counts, 1000, "cp")
+    for number in range(50):
+        stream.after(number, {}, counts)
+    assert not limit._steps
+    assert not stream._causes
+    assert judged([(40, 10), *[(0, 0)] * 20, (0, 45)], None, 0.5, 100)[0] == 21
+
+
 def judged(ended, *limit):
     """Judge a stream by (acked, dead, of them old) in each micro-batch; return where it ended."""
     before = Counts(3, {"lines": Account(records=1000, acked=900, dead=100)})

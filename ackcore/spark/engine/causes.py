@@ -186,10 +186,11 @@ class StreamLimit:
             new_dead += int((first_ms >= self._since_ms).sum())
         before, self._last_counts = self._last_counts, counts
         found = tuple(causes(reason_counts(dead)))
-        left = self._limit.ended(counts.acked - before.acked, counts.dead - before.dead, new_dead)
+        acked, died = counts.acked - before.acked, counts.dead - before.dead
+        left = self._limit.ended(acked, died, new_dead)
         if self._limit.window is None:
             self._causes = deque([_added(*self._causes, found)])
-        else:
+        elif acked or died:
             self._causes.append(found)
             for _ in range(left):
                 self._causes.popleft()
