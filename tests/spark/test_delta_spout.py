@@ -90,6 +90,21 @@ def test_a_compaction_changes_no_row(table):
     assert versions(DeltaSpout(table, max_files_per_batch=1)) == [[0], [1], [2]]
 
 
+def test_what_a_version_did_is_read_without_the_history_before_it(table, monkeypatch):
+    for n in range(5):
+        append(table, n)
+    deltalake.DeltaTable(table).optimize.compact()
+    history, limits = deltalake.DeltaTable.history, []
+    monkeypatch.setattr(
+        deltalake.DeltaTable,
+        "history",
+        lambda self, limit=None: limits.append(limit) or history(self, limit),
+    )
+    append(table, 5)
+    assert versions(DeltaSpout(table)) == [[0, 1, 2, 3, 4, 5]]
+    assert limits == [2]
+
+
 @pytest.mark.parametrize(
     ("change", "operation"),
     [

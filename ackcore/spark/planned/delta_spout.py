@@ -232,7 +232,8 @@ class DeltaSpout(DividedSource):
         return None if found is None else found.to_pybytes()
 
     def _operation(self, version: int) -> str:
-        for one in self._table.history():
+        # Newest first. The whole history would be thousands of files of the log.
+        for one in self._table.history(self._table.version() - version + 1):
             if one.get("version") == version:
                 return str(one.get("operation", "unknown"))
         return "unknown"
