@@ -21,6 +21,7 @@ from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.consumer import client_thread, consumer_client, partition_reading
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.held_records import HeldRecords
+from ackcore.offsets import decode_metadata
 
 
 @pytest.fixture(autouse=True)
@@ -252,6 +253,29 @@ def test_a_partition_is_read_on_after_it_was_out_of_range(monkeypatch, caplog, a
         client.script.append(message(len(read)))
         assert [one.offset for one in consumer.poll(1, 20.0)] == [len(read)]
     assert "as out of range: the read is " in caplog.text
+
+
+def test_partitions_that_are_out_of_range_together_are_moved_by_one_assignment(monkeypatch):
+    """With the eager protocol it names all partitions, and the client begins to read them anew."""
+    client, assigned = Client(), []
+    client.assign, client.ends = assigned.append, (5, 10)
+    of = {"partitions": (("t", 0),), "out_of_range": "earliest"}
+    thread = thread_of(monkeypatch, client, **of)
+    for partition in range(20):
+        state = decode_metadata("t", partition, 0, None).state
+        thread._held.assign("t", partition, 1, state)
+    error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
+    first, *client.behind = [Message("t", partition, 0, error=error) for partition in range(15)]
+    client.script = [first]
+    thread._reading.read(busy=False)
+    ((*moved,),) = assigned
+    assert {(one.partition, one.offset) for one in moved} == {
+        *((partition, 5) for partition in range(15)),
+        *((partition, 0) for partition in range(15, 20)),
+    }
+    thread._reading._read_again = {("t", partition): 0 for partition in range(20)}
+    thread._reading.apply_positions()
+    assert [len(each) for each in assigned] == [20, 20]
 
 
 @pytest.mark.parametrize("policy", ["earliest", "fail"])

@@ -97,6 +97,8 @@ class PartitionReading:
         self._resets: dict[Key, int] = {}
         self._read_again: dict[Key, int] = {}
         self._other_logs: dict[Key, int] = {}
+        # The partitions that the present `read` moves, together at its end, and their offsets.
+        self._moved: dict[Key, int] = {}
         #: The epochs of the leaders that wrote the last records read.
         self._epochs: dict[Key, int] = {}
 
@@ -258,12 +260,14 @@ class PartitionReading:
                 with self._changed:
                     position = self._held.position(key)
                 if position is not None:
-                    self._read_from({key: position})
+                    self._moved[key] = position
             elif key not in self._other_logs:
                 self._take_in(key, some)
         # After the records: reading continues at the last record before the error.
         for message, error in errors:
             self._read_error(message, error)
+        moved, self._moved = self._moved, {}
+        self._read_from(moved)
 
     def _take_in(self, key: Key, messages: list[Message]) -> None:
         records, sizes, unreadable = [], [], {}
@@ -284,8 +288,11 @@ class PartitionReading:
     def _read_from(self, offsets: Mapping[Key, int]) -> None:
         """Move the partitions of ``offsets`` to these offsets, by a new assignment.
 
-        After an error, a seek would fail.
+        After an error, a seek would fail. Without incremental assignments all partitions are
+        assigned again, so pass all that are to be moved.
         """
+        if not offsets:
+            return
         self._unpositioned.update(offsets)
         begun = [self._at(key, offset) for key, offset in offsets.items()]
         if self._incremental:
@@ -380,7 +387,7 @@ class PartitionReading:
             target,
         )
         self._epochs.pop(key, None)
-        self._read_from({key: target})
+        self._moved[key] = target
 
     def _handle_truncation(self, key: Key, low: int, position: int) -> bool:
         """Return whether a partition's log was truncated below the position and written anew.
@@ -440,13 +447,15 @@ class PartitionReading:
         if sought:
             self._read_from(sought)
             self._client.resume([TopicPartition(*key) for key in sought])
-        now = now_ms()
+        now, again = now_ms(), {}
         for key in [key for key, due_ms in self._read_again.items() if due_ms <= now]:
             del self._read_again[key]
             with self._changed:
                 position = self._held.position(key)
             if position is not None and key not in self._other_logs:
-                self._read_from({key: position})
+                again[key] = position
+        self._read_from(again)
+        others = {}
         for key, target in list(self._other_logs.items()):
             with self._changed:
                 if not self._held.is_idle(key):
@@ -460,8 +469,10 @@ class PartitionReading:
                     deployment=self._begun[key].origin.deployment,
                 )
             del self._other_logs[key]
-            self._read_from({key: target})
-            self._client.resume([TopicPartition(*key)])
+            others[key] = target
+        if others:
+            self._read_from(others)
+            self._client.resume([TopicPartition(*key) for key in others])
 
     def skip_markers(self) -> None:
         """Count transaction markers after the last record of a partition as done; update `ends`."""
