@@ -23,7 +23,7 @@ from test_stages import Hold, Simulation, roots
 from ackcore.retry import Policy
 from ackcore.spark.base.errors import RowFileDamaged
 from ackcore.spark.base.letter_columns import as_letters, as_tracked
-from ackcore.spark.base.reasons import Reasons
+from ackcore.spark.base.reasons import FAILED, Reasons
 from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED
 from ackcore.spark.engine import reread
@@ -534,6 +534,17 @@ def test_what_fails_behind_is_judged_by_the_driver_from_the_rows_that_tasks_kept
     lost = dataclasses.replace(done, kept={"spout": kept[:1]})
     assert reread._kept(setup, lost, ["spout"], [some]) is None
     assert reread._kept(setup, lost, ["spout"], None) is None
+
+
+def test_refused_rows_of_untracked_spouts_alone_are_no_failure(simulate):
+    """There are files of other records: those that are due, or rows of a DataFrame."""
+    simulation = simulate(in_front(Branch(1, 0), behind=FailsEven(), chunk_rows=4))
+    done = through(simulation, [1] * 8)
+    plan = SimpleNamespace(work=simulation.directory, number=0, retries={})
+    setup = SimpleNamespace(plan=plan, sources={"spout": simulation.source}, inputs=())
+    spilled = dataclasses.replace(done, spilled=done.kept)
+    assert spilled.spilled
+    assert not reread.judge(setup, spilled, FAILED.empty_table(), RULES).found
 
 
 @pytest.mark.parametrize("inline_bytes", [0, 1 << 20])

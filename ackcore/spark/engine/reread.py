@@ -109,7 +109,8 @@ def _by_root(rows: pa.Table) -> Iterator[pa.RecordBatch]:
         parts = [
             batch.slice(at[n], at[n + 1] - at[n]) for batch, at in zip(batches, cuts, strict=True)
         ]
-        yield from map(_in_order, pa.Table.from_batches(parts).combine_chunks().to_batches())
+        table = pa.Table.from_batches(parts, rows.schema)
+        yield from map(_in_order, table.combine_chunks().to_batches())
 
 
 def _in_table(rows: pa.Table) -> pa.Table:
