@@ -34,7 +34,7 @@ from ackcore.spark.tasks.dedup_executor import DedupExecutor, SeenKeys
 from ackcore.tables import collect, tumbling
 from ackcore.tables.time_windows import Window
 from ackcore.tables.watermarks import NEVER
-from ackcore.testing import Source
+from ackcore.testing import Source, run
 from ackcore.testing.local_runs import _MEMORY, LocalRuns
 from ackcore.testing.task_kills import Kills
 from ackcore.topology import BasicBolt, TopologyBuilder, TopologyError
@@ -378,6 +378,20 @@ def test_on_spark_a_driver_that_fails_leaves_each_key_once(
     for number, key, n in ran:
         per_batch[number, key].add(n)
     assert all(len(copies) == 1 for copies in per_batch.values()), "two copies ran in a micro-batch"
+
+
+@pytest.mark.parametrize("kills", [1, 2, [1, 2]])
+def test_copies_that_run_alone_after_a_crash_are_copies(kills):
+    """The rows that a killed task had in flight are isolated, and the bolts flushed between."""
+    builder = TopologyBuilder()
+    builder.spout("orders", Source(RECORDS), dedup="key", within_s=60)
+    builder.bolt("rate", Rate()).shuffle("orders")
+    builder.sink("rate", print)
+    rows = [Record(n, key, "ok", None) for n, key in enumerate("aabab")]
+    ran = run(builder.build(), {"orders": rows}, tasks=1, kills={"rate": kills})
+    assert sorted(row["key"] for row in ran.outputs["rate"]) == ["a", "b"]
+    assert sum(one.duplicates for one in ran.progress) == 3
+    assert ran.kills
 
 
 @given(st.lists(st.lists(st.sampled_from([None, 0, 1, 2, 7, 2**40]), max_size=6), max_size=9))

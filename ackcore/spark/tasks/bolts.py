@@ -342,10 +342,11 @@ class Bolts:
         return bool(self._instances)
 
     def flush(self) -> None:
-        """Flush and clean up the bolts along the data flow; later rows get new instances."""
+        """Flush and clean up users' bolts along the data flow; later rows get new instances."""
         for name in self._spec.layout.at(self._attempt.level):
             bolt = self._instances.get(name)
-            if bolt is not None:
+            # Later rows may be copies of those that passed dedup, which holds no tuple open.
+            if bolt is not None and not isinstance(bolt.executor, DedupExecutor):
                 started_ns = time.time_ns() if self.tracer is not None else 0
                 with self._time_limit.on(name):
                     results = bolt.executor.flush()
