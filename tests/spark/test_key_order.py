@@ -319,6 +319,16 @@ def test_no_record_overtakes_one_of_its_key(seed, keys, moved, most):
     assert all(row["attempt"] < 3 for row in ran.outputs["failing"])
 
 
+@pytest.mark.parametrize(("n", "kills"), [(8, 1), (8, [3, 7]), (1100, [3, 5])])
+@pytest.mark.parametrize("moved", [False, True])
+def test_records_that_run_alone_after_a_crash_keep_their_order(moved, n, kills):
+    """Those that were in flight run alone, or in groups if they are many."""
+    rows = {"rows": [("a", number) for number in range(n)]}
+    ran = run(topology(lambda *of: None, moved=moved), rows, tasks=1, kills={"failing": kills})
+    assert ran.kills
+    assert by_key(ran.outputs)["a"] == list(range(n))
+
+
 def test_what_is_behind_is_said():
     columns = [["x"], ["y"]]
     assert FAILED.names == ["root_id", "spout", "reason"]

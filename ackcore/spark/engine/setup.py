@@ -377,6 +377,7 @@ class RunSetup:
             suspects={root: n - 1 for root, n in Counter(plan.suspects).items()},
             rejected=frozenset(plan.rejected),
             isolates=isolates,
+            in_order=any(one.ordered_by or one.dedup for one in topology.spouts.values()),
             timeout_s=settings.bolt_call_timeout_s,
             slots=max(1, tasks),
             rules=plan.rules,

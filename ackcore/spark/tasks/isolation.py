@@ -14,7 +14,8 @@ not retry tasks: the driver draws the same conclusions from run to run (`suspect
 
 The isolation depends only on the rows and these markers, and the markers stay until the run ends.
 So a task that runs again because its output was lost makes the same bytes, unless another attempt
-has crashed since.
+has crashed since.  Suspects run first, or in order of arrival if a spout has ``ordered_by`` or
+``dedup``.
 
 Two attempts are required, since a process may also be killed from outside, with any rows in flight.
 """
@@ -226,16 +227,23 @@ class AttemptIsolation:
 class IsolatedBolts:
     """The bolts of a task, with a marker for the rows in flight and with suspects run alone.
 
-    ``ledger_rows``: the collector of failures, for rejected roots.
+    ``ledger_rows``: the collector of failures, for rejected roots. ``in_order``: whether suspects
+    and the other rows run in order of arrival, as ``ordered_by`` and ``dedup`` promise.
     """
 
     def __init__(
-        self, bolts: Bolts, isolation: AttemptIsolation, chunks: Chunks, ledger_rows: LedgerRows
+        self,
+        bolts: Bolts,
+        isolation: AttemptIsolation,
+        chunks: Chunks,
+        ledger_rows: LedgerRows,
+        in_order: bool,
     ) -> None:
         self._bolts = bolts
         self._isolation = isolation
         self._chunks = chunks
         self._ledger_rows = ledger_rows
+        self._in_order = in_order
 
     def deliver(
         self, source: str, stream: str, rows: AnchoredRows, decode: Decoder | None = None
@@ -295,13 +303,19 @@ class IsolatedBolts:
         for root in rejected.tolist():
             reason = isolation.evidence.reasons.get(root, KILLED_WORKER)
             self._reject(root, reason, rows, taken(np.array([root])))
-        for group in groups:
+        parts = [(group, True) for group in groups]
+        if self._in_order:
+            parts = _by_arrival(groups, of_root[np.argsort(of_row, kind="stable")])
+        for group, alone in parts:
             places = taken(group)
-            if len(places):
+            if len(places) and alone:
                 self.flush()
                 with isolation.of_roots(np.unique(of_root[np.isin(of_row, places)])):
                     yield some_rows(rows, places)
                     self.flush()
+            elif len(places):
+                with isolation.of_chunk(chunk, len(places), group if isolation.names else None):
+                    yield some_rows(rows, places)
         rest = np.flatnonzero(left)
         if len(rest):
             roots = np.unique(of_root[np.isin(of_row, rest)]) if isolation.names else None
@@ -321,6 +335,28 @@ class IsolatedBolts:
         for some, why in ((groups[alone], reason), (groups[~alone], reason._replace(final=False))):
             if len(some):
                 self._ledger_rows.fail(Owners(some), [why], why.component)
+
+
+def _by_arrival(groups: list[Int64s], roots: Int64s) -> list[tuple[Int64s, bool]]:
+    """Cut roots into groups in their order; return each with whether its roots are suspects.
+
+    ``groups``: the suspects, as `Evidence.groups` returns them. ``roots``: may have repetitions.
+    Empty if there are no suspects.
+    """
+    if not groups:
+        return []
+    roots = roots[np.sort(np.unique(roots, return_index=True)[1])]
+    suspects, sizes = np.concatenate(groups), np.array([len(group) for group in groups])
+    single = suspects[np.repeat(sizes, sizes) == 1]
+    # 2 for a root that runs alone, 1 for one that runs in a group of suspects.
+    kinds = (np.isin(roots, suspects).astype(np.int64) + np.isin(roots, single)).tolist()
+    starts = [0]
+    for i in range(1, len(roots)):
+        is_full = kinds[i] == 2 or (kinds[i] == 1 and i - starts[-1] == _GROUP)
+        if is_full or kinds[i] != kinds[i - 1]:
+            starts.append(i)
+    ends = [*starts[1:], len(roots)]
+    return [(roots[start:end], kinds[start] > 0) for start, end in zip(starts, ends, strict=True)]
 
 
 def _array(roots: set[int]) -> Int64s:

@@ -50,6 +50,7 @@ class TaskSpec:
     rejected: frozenset[int] = frozenset()  # the roots that fail without being run
     #: Whether tasks isolate records: the markers of a task's earlier attempts name the same rows.
     isolates: bool = False
+    in_order: bool = False  # whether isolated records run in order of arrival
     timeout_s: float | None = None  # the time limit of one call of a bolt in seconds
     slots: int = 1  # the number of tasks that Spark runs at once
     readers: int | None = None  # the number of tasks of the spout stage; None if it is unknown

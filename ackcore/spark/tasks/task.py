@@ -134,7 +134,9 @@ class Task:
             spec, attempt, self._isolation.time_limit, self.chunks, shuffle_writer, self.ledger_rows
         )
         self.tracer = self._bolts.tracer
-        self.bolts = IsolatedBolts(self._bolts, self._isolation, self.chunks, self.ledger_rows)
+        self.bolts = IsolatedBolts(
+            self._bolts, self._isolation, self.chunks, self.ledger_rows, spec.in_order
+        )
 
     def close(self, chunk: Chunk) -> None:
         """Send a processed chunk's ledger rows, mark it closed; forget it if no tuple is open."""
