@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 from contextlib import suppress
+from datetime import datetime
 
 import numpy as np
 import pyarrow as pa
@@ -147,6 +148,30 @@ def test_columns_that_the_stream_does_not_have_stay(derby, files):
     sink.write(derby.accepted(files))
     new = [("c", 3, "new"), ("d", 4, "new")]
     assert derby.rows("word, n, note") == [("a", 5, "old"), *new, ("z", 9, "old")]
+
+
+def test_times_without_a_zone_are_kept_in_each_zone_of_the_jvm(derby, tmp_path, conf):
+    """Except for a time that this zone skips: JDBC has no value for it."""
+    conf("spark.sql.session.timeZone", "America/New_York")
+    times = ["2024-03-31 02:30:00", "2024-07-01 02:30:00.123456", "2024-10-27 02:30:00"]
+    times += ["1700-01-01 00:00:00", "9999-12-31 23:59:59"]
+    schema = pa.schema([("n", pa.int64()), ("a`t", pa.timestamp("us"))])
+    values = [None, *(datetime.fromisoformat(time) for time in times)]
+    file = row_file(tmp_path, [(n, at, None) for n, at in enumerate(values)], schema=schema)
+    derby.execute('CREATE TABLE words ("n" BIGINT, "a`t" TIMESTAMP)')
+    zones = derby.session._jvm.java.util.TimeZone
+    before = zones.getDefault()
+    zones.setDefault(zones.getTimeZone("Europe/Berlin"))
+    try:
+        ((place, why),) = written_without_refused(derby.sink(), derby.accepted([file])).items()
+    finally:
+        zones.setDefault(before)
+    said = "column 'a`t' has a time that the time zone of Spark's JVM, Europe/Berlin, skips; run"
+    assert place == (0, 1)
+    assert why.startswith(said)
+    text = '(SELECT "n", CAST("a`t" AS CHAR(26)) AS TEXT FROM words) AS texts'
+    kept = dict(derby.rows("n, cast(cast(TEXT AS timestamp_ntz) AS string)", text))
+    assert kept == {0: None, **{n: time for n, time in enumerate(times, 1) if n > 1}}
 
 
 # -- rows that are refused -------------------------------------------------------------------------

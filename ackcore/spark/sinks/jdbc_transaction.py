@@ -25,7 +25,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
-from pyspark.sql.types import LongType
+from pyspark.sql.types import LongType, TimestampType
 
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointInUse
@@ -205,11 +205,42 @@ class JdbcTransaction:
         refuse_misfits(self._batch, pa.schema(columns), lambda kind: False)
         wanted = {name: self.connection.quoted(column) for name, column in own.items()}
         self._make_staging(list(wanted.values()))
-        rows = self._batch.frame(_ROW).toDF(*own.values(), _ROW)
+        rows = self._in_jvms_zone(self._batch.frame(_ROW).toDF(*own.values(), _ROW))
         error = self._try_fill(rows)
         if error is not None:
             self._refuse_unfit(rows, error)
         return wanted
+
+    def _in_jvms_zone(self, rows: DataFrame) -> DataFrame:
+        """Return the rows with instants in place of times without a zone.
+
+        JDBC reads an instant in the time zone of the executor's JVM, and gets the same time. For
+        most databases Spark would take a time without a zone for one in UTC.
+
+        Raises SinkRejects for rows with a time that this zone skips, as at the start of summer.
+        """
+        local = [one.name for one in rows.schema if one.dataType.typeName() == "timestamp_ntz"]
+        if not local:
+            return rows
+        # The session's time zone has no part in these functions.
+        zone = sql.expr("reflect('java.time.ZoneId', 'systemDefault')")
+        columns = {name: sql.col("`" + name.replace("`", "``") + "`") for name in rows.columns}
+        why = []
+        for name in local:
+            in_utc = sql.concat(columns[name].cast("string"), sql.lit("Z")).cast(TimestampType())
+            columns[name] = sql.to_utc_timestamp(in_utc, zone).alias(name)
+            is_skipped = sql.from_utc_timestamp(columns[name], zone) != in_utc
+            why.append(sql.when(is_skipped, sql.lit(name)))
+        found = rows.select(_ROW, sql.coalesce(*why).alias("why"), zone.alias("zone"))
+        skipped = found.where("why IS NOT NULL").collect()
+        if skipped:
+            said = (
+                f"column {name!r} has a time that the time zone of Spark's JVM, {zone}, skips; run "
+                "the JVM of driver and executors with -Duser.timezone=UTC"
+                for _, name, zone in skipped
+            )
+            raise self._batch.refuse([row[0] for row in skipped], list(said))
+        return rows.select(*columns.values())
 
     def _try_fill(self, rows: DataFrame) -> JdbcError | None:
         """Fill the staging table; return the error if a value does not fit its column, or None."""
