@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyspark
 
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.paths import Place
@@ -31,6 +32,11 @@ _CODECS = ("snappy", "zstd", "lz4", "gzip", "brotli", "none")
 
 #: Metadata key of Spark's schema in a file, which Spark needs to read intervals.
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
+
+#: Metadata key of the version of Spark that wrote a file. Without it, a Spark whose
+#: datetimeRebaseModeInRead is LEGACY or EXCEPTION changes or refuses dates before 1582-10-15 and
+#: times before 1900.
+_SPARK_VERSION = b"org.apache.spark.version"
 
 #: Types that Parquet holds and Spark does not read, with the types to emit instead.
 _UNREAD: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
@@ -195,10 +201,10 @@ def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordB
             if pa.types.is_date64(column.type):
                 column.cast(pa.date32())  # raises for a far value, which Arrow would write wrongly
         if writer is None:
+            metadata = {**(table.schema.metadata or {}), _SPARK_VERSION: pyspark.__version__}
+            schema = table.schema.with_metadata(metadata)
             # Spark reads no nanoseconds. A value that would lose digits raises.
-            writer = pq.ParquetWriter(
-                file, table.schema, compression=compression, coerce_timestamps="us"
-            )
+            writer = pq.ParquetWriter(file, schema, compression=compression, coerce_timestamps="us")
         writer.write_table(table, row_group_size=_GROUP_ROWS)
     if writer is None:
         return False
