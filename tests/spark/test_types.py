@@ -42,7 +42,8 @@ DEPTHS = {
 
 def test_types_and_values_are_kept_at_every_depth(spark, tmp_path, conf):
     """By a sink and by a dead letter that is sent again."""
-    conf("spark.sql.parquet.datetimeRebaseModeInRead", "CORRECTED")  # the default from 4.0 on
+    conf("spark.sql.parquet.datetimeRebaseModeInRead", "LEGACY")  # for files of older writers
+    conf("spark.sql.execution.arrow.pyspark.validateSchema.enabled", "true")
     columns = [
         f"{form.format(value)} AS {name}{depth}"
         for name, value in KEPT.items()

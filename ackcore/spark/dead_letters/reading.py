@@ -155,8 +155,8 @@ def letters_of(
             (_ROW, pa.int64()),
         ]
     )
-    declared = from_arrow_schema(pa.schema([*read_schema(files[0]), *marks]))
-    target = to_arrow_schema(declared)
+    target = to_arrow_schema(from_arrow_schema(pa.schema([*read_schema(files[0]), *marks])))
+    declared = from_arrow_schema(target)  # with the nullable fields of the payload
     named = [(file.key, file.size, file.digest, file.end) for file in files]
     store = files[0].objects.store
     notes = [note for note in notes if spout in note.rows]
