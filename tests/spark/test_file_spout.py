@@ -24,6 +24,7 @@ from ackcore.spark.planned.file_spout import FileSpout
 from ackcore.spark.planned.planned_source import RateSpout, SourceError
 from ackcore.spark.stores.objects import ObjectStore
 
+NESTED = pa.list_(pa.map_(pa.string(), pa.struct([("x", pa.date32())])))
 ROWS = pa.schema([("id", pa.int64()), ("name", pa.string())])
 CORRUPT = pa.field("_corrupt_record", pa.string())
 REASONS = pa.schema([("_corrupt_record", pa.string()), ("_corrupt_reason", pa.string())])
@@ -512,6 +513,28 @@ def test_times_of_every_year_are_read(folder):
     pq.write_table(table, folder / "a", use_deprecated_int96_timestamps=True)
     spout = FileSpout(folder, "parquet", table.schema)
     assert [row["time"] for row in read(spout, spout.plan(None))] == times
+
+
+@pytest.mark.parametrize(
+    "about", [{"org.apache.spark.legacyDateTime": ""}, {"org.apache.spark.version": "2.4.8"}]
+)
+def test_old_dates_of_another_calendar_are_refused(folder, about):
+    """Spark reads such a file as 1500-01-01, which is number -171655 there and -171664 in Arrow."""
+    day, time = (
+        pa.array([-141_428], pa.date32()),
+        pa.array([-2_208_988_800_001], pa.timestamp("ms")),
+    )
+    within = pa.array([[[("k", {"x": datetime.date(1500, 1, 1)})]]], NESTED)
+    young = [pa.array([-141_427], pa.date32()), pa.array([-2_208_988_800_000], pa.timestamp("ms"))]
+    for n, column in enumerate([day, time, within, *young, pa.array([None], NESTED)]):
+        schema = pa.schema([("at", column.type)])
+        pq.write_table(pa.table([column], schema.with_metadata(about)), folder / "a")
+        spout = FileSpout(folder, "parquet", schema)
+        if n < 3:
+            with pytest.raises(FileUnreadable, match=r"column at has a date .* set to CORRECTED"):
+                read(spout, spout.plan(None))
+        else:
+            assert len(read(spout, spout.plan(None))) == 1
 
 
 def test_a_plan_has_the_same_partitions_for_each_driver(spark, folder):

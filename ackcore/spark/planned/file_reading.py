@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
 
@@ -28,6 +29,13 @@ LINE_FORMATS = ("json", "csv")
 FORMATS = ("text", *LINE_FORMATS, "parquet")
 #: Suffixes of compressed files, and Arrow's names of their codecs. Parquet compresses by itself.
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".br": "brotli"}
+#: Metadata keys of Parquet files in which Spark has written old dates and times in a calendar that
+#: is Julian before 1582-10-15, as Spark 2 always did; and the key of Spark's version.
+_LEGACY = {b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"}
+_VERSION = b"org.apache.spark.version"
+#: The first day since 1970, and the first microsecond since 1970, that is certainly equal in both
+#: calendars: Spark takes 1900 for times, since zones had local mean times before.
+_FIRST_DAY, _FIRST_US = -141_427, -2_208_988_800_000_000
 #: The longest line of text in bytes; a task holds a line in memory several times.
 _LINE_BYTES = 1 << 28
 
@@ -82,7 +90,11 @@ class FileReader:
             # Spark writes times as INT96, which overflow as nanoseconds.
             with pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
                 there = self._columns_in(file.schema_arrow.names)
+                about = file.metadata.metadata or {}
+                is_julian = _LEGACY & {*about} or about.get(_VERSION, b"").startswith(b"2.")
                 for batch in file.iter_batches(ROWS, columns=there):
+                    if is_julian:
+                        _refuse_ancient(batch)
                     yield self._fitted(batch, constants)
             return
         codec = CODECS.get(os.path.splitext(name)[1].lower())
@@ -181,6 +193,35 @@ class FileReader:
             if column.null_count and not one.nullable:
                 raise ValueError(f"column {one.name} has nulls, and its schema allows none")
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def _refuse_ancient(batch: pa.RecordBatch) -> None:
+    """Raise ValueError for a date or time that means another one in Spark's old calendar."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if _is_ancient(column):
+            raise ValueError(
+                f"column {name} has a date before 1582-10-15 or a time before 1900, which Spark "
+                "wrote in the calendar of its mode LEGACY; write the file with "
+                "spark.sql.parquet.datetimeRebaseModeInWrite and int96RebaseModeInWrite set to "
+                "CORRECTED"
+            )
+
+
+def _is_ancient(column: pa.Array) -> bool:
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return any(map(_is_ancient, column.flatten()))
+    if pa.types.is_map(kind):
+        return _is_ancient(column.keys) or _is_ancient(column.items)
+    if kind.num_fields:
+        return _is_ancient(column.flatten())
+    if pa.types.is_date32(kind):
+        numbers, first = column.view(pa.int32()), _FIRST_DAY
+    elif pa.types.is_timestamp(kind):
+        numbers, first = column.cast(pa.timestamp("us")).view(pa.int64()), _FIRST_US
+    else:
+        return False
+    return bool(pc.any(pc.less(numbers, first)).as_py())
 
 
 def check_types(format: str, schema: pa.Schema) -> None:
