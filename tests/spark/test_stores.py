@@ -680,6 +680,16 @@ def test_of_a_url_that_is_no_path_the_scheme_alone_is_repeated(url, taken):
     assert "account" not in told
 
 
+@pytest.mark.parametrize("taken", [place_of, open_store, local_path])
+def test_a_path_that_python_cannot_write_is_refused(taken):
+    """Without UTF-8, as with LC_ALL=POSIX, these are also letters."""
+    said = r"out is '/a/\\ud800', and Python cannot write '\\ud800' in paths: .* is utf-8.*choose"
+    with pytest.raises(ValueError, match=said) as raised:
+        taken("/a/\ud800", "out")
+    assert not isinstance(raised.value, UnicodeError)
+    taken("/a/\udcff", "out")  # the byte FF in a name
+
+
 @pytest.mark.parametrize("taken", [place_of, open_store])
 @pytest.mark.parametrize(
     "url", ["s3//bucket/a", "s3:/bucket/a", "s3:bucket/a", Path("s3://bucket/a")]

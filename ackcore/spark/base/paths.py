@@ -14,8 +14,9 @@ Place: TypeAlias = str | os.PathLike[str]
 def local_path(path: str | os.PathLike[str], argument: str) -> Path:
     """Return a user's path or ``file:`` URI as an absolute path; nothing is looked up there.
 
-    Raises ValueError if it is empty, has a NUL or a host, or is a URI with another scheme. Raises
-    TypeError if it is not a path. ``argument``: the name of the user's argument, for messages.
+    Raises ValueError if it is empty, has a NUL or a host, has letters that the locale lacks, or is
+    a URI with another scheme. Raises TypeError if it is not a path. ``argument``: the name of the
+    user's argument, for messages.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"{argument} must be a str or a path, got {type(path).__name__}")
@@ -37,6 +38,14 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
         if rest.startswith("//") and not rest.startswith("///"):
             raise ValueError(f"{argument} must name no host; write file:///path")
         text = rest[2:] if rest.startswith("//") else rest
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{argument} is {text!r}, and Python cannot write {text[error.start]!r} in paths: "
+            f"their encoding is {error.encoding}, by its locale. Start it with LC_ALL=C.UTF-8, or "
+            "choose another path"
+        ) from None
     return Path(os.path.abspath(text))
 
 
