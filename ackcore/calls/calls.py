@@ -205,7 +205,7 @@ class CallLoop(asyncio.SelectorEventLoop):
 
     def cancel_all(self) -> None:
         """Cancel all running tasks, and give them two seconds to release their resources."""
-        if _runs_here():
+        if in_event_loop():
             return  # collected as garbage within another loop: coroutines cannot run
         there = asyncio.all_tasks(self)
         for task in there:
@@ -220,13 +220,14 @@ class CallLoop(asyncio.SelectorEventLoop):
         """Cancel the remaining tasks and asynchronous generators, and close the loop."""
         try:
             self.cancel_all()
-            if not _runs_here():
+            if not in_event_loop():
                 self.run_until_complete(self.shutdown_asyncgens())
         finally:
             self.close()
 
 
-def _runs_here() -> bool:
+def in_event_loop() -> bool:
+    """Return whether an event loop runs in this thread; no other can then run in it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -12,7 +12,9 @@ import os
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
@@ -25,6 +27,7 @@ from pyspark import cloudpickle
 from ackcore._arrow.lossless import as_mapping
 from ackcore._arrow.shown import shown_rows
 from ackcore._columns import as_count
+from ackcore.calls.calls import in_event_loop
 from ackcore.spark.base.letter_columns import as_letters
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import MESSAGE_ID
@@ -98,7 +101,11 @@ def run_in_process(
     within = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="ackcore-testing-", dir=within) as directory:
         runs = LocalRuns(topology, given, tasks, Kills(kills, topology.bolts), told)
-        return runs.run(Path(directory))
+        if not in_event_loop():
+            return runs.run(Path(directory))
+        # In a notebook or a coroutine: the event loops of bolts need another thread.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(copy_context().run, runs.run, Path(directory)).result()
 
 
 class _Recorder(Sink):

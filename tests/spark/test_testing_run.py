@@ -274,6 +274,17 @@ def test_time_of_async_bolts_is_simulated():
     assert ran.elapsed_s >= 3600
 
 
+def test_async_bolts_run_in_a_thread_of_an_event_loop():
+    """A notebook's cells run in one, and so do async tests."""
+
+    async def run():
+        return testing.run(words(Ask()), lines("now later", "now"))
+
+    ran = asyncio.run(run())
+    assert sorted(row["word"] for row in ran.outputs["words"]) == ["LATER", "NOW", "NOW"]
+    assert ran.attempts == {"lines": [2, 1]}
+
+
 def test_rows_of_a_kafka_spout_are_given_and_decoded():
     spout = KafkaSpout(
         "topic", bootstrap_servers="nobody:9092", deserializer=json.loads, value_type=pa.string()
