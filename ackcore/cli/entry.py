@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 import os
 import sys
 from importlib import import_module
 from importlib.abc import MetaPathFinder
+from io import TextIOWrapper
 
 #: Modules, each with the extras that it needs, and its commands.
 MODULES = {
@@ -45,8 +48,17 @@ def _loads(module: str) -> bool:
     return True
 
 
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    """Return letters that the output's encoding lacks as escapes that JSON has, too."""
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
 def main() -> None:
     """Run the command that the arguments of this process name; exit with its code."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        codecs.register_error("ackcore", _escaped)
+        sys.stdout.reconfigure(errors="ackcore")
     asked = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
     modules = [name for name, (_, *commands) in MODULES.items() if asked in commands]
     if not modules:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -172,6 +173,19 @@ def test_what_is_not_installed_is_said_in_one_line(checkpoint):
         assert done.returncode == 2
         assert done.stderr.endswith(f" is not installed; pip install 'ackcore[{extra}]'\n")
         assert done.stderr.count("\n") == 1
+
+
+def test_letters_that_the_output_lacks_are_escaped(checkpoint, tmp_path):
+    """In JSON too, which stays JSON."""
+    named = tmp_path / "h\xf6f\N{GRINNING FACE}"
+    shutil.copytree(checkpoint, named)
+    for form in ((), ("--json",)):
+        code = "from ackcore.cli.entry import main\nmain()"
+        command = [sys.executable, "-c", code, "status", str(named), *form]
+        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        done = subprocess.run(command, capture_output=True, check=True, env=environment)
+        assert b"/h\\u00f6f\\ud83d\\ude00" in done.stdout
+    assert str(named) in json.loads(done.stdout)["checkpoint"]
 
 
 def test_help_is_there_where_some_commands_cannot_be():
