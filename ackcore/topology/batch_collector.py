@@ -303,6 +303,11 @@ def _column(column: Any, field: pa.Field, title: str) -> pa.Array:
         if isinstance(array, pa.ChunkedArray):
             array = array.combine_chunks()
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        if "offset overflow" in str(error):
+            raise ValueError(
+                f"{field.name!r} of {title} must have at most 2 GiB in one batch; emit its rows in "
+                "several batches"
+            ) from error
         got = getattr(column, "type", None) or getattr(column, "dtype", type(column).__name__)
         raise ValueError(
             f"{field.name!r} of {title} must be {field.type}, got {got}: {error}"

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from ackcore._arrow.shown import text_of
 from ackcore.calls import Reject
+from ackcore.topology.batch_collector import conform
 from ackcore.topology.components import BatchBolt
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Identity, Reason
@@ -291,6 +292,15 @@ def test_nulls_are_refused_where_the_schema_says_so(column):
     schema = pa.schema([pa.field("x", pa.int64(), nullable=False)])
     bolt = Doing(lambda batch, out: out.emit([column], parents=[0, 0]), schema)
     assert "must not hold nulls, got 1" in whys(run(executor_for("b", bolt), [1]))[0]
+
+
+def test_a_column_of_more_than_two_gibibytes_is_refused():
+    offsets = pa.py_buffer(np.array([0, 1 << 30], np.int32))
+    text = pa.py_buffer(np.zeros(1 << 30, np.uint8))  # memory that is never touched
+    half = pa.Array.from_buffers(pa.string(), 1, [None, offsets, text])
+    outputs = pa.schema([("x", pa.string())])
+    with pytest.raises(ValueError, match="'x' of b must have at most 2 GiB in one batch; emit"):
+        conform([pa.chunked_array([half, half])], outputs, "b")
 
 
 def test_a_bolt_without_outputs_cannot_emit():
