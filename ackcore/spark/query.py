@@ -214,8 +214,8 @@ def run_batch(
     WorkerPythonError, SinkUnavailable
         If the workers' Python cannot run ackcore, or the target of a sink cannot be used.
     KeyboardInterrupt, SystemExit
-        If a signal handler raises it.  The job is cancelled; a call with the same checkpoint
-        continues.
+        If a signal handler raises it, or any other exception.  The job is cancelled; a call with
+        the same checkpoint continues.
     """
     check_callable("wait", wait)
     handled = sys.exception()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,39 @@ def test_an_interrupt_that_an_error_hides_ends_the_run(world):
     progress, counts = world.process(0, ["a", "b"])
     assert not world.runs[-1].careful
     assert (world.rows, counts.acked, counts.dead, progress.runs) == (["A", "B"], 2, 0, 1)
+
+
+class TimeIsUp(BaseException):
+    """What Airflow and pytest-timeout raise in their handlers is no `Exception`, too."""
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, RuntimeError, ValueError, TimeIsUp])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_what_a_signal_handler_raises_ends_the_run(world, kind, hidden):
+    """Some would be worth another run, as the errors of a run."""
+
+    def rings(number, frame):
+        raise kind("time is up")
+
+    def behaves(line, attempt):
+        try:
+            signal.raise_signal(signal.SIGALRM)
+        except Exception as error:
+            raise Py4JError(CANCELLED) if hidden else error  # noqa: B904 - as PySpark does
+
+    before = signal.signal(signal.SIGALRM, rings)
+    world.behaves = behaves
+    try:
+        for _ in range(4):
+            with pytest.raises(kind, match="time is up"):
+                world.process(0, ["a"])
+        assert signal.getsignal(signal.SIGALRM) is rings
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert len(world.runs) == 4
+    world.behaves = fails()
+    assert world.process(0, ["a"])[1].acked == 1
+    assert (plan_of(world).crashes, plan_of(world).careful) == (0, False)
 
 
 def test_between_micro_batches_a_hidden_interrupt_is_raised(spark, tmp_path, monkeypatch):

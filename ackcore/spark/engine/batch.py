@@ -36,7 +36,7 @@ from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.clocks import Clock, SteadyClock, wall_clock_ms
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.failpoints import failpoint
-from ackcore.spark.base.interrupts import RunCancelled
+from ackcore.spark.base.interrupts import RunCancelled, cancelling
 from ackcore.spark.base.schemas import FIRST_MS
 from ackcore.spark.base.session import is_jvm_lost
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
@@ -147,8 +147,8 @@ class Engine:
         job of the micro-batch was cancelled from outside. Raises SinkError if a sink or the
         dead-letter store failed too often, InvalidRejects or TooManyRefused if a sink refuses rows
         wrongly, and SourceError for a planned source. Raises StateError if the checkpoint cannot be
-        read or written. Raises Stopped if the query is stopped during the micro-batch. Raises
-        KeyboardInterrupt or SystemExit if a signal handler raised it during the micro-batch. Raises
+        read or written. Raises Stopped if the query is stopped during the micro-batch. Raises the
+        exception that a signal handler raised during the micro-batch. Raises
         CheckpointInUse if another driver has taken over; this replaces any error that the take-over
         caused.
 
@@ -178,18 +178,22 @@ class Engine:
         if done and decision is not None:
             return self._progress(decision, None, 0, watch, self._done(decision))
         outcome, runs = None, 0
+        raised: list[BaseException] = []
         age_ms = None if decision is None else max(0, self.clock() - decision.now_ms)
         if decision is None:
             try:
                 is_new = self.state.plan(number) is None
                 plan = self._plan(number)
                 watch.lap("plan")
-                outcome, runs = self._runs.accepted(plan, inputs, watch, is_new)
+                with cancelling(None) as raised:
+                    outcome, runs = self._runs.accepted(plan, inputs, watch, is_new, raised)
                 decision = self._record_decision(plan, outcome)
                 # Use the recorded form, so that data in files is read only where it is needed.
                 outcome = replace(outcome, decision=decision)
-            except (KeyboardInterrupt, SystemExit, Stopped, RunCancelled) as error:
-                self._record_interrupt(number, error)
+            except BaseException as error:
+                is_interrupt = isinstance(error, Stopped | RunCancelled) or error in raised
+                if is_interrupt or not isinstance(error, Exception):
+                    self._record_interrupt(number, error)
                 raise
             watch.lap("decide")
         decision = self._act(decision, age_ms, inputs)

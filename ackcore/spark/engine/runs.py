@@ -143,14 +143,20 @@ class Runs:
         self.spouts = tuple(name for name, spout in topology.spouts.items() if spout.tracked)
 
     def accepted(
-        self, plan: Plan, inputs: Sequence[InputFrame], watch: Stopwatch, is_new: bool
+        self,
+        plan: Plan,
+        inputs: Sequence[InputFrame],
+        watch: Stopwatch,
+        is_new: bool,
+        raised: Sequence[BaseException],
     ) -> tuple[BatchOutcome, int]:
         """Run a micro-batch until a run is accepted; return its outcome and the number of runs.
 
         Each crash is added to the recorded plan.  ``inputs`` are the new rows, except those that
         the plan names; ``watch`` receives the times of run and check; ``is_new`` is whether the
-        plan was made just now.  Raises `RunFailed`, `RunCancelled`, `StateError`, `Stopped` and
-        `KeyboardInterrupt`, as `Engine.process` does.
+        plan was made just now; ``raised`` has the exceptions of signal handlers, see `cancelling`.
+        Raises `RunFailed`, `RunCancelled`, `StateError`, `Stopped`, and the last of ``raised``, as
+        `Engine.process` does.
         """
         in_vain, handled = 0, sys.exception()
         wrong: str | None = None  # Spark's name of the last run's error about a value
@@ -183,6 +189,8 @@ class Runs:
                     check_same_rows(plan, self._offsets)
                 return outcome, runs
             except Exception as error:
+                if raised:  # the run did not fail
+                    raise raised[-1] from (None if error is raised[-1] else error)
                 unread = self._offsets.unread(error)
                 if unread is not None:
                     outage = outage or Outage(self._offsets.obstacle, self._pause)
