@@ -323,10 +323,20 @@ class Query:
     def __init__(self, stream: Stream, checkpoint: str) -> None:
         self._stream = stream
         self._checkpoint = checkpoint
+        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         status = "active" if self.is_active else "ended"
         return f"<Query on {self._checkpoint}, {status}>"
+
+    def _own(self, call: str) -> Stream:
+        """Return the stream; raise RuntimeError in a forked process, which does not run it."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"{call} was called in process {os.getpid()}, a fork of process {self._pid}, "
+                "which runs the query; call it there, or start the query after the fork"
+            )
+        return self._stream
 
     @property
     def spark_query(self) -> StreamingQuery | None:
@@ -404,10 +414,11 @@ class Query:
             If it ended with this error.
         RuntimeError
             If a sink, a source or a listener calls it without a timeout: it would wait for itself.
+            If it is called in a forked process, as `process_all_available` and `stop` also raise.
         Exception
             Any other error that ended it, for instance of Spark's query at a source.
         """
-        return self._stream.wait(timeout)
+        return self._own("await_termination()").wait(timeout)
 
     def process_all_available(self) -> None:
         """Wait until each record that the sources have now is ACKED or DEAD.
@@ -419,7 +430,7 @@ class Query:
         Raises the error that ended the query during the call, and the RuntimeError; see
         `await_termination`.
         """
-        self._stream.process_all_available()
+        self._own("process_all_available()").process_all_available()
 
     def stop(self, finish: bool = False) -> None:
         """Stop the query and wait for its end. The next start continues unfinished work.
@@ -432,4 +443,4 @@ class Query:
             Whether to finish the running micro-batch first. Otherwise it is abandoned, and does not
             count as an attempt of its records. A second call abandons it while the first one waits.
         """
-        self._stream.stop(finish)
+        self._own("stop()").stop(finish)

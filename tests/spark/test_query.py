@@ -151,6 +151,22 @@ def test_a_wait_may_be_longer_than_a_lock_can_wait(timeout):
     assert stream.Stream.wait(SimpleNamespace(ended=ended, error=None), timeout)
 
 
+@pytest.mark.filterwarnings("ignore:This process .*multi-threaded:DeprecationWarning")
+def test_a_forked_copy_neither_waits_for_ever_nor_cancels_the_jobs_of_its_parent():
+    copied = query.Query(SimpleNamespace(), "checkpoint")  # no call may reach the stream
+    child = os.fork()
+    if child == 0:
+        said = 0
+        for call in (copied.await_termination, copied.process_all_available, copied.stop):
+            try:
+                call()
+            except RuntimeError as error:
+                said += f"a fork of process {os.getppid()}, which runs the query" in str(error)
+        os._exit(said)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 3
+
+
 def test_to_wait_until_nothing_is_left(spark, tmp_path, store, folder, running):
     """Retries and replays included, whatever the trigger; and no longer than it runs."""
     folder.add("a flaky", "bad")
