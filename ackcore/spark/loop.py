@@ -24,10 +24,9 @@ from ackcore.spark.base.session import (
     use_own_group,
 )
 from ackcore.spark.deployment import Deployment
-from ackcore.spark.engine.insist import RunFailed
 from ackcore.spark.engine.setup import PlannedRows
 from ackcore.spark.planned.planned_source import SourceError
-from ackcore.spark.stream import Stream, as_error, end_of
+from ackcore.spark.stream import Stream, as_error
 
 _log = logging.getLogger("ackcore")
 
@@ -45,8 +44,6 @@ class LoopStream(Stream):
         self._name = f"ackcore-{uuid.uuid4()}"
         self._tag = JobTag(self._spark, self._name)
         self._alive_s = time.monotonic()
-        #: The reason why the session ended, as of the last check.
-        self._end: str | None = None
         self._pacing = Pacing(
             self,
             self._rows,
@@ -76,10 +73,7 @@ class LoopStream(Stream):
 
     def check(self) -> None:
         """Raise `RunFailed` if this and the last call saw an ended session; else keep it alive."""
-        end, before = end_of(self._spark), self._end
-        if end is not None and end == before:
-            raise RunFailed(end)
-        self._end = end  # one lost answer of the JVM is no end
+        self._check_session()
         now = time.monotonic()
         if now - self._alive_s >= ALIVE_S:
             self._alive_s = now

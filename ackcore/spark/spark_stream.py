@@ -24,7 +24,7 @@ from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.session import LOST
 from ackcore.spark.base.versions import INTERRUPTED, Py4JError
 from ackcore.spark.deployment import Deployment
-from ackcore.spark.engine.insist import Stopped
+from ackcore.spark.engine.insist import RunFailed, Stopped
 from ackcore.spark.engine.setup import InputFrame
 from ackcore.spark.heartbeat import (
     Beats,
@@ -58,7 +58,12 @@ class SparkStream(Stream):
         self._pacemakers: list[Pacemaker] = []
         if not self._available_now:
             self._pacemakers = pacemakers(
-                self._beats.advance, self._rows, self._engine.clock, self._poll_s, self._is_called
+                self._beats.advance,
+                self._rows,
+                self._engine.clock,
+                self._poll_s,
+                self._is_called,
+                self._end_with_session,
             )
         try:
             frame, self._spout = _united(deployment.topology)
@@ -90,6 +95,14 @@ class SparkStream(Stream):
         """Return whether a replay, or a commit that failed, needs a micro-batch."""
         groups = self._groups
         return bool(self._state.pending_replays()) or (groups is not None and groups.has_commit_due)
+
+    def _end_with_session(self) -> None:
+        """End the stream if its session was stopped: Spark's query sees it only with new data."""
+        try:
+            self._check_session()
+        except RunFailed as error:
+            self.error = error
+            self._abandon()
 
     def _begin(self) -> StreamingQuery:
         """Start Spark's query after `forget_beats`; with availableNow, waiting work adds a beat."""

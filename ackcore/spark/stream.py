@@ -89,6 +89,8 @@ class Stream(ABC):
         self._at_work: threading.Thread | None = None
         self._changed = threading.Condition()
         self._restarts = 0
+        #: The reason why the session ended, as of the last check.
+        self._end: str | None = None
         self.spark_query: StreamingQuery | None = None
         self.ended = threading.Event()
         self.error: Exception | None = None
@@ -168,6 +170,13 @@ class Stream(ABC):
     def _pause(self, seconds: float) -> bool:
         """Wait for ``seconds`` at most; return True if the stream is being stopped."""
         return self._stopping.wait(seconds)
+
+    def _check_session(self) -> None:
+        """Raise `RunFailed` if this and the last call saw an ended session."""
+        end, before = end_of(self._spark), self._end
+        if end is not None and end == before:
+            raise RunFailed(end)
+        self._end = end  # one lost answer of the JVM is no end
 
     def _run_to_end(self) -> None:
         """Run the stream, in its own thread; then close it, call ``on_end``, and set ``ended``."""

@@ -16,10 +16,12 @@ from pyspark import cloudpickle
 from pyspark.errors import AnalysisException, StreamingQueryException
 from streams import DOWN, Split, Store, down_for_ever, until, word_count
 
+from ackcore.spark import stream
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.lock import Lock
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.engine.insist import SinkError, Stopped
+from ackcore.spark.engine.insist import RunFailed, SinkError, Stopped
+from ackcore.spark.loop import Pacing
 from ackcore.spark.query import start
 from ackcore.spark.spark_stream import SparkStream
 from ackcore.spark.stream import end_of, may_pass
@@ -282,6 +284,31 @@ def test_what_is_told_of_errors_is_not_told_by_py4j(spark, tmp_path, store, fold
         on.await_termination(300)
     assert [record.name for record in caplog.records] == ["ackcore"]
     assert logging.getLogger("py4j.clientserver").isEnabledFor(logging.ERROR)
+
+
+def test_a_stream_without_new_data_ends_with_its_session(
+    spark, tmp_path, store, folder, running, monkeypatch
+):
+    """Spark's query would look for files for ever, and the checkpoint stay locked."""
+    monkeypatch.setattr(Pacing, "CALLED_S", 0.01)
+    folder.add("a")
+    on = running(word_count(folder.stream, store), spark, tmp_path / "cp")
+    until(lambda: on.counts.acked == 1, on)
+    answers = iter([None, "the JVM is silent", None])  # one lost answer is no end
+    passed = threading.Event()
+
+    def looked(session):
+        for answer in answers:
+            return answer
+        return "the SparkSession was stopped" if passed.is_set() else None
+
+    monkeypatch.setattr(stream, "end_of", looked)
+    until(lambda: not list(answers), on)
+    passed.set()
+    with pytest.raises(RunFailed, match="the SparkSession was stopped"):
+        on.await_termination(60)
+    assert not on.spark_query.isActive
+    Lock(tmp_path / "cp/ackcore/lock").close()
 
 
 def java(*names):
