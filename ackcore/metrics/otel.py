@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
 
@@ -20,6 +21,9 @@ from ackcore.metrics.readings import (
     SnapshotListener,
 )
 
+#: By provider, the listeners that its instruments observe.
+_EXPORTED: WeakKeyDictionary[MeterProvider, dict[str, OpenTelemetryListener]] = WeakKeyDictionary()
+
 
 class OpenTelemetryListener(SnapshotListener):
     """A listener that exposes the metrics of a query in an OpenTelemetry meter.
@@ -30,21 +34,26 @@ class OpenTelemetryListener(SnapshotListener):
     Parameters
     ----------
     query : str, default ""
-        The value of the attribute ``ackcore.query``.
+        The value of the attribute ``ackcore.query``, which distinguishes the queries of a process.
+        Of listeners with equal values, the one whose query was started last is exported.
     meter_provider : opentelemetry.metrics.MeterProvider, optional
         The provider of the meter; by default the global one.
     """
 
     @naming_arguments
     def __init__(self, query: str = "", meter_provider: MeterProvider | None = None) -> None:
-        super().__init__()
-        self._told = {QUERY: query}
         provider = get_meter_provider() if meter_provider is None else meter_provider
+        is_first = provider not in _EXPORTED
+        exported = _EXPORTED.setdefault(provider, {})
+        super().__init__(query, exported)
+        self._told = {QUERY: query}
         meter = provider.get_meter("ackcore")
-        for one in READINGS:
+        # A meter ignores the callbacks of a second instrument with the same name.
+        for one in READINGS if is_first else ():
             kind = one.kind == "counter"
             make = meter.create_observable_counter if kind else meter.create_observable_gauge
-            make(one.name, callbacks=[self._observing(one)], unit=one.unit, description=one.about)
+            observe = _observing(one, exported)
+            make(one.name, callbacks=[observe], unit=one.unit, description=one.about)
         self._durations = meter.create_histogram(
             DURATION,
             unit="s",
@@ -52,16 +61,21 @@ class OpenTelemetryListener(SnapshotListener):
             explicit_bucket_boundaries_advisory=list(DURATION_BOUNDS),
         )
 
-    def _observing(self, one: Reading) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        def observe(options: CallbackOptions) -> Iterable[Observation]:
-            with self._lock:
-                values = [*one.values(self._at)]
-            return [Observation(value, {**self._told, **told}) for told, value in values]
-
-        return observe
-
     def on_progress(self, progress: Any, counts: Any) -> None:
         """Store a finished micro-batch, and record its duration."""
         super().on_progress(progress, counts)
         about = {**self._told, SYSTEM: "ackcore", OPERATION: "process"}
         self._durations.record(progress.duration_s, about)
+
+
+def _observing(
+    one: Reading, exported: Mapping[str, OpenTelemetryListener]
+) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def observe(options: CallbackOptions) -> Iterable[Observation]:
+        return [
+            Observation(value, {**each._told, **told})
+            for each in list(exported.values())
+            for told, value in each._values(one)
+        ]
+
+    return observe

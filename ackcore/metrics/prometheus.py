@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -29,6 +31,12 @@ from ackcore.metrics.readings import (
 _UNITS = {"s": "_seconds", "By": "_bytes"}
 
 
+#: By registry, the listeners that it exports; the first one collects the metrics of all.
+_EXPORTED: WeakKeyDictionary[CollectorRegistry, WeakValueDictionary[str, PrometheusListener]] = (
+    WeakKeyDictionary()
+)
+
+
 class PrometheusListener(SnapshotListener):
     """A listener that exposes the metrics of a query in a registry of prometheus-client.
 
@@ -39,19 +47,19 @@ class PrometheusListener(SnapshotListener):
     Parameters
     ----------
     query : str, default ""
-        The value of the label ``ackcore_query``, which distinguishes the queries of a process.
+        The value of the label ``ackcore_query``, which distinguishes the queries of a process. Of
+        listeners with equal values, the one whose query was started last is exported.
     registry : prometheus_client.CollectorRegistry, optional
         The registry; by default a new one.
     """
 
     @naming_arguments
     def __init__(self, query: str = "", registry: CollectorRegistry | None = None) -> None:
-        super().__init__()
-        self._query = query
-        self._buckets = [0] * (len(DURATION_BOUNDS) + 1)
-        self._seconds = 0.0
         #: The registry of the metrics.
         self.registry = CollectorRegistry() if registry is None else registry
+        super().__init__(query, _EXPORTED.setdefault(self.registry, WeakValueDictionary()))
+        self._buckets = [0] * (len(DURATION_BOUNDS) + 1)
+        self._seconds = 0.0
         self.registry.register(self)
 
     def on_progress(self, progress: Any, counts: Any) -> None:
@@ -67,26 +75,36 @@ class PrometheusListener(SnapshotListener):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics with their values; the registry calls it at each scrape."""
-        with self._lock:
-            found = [(one, [*one.values(self._at)]) for one in READINGS]
-            buckets, seconds = list(self._buckets), self._seconds
-        for one, values in found:
-            name = one.name.replace(".", "_") + _UNITS.get(one.unit, "")
-            labels = sorted({label for told, _ in values for label in told})
+        """Yield all metrics with their values; the registry calls it at each scrape.
+
+        The first listener of a registry yields those of all its listeners, since a metric may
+        occur once in a scrape. The others yield nothing.
+        """
+        listeners: list[PrometheusListener] = list(self._exported.values())
+        if listeners[0] is not self:
+            return
+        for one in READINGS:
+            found = [
+                (each._query, told, value)
+                for each in listeners
+                for told, value in each._values(one)
+            ]
+            labels = sorted({label for _, told, _ in found for label in told})
             kind = CounterMetricFamily if one.kind == "counter" else GaugeMetricFamily
+            name = one.name.replace(".", "_") + _UNITS.get(one.unit, "")
             family = kind(name, one.about, labels=[_label(one) for one in (QUERY, *labels)])
-            for told, value in values:
-                family.add_metric([self._query, *(told.get(label, "") for label in labels)], value)
+            for query, told, value in found:
+                family.add_metric([query, *(told.get(label, "") for label in labels)], value)
             yield family
         labels = [_label(one) for one in (QUERY, SYSTEM, OPERATION)]
         name = DURATION.replace(".", "_") + "_seconds"
         durations = HistogramMetricFamily(name, DURATION_ABOUT, labels=labels)
-        so_far, counted = 0, []
-        for bound, count in zip((*map(float, DURATION_BOUNDS), "+Inf"), buckets, strict=True):
-            so_far += count
-            counted.append((str(bound), so_far))
-        durations.add_metric([self._query, "ackcore", "process"], counted, seconds)
+        for each in listeners:
+            with each._lock:
+                buckets, seconds = list(each._buckets), each._seconds
+            bounds = (*map(str, map(float, DURATION_BOUNDS)), "+Inf")
+            counted = list(zip(bounds, accumulate(buckets), strict=True))
+            durations.add_metric([each._query, "ackcore", "process"], counted, seconds)
         yield durations
 
 

@@ -7,12 +7,15 @@ for messaging (1.38, in development there). Other names begin with ``ackcore.``.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
+
+_log = logging.getLogger("ackcore")
 
 #: Attributes of one value, and the value.
 Value = tuple[Mapping[str, str], float]
@@ -58,14 +61,29 @@ class MetricsSnapshot:
 
 
 class SnapshotListener:
-    """A listener that keeps the latest values of a query, which subclasses export."""
+    """A listener that keeps the latest values of a query, which subclasses export.
 
-    def __init__(self) -> None:
+    ``query``: its name. ``exported``: the listeners that a registry or a meter provider exports, by
+    name: of those with equal names, the one whose query was started last.
+    """
+
+    def __init__(self, query: str, exported: MutableMapping[str, Any]) -> None:
         self._lock = threading.Lock()
         self._at = MetricsSnapshot()
+        self._query, self._exported = query, exported
+        exported.setdefault(query, self)
 
     def on_start(self, counts: Any) -> None:
         """Store the counts and the time of the query's start."""
+        former = self._exported.get(self._query, self)._at
+        if former.active and former.start_s:
+            _log.warning(
+                "two running queries have metrics listeners named %r, so that their metrics are "
+                "mixed or only those of the last one are exported; give each query a listener with "
+                "a name of its own",
+                self._query,
+            )
+        self._exported[self._query] = self
         with self._lock:
             at = self._at
             at.counts, at.active, at.start_s = counts, True, time.time()
@@ -95,6 +113,10 @@ class SnapshotListener:
         """Store that the query has ended, and its final counts."""
         with self._lock:
             self._at.active, self._at.counts, self._at.began_s = False, counts, 0.0
+
+    def _values(self, reading: Reading) -> list[Value]:
+        with self._lock:
+            return [*reading.values(self._at)]
 
 
 class Reading(NamedTuple):

@@ -224,7 +224,7 @@ class Pacemaker:
         self._beat = beat
         self._rows = rows
         self.is_called = is_called
-        self.check = check
+        self._check = check
         self._poll_s = poll_s
         self._pacing = Pacing(
             self, rows, clock, self._pause, ends=False, interval_s=0.0, poll_s=poll_s
@@ -266,6 +266,10 @@ class Pacemaker:
     def next_due_ms(self) -> int | None:
         """Return the time at which the first waiting record is due; None if none waits."""
         return self._due_ms
+
+    def check(self) -> None:
+        """Call the function `check` of the constructor."""
+        self._check()
 
     def _pause(self, seconds: float) -> bool:
         """Wait until a micro-batch has ended, for ``seconds`` at most; return whether to stop."""

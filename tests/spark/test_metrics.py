@@ -153,6 +153,43 @@ def test_two_queries_share_a_registry():
     }
 
 
+def test_what_was_started_last_under_a_name_is_exported_and_each_metric_occurs_once(caplog):
+    """A cell that is run twice, for instance: Prometheus would keep the values of the former."""
+    registry, provider = CollectorRegistry(), MeterProvider([reader := InMemoryMetricReader()])
+
+    def made(name):
+        return PrometheusListener(name, registry), OpenTelemetryListener(name, provider)
+
+    def exported(name):
+        text = generate_latest(registry).decode()
+        heads = [line for line in text.splitlines() if line.startswith("# HELP")]
+        assert len(heads) == len(set(heads))  # a second one is an error to most parsers
+        (of_resource,) = reader.get_metrics_data().resource_metrics
+        metrics = {one.name: one for one in of_resource.scope_metrics[0].metrics}
+        points = metrics[name].data.data_points
+        found = {dict(one.attributes)["ackcore.query"]: one.value for one in points}
+        assert len(found) == len(points)
+        in_text = scraped(text)["ackcore_" + name.partition(".")[2]]
+        assert {dict(labels)["ackcore_query"]: value for labels, value in in_text.items()} == found
+        return found
+
+    progress, counts = _grown()
+    for first in made("one"):
+        first.on_start(counts)
+        first.on_end(None, counts)
+    others, again = made("two"), made("one")
+    assert exported("ackcore.active") == {"one": 0, "two": 1}  # as long as none is started
+    for each in (*others, *again):
+        each.on_start(counts)
+        each.on_progress(progress, counts)
+    assert exported("ackcore.active") == {"one": 1, "two": 1}
+    assert not caplog.records
+    for each in made("two"):  # while the first one runs
+        each.on_start(counts)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert "listeners named 'two'" in caplog.text
+
+
 def test_opentelemetry_has_the_same():
     reader = InMemoryMetricReader()
     listener = OpenTelemetryListener("orders", MeterProvider([reader]))
