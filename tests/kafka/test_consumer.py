@@ -1,6 +1,7 @@
 """A consumer on librdkafka's mock cluster: in this process, with whatever may go wrong."""
 
 import asyncio
+import gc
 import logging
 import math
 import os
@@ -244,6 +245,24 @@ def test_a_forked_copy_says_at_once_that_it_polls_nothing(counts):
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == len(calls)
         assert consumer.ack(record)
+
+
+def test_a_consumer_to_which_nothing_refers_any_more_leaves_its_group(counts, caplog):
+    """Made anew in a loop after an error, for instance: it would keep its partitions for ever."""
+    counts.produce(8)
+    revoked = []
+    consumer = consumer_of(counts, on_revoke=lambda consumer, keys: revoked.append(consumer))
+    first, *others = take(consumer, 8)
+    consumer.ack(first)
+    thread = consumer._thread
+    del consumer
+    gc.collect()
+    thread.join(60)
+    assert (thread.ended, thread.error, revoked) == (True, None, [])
+    assert "was not closed, and nothing refers to it" in caplog.text
+    with consuming(counts) as consumer:
+        again = take(consumer, 7)
+    assert sorted(each.value for each in again) == sorted(each.value for each in others)
 
 
 def test_closing_is_bounded_though_the_client_does_not_end(counts, monkeypatch):

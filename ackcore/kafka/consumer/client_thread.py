@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from confluent_kafka import Consumer, TopicPartition
 
@@ -37,8 +37,8 @@ class ClientThread(threading.Thread):
     """A thread that reads records into ``held`` and commits those that are done.
 
     ``changed``: the lock of ``held``, notified when a record may be taken, or was answered.
-    ``consumer``: the first argument of the callbacks in ``settings``. Raises ConsumerError if
-    librdkafka refuses the settings.
+    ``consumer``: returns the first argument of the callbacks in ``settings``; the thread does not
+    hold it, see `abandon`. Raises ConsumerError if librdkafka refuses the settings.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ClientThread(threading.Thread):
         settings: ConsumerSettings,
         held: HeldRecords,
         changed: threading.Condition,
-        consumer: object = None,
+        consumer: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__(name=f"ackcore-kafka-{settings.group_id}", daemon=True)
         self.settings = settings
@@ -59,7 +59,7 @@ class ClientThread(threading.Thread):
         self.drain_s = settings.drain_s
         self._held = held
         self._changed = changed
-        self._stopping = self._closing = False
+        self._stopping = self._closing = self._abandoned = False
         self._incremental = settings.protocol != "eager"
         self._commits = Commits(settings.group_id, held, changed, self._fatal, self._log)
         self._next_commit_ms = 0
@@ -76,6 +76,12 @@ class ClientThread(threading.Thread):
     def stop(self) -> None:
         """Make the thread drain the records in flight, commit, and end. Does not wait for it."""
         self._stopping = True
+
+    def abandon(self) -> None:
+        """Stop without a drain: the consumer was garbage-collected, so no answers come."""
+        self._abandoned = not self._stopping
+        self.drain_s = 0.0
+        self.stop()
 
     def commit_soon(self) -> None:
         """Make the thread commit once its commits under way are answered. Does not wait for it."""
@@ -133,6 +139,12 @@ class ClientThread(threading.Thread):
 
     def _end(self) -> None:
         keys = self._held.assigned
+        if self._abandoned:
+            self._log.warning(
+                "a Consumer of group %r was not closed, and nothing refers to it any more, so it "
+                "leaves the group now; call close(), or use it in a with block",
+                self.settings.group_id,
+            )
         try:
             self._drain(keys)
             self._commits.send_last(self._client, keys)
@@ -255,8 +267,9 @@ class ClientThread(threading.Thread):
         self._reading.begin(begun)
         self._next_commit_ms = 0  # commit new start positions at once
         keys = [each.key for each in begun]
-        if self.settings.on_assign is not None and keys:
-            self.settings.on_assign(self._consumer, list(keys))
+        consumer = self._consumer()
+        if self.settings.on_assign is not None and keys and not self._abandoned:
+            self.settings.on_assign(consumer, list(keys))
         return self._reading.positions(keys)
 
     def _handle_topic_changes(self) -> None:
@@ -335,10 +348,11 @@ class ClientThread(threading.Thread):
         with self._changed:
             held = set(self._held.assigned)
         keys = [key for key in keys if key in held]  # a closing client revokes them again
-        if self.settings.on_revoke is None or not keys:
+        consumer = self._consumer()
+        if self.settings.on_revoke is None or not keys or self._abandoned:
             return
         try:
-            self.settings.on_revoke(self._consumer, keys)
+            self.settings.on_revoke(consumer, keys)
         except BaseException as error:  # done records are committed nevertheless
             self._set_error(error)
             self._stopping = True

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -238,8 +239,10 @@ class Consumer:
             wake=self._changed.notify_all,
         )
         self._stopped = False
-        self._thread = ClientThread(settings, self._held, self._changed, self)
+        self._thread = ClientThread(settings, self._held, self._changed, weakref.ref(self))
         self._thread.start()
+        # Otherwise it would keep its partitions, whose records nobody could get or answer.
+        weakref.finalize(self, self._thread.abandon).atexit = False
 
     # Records.
 
