@@ -139,8 +139,13 @@ def run(
     with spark_session(master, settings) as (spark, _):
         found = load_topology(topology, spark)
         if _is_batch(found, batch):
-            with _shown(checkpoint, spark, as_json):
-                counts = run_batch(found, spark, checkpoint, **options)
+            # As Ctrl-C: a process that SIGTERM kills counts as a crash.
+            before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+            try:
+                with _shown(checkpoint, spark, as_json):
+                    counts = run_batch(found, spark, checkpoint, **options)
+            finally:
+                signal.signal(signal.SIGTERM, before)
         else:
             timing = {"availableNow": True} if available_now else trigger
             query = start(found, spark, checkpoint, trigger=timing, **options)

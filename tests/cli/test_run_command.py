@@ -113,6 +113,14 @@ def test_a_micro_batch_is_written_to_a_pipe_at_once(tmp_path, monkeypatch):
         assert json.loads(reader.read(1000)) == {"batch_id": 0}
 
 
+def test_a_batch_that_is_terminated_is_interrupted(on_this_spark, tmp_path, monkeypatch):
+    """Else the next start would count a crash: of a pod that is evicted, for instance."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(cli_run, "run_batch", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    on_this_spark("run", "jobs:batch", "--checkpoint", tmp_path / "c", code=130)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 @pytest.mark.spark
 def test_a_stream_ends_its_micro_batch_when_it_is_interrupted(ackcore, jobs, tmp_path):
     command = [sys.executable, "-m", "ackcore.cli.entry", "run", "jobs:stream", "--json"]
