@@ -67,6 +67,37 @@ def refuse_async(function: object) -> None:
         )
 
 
+class SingleUse:
+    """The use of a consumer of class ``kind``, which only one dispatcher may start, and only once.
+
+    The end of a run closes the consumer for all.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._begun = self._ended = False
+        self._refused = 0  # starts whose `end` is still to come
+
+    def begin(self) -> None:
+        """Begin the use. Raises RuntimeError if it has begun before: that use continues."""
+        if self._begun:
+            self._refused += 1
+            how = "was closed at the end of a run" if self._ended else "is a consumer already"
+            raise RuntimeError(
+                f"this {self._kind} {how}; create one for each Dispatcher, and for each of its "
+                "consumers"
+            )
+        self._begun = True
+
+    def end(self) -> bool:
+        """Return whether the consumer is to be closed; False after a `begin` that was refused."""
+        if self._refused:
+            self._refused -= 1
+            return False
+        self._ended = True
+        return True
+
+
 class Function(Target):
     """A function, called in its own threads; ``function(record)`` returns when the record is done.
 
@@ -87,6 +118,11 @@ class Function(Target):
         refuse_async(function)
         count = as_count(threads, "threads", 1)
         self._threads = CallThreads(function, count, "ackcore-consumer")
+        self._use = SingleUse("Function")
+
+    async def start(self) -> None:
+        """Do nothing but raise RuntimeError if it was started before."""
+        self._use.begin()
 
     async def call(self, item: Any) -> Any:
         """Call the function with an item in one of the threads, and return its result."""
@@ -98,7 +134,8 @@ class Function(Target):
 
     async def close(self) -> None:
         """End the threads. Neither this method nor Python's exit waits for a call that hangs."""
-        self._threads.close()
+        if self._use.end():
+            self._threads.close()
 
 
 class Coroutine(Target):

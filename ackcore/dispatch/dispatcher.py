@@ -244,7 +244,14 @@ class Dispatcher:
 
         Raises RuntimeError in a running event loop: await `run_async` there.
         """
-        return asyncio.run(self.run_async())
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self.run_async())
+        raise RuntimeError(
+            "run() was called in a running event loop, such as a notebook's; write "
+            "`await dispatcher.run_async()` there"
+        )
 
     async def run_async(self) -> DispatchCounts:
         """Send all records, and return the counts when each is done.

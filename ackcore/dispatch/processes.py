@@ -15,7 +15,7 @@ from typing import Any
 
 from ackcore._error_hints import naming_arguments
 from ackcore.calls import Reject, Unavailable
-from ackcore.dispatch.dispatch_consumers import Target, refuse_async
+from ackcore.dispatch.dispatch_consumers import SingleUse, Target, refuse_async
 
 _LIVES_S = 2.0  # seconds for a process to end before it is killed
 # The request to end. The pipe of a forked process does not close: others hold copies of it.
@@ -68,6 +68,7 @@ class Process(Target):
         self._starting = threading.Lock()  # for threads that start or kill the process
         self._process: Any = None
         self._pipe: Connection | None = None
+        self._use = SingleUse("Process")
         self._closed = False
         self.starts = 0  #: The number of processes started.
 
@@ -80,12 +81,9 @@ class Process(Target):
     async def start(self) -> None:
         """Start the process, in a thread, and return when it is ready for a record.
 
-        Raises RuntimeError after `close`, and if the process ends before that.
+        Raises RuntimeError if it was started before, and if the process ends before it is ready.
         """
-        if self._closed:
-            raise RuntimeError(
-                "this Process was closed at the end of a run; create one for each Dispatcher"
-            )
+        self._use.begin()
         await asyncio.get_running_loop().run_in_executor(self._pool, self._begin)
 
     async def call(self, item: Any) -> Any:
@@ -110,6 +108,8 @@ class Process(Target):
 
     async def close(self) -> None:
         """End the process for good: it is killed if it does not end in two seconds."""
+        if not self._use.end():
+            return
         self._closed = True
         await asyncio.get_running_loop().run_in_executor(None, self._end)
         self._pool.shutdown(wait=False, cancel_futures=True)

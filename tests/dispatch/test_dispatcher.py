@@ -4,6 +4,7 @@ import asyncio
 import math
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from functools import partial
@@ -221,6 +222,34 @@ def test_a_functions_errors_fail_its_record():
 
     _, dead = dispatched([1], {"a": ends}, max_attempts=1)
     assert str(dead[1]) == "StopIteration: no more"
+
+
+def test_in_a_running_loop_it_is_awaited():
+    async def in_a_notebook():
+        with pytest.raises(RuntimeError, match=r"running event loop.*await dispatcher\.run_async"):
+            dispatcher.run()
+        return await dispatcher.run_async()
+
+    dispatcher = Dispatcher([1], {"a": print})
+    assert asyncio.run(in_a_notebook()).acked == 1
+
+
+def test_a_function_with_threads_is_one_consumer_of_one_dispatcher():
+    """Its threads end with a run: records of another one would wait for a thread for ever."""
+    both = threading.Barrier(2, timeout=60)
+    shared = Function(lambda item: both.wait())
+
+    async def at_once():
+        running = asyncio.ensure_future(Dispatcher([1], {"a": shared}).run_async())
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="this Function is a consumer already"):
+            await Dispatcher([2], {"a": shared}).run_async()
+        await asyncio.to_thread(both.wait)
+        return await running
+
+    assert asyncio.run(at_once()).acked == 1
+    with pytest.raises(RuntimeError, match="this Function was closed at the end of a run"):
+        Dispatcher([3], {"a": shared}).run()
 
 
 def test_it_runs_once():

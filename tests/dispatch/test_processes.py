@@ -57,6 +57,25 @@ def test_processes_do_the_work(tmp_path, context):
         Dispatcher(range(100), consumers).run()
 
 
+def test_a_process_is_one_consumer_of_one_dispatcher(tmp_path):
+    """The first end would close it, and all records of the other one would be dead."""
+    shared = fork(write, str(tmp_path))
+
+    async def both():
+        twice = Dispatcher(range(100, 110), {"a": shared, "b": shared})
+        runs = Dispatcher(range(50), {"a": shared}), Dispatcher(range(50, 60), {"a": shared}), twice
+        return await asyncio.gather(*(one.run_async() for one in runs), return_exceptions=True)
+
+    counts, *refused = asyncio.run(both())
+    assert (counts.acked, counts.attempts) == (50, 50)
+    assert sorted(effects(tmp_path)) == list(range(50))
+    for error in refused:
+        assert "this Process is a consumer already; create one for each" in str(error)
+    with pytest.raises(RuntimeError, match="is a consumer already"):
+        Dispatcher(range(9), dict.fromkeys("ab", fork(write, str(tmp_path)))).run()
+    assert sorted(effects(tmp_path)) == list(range(50))
+
+
 def test_a_record_that_kills_its_process_dies_alone(tmp_path):
     consumers = {n: fork(write_or_die, str(tmp_path), {13, 57}) for n in range(2)}
     counts, dead = dispatched(range(80), consumers, max_attempts=2)
