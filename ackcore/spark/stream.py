@@ -56,7 +56,7 @@ _LASTING = (
     "MatchError",
 )
 _DEEPEST = 50
-_WAY_OUT = "start again on the same checkpoint, with another session"
+_WAY_OUT = "start again on the same checkpoint"
 
 
 class Stream(ABC):
@@ -378,7 +378,11 @@ def end_of(spark: Any) -> str | None:
     process = getattr(gateway, "proc", None)
     status = None if process is None else process.poll()
     if status is not None:
-        return f"Spark's JVM ended with exit status {status}; {_WAY_OUT}"
+        return f"Spark's JVM ended with exit status {status}; {_WAY_OUT}, in a new process"
     if is_jvm_lost(spark):
-        return f"Spark's JVM cannot be reached any more; {_WAY_OUT}"
-    return f"the SparkSession was stopped; {_WAY_OUT}" if is_stopped(spark) else None
+        return f"Spark's JVM cannot be reached any more; {_WAY_OUT}, in a new process"
+    return (
+        f"the SparkSession was stopped; {_WAY_OUT}, with another session"
+        if is_stopped(spark)
+        else None
+    )
