@@ -78,10 +78,14 @@ class PrometheusListener(SnapshotListener):
         """Yield all metrics with their values; the registry calls it at each scrape.
 
         The first listener of a registry yields those of all its listeners, since a metric may
-        occur once in a scrape. The others yield nothing.
+        occur once in a scrape. The others yield nothing. Listeners that were unregistered are left
+        out.
         """
-        listeners: list[PrometheusListener] = list(self._exported.values())
-        if listeners[0] is not self:
+        registered = self.registry._collector_to_names
+        listeners: list[PrometheusListener] = [
+            each for each in self._exported.values() if each in registered
+        ]
+        if listeners[:1] != [self]:
             return
         for one in READINGS:
             found = [
