@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import math
 import random
 import shutil
 import sys
@@ -137,6 +138,17 @@ def test_a_key_that_is_null_equals_none(path, tmp_path):
         sink.write(accepted([row_file(tmp_path, some)]))
     found = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
     assert sorted((row["word"] or "", row["n"]) for row in found) == [("", 1), ("", 2), ("a", 4)]
+
+
+def test_floats_that_a_database_takes_for_equal_are_one_key(path, tmp_path):
+    schema = pa.schema([("f", pa.float32()), ("n", pa.int64())])
+    sink = started(path, schema, keys="f")
+    for number in range(2):
+        floats = [0.0, math.nan, -0.0, math.nan]
+        some = [(f, 10 * number + at, None) for at, f in enumerate(floats)]
+        sink.write(accepted([row_file(tmp_path, some, schema=schema)], number))
+    found = deltalake.DeltaTable(path).to_pyarrow_table()["n"].to_pylist()
+    assert sorted(found) == [12, 13]
 
 
 VALUES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import sys
 import traceback
@@ -156,6 +157,45 @@ def test_a_key_that_is_null_equals_none(lake, tmp_path):
     found = table(lake).scan().to_arrow().to_pylist()
     rows = sorted((row["word"] or "", row["n"]) for row in found)
     assert rows == [("", 1), ("", 1), ("", 2), ("", 2), ("a", 4)]
+
+
+@pytest.mark.parametrize("is_partitioned", [False, True])
+@pytest.mark.parametrize("keys", [["word"], ["f"], ["word", "f"]])
+def test_merges_are_those_of_a_dict(lake, tmp_path, keys, is_partitioned):
+    """Also by floats: as in a database, -0.0 is 0.0, and NaN is NaN."""
+    schema = pa.schema([*WORDS, ("f", pa.float64())])
+    catalog = load_catalog(**lake)
+    made = catalog.create_table("shop.floats", schema)
+    if is_partitioned:
+        with made.update_spec() as update:
+            update.add_identity("word")
+    sink, draws = to_iceberg("shop.floats", lake, keys=keys), random.Random(7)
+    expected, loose, floats = {}, [], [0.0, -0.0, math.nan, 1.5, None]
+    for number in range(5):
+        some = [
+            (draws.choice(["a", "b", None]), 100 * number + at, draws.choice(floats), None)
+            for at in range(draws.randrange(1, 8))
+        ]
+        sink.write(accepted([row_file(tmp_path, some, schema=schema)], number))
+        for word, n, f, _ in some:
+            of = {"word": word, "f": "NaN" if f is not None and math.isnan(f) else f}
+            key = tuple(of[name] for name in keys)
+            if None in key:
+                loose.append(n)
+            else:
+                expected[key] = n
+        found = catalog.load_table("shop.floats").scan().to_arrow()["n"].to_pylist()
+        assert sorted(found) == sorted([*expected.values(), *loose])
+    catalog.close()
+
+
+def test_many_rows_are_merged_by_two_columns(lake, tmp_path):
+    """An expression with a term for each row would be too deep for the process."""
+    sink = to_iceberg("shop.words", lake, keys=["n", "word"])
+    sink.write(accepted([row_file(tmp_path, [("7", 7, None)])]))
+    many = [(str(n), n, None) for n in range(20_000)]
+    sink.write(accepted([row_file(tmp_path, many, batch=len(many))], 1))
+    assert [n for _, n in sorted(rows(lake), key=lambda row: row[1])] == list(range(20_000))
 
 
 def test_a_column_that_the_table_gained_is_null(lake, files):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -146,13 +147,40 @@ def spark_schema(what: str, schema: pa.Schema) -> pa.Schema:
 
 def last_of_each_key(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Return the last row of each key, and all rows with a null in a key column, in their order."""
-    numbered = rows.select(list(keys)).append_column(_ROW, pa.array(np.arange(len(rows))))
-    last = numbered.group_by(list(keys)).aggregate([(_ROW, "max")])[f"{_ROW}_max"]
+    last = _numbered_keys(rows, keys).group_by(list(keys)).aggregate([(_ROW, "max")])[f"{_ROW}_max"]
     keep = np.zeros(len(rows), np.bool_)
     keep[last.to_numpy()] = True
     for key in keys:
         keep |= rows[key].is_null().to_numpy()
     return rows.filter(pa.array(keep))
+
+
+def rows_without(rows: pa.Table, keys: pa.Table) -> pa.Array:
+    """Return a mask of the rows whose keys are not among ``keys``. A null equals no value.
+
+    Both tables have the key columns; the types of ``keys`` may be narrower.
+    """
+    names = keys.column_names
+    rows = rows.select(names)
+    those = _numbered_keys(keys.cast(rows.schema), names).select(names)
+    others = _numbered_keys(rows, names).join(those, names, join_type="left anti")[_ROW]
+    found = np.zeros(len(rows), np.bool_)
+    found[others.to_numpy()] = True
+    return pa.array(found)
+
+
+def _numbered_keys(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """Return the key columns and the numbers of the rows; equal floats have equal bytes.
+
+    Arrow distinguishes -0.0 from 0.0 in keys, and one NaN from another. Databases do not.
+    """
+    found = rows.select(list(keys))
+    for at, field in enumerate(found.schema):
+        if pa.types.is_floating(field.type):
+            plain = pc.add(found[at], pa.scalar(0.0, field.type))
+            nan = pa.scalar(math.nan, field.type)
+            found = found.set_column(at, field, pc.if_else(pc.is_nan(plain), nan, plain))
+    return found.append_column(_ROW, pa.array(np.arange(len(rows))))
 
 
 def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_limited: _IsType) -> None:

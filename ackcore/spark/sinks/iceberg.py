@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import operator
 import sys
+import uuid
 from collections.abc import Container, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +25,7 @@ from ackcore.spark.sinks.columns import (
     refuse_misfits,
     refuse_same_names,
     require_columns,
+    rows_without,
     spark_schema,
 )
 from ackcore.spark.sinks.sink import ANY_CONTENT, TransactionalSink, Written
@@ -228,15 +232,44 @@ class IcebergSink(TransactionalSink["Transaction"]):
         """Write rows into files of the transaction; ``about``: the properties of its snapshots."""
         if self.keys:
             rows = last_of_each_key(rows, self.keys)
-            # A null key equals no other, but pyiceberg merges one row at most with a null key.
-            without = functools.reduce(pc.or_, [pc.is_null(rows[key]) for key in self.keys])
-            some, loose = rows.filter(pc.invert(without)), rows.filter(without)
-            if len(some):
-                transaction.upsert(some, join_cols=list(self.keys), snapshot_properties=about)
-            if len(loose):
-                transaction.append(loose, snapshot_properties=about)
-        else:
-            transaction.append(rows, snapshot_properties=about)
+            self._remove(transaction, rows, about)
+        transaction.append(rows, snapshot_properties=about)
+
+    def _remove(self, transaction: Any, rows: pa.Table, about: dict[str, str]) -> None:
+        """Replace the table's files that have keys of ``rows`` by files without these keys.
+
+        pyiceberg's upsert is not used: it builds an expression with a term for each row. With
+        several key columns, thousands of rows take minutes, and 20,000 end the process.
+        """
+        from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files  # noqa: PLC0415
+
+        table, metadata = transaction._table, transaction.table_metadata
+        new = rows.select(list(self.keys)).drop_null()
+        if not len(new):
+            return
+        # It selects files only. With several key columns it is true for other keys, too.
+        perhaps = functools.reduce(operator.and_, [_is_one_of(key, new[key]) for key in self.keys])
+        everything = _expressions().AlwaysTrue()
+        written, number = uuid.uuid4(), itertools.count()
+        kept: list[tuple[Any, list[Any]]] = []
+        for task in table.scan(row_filter=perhaps).plan_files():
+
+            def read(schema: Any, task: Any = task) -> pa.Table:
+                return ArrowScan(metadata, table.io, schema, everything).to_table([task])
+
+            others = rows_without(read(metadata.schema().select(*self.keys)), new)
+            if pc.all(others).as_py():
+                continue
+            rest = read(metadata.schema()).filter(others)
+            files = _dataframe_to_data_files(metadata, rest, table.io, written, number)
+            kept.append((task.file, list(files) if len(rest) else []))
+        if kept:
+            with transaction.update_snapshot(about).overwrite() as snapshot:
+                snapshot.delete_by_predicate(perhaps)
+                for file, instead in kept:
+                    snapshot.delete_data_file(file)
+                    for one in instead:
+                        snapshot.append_data_file(one)
 
     @contextlib.contextmanager
     def _opened(self, sink: str) -> Iterator[Table]:
@@ -264,6 +297,21 @@ class IcebergSink(TransactionalSink["Transaction"]):
         """
         hidden = [of for name, of in self._properties.items() if name not in _SHOWN]
         return [*hidden, *secrets_of(self._properties.get("uri", ""))]
+
+
+def _is_one_of(key: str, values: pa.ChunkedArray) -> Any:
+    """Return pyiceberg's expression that a column has one of some values, or NaN."""
+    is_ = _expressions()
+    if not pa.types.is_floating(values.type):
+        return is_.In(key, values.unique().to_pylist())
+    numbers = values.filter(pc.invert(pc.is_nan(values)))
+    return is_.In(key, numbers.unique().to_pylist()) | is_.IsNaN(key)
+
+
+def _expressions() -> Any:
+    import pyiceberg.expressions  # noqa: PLC0415
+
+    return pyiceberg.expressions
 
 
 def _raise_conflict() -> None:
