@@ -70,6 +70,33 @@ def test_rows_whose_values_a_cast_would_change_are_refused(
     assert table == [within(None), *[within(becomes)] * (1 + len(bad))]
 
 
+@pytest.mark.parametrize("keys", [None, "k"])
+@pytest.mark.parametrize(
+    ("kind", "good", "bad", "what"),
+    [
+        (pa.string(), ["a", None], "", "an empty text"),
+        (pa.binary(), [None], b"", "an empty text"),
+        (
+            pa.decimal128(9, 2),
+            [MONEY, decimal.Decimal("-3.00"), None],
+            decimal.Decimal("-0.05"),
+            "a negative decimal with a fraction",
+        ),
+    ],
+)
+def test_values_that_no_partition_can_have_are_refused(path, tmp_path, kind, good, bad, what, keys):
+    """Readers make null of an empty text. Of -0.05 deltalake makes 0.-5, which nobody can read."""
+    schema = pa.schema([("n", pa.int64()), ("k", kind)])
+    deltalake.DeltaTable.create(str(path), schema=schema, partition_by=["k"])
+    sink = started(path, schema, keys=keys)
+    some = [(n, k, None) for n, k in enumerate([bad, *good])]
+    file = row_file(tmp_path, some, schema=schema, batch=9)
+    why = {(0, 0): f"partition column 'k' cannot store {what}"}
+    assert written_without_refused(sink, accepted([file])) == why
+    table = deltalake.DeltaTable(path).to_pyarrow_table().sort_by("n")
+    assert table["k"].to_pylist() == good
+
+
 def test_fields_that_the_table_does_not_have_are_not_dropped(path, tmp_path):
     inner = pa.struct([("x", pa.int64()), ("y", pa.list_(pa.struct([("z", pa.int64())])))])
     schema = pa.schema([("m", pa.map_(pa.string(), inner))])

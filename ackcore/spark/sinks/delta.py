@@ -12,8 +12,11 @@ from itertools import chain
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from ackcore._arrow.shown import has_text
 from ackcore._error_hints import naming_arguments
 from ackcore.spark.sinks.columns import (
     check_keys,
@@ -213,10 +216,13 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
 
         Raises SinkRejects if rows have nulls or values that the table's columns do not accept.
         """
-        what = f"sink {batch.sink!r}"
-        transaction.columns = self._columns_for(what, transaction.table, batch.schema())
+        what, table = f"sink {batch.sink!r}", transaction.table
+        transaction.columns = self._columns_for(what, table, batch.schema())
         # deltalake cannot read statistics of dates outside of these years; of times it can.
         refuse_misfits(batch, transaction.columns, pa.types.is_date32)
+        _refuse_unfit_partitions(
+            batch, [transaction.columns.field(name) for name in table.metadata().partition_columns]
+        )
 
     def record(self, transaction: DeltaCommit, batch: SinkBatch, written: Written) -> None:
         """Add the number and the fingerprint to the properties of the commit."""
@@ -385,6 +391,39 @@ def _fingerprint(number: int, content: str) -> int:
     """
     digest = blake2b(f"{number} {content}".encode(), digest_size=8, person=b"ackcore.delta")
     return (int.from_bytes(digest.digest(), "big") >> 1) or 1
+
+
+def _refuse_unfit_partitions(batch: SinkBatch, columns: Sequence[pa.Field]) -> None:
+    """Raise `SinkRejects` for values that the table's partition columns cannot store.
+
+    Readers take an empty text for a null. deltalake 1.6 commits ``0.-5`` for the decimal -0.05,
+    and then nobody can read the table.
+    """
+    for field in columns:
+        if field.name not in batch.schema().names:
+            continue
+        if pa.types.is_decimal(field.type):
+            is_unfit, what = _is_negative_fraction, "a negative decimal with a fraction"
+        elif has_text(field.type) or pa.types.is_binary(field.type):
+            is_unfit, what = _is_empty, "an empty text"
+        else:
+            continue
+        found = [
+            numbers[is_unfit(rows.column(field.name).cast(field.type)).to_numpy(False)]
+            for rows, numbers in batch.numbered()
+        ]
+        if sum(map(len, found)):
+            raise batch.refuse(
+                np.concatenate(found), f"partition column {field.name!r} cannot store {what}"
+            )
+
+
+def _is_negative_fraction(column: pa.Array) -> pa.Array:
+    return pc.and_(pc.less(column, 0), pc.not_equal(pc.floor(column), column)).fill_null(False)
+
+
+def _is_empty(column: pa.Array) -> pa.Array:
+    return pc.equal(pc.binary_length(column), 0).fill_null(False)
 
 
 def _quoted(column: str, of: str = "") -> str:
