@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-import operator
 import sys
 import uuid
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -247,15 +245,19 @@ class IcebergSink(TransactionalSink["Transaction"]):
         new = rows.select(list(self.keys)).drop_null()
         if not len(new):
             return
-        # It selects files only. With several key columns it is true for other keys, too.
-        perhaps = functools.reduce(operator.and_, [_is_one_of(key, new[key]) for key in self.keys])
-        everything = _expressions().AlwaysTrue()
+        # It selects files only, and may be true for other keys, too. Floats are left out: an
+        # expression has no NaN, and pyiceberg 0.12 rounds a double in a partition to 32 bits.
+        is_ = _expressions()
+        perhaps = is_.AlwaysTrue()
+        for key in self.keys:
+            if not pa.types.is_floating(new[key].type):
+                perhaps &= is_.In(key, new[key].unique().to_pylist())
         written, number = uuid.uuid4(), itertools.count()
         kept: list[tuple[Any, list[Any]]] = []
         for task in table.scan(row_filter=perhaps).plan_files():
 
             def read(schema: Any, task: Any = task) -> pa.Table:
-                return ArrowScan(metadata, table.io, schema, everything).to_table([task])
+                return ArrowScan(metadata, table.io, schema, is_.AlwaysTrue()).to_table([task])
 
             others = rows_without(read(metadata.schema().select(*self.keys)), new)
             if pc.all(others).as_py():
@@ -297,15 +299,6 @@ class IcebergSink(TransactionalSink["Transaction"]):
         """
         hidden = [of for name, of in self._properties.items() if name not in _SHOWN]
         return [*hidden, *secrets_of(self._properties.get("uri", ""))]
-
-
-def _is_one_of(key: str, values: pa.ChunkedArray) -> Any:
-    """Return pyiceberg's expression that a column has one of some values, or NaN."""
-    is_ = _expressions()
-    if not pa.types.is_floating(values.type):
-        return is_.In(key, values.unique().to_pylist())
-    numbers = values.filter(pc.invert(pc.is_nan(values)))
-    return is_.In(key, numbers.unique().to_pylist()) | is_.IsNaN(key)
 
 
 def _expressions() -> Any:
