@@ -134,6 +134,8 @@ def test_tables_are_refused_before_anything_runs(derby):
     check_sink("count", sink, WORDS)
     with pytest.raises(TypeError, match=r"jdbc:derby:memory:.* has no type for list<item: int64>"):
         check_sink("count", sink, pa.schema([WORDS[0], ("n", pa.list_(pa.int64()))]))
+    with pytest.raises(TypeError, match=r"times of day by JDBC|Spark has no type for time64"):
+        check_sink("count", sink, pa.schema([WORDS[0], ("n", pa.time64("us"))]))
 
 
 # -- what is written -------------------------------------------------------------------------------

@@ -20,12 +20,13 @@ pytest.importorskip("psycopg")
 import psycopg
 import test_postgres_sink
 from accepted_rows import WORDS, accepted, release_all, row_file, written_without_refused
+from psycopg import errors
 from test_postgres_sink import TABLE, execute, words
 
 from ackcore.spark import SinkUnavailable, to_postgres
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.sinks import rejects
-from ackcore.spark.sinks.postgres_catalog import connect
+from ackcore.spark.sinks.postgres_catalog import as_unavailable, connect
 from ackcore.spark.sinks.postgres_rows import PostgresRows
 from ackcore.spark.sinks.rejects import SinkRejects, TooManyRefused
 from ackcore.spark.sinks.sink import check_sink
@@ -363,6 +364,23 @@ def test_a_part_of_a_password_is_no_host(postgres):
 
 
 @pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (errors.DeadlockDetected, "Let the other session lock the rows in the same order"),
+        (errors.LockNotAvailable, "End the session that holds the lock"),
+        (errors.QueryCanceled, "Set a longer statement_timeout"),
+        (errors.CannotConnectNow, "Check that the server runs"),
+    ],
+)
+def test_a_server_that_answers_is_not_said_to_be_away(error, says):
+    with (
+        pytest.raises(SinkUnavailable, match=rf"table words at host=db: .*no\. {says}"),
+        as_unavailable("count", "words", "host=db"),
+    ):
+        raise error("no")
+
+
+@pytest.mark.parametrize(
     ("statement", "says"),
     [
         ("REVOKE INSERT ON words FROM writer", "InsufficientPrivilege: permission denied .* Grant"),
@@ -373,7 +391,7 @@ def test_a_part_of_a_password_is_no_host(postgres):
         ),
         (
             "ALTER ROLE writer SET default_transaction_read_only = on",
-            "ReadOnlySqlTransaction: cannot execute",
+            "ReadOnlySqlTransaction: cannot execute .* Connect to a server that takes writes",
         ),
     ],
 )

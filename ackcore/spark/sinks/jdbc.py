@@ -139,6 +139,12 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
         spark_schema(what, schema)
+        for field in schema:
+            if pa.types.is_time(field.type):
+                raise TypeError(
+                    f"{what}: Spark cannot write times of day by JDBC, and column {field.name!r} "
+                    f"is {field.type}; have the bolt emit a text"
+                )
         if active_context() is None:
             return  # without a JVM there is no connection, and nothing runs
         with self._connected(sink) as connection:

@@ -154,9 +154,15 @@ def where(dsn: str) -> str:
 
 #: Advice by the beginning of an error's SQLSTATE; "" for a failed connection and all others.
 _WAYS_OUT = {
-    "42501": "Grant this user SELECT, INSERT and UPDATE on the table and on the marker table",
+    "25006": "Connect to a server that takes writes (target_session_attrs=read-write in dsn), and "
+    "let this user write (default_transaction_read_only)",
+    "40P01": "Let the other session lock the rows in the same order, or write at another time",
+    "42501": "Grant this user SELECT, INSERT and UPDATE on the table and on the marker table, and "
+    "TEMPORARY on the database",
     "42": "Create or change the table, or have the bolt emit other columns",
     "3F": "Create the schema, or name another one",
+    "55P03": "End the session that holds the lock, or set a longer lock_timeout in dsn's options",
+    "57014": "Set a longer statement_timeout in dsn's options",
     "53100": "Free space on the server",
     "53": "Give the server more of this resource",
     "": "Check that the server runs and can be reached from the driver, that the database exists, "
