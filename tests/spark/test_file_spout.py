@@ -307,6 +307,24 @@ def test_texts_of_csv_are_kept(folder):
     assert read(spout, spout.plan(None)) == rows
 
 
+@pytest.mark.parametrize(
+    ("format", "content"),
+    [
+        ("json", b'{"d": "2026-03-29", "s": {"l": ["0001-01-01", null]}}\n{"d": null}\n'),
+        ("csv", b"d\n2026-03-29\n\n"),
+    ],
+)
+def test_dates_are_read(folder, format, content):
+    nested = [("s", pa.struct([("l", pa.list_(pa.date32()))]))] * (format == "json")
+    put(folder, "a", 1, content)
+    spout = FileSpout(folder, format, pa.schema([("d", pa.date32()), *nested]))
+    found = read(spout, spout.plan(None))
+    assert found[0]["d"] == datetime.date(2026, 3, 29)
+    if nested:
+        assert found[0]["s"] == {"l": [datetime.date(1, 1, 1), None]}
+        assert found[1] == {"d": None, "s": None}
+
+
 TABLE = [{"id": 1, "name": "a"}, {"id": None, "name": ""}, {"id": 3, "name": None}]
 
 
@@ -423,6 +441,9 @@ def test_lines_that_cannot_be_read_are_rows_apart(tmp_path_factory, format, data
         ("json", b'{"id": 1, "n": "x"}', 'column n must be int32, got "x"'),
         ("json", b'{"id": 1, "n": 1.5}', "column n must be int32, got 1.5"),
         ("json", b'{"id": 1, "t": "no"}', 'column t must be timestamp[us], got "no"'),
+        ("json", b'{"id": 1, "d": "2026-02-30"}', 'column d must be date32[day], got "2026-02-30"'),
+        ("json", b'{"id": 1, "d": 5}', "column d must be date32[day], got 5"),
+        ("json", b'{"id": 1, "d": "caf\xe9"}', ""),
         ("json", b'{"id": 1, "n": "x"} 2', "JSON parse error: Column(/n) changed from number to "),
         ("json", b'{"id": 1, "n": {"a": "\\ud800"}}', r'column n must be int32, got {"a": "\ud800'),
         ("json", b'{"id": 1, "n": %b' % (b"[" * 99_999), "JSON parse error: Column(/n) changed"),
@@ -445,9 +466,10 @@ def test_the_reason_of_a_damaged_line_names_the_column(folder, format, line, rea
             ("n", pa.int32()),
             ("t", pa.timestamp("us")),
             ("s", pa.string()),
+            ("d", pa.date32()),
         ]
     )
-    put(folder, "a", 1, b"s,n,t,id,more\n" * (format == "csv") + line)
+    put(folder, "a", 1, b"s,n,t,id,d\n" * (format == "csv") + line)
     spout = FileSpout(folder, format, schema)
     (row,) = read(spout, spout.plan(None))
     said = row["_corrupt_reason"]
@@ -570,6 +592,11 @@ def test_files_are_dealt_out_whole_in_order_and_about_evenly(sizes, tasks):
         ),
         (("/in", "parquet", REASONS), ValueError, "must not have the column _corrupt_reason: ack"),
         (("/in", "json", pa.schema({"d": pa.duration("s")})), ValueError, "conversion to duration"),
+        (
+            ("/in", "json", pa.schema({"t": pa.time64("us")})),
+            ValueError,
+            "types that Spark and json",
+        ),
         (("/in", "csv", pa.schema({"l": pa.list_(pa.int8())})), ValueError, "conversion to list"),
         (("/in", "csv", pa.schema({"f": pa.float16()})), ValueError, "types that Spark and csv"),
         (("/in", "json", "id bigint"), TypeError, "must be a .*Schema, got str 'id bigint'; "),

@@ -126,6 +126,7 @@ _NULL_AT_FIRST, _NULL = re.compile(rb"(?:\xef\xbb\xbf)?\s*null"), re.compile(rb"
 #: Arrow's errors about a value: one has the column, the other one the column's type and the value.
 _OTHER_KIND = re.compile(r"JSON parse error: Column\((?:/(.+))?\) changed from \w+ to (\w+)")
 _NOT_CONVERTED = re.compile(r"Failed to convert JSON to (.+?)(?:, couldn't parse:|: )(.+)")
+_NOT_PARSED = re.compile(r"Failed to parse string: '(.*)' as a scalar of type (.+)")
 
 
 class JsonLines(LineFile):
@@ -133,8 +134,9 @@ class JsonLines(LineFile):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Arrow's error about a null in another column names none: `fitted` finds these nulls.
-        self._nullable = pa.schema([one.with_nullable(True) for one in self.schema])
+        # Arrow's error about a null in another column names none: `fitted` finds these nulls. It
+        # also casts texts to dates, which Arrow reads as numbers of days from JSON.
+        self._nullable = pa.schema([(one.name, _in_json(one.type)) for one in self.schema])
 
     def _parsed(self, records: pa.Buffer, block_bytes: int) -> pa.Table:
         from pyarrow import json as arrow_json  # noqa: PLC0415 - loaded where it is needed
@@ -151,6 +153,8 @@ class JsonLines(LineFile):
     def _explained(self, said: str, record: bytes) -> str:
         """Return an error about a record with column, type and value, or else Arrow's error."""
         kind, value = _OTHER_KIND.fullmatch(said), _NOT_CONVERTED.fullmatch(said)
+        if (date := _NOT_PARSED.fullmatch(said)) is not None:
+            value = _NOT_CONVERTED.fullmatch(f"Failed to convert JSON to {date[2]}: {date[1]}")
         if kind is not None and kind[1] is None:
             return f"the line must be a JSON object, got {kind[2]}"
         if kind is not None or value is not None:
@@ -173,6 +177,23 @@ class JsonLines(LineFile):
         yield from found
         if not found or found[-1] < len(self.content):
             yield len(self.content)
+
+
+def _in_json(kind: pa.DataType) -> pa.DataType:
+    """Return a type with text in place of dates, at any depth.
+
+    Raises NotImplementedError for times of day.
+    """
+    is_ = pa.types
+    if is_.is_time(kind):
+        raise NotImplementedError(f"JSON conversion to {kind} is not supported")
+    if is_.is_date(kind):
+        return pa.string()
+    if is_.is_struct(kind):
+        return pa.struct([one.with_type(_in_json(one.type)) for one in kind])
+    if is_.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_json(kind.value_type)))
+    return kind
 
 
 #: The empty lines before a header.
