@@ -19,6 +19,7 @@ from accepted_rows import WORDS, accepted, row_file, two_files, written_without_
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
+from pyiceberg.types import IntegerType
 from small_disk import SmallDisk
 
 from ackcore.spark import SinkUnavailable, to_iceberg
@@ -207,6 +208,26 @@ def test_a_column_that_the_table_gained_is_null(lake, files):
         change.add_column("note", StringType())
     sink.write(accepted(files[1:], 1))
     assert rows(lake) == [("a", 5, None), ("a", 5, None), ("d", 4, None), ("d", 4, None)]
+
+
+def test_a_column_that_the_table_gained_is_not_emptied_by_merges(lake, files):
+    """A merge replaces whole rows, and would replace by null what others wrote into it."""
+    sink = to_iceberg("shop.words", lake, keys="word")
+    sink.write(accepted(files[1:]))
+    with table(lake).update_schema() as update:
+        update.add_column("at", IntegerType())
+    with pytest.raises(ValueError, match=r"'count': keys replace whole .* lacks its column 'at'"):
+        sink.write(accepted(files[1:], 1))
+    assert table(lake).schema().column_names == ["word", "n", "at"]
+
+
+def test_a_required_column_that_the_stream_lacks_is_named(lake, files):
+    some = pa.schema([WORDS.field("word"), pa.field("at", pa.int64(), nullable=False)])
+    catalog = load_catalog(**lake)
+    catalog.create_table("shop.some", some)
+    catalog.close()
+    with pytest.raises(ValueError, match=r"column 'at' of table shop\.some is required, and the"):
+        check_sink("count", to_iceberg("shop.some", lake), pa.schema([WORDS.field("word")]))
 
 
 def test_a_catalog_that_is_away_is_named_without_secrets(lake, files, tmp_path):

@@ -120,11 +120,11 @@ class IcebergSink(TransactionalSink["Transaction"]):
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise TypeError or ValueError if Spark or Iceberg lacks a type, or keys are bad.
 
-        Also if the table lacks a column or a struct field, or the stream lacks a required one.
-        Types are not compared with the table's. Raises SinkUnavailable if the catalog does not
-        answer, or the table does not exist.
+        Also if the table lacks a column or a struct field, has a required one that the stream lacks
+        or, with keys, any other column. Types are not compared with the table's. Raises
+        SinkUnavailable if the catalog does not answer, or the table does not exist.
         """
-        from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow  # noqa: PLC0415
+        from pyiceberg.io.pyarrow import pyarrow_to_schema  # noqa: PLC0415
 
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
@@ -133,8 +133,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
         columns = spark_schema(what, schema)
         with self._opened(sink) as table:
             there, version = table.schema(), table.metadata.format_version
-        has = [field.name for field in there.fields]
-        require_columns(what, f"table {self.table}", schema.names, has)
+        self._check_columns(what, schema, there)
         try:
             pyarrow_to_schema(columns, there.name_mapping, format_version=version)
         except Exception as error:
@@ -142,18 +141,29 @@ class IcebergSink(TransactionalSink["Transaction"]):
                 f"{what}: table {self.table} cannot store the stream's columns: {error}; have the "
                 "bolt emit another type, or change the table"
             ) from error
+
+    def _check_columns(self, what: str, schema: pa.Schema, there: Any) -> None:
+        """Raise ValueError if the table's columns and the stream's do not go together.
+
+        ``what``: the beginning of the message. ``there``: the table's schema.
+        """
+        from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415
+
+        table, has = f"table {self.table}", [field.name for field in there.fields]
+        require_columns(what, table, schema.names, has)
         others = [column for column in has if column not in schema.names]
         if self.keys and others:
             raise ValueError(
-                f"{what}: keys replace whole rows of table {self.table}, and the stream lacks its "
-                f"column {others[0]!r}; have the bolt emit the column, or leave keys out"
+                f"{what}: keys replace whole rows of {table}, and the stream lacks its column "
+                f"{others[0]!r}; have the bolt emit the column, or leave keys out"
             )
-        for name, field in lacking(pa.struct(list(schema_to_pyarrow(there))), struct):
+        needed = pa.struct(list(schema_to_pyarrow(there)))
+        for name, field in lacking(needed, pa.struct(list(schema))):
             if not field.nullable:
                 raise ValueError(
-                    f"{what}: column {name!r} of table {self.table} is required, and the stream "
-                    "does not have it; have the bolt emit it, or make it optional (ALTER TABLE ... "
-                    f"ALTER COLUMN {name} DROP NOT NULL)"
+                    f"{what}: column {name!r} of {table} is required, and the stream does not have "
+                    "it; have the bolt emit it, or make it optional (ALTER TABLE ... ALTER COLUMN "
+                    f"{name} DROP NOT NULL)"
                 )
 
     @contextlib.contextmanager
@@ -187,9 +197,11 @@ class IcebergSink(TransactionalSink["Transaction"]):
 
         Raises SinkRejects, before anything is written, if rows have nulls in required columns, text
         that is not UTF-8, dates or times outside the years 1 to 9999, or times with nanoseconds.
+        Raises ValueError if the table's columns have changed and do not go with the stream's.
         """
-        fields = transaction.table_metadata.schema().fields
-        required = {field.name for field in fields if field.required}
+        there = transaction.table_metadata.schema()
+        self._check_columns(f"sink {batch.sink!r}", batch.schema(), there)
+        required = {field.name for field in there.fields if field.required}
         schema = spark_schema(f"sink {batch.sink!r}", batch.schema())
         refuse_misfits(
             batch,
