@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from checkpoints import OPEN, VALUE, died, ids, run_one
+from checkpoints import OPEN, VALUE, died, ids, run_one, with_dead_letters
 from letter_homes import active, path_of, reader, write
 
 from ackcore.spark.base import letter_columns
@@ -361,6 +362,21 @@ def test_a_store_elsewhere_is_remembered(checkpoint, tmp_path):
     with OPEN(tmp_path / "moved") as state:
         found = DeadLetters.open(tmp_path / "moved", state.deployment_key)
         assert numbers(Path(found.place.url)) == [(0, "id-0"), (0, "id-1")]
+
+
+def test_a_store_that_was_removed_from_its_checkpoint_is_missed(checkpoint):
+    with_dead_letters(checkpoint)
+    inside = checkpoint / "ackcore/dead_letters"
+    shutil.rmtree(inside)
+    with OPEN(checkpoint) as state:
+        key = state.deployment_key
+        with pytest.raises(StateError, match=r"counted 7 dead records, and .* was removed") as told:
+            DeadLetters.open(checkpoint, key, records=state.records)
+        assert str(inside) in str(told.value)
+        assert not inside.exists()
+        # As the error says, for letters that are lost.
+        DeadLetters.open(checkpoint, key, inside, records=state.records)
+        assert DeadLetters.open(checkpoint, key, records=state.records).place.url == str(inside)
 
 
 # -- columns --------------------------------------------------------------------------------------

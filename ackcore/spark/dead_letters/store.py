@@ -131,6 +131,12 @@ class DeadLetters:
                 os.path.join(url, INDEX),
                 "is missing, though the directory has files of letters: it was removed",
             )
+        if path is None and owner is None and (count := _counted(records)):
+            raise StateError(
+                f"the checkpoint {home} has counted {count} dead records, and {url}, where their "
+                f"letters were, has no {INDEX}: it was removed. Restore it from a backup; if the "
+                "letters are lost, set dead_letters= to this directory or another one, for new ones"
+            )
         if owner is not None and owner["deployment_key"] != f"{deployment_key:016x}":
             raise CheckpointForeign(
                 f"{url} holds the dead letters of the checkpoint {owner['checkpoint']} "
@@ -205,6 +211,13 @@ class DeadLetters:
             for letters in letters_left(file.path, spout, notes, columns):
                 counted = letters.group_by(columns).aggregate([([], "count_all")])
                 yield counted.rename_columns(DEATHS.names).cast(DEATHS)
+
+
+def _counted(records: Records) -> int:
+    """Return the number of dead records up to the last micro-batch that is done."""
+    done = records.numbers(".done")
+    last = (records.read(f"batches/{done[-1]}.decision") if done else None) or {}
+    return sum(of["dead"] for of in last.get("totals", {}).get("spouts", {}).values())
 
 
 def check_letters_url(url: str, checkpoint: str) -> None:
