@@ -251,6 +251,8 @@ def test_the_counts_tell_what_was_resolved(tmp_path):
             store = DeadLetters.open(tmp_path, state.deployment_key)
             store.write(number, state.decision(number).dead)
 
+    with world.driver()[0] as state:
+        DeadLetters.open(tmp_path, state.deployment_key)  # as a query that starts does
     world.behaves = fails("b", "c", final=True)
     world.process(0, ["a", "b", "c"])
     park(0)
