@@ -125,6 +125,8 @@ class Process(Target):
         self.starts += 1
         with self._starting:
             self._process, self._pipe = process, ours
+            if self._closed:  # `close` came while the process was started
+                process.kill()
         try:
             self._receive()  # it is ready
         except (EOFError, OSError) as lost:

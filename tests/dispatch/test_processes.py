@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ from in_processes import (
 from scripted import dispatched
 
 from ackcore.calls import Reject, Unavailable
-from ackcore.dispatch import Dispatcher, Process
+from ackcore.dispatch import Dispatcher, Process, processes
 from ackcore.dispatch.processes import ProcessDied
 
 
@@ -74,6 +75,22 @@ def test_a_process_is_one_consumer_of_one_dispatcher(tmp_path):
     with pytest.raises(RuntimeError, match="is a consumer already"):
         Dispatcher(range(9), dict.fromkeys("ab", fork(write, str(tmp_path)))).run()
     assert sorted(effects(tmp_path)) == list(range(50))
+
+
+def test_a_process_that_is_closed_while_it_starts_is_killed(tmp_path):
+    process = fork(write, str(tmp_path))
+
+    async def main():
+        with processes._STARTS:
+            starting = asyncio.create_task(process.start())
+            while not process._pool._threads or process._pool._work_queue.qsize():
+                await asyncio.sleep(0)  # until its thread waits for the lock
+            await process.close()
+        await asyncio.gather(starting, return_exceptions=True)
+
+    asyncio.run(main())
+    process._process.join()
+    assert process._process.exitcode == -signal.SIGKILL
 
 
 def test_a_record_that_kills_its_process_dies_alone(tmp_path):

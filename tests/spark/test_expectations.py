@@ -466,7 +466,7 @@ class Seen(SnapshotListener):
     """A listener that keeps the reports and the metrics."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__("", {})
         self.reports = []
 
     def on_progress(self, progress, counts):
