@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 
 import pytest
-from checkpoints import died
-from letter_homes import Home, asked, contents, every, files_there, listed, named, write
+from checkpoints import OPEN, died, run_one
+from letter_homes import VALUE, Home, asked, contents, every, files_there, listed, named, write
 
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
+from ackcore.spark.checkpoint.shared_record import INDEX
 from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters.checkpoints import checkpoint_of, store_of
 from ackcore.spark.dead_letters.drop import drop
 from ackcore.spark.dead_letters.letter_files import batch_rows, read_letters
+from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, count_letters, list_letters
 from ackcore.spark.dead_letters.notes import notes_of
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.dead_letters.store import _new_file
+from ackcore.spark.dead_letters.store import DeadLetters, _new_file
 from ackcore.spark.inspect.reason_counts import DeadCounter
+from ackcore.spark.stores.opening import open_store
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -250,3 +253,79 @@ def test_who_began_to_read_before_merges_and_a_drop_reads_on(home, monkeypatch, 
         first = 100 if file.first == 1 else 2 * file.first
         for row in found:
             assert names[row] == f"id-{first + rows.position(row)}"
+
+
+# -- an index of another time ---------------------------------------------------------------------
+
+
+def index_of(home):
+    return open_store(store_of(home.checkpoint).url, "path").get(INDEX).data
+
+
+def put_back(home, index):
+    store = open_store(store_of(home.checkpoint).url, "path")
+    store.replace(INDEX, index, store.get(INDEX).version)
+
+
+def start(home):
+    with OPEN(home.checkpoint) as state:
+        DeadLetters.open(state.url, state.deployment_key, home.elsewhere, VALUE, state.records)
+
+
+@pytest.fixture
+def three(home):
+    """A store with letters of three micro-batches: the last one is not done."""
+    state, letters = home.driver()
+    with state:
+        write(letters, 0, 1)
+        older = index_of(home)
+        write(letters, 1, 2)
+        run_one(state, 1)
+        newest = index_of(home)
+        write(letters, 2, 3)
+    return older, newest
+
+
+def test_an_older_index_is_refused_if_it_lacks_letters_that_count(home, three):
+    older, newest = three
+    put_back(home, older)
+    (lacking,) = (each for each in files_there(home) if "/batch-1." in each)
+    before = files_there(home)
+    with pytest.raises(CheckpointCorrupt, match=f"it lacks {lacking}, with letters of micro-") as e:
+        start(home)
+    assert str(e.value).startswith(f"{store_of(home.checkpoint).url}/{INDEX} is older than")
+    assert files_there(home) == before
+    # As after a driver that died before it put its index: micro-batch 2 runs again.
+    put_back(home, newest)
+    start(home)
+    assert listed(home) == every(2)
+    assert len(files_there(home)) == 2
+    # As the error says.
+    put_back(home, older)
+    open_store(store_of(home.checkpoint).url, "path").delete([lacking])
+    start(home)
+    assert listed(home) == every(1)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_driver_that_dies_while_it_gives_a_file_up_leaves_no_older_index(
+    home, three, monkeypatch, at
+):
+    place = open_store(store_of(home.checkpoint).url, "path")
+    (last,) = (each for each in files_there(home) if "/batch-1." in each)
+    put_back(home, three[1])
+    place.put(f"{last}.given-up", b"")
+    calls = []
+
+    def die(letters, keys, delete=Letters._delete):
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        calls.append(delete(letters, keys))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Letters, "_delete", die)
+        with pytest.raises(KeyboardInterrupt):
+            start(home)
+    start(home)
+    assert listed(home) == every(1)
+    assert not any("/batch-1." in each.key for each in place.list())

@@ -140,6 +140,22 @@ class Letters:
             "/batch" in entry.key and _epoch_in(entry.key) > 0 for entry in self.store.list()
         )
 
+    def newer_files(self, done: int) -> list[str]:
+        """Return the files that the index lacks because an older version of it came back.
+
+        They have letters of micro-batches up to ``done``, and later ones than the index has of
+        their spout. Files of later micro-batches may be left by a driver that died.
+        """
+        keys = {entry.key for entry in self.store.list()}
+        last = {spout: file.last for spout, file in files_of(self)}  # of the spout's last file
+        found = (ObjectFile(self.objects, key, 0, "") for key in sorted(keys) if _epoch_in(key) > 0)
+        return [
+            file.key
+            for file in found
+            if last.get(file.key.partition("/")[0], -1) < batches_of(file)[1] <= done
+            and f"{file.key}{GIVEN_UP}" not in keys
+        ]
+
     def _check(self, body: Body) -> None:
         if self._token and body.get("token") != self._token:
             raise CheckpointInUse(
@@ -153,7 +169,8 @@ class Letters:
         """Delete objects that no index names, left by processes that died."""
         remove_abandoned(self.store)
         keys = [entry.key for entry in self.store.list()]
-        self._give_up({key.removesuffix(GIVEN_UP) for key in keys if key.endswith(GIVEN_UP)})
+        markers = {key for key in keys if key.endswith(GIVEN_UP)}
+        self._give_up({key.removesuffix(GIVEN_UP) for key in markers})
         body = self._index.read()
         named = {each["object"] for each in _named(body)}
         for merged in list(_merged(body)):
@@ -161,6 +178,7 @@ class Letters:
         self._delete(
             key for key in keys if key not in named and 0 <= _epoch_in(key) < body["epoch"]
         )
+        self._delete(markers)  # after their files: see `newer_files`
 
     def _give_up(self, keys: Collection[str]) -> None:
         """Remove unreadable files from the index: those beside which a user has put a marker."""
@@ -174,7 +192,6 @@ class Letters:
 
         if keys:
             self._change(change)
-            self._delete(f"{key}{GIVEN_UP}" for key in keys)
 
     def _change(self, change: Callable[[Body], Body | None]) -> None:
         def checked(body: Body) -> Body | None:

@@ -144,6 +144,18 @@ class DeadLetters:
                 f"({deployment_key:016x}) would overwrite them; set dead_letters= to a directory "
                 "of this checkpoint alone"
             )
+        done = records.numbers(".done")
+        if owner is not None and done and (newer := store.newer_files(done[-1])):
+            more = f" and {len(newer) - 1} more" if newer[1:] else ""
+            raise corrupt(
+                os.path.join(url, INDEX),
+                f"is older than the letters beside it: it lacks {newer[0]}{more}, with letters of "
+                "micro-batches that are done. It was put back from a backup, or lost its newest "
+                "version",
+                "Put the newest version back; or move these files out of the directory, where "
+                "readers of Parquet files read them, and start again: dead_letters() and replay() "
+                "then lack their letters only",
+            )
 
         def own() -> DeadLetters:
             about = {"deployment_key": f"{deployment_key:016x}", "checkpoint": home}
