@@ -328,3 +328,28 @@ def test_an_interrupt_at_any_line_of_a_put_leaves_the_records_that_are_stored(tm
     for number in range(1, lines + 1):
         left = number
         interrupted(tmp_path / str(number))
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_an_interrupt_after_a_fence_is_set_or_removed_leaves_no_fence(call):
+    """Or all later starts in the process would be refused, because it was taken over."""
+    calls = 0
+
+    def interrupt(frame, event, arg):
+        nonlocal calls
+        if event == "c_return" and frame.f_code.co_name == "fenced" and arg.__name__ != "get":
+            calls += 1
+            if calls == call:
+                raise KeyboardInterrupt
+
+    def refuse():
+        raise CheckpointInUse
+
+    before = sys.getprofile()
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt), fenced(refuse):
+            assert call == 2
+    finally:
+        sys.setprofile(before)
+    check_fence()

@@ -68,11 +68,13 @@ _fence: ContextVar[Callable[[], object] | None] = ContextVar("fence", default=No
 @contextlib.contextmanager
 def fenced(check: Callable[[], object]) -> Iterator[None]:
     """Call ``check`` before naming each file that the block writes; its exception stops that."""
-    token = _fence.set(check)
+    before = _fence.get()
     try:
+        # In the block: an interrupt that comes with its return would leave it set for ever.
+        _fence.set(check)
         yield
     finally:
-        _fence.reset(token)
+        _fence.set(before)
 
 
 def check_fence() -> None:
