@@ -73,7 +73,8 @@ cdef class Ledger:
     -----
     Any thread may call any method; methods with columns run without the GIL.  A call is applied
     whole or not at all.  If a process is forked while another thread is in a call, the child cannot
-    use its copy of the ledger: pass ``entries()`` or a pickle to it.
+    use its copy of the ledger, in which calls may wait for ever: pass ``entries()`` or a pickle to
+    it.
     """
 
     cdef ledger_t state

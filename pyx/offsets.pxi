@@ -93,7 +93,8 @@ cdef class OffsetTracker:
     that is, when a `Ledger` reports its root as ACKED.
 
     Any thread may call any method; methods with columns run without the GIL.  If a process is
-    forked while another thread is in a call, the child cannot use its copy.
+    forked while another thread is in a call, the child cannot use its copy, in which calls may wait
+    for ever.
     """
 
     cdef offsets_t t
