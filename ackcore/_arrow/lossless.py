@@ -205,7 +205,7 @@ def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row:
         raise ValueError(f"values of {column.type} have another meaning as {arrow_type}")
     try:
         found = column.cast(arrow_type)
-        if _are_alike(column, found.cast(column.type)):
+        if are_alike(column, found.cast(column.type)):
             return found
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError) as error:
         raise ValueError(str(error)) from error
@@ -233,7 +233,7 @@ def _shown(one: pa.Array) -> str:
 def _survives_cast(column: pa.Array, arrow_type: pa.DataType) -> bool:
     """Return whether a cast to a type and the cast back give the same column."""
     try:
-        return _are_alike(column, column.cast(arrow_type).cast(column.type))
+        return are_alike(column, column.cast(arrow_type).cast(column.type))
     except pa.ArrowInvalid:
         return False
 
@@ -365,19 +365,19 @@ def _items(value: Any) -> list[Any] | None:
     return list(value) if isinstance(value, list | tuple) else None
 
 
-def _are_alike(one: pa.Array, other: pa.Array) -> bool:
+def are_alike(one: pa.Array, other: pa.Array) -> bool:
     """Return whether two arrays of a type have the same values; NaN is NaN, and -0.0 is not 0.0."""
     if not one.is_valid().equals(other.is_valid()):
         return False
     arrow_type, kind = one.type, pa.types
     if kind.is_struct(arrow_type):
-        return all(map(_are_alike, one.flatten(), other.flatten()))
+        return all(map(are_alike, one.flatten(), other.flatten()))
     if kind.is_map(arrow_type):
         pairs = pa.list_(pa.struct([arrow_type.key_field, arrow_type.item_field]))
-        return _are_alike(one.cast(pairs), other.cast(pairs))
+        return are_alike(one.cast(pairs), other.cast(pairs))
     if is_list(arrow_type):
         lengths = [column.value_lengths().fill_null(0) for column in (one, other)]
-        return bool(lengths[0].equals(lengths[1])) and _are_alike(one.flatten(), other.flatten())
+        return bool(lengths[0].equals(lengths[1])) and are_alike(one.flatten(), other.flatten())
     if kind.is_floating(arrow_type):
         was, now = (column.fill_null(0).to_numpy(zero_copy_only=False) for column in (one, other))
         same = (was == now) & (np.signbit(was) == np.signbit(now))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import datetime
+import decimal
 import gzip
 import http.client
 import json
@@ -526,6 +527,122 @@ def test_a_csv_file_that_may_have_misnamed_columns_is_refused(folder, header, wo
         return
     with pytest.raises(FileUnreadable, match=f"in/a cannot be read as csv: ValueError: .*{words}"):
         read(spout, spout.plan(None))
+
+
+_DAY = datetime.datetime(2026, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        (pa.array([1.5, 1.239]), pa.decimal128(5, 2)),
+        (pa.array([0.5, 0.1]), pa.float32()),
+        (pa.array([0.5, 1e39]), pa.float32()),
+        (pa.array(["0.5", "1e39"]), pa.float32()),
+        (pa.array([-0.0]), pa.int64()),
+        (pa.array([1.5]), pa.int64()),
+        (pa.array([2**31]), pa.int32()),
+        (pa.array([1, 2]), pa.bool_()),
+        (pa.array([1]), pa.timestamp("us")),
+        (pa.array([1]), pa.date32()),
+        (pa.array([_DAY]), pa.int64()),
+        (pa.array([_DAY, _DAY.replace(hour=5)]), pa.date32()),
+        (pa.array([1], pa.timestamp("ns")), pa.timestamp("us")),
+        (pa.array([b"a"]), pa.int64()),
+        (pa.array([None, [0.5, None, 0.1]]), pa.list_(pa.float32())),
+        (
+            pa.array([None, {"a": 1, "b": 0.1}]),
+            pa.struct([("b", pa.float32()), ("c", ROWS[0].type)]),
+        ),
+        (
+            pa.array([[("k", 0.1)]], pa.map_(pa.string(), pa.float64())),
+            pa.map_(pa.string(), pa.float32()),
+        ),
+    ],
+    ids=str,
+)
+def test_a_parquet_file_whose_values_do_not_fit_the_schema_is_refused(folder, column, kind):
+    """Arrow rounds such numbers, takes them for times, or cuts the time of day."""
+    pq.write_table(pa.table({"x": column}), folder / "a")
+    spout = FileSpout(folder, "parquet", pa.schema([("x", kind)]))
+    with pytest.raises(FileUnreadable, match=r"/a cannot be read as parquet: ValueError") as caught:
+        read(spout, spout.plan(None))
+    there = pq.read_schema(folder / "a")[0].type
+    assert f"column x is {there} in the file" in str(caught.value)
+    assert f"do not fit the schema's {spout.schema[0].type}: " in str(caught.value)
+    assert f". Declare it as {there}, and convert" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        (pa.array([1, None, -(2**31)], pa.int32()), pa.int64()),
+        (pa.array([1, 2], pa.uint8()), pa.int16()),
+        (pa.array([1, 2]), pa.float64()),
+        (pa.array([0, 1]), pa.bool_()),
+        (pa.array([0.1, float("inf"), float("nan"), -0.0, None], pa.float32()), pa.float64()),
+        (pa.array([1.5, float("inf")]), pa.float32()),
+        (pa.array([1.25, -0.5]), pa.decimal128(5, 2)),
+        (pa.array([decimal.Decimal("1.2")]), pa.decimal128(9, 3)),
+        (pa.array([_DAY.date()], pa.date64()), pa.date32()),
+        (pa.array([_DAY]), pa.date32()),
+        (pa.array([_DAY.date()]), pa.timestamp("us")),
+        (pa.array([_DAY], pa.timestamp("ns", "Asia/Tokyo")), pa.timestamp("us", "UTC")),
+        (pa.array([_DAY], pa.timestamp("ms")), pa.timestamp("us", "UTC")),
+        (pa.array([_DAY], pa.timestamp("us", "UTC")), pa.timestamp("us")),
+        (pa.array([_DAY]), pa.string()),
+        (pa.array(["2026-01-01"]), pa.date32()),
+        (pa.array(["0.1", "inf"]), pa.float32()),
+        (pa.array(["a", None, "a"]).dictionary_encode(), pa.string()),
+        (pa.array([b"a", b"b"]).dictionary_encode(), pa.binary()),
+        (pa.array(["a"], pa.large_string()), pa.string()),
+        (pa.array([b"ab"], pa.binary(2)), pa.binary()),
+        (pa.array([b"a"]), pa.string()),
+        (pa.nulls(2), pa.date32()),
+        (pa.array([[1, 2], None], pa.list_(pa.int32(), 2)), pa.list_(pa.int64())),
+        (
+            pa.array([None, {"a": 1, "b": 0.5}]),
+            pa.struct([("b", pa.float32()), ("c", ROWS[0].type)]),
+        ),
+        (
+            pa.array(
+                [[("k", {"x": 1})], None],
+                pa.map_(pa.string(), pa.struct([pa.field("x", pa.int32(), False)])),
+            ),
+            pa.map_(pa.string(), pa.struct([("x", pa.int64())])),
+        ),
+    ],
+    ids=str,
+)
+def test_a_parquet_file_of_other_types_is_read_if_its_values_fit(folder, column, kind):
+    pq.write_table(pa.table({"x": column}), folder / "a")
+    spout = FileSpout(folder, "parquet", pa.schema([("x", kind)]))
+    found = [row["x"] for row in read(spout, spout.plan(None))]
+    assert repr(found) == repr(column.cast(kind).to_pylist())
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+@pytest.mark.parametrize("format", ["json", "csv"])
+def test_a_number_that_is_too_large_is_a_corrupt_line(folder, format, kind):
+    """Arrow would take infinity for it, which another line may have."""
+    texts = ["0.1", "1e39" if kind == pa.float32() else "1e400", "Infinity", "-1.5"]
+    lines = [f'{{"x": {text}}}' for text in texts] if format == "json" else ["x", *texts]
+    put(folder, "a", 1, "\n".join(lines).encode())
+    spout = FileSpout(folder, format, pa.schema([("x", kind)]))
+    good, bad, *others = read(spout, spout.plan(None))
+    assert good["x"] == pa.scalar(0.1, kind).as_py()
+    assert [row["x"] for row in others] == [float("inf"), -1.5]
+    assert (bad["x"], bad["_corrupt_record"]) == (None, lines[1 + (format == "csv")])
+    assert "too large" in bad["_corrupt_reason"] or "too big" in bad["_corrupt_reason"]
+
+
+def test_a_number_in_a_list_that_is_too_large_is_a_corrupt_line(folder):
+    put(folder, "a", 1, b'{"x": [1.5, null]}\n{"x": [0.5, -1e39]}\n')
+    spout = FileSpout(folder, "json", pa.schema([("x", pa.list_(pa.float32()))]))
+    good, bad = read(spout, spout.plan(None))
+    assert (good["x"], bad["x"]) == ([1.5, None], None)
+    said = "line 2 of a cannot be read: column x has a number that is too large for list<"
+    assert bad["_corrupt_reason"].startswith(said)
 
 
 def test_times_of_every_year_are_read(folder):

@@ -15,12 +15,14 @@ import pyarrow.compute as pc
 from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
 
+from ackcore._arrow.lossless import are_alike
+from ackcore._arrow.record_batches import is_text
 from ackcore._error_hints import listed
 from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.schemas import with_corrupt
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.checkpoint.skips import shown
-from ackcore.spark.planned.line_files import BLOCK_BYTES, ROWS, CsvFile, JsonLines
+from ackcore.spark.planned.line_files import BLOCK_BYTES, ROWS, CsvFile, JsonLines, overflows
 from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.opening import is_bucket, open_store
 
@@ -182,7 +184,7 @@ class FileReader:
         Raises ValueError for a value that the type of its column, or its nullability, refuses.
         """
         columns = [
-            batch.column(one.name).cast(one.type)
+            self._cast(batch.column(one.name), one)
             if one.name in batch.schema.names
             else pa.repeat(pa.scalar(constants.get(one.name), pa.string()), len(batch)).cast(
                 one.type
@@ -193,6 +195,24 @@ class FileReader:
             if column.null_count and not one.nullable:
                 raise ValueError(f"column {one.name} has nulls, and its schema allows none")
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _cast(self, column: pa.Array, field: pa.Field) -> pa.Array:
+        """Return a column in the type of a field. Raises ValueError if that changes a value."""
+        is_parsed, said = self.format != "parquet", "values would be changed"
+        try:
+            found = column.cast(field.type)
+            if not any(_is_changed(*pair, is_parsed) for pair in _leaves(column, found)):
+                return found
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            if is_parsed:
+                raise
+            said = str(error).partition("\n")[0].rstrip(".")
+        if is_parsed:
+            raise ValueError(f"column {field.name} has a number that is too large for {field.type}")
+        raise ValueError(
+            f"column {field.name} is {column.type} in the file, and its values do not fit the "
+            f"schema's {field.type}: {said}. Declare it as {column.type}, and convert it in a bolt"
+        )
 
 
 def _refuse_ancient(batch: pa.RecordBatch) -> None:
@@ -208,20 +228,51 @@ def _refuse_ancient(batch: pa.RecordBatch) -> None:
 
 
 def _is_ancient(column: pa.Array) -> bool:
-    kind = column.type
-    if pa.types.is_struct(kind):
-        return any(map(_is_ancient, column.flatten()))
-    if pa.types.is_map(kind):
-        return _is_ancient(column.keys) or _is_ancient(column.items)
-    if kind.num_fields:
-        return _is_ancient(column.flatten())
-    if pa.types.is_date32(kind):
-        numbers, first = column.view(pa.int32()), _FIRST_DAY
-    elif pa.types.is_timestamp(kind):
-        numbers, first = column.cast(pa.timestamp("us")).view(pa.int64()), _FIRST_US
-    else:
+    for leaf, _ in _leaves(column, column):
+        if pa.types.is_date32(leaf.type):
+            numbers, first = leaf.view(pa.int32()), _FIRST_DAY
+        elif pa.types.is_timestamp(leaf.type):
+            numbers, first = leaf.cast(pa.timestamp("us")).view(pa.int64()), _FIRST_US
+        else:
+            continue
+        if pc.any(pc.less(numbers, first)).as_py():
+            return True
+    return False
+
+
+def _is_changed(was: pa.Array, now: pa.Array, is_parsed: bool) -> bool:
+    """Return whether a cast column without fields has other values, or numbers became times.
+
+    Texts, and numbers of JSON (``is_parsed``), may be rounded, but not to infinity.
+    """
+    kind = pa.types
+    if was.type == now.type or kind.is_null(was.type):
         return False
-    return bool(pc.any(pc.less(numbers, first)).as_py())
+    if is_parsed or is_text(was.type):
+        return overflows(was, now)
+    if kind.is_temporal(was.type) != kind.is_temporal(now.type) and not is_text(now.type):
+        return True
+    return not are_alike(was, now.cast(was.type))
+
+
+def _leaves(was: pa.Array, now: pa.Array) -> Iterator[tuple[pa.Array, pa.Array]]:
+    """Yield the columns without fields in a column, and the same ones after its cast."""
+    kind = now.type
+    if pa.types.is_struct(kind):
+        for place, field in enumerate(kind):
+            at = was.type.get_field_index(field.name)
+            if at >= 0:  # else it is null
+                yield from _leaves(was.flatten()[at], now.flatten()[place])
+    elif pa.types.is_map(kind):
+        pairs = [
+            one.cast(pa.list_(pa.struct([one.type.key_field, one.type.item_field])))
+            for one in (was, now)
+        ]
+        yield from _leaves(*pairs)
+    elif kind.num_fields:
+        yield from _leaves(was.flatten(), now.flatten())
+    else:
+        yield was, now
 
 
 def check_types(format: str, schema: pa.Schema) -> None:

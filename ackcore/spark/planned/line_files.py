@@ -11,6 +11,7 @@ from itertools import groupby, islice
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ackcore.spark.base.schemas import with_corrupt
 from ackcore.topology.tuples import MESSAGE_CHARS
@@ -120,6 +121,15 @@ class LineFile(ABC):
         return pa.RecordBatch.from_arrays(columns, schema=with_corrupt(self.schema))
 
 
+def overflows(was: pa.Array, now: pa.Array) -> bool:
+    """Return whether a number, perhaps as text, became infinite in another type."""
+    infinite = pc.is_inf(now) if pa.types.is_floating(now.type) else None
+    if infinite is None or not pc.any(infinite).as_py():
+        return False
+    texts = was.filter(infinite).cast(pa.string())
+    return not pc.all(pc.match_substring(texts, "inf", ignore_case=True)).as_py()
+
+
 #: Lines that are null, which is no object. Arrow ends the process if such a line is the first of a
 #: block (pyarrow 26). Two patterns, because a search is fast if its pattern begins with a literal.
 _NULL_AT_FIRST, _NULL = re.compile(rb"(?:\xef\xbb\xbf)?\s*null"), re.compile(rb"\n\s*null")
@@ -135,7 +145,8 @@ class JsonLines(LineFile):
     def __post_init__(self) -> None:
         super().__post_init__()
         # Arrow's error about a null in another column names none: `fitted` finds these nulls. It
-        # also casts texts to dates, which Arrow reads as numbers of days from JSON.
+        # also casts texts to dates, which Arrow reads as numbers of days from JSON, and float64 to
+        # float32, for which Arrow takes numbers that are too large.
         self._nullable = pa.schema([(one.name, _in_json(one.type)) for one in self.schema])
 
     def _parsed(self, records: pa.Buffer, block_bytes: int) -> pa.Table:
@@ -180,7 +191,7 @@ class JsonLines(LineFile):
 
 
 def _in_json(kind: pa.DataType) -> pa.DataType:
-    """Return a type with text in place of dates, at any depth.
+    """Return a type with text in place of dates, and float64 of float32, at any depth.
 
     Raises NotImplementedError for times of day.
     """
@@ -189,6 +200,8 @@ def _in_json(kind: pa.DataType) -> pa.DataType:
         raise NotImplementedError(f"JSON conversion to {kind} is not supported")
     if is_.is_date(kind):
         return pa.string()
+    if is_.is_float32(kind):
+        return pa.float64()
     if is_.is_struct(kind):
         return pa.struct([one.with_type(_in_json(one.type)) for one in kind])
     if is_.is_list(kind):
@@ -232,17 +245,28 @@ class CsvFile(LineFile):
         self._open = self.content.address + size
 
     def _parsed(self, records: pa.Buffer, block_bytes: int) -> pa.Table:
-        from pyarrow import csv  # noqa: PLC0415
-
         if records.address + len(records) > self._open:
             raise ValueError("a quote is not closed")  # Arrow takes the rest of the file
+        table = self._read(records, block_bytes, self.schema)
+        for field, numbers in zip(self.schema, table.columns, strict=True):
+            if pa.types.is_floating(field.type) and pc.any(pc.is_inf(numbers)).as_py():
+                texts = self._read(records, block_bytes, pa.schema([(field.name, pa.string())]))
+                if overflows(texts[0], numbers):
+                    raise ValueError(
+                        f"column {field.name} has a number that is too large for {field.type}"
+                    )
+        return table
+
+    def _read(self, records: pa.Buffer, block_bytes: int, columns: pa.Schema) -> pa.Table:
+        from pyarrow import csv  # noqa: PLC0415
+
         return csv.read_csv(
             pa.BufferReader(records),
             csv.ReadOptions(block_size=block_bytes, column_names=self.names),
             csv.ParseOptions(newlines_in_values=True),
             csv.ConvertOptions(
-                column_types=self.schema,
-                include_columns=self.schema.names,
+                column_types=columns,
+                include_columns=columns.names,
                 include_missing_columns=True,
                 null_values=[""],  # not Arrow's list, with NA and null
                 strings_can_be_null=True,
