@@ -19,7 +19,16 @@ from accepted_rows import WORDS, accepted, row_file, two_files, written_without_
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
-from pyiceberg.types import IntegerType
+from pyiceberg.transforms import (
+    BucketTransform,
+    DayTransform,
+    HourTransform,
+    IdentityTransform,
+    MonthTransform,
+    TruncateTransform,
+    YearTransform,
+)
+from pyiceberg.types import IntegerType, TimestampType
 from small_disk import SmallDisk
 
 from ackcore.spark import SinkUnavailable, to_iceberg
@@ -100,6 +109,36 @@ def test_tables_are_refused_before_anything_runs(lake):
         TypeError, match=r"does not distinguish the fields 's\.a' and 's\.A'; rename"
     ):
         check_sink("count", to_iceberg("shop.words", lake), twins)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        BucketTransform(4),
+        TruncateTransform(2),
+        YearTransform(),
+        MonthTransform(),
+        DayTransform(),
+        HourTransform(),
+        IdentityTransform(),
+    ],
+    ids=str,
+)
+def test_partitions_for_which_a_package_is_missing_are_refused(lake, monkeypatch, transform):
+    """pyiceberg would not write any micro-batch."""
+    monkeypatch.setitem(sys.modules, "pyiceberg_core", None)
+    schema = pa.schema([("at", pa.timestamp("us"))])
+    if not transform.can_transform(TimestampType()):  # truncate
+        schema = pa.schema([("at", pa.string())])
+    with contextlib.closing(load_catalog(**lake)) as catalog:
+        parts = catalog.create_table("shop.parts", schema)
+        parts.update_spec().add_field("at", transform, "part").commit()
+    sink = to_iceberg("shop.parts", lake)
+    if isinstance(transform, IdentityTransform):
+        check_sink("count", sink, schema)
+        return
+    with pytest.raises(ImportError, match=r"partition part = .* pip install 'pyiceberg\[pyiceb"):
+        check_sink("count", sink, schema)
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,10 @@ class IcebergSink(TransactionalSink["Transaction"]):
 
         Also if the table lacks a column or a struct field, has a required one that the stream lacks
         or, with keys, any other column. Types are not compared with the table's. Raises
-        SinkUnavailable if the catalog does not answer, or the table does not exist.
+        SinkUnavailable if the catalog does not answer, or the table does not exist, and ImportError
+        if the table's partitions need pyiceberg-core, which is not installed.
         """
+        from pyiceberg.exceptions import NotInstalledError  # noqa: PLC0415
         from pyiceberg.io.pyarrow import pyarrow_to_schema  # noqa: PLC0415
 
         what = f"sink {sink!r}"
@@ -134,6 +136,15 @@ class IcebergSink(TransactionalSink["Transaction"]):
         with self._opened(sink) as table:
             there, version = table.schema(), table.metadata.format_version
         self._check_columns(what, schema, there)
+        for part in table.spec().fields:
+            try:
+                part.transform.pyarrow_transform(there.find_type(part.source_id))
+            except NotInstalledError:
+                raise ImportError(
+                    f"{what}: table {self.table} has the partition {part.name} = {part.transform}, "
+                    "for which pyiceberg needs pyiceberg-core, which is not installed: pip install "
+                    "'pyiceberg[pyiceberg-core]'"
+                ) from None
         try:
             pyarrow_to_schema(columns, there.name_mapping, format_version=version)
         except Exception as error:
