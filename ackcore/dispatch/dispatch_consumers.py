@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -49,13 +50,27 @@ class Target:
         call that does not begin within the time-out goes to another consumer, and is no attempt.
         """
         began()
-        return await self.call(item)
+        return await awaitable(self.call(item), f"{type(self).__name__}.call")
 
     def timed_out(self) -> None:
         """Handle a call that timed out after it began, and is cancelled. By default do nothing."""
 
     async def close(self) -> None:
         """Release all resources. Called once, when the run ends; exceptions are ignored."""
+
+
+class NotAwaitable(TypeError):
+    """A method of a `Target` is no coroutine function. Ends the run: it would fail each record."""
+
+
+def awaitable(answer: Any, method: str) -> Awaitable[Any]:
+    """Return what a method returned. Raises NotAwaitable if it cannot be awaited."""
+    if not inspect.isawaitable(answer):
+        raise NotAwaitable(
+            f"{method} must be awaitable, and it returned {type(answer).__name__}: declare it with "
+            "'async def', or pass a plain function in place of the Target, to be run in a thread"
+        )
+    return answer
 
 
 def refuse_async(function: object) -> None:

@@ -27,7 +27,7 @@ from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.calls.endpoints import Breaker, BreakerState
 from ackcore.calls.threads import NOT_RUN, refuse_lazy, refuse_unrun
 from ackcore.dispatch.checkpoint import Checkpoint
-from ackcore.dispatch.dispatch_consumers import Target, as_target
+from ackcore.dispatch.dispatch_consumers import NotAwaitable, Target, as_target, awaitable
 from ackcore.dispatch.dispatch_records import Reader, Record, Source
 from ackcore.flow import Batch, FlowController, Limit
 from ackcore.flow.choosers import Chooser
@@ -257,10 +257,10 @@ class Dispatcher:
         """Send all records, and return the counts when each is done.
 
         Raises RecordDead if a record failed for the last time, and there are no ``dead_letters``,
-        or an exception of the source, of ``acked`` or of ``dead_letters``. Calls in flight are then
-        cancelled, and the position up to which all records are done is committed even so. Raises
-        CheckpointError if the checkpoint is damaged, or open elsewhere. Raises RuntimeError if this
-        dispatcher has run before.
+        TypeError if a method of a `Target` returned no awaitable, or an exception of the source, of
+        ``acked`` or of ``dead_letters``. Calls in flight are then cancelled, and the position up to
+        which all records are done is committed even so. Raises CheckpointError if the checkpoint is
+        damaged, or open elsewhere. Raises RuntimeError if this dispatcher has run before.
         """
         if self._running:
             raise RuntimeError(
@@ -271,7 +271,7 @@ class Dispatcher:
         try:
             self._start = 0 if checkpoint is None else checkpoint.committed
             self._positions = OffsetTracker("source", 0, 0, self._start)
-            await asyncio.gather(*(target.start() for target in self._targets.values()))
+            await asyncio.gather(*map(_started, self._targets.values()))
             await self._run(checkpoint)
         finally:
             try:
@@ -305,8 +305,7 @@ class Dispatcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        closing = (target.close() for target in self._targets.values())
-        await asyncio.gather(*closing, return_exceptions=True)
+        await asyncio.gather(*map(_closed, self._targets.values()), return_exceptions=True)
 
     async def _run(self, checkpoint: Checkpoint | None) -> None:
         reader = Reader(self._source, self._start, self._more.set)
@@ -413,9 +412,11 @@ class Dispatcher:
         error: BaseException | None = None
         try:
             values = [record.value for record in batch]
-            bitmap = await self._targets[lease.name].call_in_turn(
+            target = self._targets[lease.name]
+            call = target.call_in_turn(
                 values if self._batch > 1 else values[0], partial(self._flow.begin, lease)
             )
+            bitmap = await awaitable(call, f"{type(target).__name__}.call_in_turn")
             if isinstance(bitmap, NOT_RUN):
                 way_out = "write its function without 'yield'"
                 if inspect.iscoroutine(bitmap):
@@ -431,6 +432,10 @@ class Dispatcher:
                 error = FailedInBatch(f"consumer {lease.name!r} failed this record of a batch")
         except KeyboardInterrupt:
             raise
+        except NotAwaitable as raised:
+            self._error = self._error or raised
+            self._more.set()
+            return
         except BaseException as raised:  # also SystemExit and a panic of an extension
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task and task.cancelling():
@@ -628,3 +633,11 @@ class Dispatcher:
             self._refused_ns.pop(record.position, None)
             if how == "acked" and self._acked is not None:
                 refuse_unrun(self._acked(record.position, record.value), "acked")
+
+
+async def _started(target: Target) -> None:
+    await awaitable(target.start(), f"{type(target).__name__}.start")
+
+
+async def _closed(target: Target) -> None:
+    await target.close()

@@ -130,6 +130,39 @@ def test_a_coroutine_that_nobody_awaits_does_no_record(batch):
             kind(coroutine)
 
 
+@pytest.mark.parametrize("method", ["start", "call", "call_in_turn", "close"])
+def test_a_target_whose_method_is_not_awaitable_ends_the_run(method):
+    """It would fail each record after it ran. The end of `close` is ignored, as are its errors."""
+    called, closed, dead = [], [], []
+
+    class Plain(Target):
+        def call(self, item):  # plain, but what it returns is awaitable
+            return asyncio.sleep(0)
+
+    class Other(Plain):
+        def call(self, item):
+            raise Unavailable
+
+        async def close(self):
+            closed.append(self)
+
+    setattr(Plain, method, lambda self, *arguments: called.append(arguments))
+    Other.start, Other.call_in_turn = Target.start, Target.call_in_turn
+    dispatcher = Dispatcher(
+        [1, 2],
+        {"plain": Plain(), "other": Other()},
+        dead_letters=lambda *letter: dead.append(letter),
+        max_pending=1,
+    )
+    if method == "close":
+        assert dispatcher.run().acked == 2
+    else:
+        with pytest.raises(TypeError, match=rf"Plain\.{method} must be awaitable, and it returned"):
+            dispatcher.run()
+        assert (dispatcher.counts().acked, dispatcher.counts().committed) == (0, 0)
+    assert (len(called), dead, len(closed)) == (1, [], 1)
+
+
 async def never_awaited(*arguments):
     raise AssertionError("nobody awaits this")
 
