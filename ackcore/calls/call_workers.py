@@ -24,6 +24,7 @@ from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.outcomes import CallOutcome, Retry
 from ackcore.calls.usage import USAGE, CallCounts, Usage, text_of
 from ackcore.flow.consumers import Lease
+from ackcore.flow.limits import check_room
 from ackcore.retry import capped_doubling
 
 _S = 1_000_000_000
@@ -209,6 +210,7 @@ class Workers:
                 self._window.on_sample(
                     now - worker.lease.sent_ns, self.in_flight, dropped=worker.expired
                 )
+                check_room(self._window)
             self.in_flight -= 1
             if usage is not None:
                 settings = self._settings

@@ -12,7 +12,7 @@ from ackcore._columns import as_count, positive
 from ackcore._error_hints import naming_arguments
 from ackcore.calls.threads import refuse_lazy
 from ackcore.calls.usage import MOST_COST, UsageCounts
-from ackcore.flow.limits import MAX_LIMIT, Limit
+from ackcore.flow.limits import MAX_LIMIT, Limit, check_room
 
 #: Larger limits are refused as mistakes.
 _MOST = {"calls_per_s": 1e9, "tokens_per_min": 60e9, "cost_per_run": MOST_COST}
@@ -161,13 +161,17 @@ def check_concurrency(given: Any, name: str, owner: str) -> None:
 
 
 def made_by(make: Callable[[], Any], name: str) -> Limit:
-    """Return the `Limit` that an argument makes. Raises TypeError if it makes something else."""
+    """Return the `Limit` that an argument makes.
+
+    Raises TypeError if it makes something else, and ValueError if it allows no call.
+    """
     made = make()
     if not isinstance(made, Limit):
         raise TypeError(
             f"{name} must make a Limit, an object with limit and on_sample, got "
             f"{type(made).__name__}; pass a number, or a class of ackcore.flow"
         )
+    check_room(made)
     return made
 
 

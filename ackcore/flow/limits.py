@@ -11,6 +11,7 @@ import enum
 import math
 import time
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 from ackcore._columns import as_count, nanoseconds
@@ -57,6 +58,16 @@ class Limit(Protocol):
         dropped : bool
             Whether it failed or timed out.
         """
+
+
+def check_room(limit: Limit) -> None:
+    """Raise ValueError if a `Limit` allows no tuple, and so would never have another sample."""
+    allowed: Any = limit.limit
+    if not isinstance(allowed, Real) or not float(allowed) >= 1:  # also for NaN
+        raise ValueError(
+            f"{type(limit).__name__}.limit must be a number of at least 1, got {allowed!r}; with "
+            "less nothing would be sent"
+        )
 
 
 class RttThreshold:

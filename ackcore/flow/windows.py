@@ -15,7 +15,7 @@ from typing import Any
 from ackcore._error_hints import Unquoted
 from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import Fate, FlowConsumer, Lease
-from ackcore.flow.limits import DelayTarget, Limit
+from ackcore.flow.limits import DelayTarget, Limit, check_room
 
 #: Nanoseconds between two sweeps: at least, and for each consumer, which takes some 1,000 of them.
 _SWEEP_NS, _SWEEP_EACH_NS = 2_000_000, 20_000
@@ -58,6 +58,7 @@ class Windows:
         """Add a consumer with its own ``limit``; raise ValueError if there is one of that name."""
         if name in self.consumers:
             raise ValueError(f"consumer {name!r} exists already; remove it first")
+        check_room(limit)
         slot = self._free_slots.pop() if self._free_slots else len(self.consumers)
         # With any limit, the choice needs the service time.
         service = limit if isinstance(limit, DelayTarget) else DelayTarget(clock=self._clock)
@@ -218,6 +219,7 @@ class Windows:
         consumer.service.on_sample(rtt, out, False, now)
         if consumer.limit is not consumer.service:
             consumer.limit.on_sample(rtt, out, False)
+            check_room(consumer.limit)
         self._chooser.changed(consumer)
         if self._keyed:
             self._held.discard(lease.key)
@@ -252,6 +254,7 @@ class Windows:
             self._held.discard(lease.key)
         consumer.out -= 1
         self.in_flight -= 1
+        check_room(consumer.limit)
         self._chooser.changed(consumer)
         return True
 

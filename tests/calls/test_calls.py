@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_loop import SimCalls, called, states
 
-from ackcore.calls import Reject, Retry, call_workers
+from ackcore.calls import RateLimit, Reject, Retry, call_workers
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
 from ackcore.flow import Fixed, RttThreshold
@@ -278,6 +278,24 @@ def test_a_run_that_ends_half_way_cancels_what_is_out(end):
     assert calls.now_s < 4
     with pytest.raises(RuntimeError, match="closed"):
         next(calls.run([1]))
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"endpoints": ["a"]}, {"limit": RateLimit(calls_per_s=9, per=id)}], ids=str
+)
+def test_a_limit_that_allows_no_call_ends_the_run(settings):
+    """Later calls would wait without an end."""
+
+    class Shut(RttThreshold):
+        def on_sample(self, rtt_ns, in_flight, dropped):
+            self.limit = 0
+
+    async def call(item, endpoint=None):
+        await asyncio.sleep(1)
+
+    calls = SimCalls(call, CallSettings(max_concurrency=lambda: Shut(initial=1), **settings))
+    with pytest.raises(ValueError, match=r"Shut\.limit must be a number of at least 1, got 0"):
+        next(calls.run(range(9)))
 
 
 def test_a_coroutine_from_a_thread_is_an_error_and_not_a_value():

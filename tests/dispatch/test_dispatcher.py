@@ -163,6 +163,21 @@ def test_a_target_whose_method_is_not_awaitable_ends_the_run(method):
     assert (len(called), dead, len(closed)) == (1, [], 1)
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_limit_that_allows_no_record_ends_the_run(fails):
+    class Shut(Fixed):
+        def on_sample(self, rtt_ns, in_flight, dropped):
+            self.limit = 0
+
+    consumers = {"a": rejects if fails else lambda record: None}
+    dispatcher = Dispatcher(
+        range(9), consumers, limit=lambda: Shut(1), dead_letters=lambda *letter: None
+    )
+    with pytest.raises(ValueError, match=r"Shut\.limit must be a number of at least 1, got 0"):
+        dispatcher.run()
+    assert dispatcher.counts().attempts == 1
+
+
 async def never_awaited(*arguments):
     raise AssertionError("nobody awaits this")
 

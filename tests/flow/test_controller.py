@@ -342,3 +342,24 @@ def test_the_default_is_a_delay_target_on_the_controllers_clock(clock):
     assert type(consumer.limit) is DelayTarget
     assert consumer.limit._clock is clock
     assert consumer.service is consumer.limit
+
+
+@pytest.mark.parametrize("allowed", [0, -1, 0.5, float("nan"), None, "9"])
+@pytest.mark.parametrize("end", ["start", "ack", "fail", "expire"])
+def test_a_limit_that_allows_no_tuple_is_an_error(clock, end, allowed):
+    """Nothing would be sent, and so the limit would have no other sample."""
+
+    class Shut:
+        limit = allowed if end == "start" else np.int64(1)
+
+        def on_sample(self, rtt_ns, in_flight, dropped):
+            self.limit = allowed
+
+    def run():
+        flow = FlowController("a", limit=Shut, timeout_s=5, clock=clock)
+        lease = flow.try_acquire()
+        clock.now_ns += 6 * S
+        getattr(flow, end)(*([] if end == "expire" else [lease]))
+
+    with pytest.raises(ValueError, match=r"^Shut\.limit must be a number of at least 1, got"):
+        run()
