@@ -208,7 +208,7 @@ class FileReader:
                 raise
             said = str(error).partition("\n")[0].rstrip(".")
         if is_parsed:
-            raise ValueError(f"column {field.name} has a number that is too large for {field.type}")
+            raise ValueError(f"column {field.name} has a number too large for {field.type}")
         raise ValueError(
             f"column {field.name} is {column.type} in the file, and its values do not fit the "
             f"schema's {field.type}: {said}. Declare it as {column.type}, and convert it in a bolt"

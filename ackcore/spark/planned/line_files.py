@@ -244,23 +244,15 @@ class CsvFile(LineFile):
         size = len(self.content) if closed is None else closed.end()
         self._open = self.content.address + size
 
-    def _parsed(self, records: pa.Buffer, block_bytes: int) -> pa.Table:
-        if records.address + len(records) > self._open:
-            raise ValueError("a quote is not closed")  # Arrow takes the rest of the file
-        table = self._read(records, block_bytes, self.schema)
-        for field, numbers in zip(self.schema, table.columns, strict=True):
-            if pa.types.is_floating(field.type) and pc.any(pc.is_inf(numbers)).as_py():
-                texts = self._read(records, block_bytes, pa.schema([(field.name, pa.string())]))
-                if overflows(texts[0], numbers):
-                    raise ValueError(
-                        f"column {field.name} has a number that is too large for {field.type}"
-                    )
-        return table
-
-    def _read(self, records: pa.Buffer, block_bytes: int, columns: pa.Schema) -> pa.Table:
+    def _parsed(
+        self, records: pa.Buffer, block_bytes: int, columns: pa.Schema | None = None
+    ) -> pa.Table:
         from pyarrow import csv  # noqa: PLC0415
 
-        return csv.read_csv(
+        if records.address + len(records) > self._open:
+            raise ValueError("a quote is not closed")  # Arrow takes the rest of the file
+        columns = columns or self.schema
+        table = csv.read_csv(
             pa.BufferReader(records),
             csv.ReadOptions(block_size=block_bytes, column_names=self.names),
             csv.ParseOptions(newlines_in_values=True),
@@ -273,6 +265,12 @@ class CsvFile(LineFile):
                 quoted_strings_can_be_null=False,
             ),
         )
+        for one, numbers in zip(columns, table.columns, strict=True):
+            if pa.types.is_floating(one.type) and pc.any(pc.is_inf(numbers)).as_py():
+                text = pa.schema([one.with_type(pa.string())])
+                if overflows(self._parsed(records, block_bytes, text)[0], numbers):
+                    raise ValueError(f"column {one.name} has a number too large for {one.type}")
+        return table
 
     def _ends(self) -> Iterator[int]:
         place = self._first
