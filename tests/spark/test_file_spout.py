@@ -599,7 +599,7 @@ def test_a_parquet_file_whose_values_do_not_fit_the_schema_is_refused(folder, co
         (pa.array([b"ab"], pa.binary(2)), pa.binary()),
         (pa.array([b"a"]), pa.string()),
         (pa.nulls(2), pa.date32()),
-        (pa.array([[1, 2], None], pa.list_(pa.int32(), 2)), pa.list_(pa.int64())),
+        (pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2)), pa.list_(pa.int64())),
         (
             pa.array([None, {"a": 1, "b": 0.5}]),
             pa.struct([("b", pa.float32()), ("c", ROWS[0].type)]),
