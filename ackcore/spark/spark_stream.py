@@ -129,7 +129,10 @@ class SparkStream(Stream):
             except BaseException as error:
                 # Kept here: Spark would only show its text within a Java stack trace.  If this
                 # thread ended, Spark would wait for ever for its answer.
-                self.error = ended = as_error(error)
+                ended = as_error(error)
+                # The end of the session, too, stops the micro-batch: it stays the query's error.
+                if self.error is None or not isinstance(ended, Stopped):
+                    self.error = ended
         if ended is not None:
             if isinstance(ended, Stopped):
                 self._wait_for_sparks_stop()
@@ -187,7 +190,10 @@ class SparkStream(Stream):
                 self.spark_query = self._begin()
                 if self._leaving.is_set():
                     self.spark_query.stop()
-            self.spark_query.awaitTermination()
+            # After `_end_with_session` Spark's query may wait for its next trigger before it ends.
+            while not self.spark_query.awaitTermination(1):
+                if isinstance(self.error, RunFailed):
+                    break
             if self.error is not None:
                 raise self.error
         except Exception as error:

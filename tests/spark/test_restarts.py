@@ -311,6 +311,41 @@ def test_a_stream_without_new_data_ends_with_its_session(
     Lock(tmp_path / "cp/ackcore/lock").close()
 
 
+def test_a_stream_ends_with_its_session_while_a_sink_is_retried(
+    spark, tmp_path, folder, running, monkeypatch
+):
+    """The end of the session also stops the micro-batch, which must not hide it."""
+    monkeypatch.setattr(Pacing, "CALLED_S", 0.01)
+    folder.add("a")
+    store, topology = down_for_ever(folder.stream)
+    on = running(topology, spark, tmp_path / "cp")
+    until(lambda: store.down < DOWN, on)
+    monkeypatch.setattr(stream, "end_of", lambda session: "the SparkSession was stopped")
+    with pytest.raises(RunFailed, match="the SparkSession was stopped"):
+        on.await_termination(60)
+    assert isinstance(on.exception, RunFailed)
+
+
+def test_the_end_of_a_session_is_seen_before_sparks_query_returns():
+    """With a long trigger, Spark's query would return only at the next one."""
+
+    def await_termination(timeout=None):
+        assert timeout is not None
+        assert one.error is None, "it waits for ever"
+        one.error = RunFailed("the SparkSession was stopped")
+        return False
+
+    one = SimpleNamespace(
+        error=None,
+        spark_query=SimpleNamespace(awaitTermination=await_termination, isActive=False),
+        _changed=threading.Condition(),
+        _at_work=None,
+        _may_restart=lambda error: False,
+    )
+    with pytest.raises(RunFailed, match="the SparkSession was stopped"):
+        SparkStream._step(one)
+
+
 def java(*names):
     """A stand-in for the part of a Java error and its causes that is read."""
     cause = None
