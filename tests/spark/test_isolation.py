@@ -7,8 +7,10 @@ import fcntl
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from ackcore.spark.checkpoint.decisions import Plan
@@ -24,7 +26,8 @@ from ackcore.spark.tasks.inflight_markers import (
     MarkerFile,
     TaskAttempt,
 )
-from ackcore.spark.tasks.isolation import AttemptIsolation, Evidence
+from ackcore.spark.tasks.isolation import AttemptIsolation, Evidence, IsolatedBolts
+from ackcore.spark.tasks.tracking import AnchoredRows, Owners
 from ackcore.topology.tuples import Reason
 
 ATTEMPT = TaskAttempt(1, 0, 7)
@@ -166,6 +169,44 @@ def test_many_suspects_go_in_groups_first():
     many = Evidence()
     many.add(Marker(ATTEMPT, ROOTS, roots=frozenset(range(2000))))
     assert [len(group) for group in many.groups(0, 5000, everyone)[1]] == [256] * 7 + [208]
+
+
+def parts(one, of_row, of_root, in_order):
+    """Yield the rows that run together, each with the roots or the chunk that is marked."""
+    marked = []
+    one._file.set = lambda *marker: marked.append(marker)
+    numbers = np.arange(max(of_row) + 1)
+    rows = AnchoredRows(pa.record_batch({"number": numbers}), Owners(numbers))
+    chunks = SimpleNamespace(roots_of=lambda _: (np.array(of_row), np.array(of_root)))
+    isolated = IsolatedBolts(SimpleNamespace(used=False), one, chunks, None, in_order)
+    for part in isolated._parts(rows):
+        _, chunk, rows_, roots_ = marked[-1]
+        yield (
+            part.batch["number"].to_pylist(),
+            (chunk, rows_) if roots_ is None else roots_.tolist(),
+        )
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_row_of_several_roots_runs_with_its_suspect(work, in_order):
+    """Otherwise it is never isolated, and its other roots are suspected of its crash."""
+    of_row, of_root = [0, 1, 1, 2, 3], [1, 1, 2, 3, 1]
+    one = flying(work, alone={2: 1}, names=True)
+    calm, suspect = ([0, 3], [1]), ([1], [1, 2])
+    found = list(parts(one, of_row, of_root, in_order))
+    assert found == ([calm, suspect, ([2], [3])] if in_order else [suspect, ([0, 2, 3], [1, 3])])
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_rows_beside_suspects_are_marked_as_their_whole_chunk(work, in_order):
+    """The next attempt compares the number of rows with that of the chunk which it gets."""
+    one = flying(work)
+    one.evidence.suspects = {2}
+    found = list(parts(one, [0, 1, 2], [1, 2, 3], in_order))
+    chunk = (1, 3)  # `flying` has begun chunk 0
+    assert found == (
+        [([0], chunk), ([1], [2]), ([2], chunk)] if in_order else [([1], [2]), ([0, 2], chunk)]
+    )
 
 
 def test_what_is_flushed_is_marked_by_name_the_next_time(work):

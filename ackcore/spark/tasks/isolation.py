@@ -292,34 +292,42 @@ class IsolatedBolts:
             return
         of_row, of_root = self._chunks.roots_of(rows.owners)
         left = np.ones(len(rows), np.bool_)
+        rejected, groups = isolation.evidence.groups(chunk, len(rows), np.unique(of_root))
+        # A row of several roots runs with its suspects, not with its other roots.
+        decides = np.isin(of_root, np.concatenate([rejected, *groups]))
+        decides |= ~np.isin(of_row, of_row[decides])
 
         def taken(roots: Int64s) -> Int64s:  # takes the roots' rows out of the rows left
-            places = np.unique(of_row[np.isin(of_root, roots)])
+            places = np.unique(of_row[decides & np.isin(of_root, roots)])
             places = places[left[places]]
             left[places] = False
             return places
 
-        rejected, groups = isolation.evidence.groups(chunk, len(rows), np.unique(of_root))
+        def roots_of(places: Int64s) -> Int64s:
+            return np.unique(of_root[np.isin(of_row, places)])
+
         for root in rejected.tolist():
             reason = isolation.evidence.reasons.get(root, KILLED_WORKER)
             self._reject(root, reason, rows, taken(np.array([root])))
         parts = [(group, True) for group in groups]
         if self._in_order:
-            parts = _by_arrival(groups, of_root[np.argsort(of_row, kind="stable")])
+            in_turn = np.argsort(of_row, kind="stable")
+            parts = _by_arrival(groups, of_root[in_turn[decides[in_turn]]])
         for group, alone in parts:
             places = taken(group)
             if len(places) and alone:
                 self.flush()
-                with isolation.of_roots(np.unique(of_root[np.isin(of_row, places)])):
+                with isolation.of_roots(roots_of(places)):
                     yield some_rows(rows, places)
                     self.flush()
             elif len(places):
-                with isolation.of_chunk(chunk, len(places), group if isolation.names else None):
+                # The next attempt finds the chunk by its number of rows, with those of suspects.
+                found = roots_of(places) if isolation.names else None
+                with isolation.of_chunk(chunk, len(rows), found):
                     yield some_rows(rows, places)
         rest = np.flatnonzero(left)
         if len(rest):
-            roots = np.unique(of_root[np.isin(of_row, rest)]) if isolation.names else None
-            with isolation.of_chunk(chunk, len(rest), roots):
+            with isolation.of_chunk(chunk, len(rows), roots_of(rest) if isolation.names else None):
                 yield rows if len(rest) == len(rows) else some_rows(rows, rest)
 
     def _reject(self, root: int, reason: Reason, rows: AnchoredRows, places: Int64s) -> None:
