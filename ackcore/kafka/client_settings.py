@@ -56,9 +56,9 @@ _VARIES = re.compile(r"after \d+ms |, \d+ identical error\(s\) suppressed")
 #: Equal lines are logged once in this many seconds; at most so many lines are compared.
 _EQUAL_S, _MOST_LINES = 60.0, 1000
 
-#: The latest expiry of a token, in seconds since 1970: in the year 5138.  As milliseconds it is in
-#: 1973, so that a present time in milliseconds is above it.
-_LATEST_S = 1e11
+#: The latest expiry of a token, in seconds since 1970: after the year 9999, the last of `datetime`.
+#: As milliseconds it is in 2001, so that a present time in milliseconds is above it.
+_LATEST_S = 1e12
 
 #: The types of loggers.
 Log = Logger | _Adapter
@@ -266,8 +266,8 @@ def _check_token(found: Any) -> None:
     if not found[1] <= _LATEST_S:
         # librdkafka would request no other token when this one has expired.
         raise ValueError(
-            f"oauth_cb must return an expiry in seconds since 1970, got {found[1]}, which is above "
-            f"{_LATEST_S:.0f}; divide milliseconds by 1000"
+            "oauth_cb must return an expiry in seconds since 1970, a finite number up to "
+            f"{_LATEST_S:.0f}, got {found[1]}; divide milliseconds by 1000"
         )
     left = found[1] - time.time()
     if left <= 0:

@@ -10,6 +10,7 @@ import re
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 
 import pytest
 
@@ -136,8 +137,9 @@ def test_a_client_without_a_token_says_why():
         (lambda _: (b"token", 1e12), "TypeError: .* got a tuple of bytes, float"),
         (lambda _: ("token",), "TypeError: .* got a tuple of str"),
         (lambda _: ("token", 5.0), "ValueError: .*an expiry in the future, .* got 5.0.*"),
-        (lambda _: ("token", 1.8e12), "ValueError: .*, got 1800000000000.0, .*"),
-        (lambda _: ("token", math.nan), "ValueError: .*, got nan, which is above .*"),
+        (lambda _: ("token", 1.8e12), "ValueError: .*, got 1800000000000.0; divide .*"),
+        (lambda _: ("token", math.nan), "ValueError: .* a finite number up to .*, got nan; .*"),
+        (lambda _: ("token", math.inf), "ValueError: .* a finite number up to .*, got inf; .*"),
     ],
 )
 def test_a_wrong_result_is_refused_and_logged(oauth_cb, said, caplog):
@@ -148,3 +150,9 @@ def test_a_wrong_result_is_refused_and_logged(oauth_cb, said, caplog):
     (record,) = caplog.records
     assert record.getMessage().endswith(f"is called again in 10 s: {tokens.failure}")
     assert re.fullmatch(said, tokens.failure)
+
+
+def test_a_token_may_expire_as_late_as_a_datetime():
+    latest = datetime.max.replace(tzinfo=UTC).timestamp()
+    tokens = settings_of("h:1", lambda _: ("token", latest)).client_config({})["oauth_cb"]
+    assert tokens("") == ("token", latest)
