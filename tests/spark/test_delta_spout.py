@@ -94,15 +94,31 @@ def test_what_a_version_did_is_read_without_the_history_before_it(table, monkeyp
     for n in range(5):
         append(table, n)
     deltalake.DeltaTable(table).optimize.compact()
-    history, limits = deltalake.DeltaTable.history, []
-    monkeypatch.setattr(
-        deltalake.DeltaTable,
-        "history",
-        lambda self, limit=None: limits.append(limit) or history(self, limit),
-    )
     append(table, 5)
-    assert versions(DeltaSpout(table)) == [[0, 1, 2, 3, 4, 5]]
-    assert limits == [2]
+    monkeypatch.delattr(deltalake.DeltaTable, "history")
+    commit, read = DeltaSpout._commit, []
+    monkeypatch.setattr(
+        DeltaSpout, "_commit", lambda self, version: read.append(version) or commit(self, version)
+    )
+    assert versions(DeltaSpout(table), {"to": 4, "commit": None}) == [[5]]
+    assert set(read) == {4, 5, 6}
+
+
+def test_a_version_that_is_written_during_a_plan_does_not_shift_the_others(table, monkeypatch):
+    append(table, 0)
+    append(table, 1)
+    spout = DeltaSpout(table)
+    previous = spout.plan(None)
+    deltalake.DeltaTable(table).optimize.compact()
+    files = DeltaSpout._files
+
+    def written_meanwhile(self, version):
+        monkeypatch.setattr(DeltaSpout, "_files", files)
+        append(table, 2)
+        return files(self, version)
+
+    monkeypatch.setattr(DeltaSpout, "_files", written_meanwhile)
+    assert versions(spout, previous) == [[], [2]]
 
 
 @pytest.mark.parametrize(

@@ -212,11 +212,10 @@ class DeltaSpout(DividedSource):
                 "the version appends rows, or deletes or restores rows that were read. Set "
                 f"starting_version={version + 1}, which leaves out the versions before"
             )
-        actions = [json.loads(line) for line in (commit or b"").splitlines() if line.strip()]
         return any(
             (one.get("add") or {}).get("deletionVector")
             or (one.get("commitInfo") or {}).get("operation") == "RESTORE"
-            for one in actions
+            for one in _actions(commit)
         )
 
     def _commit(self, version: int) -> bytes | None:
@@ -232,11 +231,11 @@ class DeltaSpout(DividedSource):
         return None if found is None else found.to_pybytes()
 
     def _operation(self, version: int) -> str:
-        # Newest first. The whole history would be thousands of files of the log.
-        for one in self._table.history(self._table.version() - version + 1):
-            if one.get("version") == version:
-                return str(one.get("operation", "unknown"))
-        return "unknown"
+        # Not by `DeltaTable.history`, which takes a commit that arrives meanwhile for the newest.
+        found = [
+            one["commitInfo"] for one in _actions(self._commit(version)) if "commitInfo" in one
+        ]
+        return str(found[0].get("operation", "unknown")) if found else "unknown"
 
     def _files(self, version: int) -> Mapping[str, tuple[int, dict[str, str | None]]]:
         """Return the files of a version by path, with sizes and the texts of partition values."""
@@ -259,6 +258,11 @@ class DeltaSpout(DividedSource):
         return read_files(
             spark, self._root, files, "parquet", self.schema, plan["tasks"], constants
         )
+
+
+def _actions(commit: bytes | None) -> list[dict[str, Any]]:
+    """Return the actions in a version's file of the log."""
+    return [json.loads(line) for line in (commit or b"").splitlines() if line.strip()]
 
 
 def _digest(commit: bytes | None) -> str | None:
