@@ -23,6 +23,8 @@ from ackcore.metrics.readings import (
 
 #: By provider, the listeners that its instruments observe.
 _EXPORTED: WeakKeyDictionary[MeterProvider, dict[str, OpenTelemetryListener]] = WeakKeyDictionary()
+#: Those of the global provider, before and after `set_meter_provider`, which replaces the object.
+_GLOBAL: dict[str, OpenTelemetryListener] = {}
 
 
 class OpenTelemetryListener(SnapshotListener):
@@ -35,7 +37,8 @@ class OpenTelemetryListener(SnapshotListener):
     ----------
     query : str, default ""
         The value of the attribute ``ackcore.query``, which distinguishes the queries of a process.
-        Of listeners with equal values, the one whose query was started last is exported.
+        Of listeners with equal values, the one whose query was started last is exported. The values
+        of an ended query are exported until another one is started under its name: reuse names.
     meter_provider : opentelemetry.metrics.MeterProvider, optional
         The provider of the meter; by default the global one.
     """
@@ -43,8 +46,9 @@ class OpenTelemetryListener(SnapshotListener):
     @naming_arguments
     def __init__(self, query: str = "", meter_provider: MeterProvider | None = None) -> None:
         provider = get_meter_provider() if meter_provider is None else meter_provider
-        is_first = provider not in _EXPORTED
-        exported = _EXPORTED.setdefault(provider, {})
+        is_global = provider is get_meter_provider()
+        exported = _EXPORTED.setdefault(provider, _GLOBAL if is_global else {})
+        is_first = not exported
         super().__init__(query, exported)
         self._told = {QUERY: query}
         meter = provider.get_meter("ackcore")

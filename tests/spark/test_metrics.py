@@ -26,13 +26,14 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("opentelemetry.sdk")
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.metrics._internal import _ProxyMeterProvider
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, PeriodicExportingMetricReader
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
-from ackcore.metrics import OpenTelemetryListener, PrometheusListener
+from ackcore.metrics import OpenTelemetryListener, PrometheusListener, otel
 from ackcore.metrics.readings import DURATION, READINGS
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
@@ -188,6 +189,19 @@ def test_what_was_started_last_under_a_name_is_exported_and_each_metric_occurs_o
         each.on_start(counts)
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
     assert "listeners named 'two'" in caplog.text
+
+
+def test_listeners_made_before_and_after_the_global_provider_is_set_are_exported(monkeypatch):
+    proxy, real = _ProxyMeterProvider(), MeterProvider([reader := InMemoryMetricReader()])
+    monkeypatch.setattr(otel, "_GLOBAL", {})
+    monkeypatch.setattr(otel, "get_meter_provider", lambda: proxy)
+    OpenTelemetryListener("one")
+    proxy.on_set_meter_provider(real)
+    monkeypatch.setattr(otel, "get_meter_provider", lambda: real)
+    OpenTelemetryListener("two")
+    (of_resource,) = reader.get_metrics_data().resource_metrics
+    (active,) = (m for m in of_resource.scope_metrics[0].metrics if m.name == "ackcore.active")
+    assert [one.attributes["ackcore.query"] for one in active.data.data_points] == ["one", "two"]
 
 
 def test_opentelemetry_has_the_same():
