@@ -81,10 +81,10 @@ class PrometheusListener(SnapshotListener):
         occur once in a scrape. The others yield nothing. Listeners that were unregistered are left
         out.
         """
-        registered = self.registry._collector_to_names
-        listeners: list[PrometheusListener] = [
-            each for each in self._exported.values() if each in registered
-        ]
+        listeners: list[PrometheusListener] = list(self._exported.values())
+        # A private attribute of the registry: another release may have none.
+        registered = getattr(self.registry, "_collector_to_names", listeners)
+        listeners = [each for each in listeners if each in registered]
         if listeners[:1] != [self]:
             return
         for one in READINGS:
