@@ -212,7 +212,14 @@ def test_a_source_that_plans_the_same_rows_twice_ends_the_query(spark, checkpoin
     assert set(plans(checkpoint)) == {0}
 
 
-@pytest.mark.parametrize("answers", [{"from": 0}, {"from": 0, "tasks": 2}])
+@pytest.mark.parametrize(
+    "answers",
+    [
+        lambda previous: {"from": 0},
+        lambda previous: {"from": 0, "tasks": 2},
+        lambda previous: previous or {"from": 0},
+    ],
+)
 def test_a_plan_is_compared_without_the_number_of_slots(monkeypatch, answers):
     """Which changes if the query is started on another cluster."""
 
@@ -221,7 +228,7 @@ def test_a_plan_is_compared_without_the_number_of_slots(monkeypatch, answers):
         read = None
 
         def plan(self, previous):
-            return answers
+            return answers(previous)
 
     spout = source_rows._Spout("lines", Stuck(), source_rows._Taken(), None, "/cp")
     monkeypatch.setattr(source_rows, "task_slots", lambda spark: 2)
@@ -230,6 +237,23 @@ def test_a_plan_is_compared_without_the_number_of_slots(monkeypatch, answers):
     monkeypatch.setattr(source_rows, "task_slots", lambda spark: 3)
     with pytest.raises(SourceError, match=r"micro-batch 1: .* has read already"):
         spout.take(taken, 1)
+
+
+def test_a_source_may_divide_its_plan_in_place(monkeypatch):
+    class InPlace(DividedSource):
+        schema = pa.schema([("line", pa.string())])
+        read = None
+
+        def plan(self, previous):
+            return {"from": 0}
+
+        def divided(self, plan, tasks):
+            plan.setdefault("tasks", tasks)
+            return plan
+
+    spout = source_rows._Spout("lines", InPlace(), source_rows._Taken(), None, "/cp")
+    monkeypatch.setattr(source_rows, "task_slots", lambda spark: 3)
+    assert spout.take(source_rows._Taken(), 0).last == {"from": 0, "tasks": 3}
 
 
 def test_a_source_that_forgets_its_position_at_a_restart_ends_the_query(

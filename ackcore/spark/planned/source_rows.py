@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -124,7 +125,8 @@ class _Spout:
         try:
             plan = self.source.plan(previous)
             if plan is not None:
-                compared = self.source.divided(plan, 1)  # the same with any number of slots
+                # The same with any number of slots.  `divided` may change its argument.
+                compared = self.source.divided(deepcopy(plan), 1)
                 plan = self.source.divided(plan, task_slots(self._spark))
         except Exception as error:
             if isinstance(error, _MAY_PASS) and not isinstance(error, AnalysisException):
