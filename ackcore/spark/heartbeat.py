@@ -185,7 +185,7 @@ def pacemakers(
     clock: Clock,
     poll_s: float,
     is_called: Callable[[], bool],
-    check: Callable[[], object] = lambda: None,
+    check: Callable[[], object],
 ) -> list[Pacemaker]:
     """Return a pacemaker for retries and requests, and another one for planned spouts, if any.
 

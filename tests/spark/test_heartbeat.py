@@ -161,7 +161,7 @@ def pacemaker(beaten):
 
     def make(clock, called=lambda: False, look=None):
         rows = None if look is None else SimpleNamespace(has_new=look)
-        some = pacemakers(lambda: beaten.append(1), rows, clock, 0.005, called)
+        some = pacemakers(lambda: beaten.append(1), rows, clock, 0.005, called, int)
         made.extend(some)
         for one in some:
             one.start()
