@@ -139,7 +139,7 @@ def run(
     with spark_session(master, settings) as (spark, _):
         found = load_topology(topology, spark)
         if _is_batch(found, batch):
-            # As Ctrl-C: a process that SIGTERM kills counts as a crash.
+            # Without this handler, SIGTERM kills the process, and the next start counts a crash.
             before = signal.signal(signal.SIGTERM, signal.default_int_handler)
             try:
                 with _shown(checkpoint, spark, as_json):

@@ -214,7 +214,7 @@ def run_batch(
     WorkerPythonError, SinkUnavailable
         If the workers' Python cannot run ackcore, or the target of a sink cannot be used.
     KeyboardInterrupt, SystemExit
-        If a signal handler raises it, or any other exception.  The job is cancelled; a call with
+        If a signal handler raised this, or another exception.  The job is cancelled; a call with
         the same checkpoint continues.
     """
     check_callable("wait", wait)

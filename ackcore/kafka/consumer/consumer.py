@@ -241,7 +241,7 @@ class Consumer:
         self._stopped = False
         self._thread = ClientThread(settings, self._held, self._changed, weakref.ref(self))
         self._thread.start()
-        # Otherwise it would keep its partitions, whose records nobody could get or answer.
+        # Otherwise the thread would keep the partitions, whose records nobody could get or answer.
         weakref.finalize(self, self._thread.abandon).atexit = False
 
     # Records.

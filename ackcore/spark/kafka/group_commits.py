@@ -158,7 +158,7 @@ class GroupUse(NamedTuple):
 
     spout: str
     group_id: str
-    of: Collection[Hashable]  # its partitions, or the numbers of its sources, in any cluster
+    of: Collection[Hashable]  # partitions with their topics' ids, or numbers of sources
 
 
 def refuse_shared_groups(uses: Iterable[GroupUse]) -> None:

@@ -221,9 +221,9 @@ def _refuse_ancient(batch: pa.RecordBatch) -> None:
         if _is_ancient(column):
             raise ValueError(
                 f"column {name} has a date before 1582-10-15 or a time before 1900, which Spark "
-                "wrote in the calendar of its mode LEGACY; write the file with "
-                "spark.sql.parquet.datetimeRebaseModeInWrite and int96RebaseModeInWrite set to "
-                "CORRECTED"
+                "wrote in the calendar of its mode LEGACY. Rewrite the file with Spark 3 or later, "
+                "with spark.sql.parquet.datetimeRebaseModeInWrite and "
+                "spark.sql.parquet.int96RebaseModeInWrite set to CORRECTED"
             )
 
 
