@@ -72,29 +72,53 @@ def test_rows_whose_values_a_cast_would_change_are_refused(
 
 @pytest.mark.parametrize("keys", [None, "k"])
 @pytest.mark.parametrize(
-    ("kind", "good", "bad", "what"),
+    ("precision", "scale", "good", "bad"),
     [
-        (pa.string(), ["a", None], "", "an empty text"),
-        (pa.binary(), [None], b"", "an empty text"),
-        (
-            pa.decimal128(9, 2),
-            [MONEY, decimal.Decimal("-3.00"), None],
-            decimal.Decimal("-0.05"),
-            "a negative decimal with a fraction",
-        ),
+        (9, 2, "-3", "-0.05"),
+        (4, 4, "0.05", "-0.05"),
+        (4, 2, "-99", "-99.99"),
+        (38, 1, "-" + "9" * 37, "-" + "9" * 37 + ".5"),
     ],
 )
-def test_values_that_no_partition_can_have_are_refused(path, tmp_path, kind, good, bad, what, keys):
-    """Readers make null of an empty text. Of -0.05 deltalake makes 0.-5, which nobody can read."""
-    schema = pa.schema([("n", pa.int64()), ("k", kind)])
+def test_a_negative_fraction_is_refused_in_a_partition_column(
+    path, tmp_path, precision, scale, good, bad, keys
+):
+    """Of -0.05 deltalake makes 0.-5, which nobody can read."""
+    schema = pa.schema([("n", pa.int64()), ("k", pa.decimal128(precision, scale))])
     deltalake.DeltaTable.create(str(path), schema=schema, partition_by=["k"])
     sink = started(path, schema, keys=keys)
-    some = [(n, k, None) for n, k in enumerate([bad, *good])]
+    good = [decimal.Decimal(good), None]
+    some = [(n, k, None) for n, k in enumerate([decimal.Decimal(bad), *good])]
     file = row_file(tmp_path, some, schema=schema, batch=9)
-    why = {(0, 0): f"partition column 'k' cannot store {what}"}
+    why = {(0, 0): "partition column 'k' cannot store a negative decimal with a fraction"}
     assert written_without_refused(sink, accepted([file])) == why
     table = deltalake.DeltaTable(path).to_pyarrow_table().sort_by("n")
     assert table["k"].to_pylist() == good
+
+
+@pytest.mark.parametrize("keys", ["n", "k"])
+@pytest.mark.parametrize(
+    ("kind", "empty", "what"),
+    [(pa.string(), "", "an empty text"), (pa.binary(), b"", "an empty binary value")],
+)
+def test_an_empty_text_is_refused_in_a_partition_column_that_is_not_null(
+    path, tmp_path, kind, empty, what, keys
+):
+    """Readers make null of it. A row with a null key is never replaced."""
+    columns = [("n", pa.int64()), ("k", kind), pa.field("m", kind, nullable=False)]
+    schema = pa.schema(columns)
+    deltalake.DeltaTable.create(str(path), schema=schema, partition_by=["k", "m"])
+    sink = started(path, schema, keys=keys)
+    full = "a" if kind == pa.string() else b"a"
+    some = [(0, full, empty, None), (1, empty, full, None), (2, None, full, None)]
+    file = row_file(tmp_path, some, schema=schema, batch=9)
+    why = {(0, 0): f"partition column 'm' cannot store {what}"}
+    if keys == "k":
+        why[0, 1] = f"partition column 'k' cannot store {what}"
+    assert written_without_refused(sink, accepted([file])) == why
+    table = deltalake.DeltaTable(path).to_pyarrow_table().sort_by("n")
+    assert table["n"].to_pylist() == ([2] if keys == "k" else [1, 2])
+    assert table["k"].null_count == len(table)
 
 
 def test_fields_that_the_table_does_not_have_are_not_dropped(path, tmp_path):
@@ -142,12 +166,13 @@ def test_a_field_that_the_stream_does_not_have_and_takes_no_null_is_named(path, 
 
 
 @pytest.mark.parametrize("keys", [None, "word"])
-def test_a_column_that_the_table_computes_is_computed(path, tmp_path, keys):
+@pytest.mark.parametrize("partition_by", [[], ["tens"]])
+def test_a_column_that_the_table_computes_is_computed(path, tmp_path, partition_by, keys):
     tens = {"delta.generationExpression": "n * 10"}
     number = deltalake.schema.PrimitiveType("long")
     fields = deltalake.Schema.from_arrow(WORDS).fields
     schema = deltalake.Schema([*fields, deltalake.Field("tens", number, metadata=tens)])
-    deltalake.DeltaTable.create(str(path), schema=schema)
+    deltalake.DeltaTable.create(str(path), schema=schema, partition_by=partition_by)
     sink = started(path, keys=keys)
     for _ in range(2):
         sink.write(accepted([row_file(tmp_path, [("a", 2, None)])]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow.shown import has_text
+from ackcore._arrow.record_batches import is_text
 from ackcore._error_hints import naming_arguments
+from ackcore._records import Int64s
 from ackcore.spark.sinks.columns import (
     check_keys,
     lacking,
@@ -221,9 +222,10 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         transaction.columns = self._columns_for(what, table, batch.schema())
         # deltalake cannot read statistics of dates outside of these years; of times it can.
         refuse_misfits(batch, transaction.columns, pa.types.is_date32)
-        _refuse_unfit_partitions(
-            batch, [transaction.columns.field(name) for name in table.metadata().partition_columns]
-        )
+        names = [
+            name for name in table.metadata().partition_columns if name in batch.schema().names
+        ]
+        _refuse_unfit_partitions(batch, map(transaction.columns.field, names), self.keys)
 
     def record(self, transaction: DeltaCommit, batch: SinkBatch, written: Written) -> None:
         """Add the number and the fingerprint to the properties of the commit."""
@@ -401,33 +403,40 @@ def _fingerprint(number: int, content: str) -> int:
     return (int.from_bytes(digest.digest(), "big") >> 1) or 1
 
 
-def _refuse_unfit_partitions(batch: SinkBatch, columns: Sequence[pa.Field]) -> None:
+def _refuse_unfit_partitions(
+    batch: SinkBatch, columns: Iterable[pa.Field], keys: Container[str]
+) -> None:
     """Raise `SinkRejects` for values that the table's partition columns cannot store.
 
-    Readers take an empty text for a null. deltalake 1.6 commits ``0.-5`` for the decimal -0.05,
-    and then nobody can read the table.
+    Readers take an empty text for a null. Only a key, or a column without nulls, cannot be null.
+    deltalake 1.6 commits ``0.-5`` for the decimal -0.05, and then nobody can read the table.
     """
+    checks: list[tuple[pa.Field, Callable[[pa.Array], pa.Array], str]] = []
     for field in columns:
-        if field.name not in batch.schema().names:
-            continue
         if pa.types.is_decimal(field.type):
-            is_unfit, what = _is_negative_fraction, "a negative decimal with a fraction"
-        elif has_text(field.type) or pa.types.is_binary(field.type):
-            is_unfit, what = _is_empty, "an empty text"
-        else:
-            continue
-        found = [
-            numbers[is_unfit(rows.column(field.name).cast(field.type)).to_numpy(False)]
-            for rows, numbers in batch.numbered()
-        ]
-        if sum(map(len, found)):
-            raise batch.refuse(
-                np.concatenate(found), f"partition column {field.name!r} cannot store {what}"
-            )
+            checks.append((field, _is_negative_fraction, "a negative decimal with a fraction"))
+        elif (is_text(field.type) or pa.types.is_binary(field.type)) and (
+            field.name in keys or not field.nullable
+        ):
+            what = "an empty text" if is_text(field.type) else "an empty binary value"
+            checks.append((field, _is_empty, what))
+    refused: list[Int64s] = []
+    reasons: list[str] = []
+    for rows, numbers in batch.numbered() if checks else ():
+        for field, is_unfit, what in checks:
+            found = is_unfit(rows.column(field.name).cast(field.type)).to_numpy(False)
+            refused.append(numbers[found])
+            why = f"partition column {field.name!r} cannot store {what}"
+            reasons += [why] * len(refused[-1])
+    if reasons:
+        raise batch.refuse(np.concatenate(refused), reasons)
 
 
 def _is_negative_fraction(column: pa.Array) -> pa.Array:
-    return pc.and_(pc.less(column, 0), pc.not_equal(pc.floor(column), column)).fill_null(False)
+    # Arrow's floor and comparison with 0 fail for some precisions and scales.
+    values = column.unique().drop_null().to_pylist()
+    bad = [one for one in values if one < 0 and one != one.to_integral_value()]
+    return pc.is_in(column, pa.array(bad, column.type))
 
 
 def _is_empty(column: pa.Array) -> pa.Array:
