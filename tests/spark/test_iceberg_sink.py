@@ -18,6 +18,7 @@ pytest.importorskip("sqlalchemy")  # of the catalog
 from accepted_rows import WORDS, accepted, row_file, two_files, written_without_refused
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.table import Table
 from pyiceberg.transforms import (
     BucketTransform,
@@ -236,6 +237,32 @@ def test_many_rows_are_merged_by_two_columns(lake, tmp_path):
     many = [(str(n), n, None) for n in range(20_000)]
     sink.write(accepted([row_file(tmp_path, many, batch=len(many))], 1))
     assert [n for _, n in sorted(rows(lake), key=lambda row: row[1])] == list(range(20_000))
+
+
+def test_a_merge_reads_only_files_that_may_have_its_keys(lake, tmp_path, monkeypatch):
+    """Also if it has more keys than pyiceberg compares with the bounds of a file."""
+    sink, scan, read = to_iceberg("shop.words", lake, keys="n"), ArrowScan.to_table, []
+    for number in range(3):
+        some = [("a", 300 * number + n, None) for n in range(300)]
+        sink.write(accepted([row_file(tmp_path, some, batch=300)], number))
+
+    def to_table(self, tasks):
+        read.extend(task.file.file_path for task in tasks)
+        return scan(self, tasks)
+
+    monkeypatch.setattr(ArrowScan, "to_table", to_table)
+    sink.write(accepted([row_file(tmp_path, some, batch=300)], 3))
+    assert len(set(read)) == 1
+
+
+def test_a_key_of_another_type_is_an_error_without_its_value(lake, tmp_path):
+    schema = pa.schema([("word", pa.string()), ("n", pa.string())])
+    sink = to_iceberg("shop.words", lake, keys="n")
+    to_iceberg("shop.words", lake).write(accepted([row_file(tmp_path, [("a", 1, None)])]))
+    file = row_file(tmp_path, [("a", "hunter2", None)], schema=schema)
+    with pytest.raises(ValueError, match="Mismatch in fields") as told:
+        sink.write(accepted([file], 1))
+    assert "hunter2" not in "".join(traceback.format_exception(told.value))
 
 
 def test_a_column_that_the_table_gained_is_null(lake, files):

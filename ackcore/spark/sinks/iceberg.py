@@ -7,6 +7,7 @@ import itertools
 import sys
 import uuid
 from collections.abc import Container, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ _WAY_OUT = (
 )
 #: The properties of a catalog that have no secrets.
 _SHOWN = {"type", "uri", "warehouse", "py-io-impl", "py-catalog-impl"}
+#: The number of the table's files whose keys are read in parallel.
+_READ_AT_ONCE = 4
 
 
 @naming_arguments
@@ -253,8 +256,9 @@ class IcebergSink(TransactionalSink["Transaction"]):
         """Write rows into files of the transaction; ``about``: the properties of its snapshots."""
         if self.keys:
             rows = last_of_each_key(rows, self.keys)
+        transaction.append(rows, snapshot_properties=about)  # checks the types, too
+        if self.keys:
             self._remove(transaction, rows, about)
-        transaction.append(rows, snapshot_properties=about)
 
     def _remove(self, transaction: Any, rows: pa.Table, about: dict[str, str]) -> None:
         """Replace the table's files that have keys of ``rows`` by files without these keys.
@@ -262,30 +266,40 @@ class IcebergSink(TransactionalSink["Transaction"]):
         pyiceberg's upsert is not used: it builds an expression with a term for each row. With
         several key columns, thousands of rows take minutes, and 20,000 end the process.
         """
+        import pyiceberg.expressions as is_  # noqa: PLC0415
         from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files  # noqa: PLC0415
 
+        # `table` does not have the files that the transaction has appended.
         table, metadata = transaction._table, transaction.table_metadata
         new = rows.select(list(self.keys)).drop_null()
         if not len(new):
             return
-        # It selects files only, and may be true for other keys, too. Floats are left out: an
-        # expression has no NaN, and pyiceberg 0.12 rounds a double in a partition to 32 bits.
-        is_ = _expressions()
+        # It selects files only, and may be true for other keys, too. pyiceberg ignores an In with
+        # more than 200 values. Floats are left out: an expression has no NaN, and pyiceberg 0.12
+        # rounds a double in a partition to 32 bits.
         perhaps = is_.AlwaysTrue()
         for key in self.keys:
             if not pa.types.is_floating(new[key].type):
+                low, high = pc.min_max(new[key]).as_py().values()
+                perhaps &= is_.GreaterThanOrEqual(key, low) & is_.LessThanOrEqual(key, high)
                 perhaps &= is_.In(key, new[key].unique().to_pylist())
+        key_columns = metadata.schema().select(*self.keys)
+
+        def read(task: Any, schema: Any) -> pa.Table:
+            return ArrowScan(metadata, table.io, schema, is_.AlwaysTrue()).to_table([task])
+
+        def others_in(task: Any) -> pa.Array:
+            return rows_without(read(task, key_columns), new)
+
+        tasks = list(table.scan(row_filter=perhaps).plan_files())
+        with ThreadPoolExecutor(_READ_AT_ONCE) as readers:
+            others_of = list(readers.map(others_in, tasks))
         written, number = uuid.uuid4(), itertools.count()
         kept: list[tuple[Any, list[Any]]] = []
-        for task in table.scan(row_filter=perhaps).plan_files():
-
-            def read(schema: Any, task: Any = task) -> pa.Table:
-                return ArrowScan(metadata, table.io, schema, is_.AlwaysTrue()).to_table([task])
-
-            others = rows_without(read(metadata.schema().select(*self.keys)), new)
+        for task, others in zip(tasks, others_of, strict=True):
             if pc.all(others).as_py():
                 continue
-            rest = read(metadata.schema()).filter(others)
+            rest = read(task, metadata.schema()).filter(others)
             files = _dataframe_to_data_files(metadata, rest, table.io, written, number)
             kept.append((task.file, list(files) if len(rest) else []))
         if kept:
@@ -322,12 +336,6 @@ class IcebergSink(TransactionalSink["Transaction"]):
         """
         hidden = [of for name, of in self._properties.items() if name not in _SHOWN]
         return [*hidden, *secrets_of(self._properties.get("uri", ""))]
-
-
-def _expressions() -> Any:
-    import pyiceberg.expressions  # noqa: PLC0415
-
-    return pyiceberg.expressions
 
 
 def _raise_conflict() -> None:
