@@ -65,7 +65,8 @@ class ProcessLock:
             os.close(file)
 
     def close_in_child(self) -> None:
-        """Close the copy in a forked process, where `close` could wait for ever for `_closing`."""
+        """Close the copy in a forked process, where nobody releases a held `_closing`."""
+        self._closing = threading.Lock()
         file, self._file = self._file, None
         if file is not None:
             os.close(file)

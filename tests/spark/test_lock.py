@@ -12,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
+from ackcore._files.process_lock import ProcessLock
 from ackcore.spark.base.lock import Lock
 
 
@@ -75,6 +76,17 @@ if os.fork() == 0:
 os.read(forked, 1)
 os._exit(0)
 """
+
+
+def test_a_copy_that_was_forked_during_a_check_can_be_closed(tmp_path):
+    """A thread of the driver has the copy's mutex, and does not exist in the forked process."""
+    file = ProcessLock(tmp_path / "lock")
+    mutex = file._closing
+    with mutex:
+        file.close_in_child()
+        assert file._closing is not mutex
+        file.close()
+    assert not file.is_open
 
 
 def test_a_process_that_the_driver_forked_does_not_hold_its_lock(tmp_path):
