@@ -52,6 +52,11 @@ _UNREAD: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
         lambda kind: pa.types.is_decimal(kind) and kind.precision > 38,
         "decimal128(38, ...) or a string",
     ),
+    # Arrow refuses a far day only if it is not nested, and else writes another day.
+    "nested dates of 64 bits": (
+        lambda kind: any(pa.types.is_date64(kind.field(at).type) for at in range(kind.num_fields)),
+        "date32()",
+    ),
 }
 if SPARK < (4, 1):
     _UNREAD["nulls only"] = pa.types.is_null, "a type, or drop the column"
