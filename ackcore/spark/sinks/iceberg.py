@@ -266,7 +266,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
         pyiceberg's upsert is not used: it builds an expression with a term for each row. With
         several key columns, thousands of rows take minutes, and 20,000 end the process.
         """
-        import pyiceberg.expressions as is_  # noqa: PLC0415
+        import pyiceberg.expressions  # noqa: PLC0415
         from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files  # noqa: PLC0415
 
         # `table` does not have the files that the transaction has appended.
@@ -277,6 +277,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
         # It selects files only, and may be true for other keys, too. pyiceberg ignores an In with
         # more than 200 values. Floats are left out: an expression has no NaN, and pyiceberg 0.12
         # rounds a double in a partition to 32 bits.
+        is_: Any = pyiceberg.expressions
         perhaps = is_.AlwaysTrue()
         for key in self.keys:
             if not pa.types.is_floating(new[key].type):
