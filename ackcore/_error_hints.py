@@ -151,6 +151,21 @@ def seconds_hint(value: Any) -> str:
     return f"; write {float(found[1]) * size:.15g}" if size else ""
 
 
+def signature_of(function: Callable[..., Any], *, follow_wrapped: bool = True) -> inspect.Signature:
+    """Return a function's signature, with the errors of `inspect.signature`.
+
+    Python 3.14 evaluates annotations then, unless it may leave those whose names do not exist, for
+    instance because they are imported for type checkers only.
+    """
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format  # noqa: PLC0415
+
+        return inspect.signature(
+            function, follow_wrapped=follow_wrapped, annotation_format=Format.FORWARDREF
+        )
+    return inspect.signature(function, follow_wrapped=follow_wrapped)
+
+
 def naming_arguments(public: _Public) -> _Public:
     """Decorate a public function, or all public methods of a class and its constructor.
 

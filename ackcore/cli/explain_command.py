@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import sys
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ackcore._error_hints import signature_of
 from ackcore.cli.reporting import print_json
 from ackcore.topology.builder import Topology
 from ackcore.topology.explain import draw
@@ -111,7 +111,7 @@ def takes_session(name: str) -> bool:
     found = find_named(name)
     if isinstance(found, Topology) or not callable(found):
         return False
-    return bool(inspect.signature(found).parameters)
+    return bool(signature_of(found).parameters)
 
 
 @contextmanager

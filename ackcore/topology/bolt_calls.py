@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ackcore._arrow.record_batches import offsets_of
 from ackcore._columns import as_count
-from ackcore._error_hints import near_miss
+from ackcore._error_hints import near_miss, signature_of
 from ackcore.calls.call_settings import MAX_THREADS, CallSettings
 from ackcore.calls.rate_limits import RateLimit, checked_limit
 from ackcore.calls.threads import NOT_RUN
@@ -181,7 +181,7 @@ def _plain(bolt: AsyncBolt, name: str) -> Any:
     ``lambda: Fixed(8)``, the function itself is returned.
     """
     value = getattr(bolt, name)
-    if inspect.ismethod(value) and not inspect.signature(value.__func__).parameters:
+    if inspect.ismethod(value) and not signature_of(value.__func__).parameters:
         return value.__func__
     return value
 

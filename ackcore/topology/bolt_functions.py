@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ackcore._arrow.lossless import as_mapping, short_repr
 from ackcore._arrow.record_batches import is_list
-from ackcore._error_hints import counted
+from ackcore._error_hints import counted, signature_of
 from ackcore.calls.threads import NOT_RUN, is_async
 from ackcore.topology.batch_collector import columns_in, conform
 from ackcore.topology.components import DEFAULT_STREAM
@@ -101,12 +101,12 @@ def _annotation(function: Any) -> str | None:
     """Return the name, without module, of the type of a function's first parameter, or None."""
     try:
         # Follow a decorator to the wrapped function: it usually passes its arguments on.
-        first = next(iter(inspect.signature(function).parameters.values()), None)
+        first = next(iter(signature_of(function).parameters.values()), None)
     except (TypeError, ValueError):  # many builtins have no signature
         return None
     if first is None or first.annotation is first.empty:
         return None
-    annotated = first.annotation
+    annotated = getattr(first.annotation, "__forward_arg__", first.annotation)
     if not isinstance(annotated, str):
         return getattr(annotated, "__name__", None)
     # `from __future__ import annotations` leaves a text, and its name need not be importable.

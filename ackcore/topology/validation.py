@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ackcore._error_hints import listed, near_miss, nearest
+from ackcore._error_hints import listed, near_miss, nearest, signature_of
 from ackcore.calls import RateLimit, Reject
 from ackcore.calls.call_queues import FairQueues
 from ackcore.calls.usage import CallCounts
@@ -489,7 +489,7 @@ def refused_call(function: Callable[..., object], arguments: Sequence[str]) -> s
     """
     try:
         # Do not follow a wrapper: it may accept fewer arguments and add others.
-        signature = inspect.signature(function, follow_wrapped=False)
+        signature = signature_of(function, follow_wrapped=False)
     except (TypeError, ValueError):  # many builtins have no signature
         return None
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
+import sys
 from itertools import count
 from typing import NamedTuple
 
@@ -108,6 +109,13 @@ def wrapped(function):
 )
 def test_a_function_says_what_it_takes(function, kind):
     assert kind_of(function) is kind
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="Python evaluates it at the definition")
+def test_a_function_whose_annotation_is_imported_for_type_checkers_says_what_it_takes():
+    names = {}
+    exec(compile("def of_a_batch(b: pa.RecordBatch): pass", "", "exec", dont_inherit=True), names)
+    assert kind_of(names["of_a_batch"]) is Kind.BATCH
 
 
 def of_a_table(table: pa.Table):

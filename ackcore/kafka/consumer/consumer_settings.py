@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ackcore._columns import as_count, count_or_none, positive
+from ackcore._error_hints import signature_of
 from ackcore.calls.threads import refuse_lazy
 from ackcore.dead_limit import DeadLimit
 from ackcore.kafka.client_settings import ClientSettings
@@ -221,7 +221,7 @@ class ConsumerSettings:
 def _check_keep(keep: Callable[..., object]) -> None:
     """Raise TypeError if a function cannot be called with a record and a failure."""
     try:
-        signature = inspect.signature(keep)
+        signature = signature_of(keep)
     except (TypeError, ValueError):
         return  # a builtin
     try:

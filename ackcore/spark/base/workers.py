@@ -11,7 +11,6 @@ from __future__ import annotations
 import dis
 import functools
 import importlib
-import inspect
 import json
 import logging
 import os
@@ -302,8 +301,11 @@ def _of_function(
     around = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
     names = _globals_in(function.__code__)
     found = {name: function.__globals__[name] for name in names if name in function.__globals__}
-    bound = inspect.signature(function, follow_wrapped=False).parameters.values()
-    defaults = {one.name: one.default for one in bound if one.default is not one.empty}
+    # A signature would evaluate annotations, whose names may be imported for type checkers only.
+    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
+    last = reversed(function.__defaults__ or ())
+    defaults = dict(zip(reversed(positional), last, strict=False))
+    defaults |= function.__kwdefaults__ or {}
     parts = ("the global", found), ("the variable", around), ("the default of", defaults)
     for kind, values in parts:
         for name, value in values.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from ackcore._error_hints import signature_of
 from ackcore.calls.threads import refuse_lazy, refuse_unrun
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign, one_line
@@ -335,7 +335,7 @@ def check_sink(
             raise TypeError(f"{must}, got {type(writer).__name__}")
         refuse_lazy(writer, f"sink {name!r}")
         try:
-            signature = inspect.signature(writer)
+            signature = signature_of(writer)
         except (TypeError, ValueError):
             signature = None  # a builtin
         if signature is not None:
