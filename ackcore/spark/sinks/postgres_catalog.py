@@ -162,7 +162,8 @@ _WAYS_OUT = {
     "42": "Create or change the table, or have the bolt emit other columns",
     "3F": "Create the schema, or name another one",
     "55P03": "End the session that holds the lock, or set a longer lock_timeout in dsn's options",
-    "57014": "Set a longer statement_timeout in dsn's options",
+    "57014": "Set a longer statement_timeout in dsn's options, or find out who cancelled the "
+    "statement",
     "53100": "Free space on the server",
     "53": "Give the server more of this resource",
     "": "Check that the server runs and can be reached from the driver, that the database exists, "

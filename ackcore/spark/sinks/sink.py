@@ -279,8 +279,8 @@ class Connections(Generic[C]):
             found.close()
 
 
-#: Spark's writers, which write when their last method is called.
-_WRITERS = {"DataFrameWriter", "DataFrameWriterV2", "MergeIntoWriter"}
+#: Writers of Spark and Delta, which write when their last method is called.
+_WRITERS = {"DataFrameWriter", "DataFrameWriterV2", "MergeIntoWriter", "DeltaMergeBuilder"}
 
 
 class FunctionSink(Sink):
@@ -302,8 +302,9 @@ class FunctionSink(Sink):
         refuse_unrun(answer, "its function")
         if type(answer).__name__ in _WRITERS:
             raise TypeError(
-                f"its function returned a {type(answer).__name__}, which has written nothing yet; "
-                "call its last method, such as save(path), saveAsTable(name), append() or merge()"
+                f"its function returned a {type(answer).__name__}, which may have written nothing; "
+                "call its last method, such as save(path), saveAsTable(name), append(), merge() or "
+                "execute(), and return None"
             )
         return answer if isinstance(answer, SinkRejects) else None
 
