@@ -55,8 +55,8 @@ class SharedRecord:
         """Read the record from the store again, and return it; empty if it does not exist."""
         with self._lock:
             data, version = self.store.get(self._key) or (None, None)
-            # It may have megabytes, and is read at every heartbeat: bytes that are the same as
-            # before are not parsed again.
+            # The record may have megabytes, and is read at every heartbeat: bytes that are the same
+            # as before are not parsed again.
             if data is None or data != self._data:
                 body = {} if data is None else record_in(data, self.place, self._key)
                 self._body, self._data = body, data
