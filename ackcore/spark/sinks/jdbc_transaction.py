@@ -205,42 +205,27 @@ class JdbcTransaction:
         refuse_misfits(self._batch, pa.schema(columns), lambda kind: False)
         wanted = {name: self.connection.quoted(column) for name, column in own.items()}
         self._make_staging(list(wanted.values()))
-        rows = self._in_jvms_zone(self._batch.frame(_ROW).toDF(*own.values(), _ROW))
-        error = self._try_fill(rows)
+        rows, skipped = _in_jvms_zone(self._batch.frame(_ROW).toDF(*own.values(), _ROW))
+        try:
+            error = self._try_fill(rows)
+        except JdbcError:
+            self._refuse_skipped(skipped)
+            raise
         if error is not None:
+            self._refuse_skipped(skipped)
             self._refuse_unfit(rows, error)
         return wanted
 
-    def _in_jvms_zone(self, rows: DataFrame) -> DataFrame:
-        """Return the rows with instants in place of times without a zone.
-
-        JDBC reads an instant in the time zone of the executor's JVM, and gets the same time. For
-        most databases Spark would take a time without a zone for one in UTC.
-
-        Raises SinkRejects for rows with a time that this zone skips, as at the start of summer.
-        """
-        local = [one.name for one in rows.schema if one.dataType.typeName() == "timestamp_ntz"]
-        if not local:
-            return rows
-        # The session's time zone has no part in these functions.
-        zone = sql.expr("reflect('java.time.ZoneId', 'systemDefault')")
-        columns = {name: sql.col("`" + name.replace("`", "``") + "`") for name in rows.columns}
-        why = []
-        for name in local:
-            in_utc = sql.concat(columns[name].cast("string"), sql.lit("Z")).cast(TimestampType())
-            columns[name] = sql.to_utc_timestamp(in_utc, zone).alias(name)
-            is_skipped = sql.from_utc_timestamp(columns[name], zone) != in_utc
-            why.append(sql.when(is_skipped, sql.lit(name)))
-        found = rows.select(_ROW, sql.coalesce(*why).alias("why"), zone.alias("zone"))
-        skipped = found.where("why IS NOT NULL").collect()
-        if skipped:
+    def _refuse_skipped(self, skipped: DataFrame | None) -> None:
+        """Raise `SinkRejects` if there are rows in the second frame of `_in_jvms_zone`."""
+        found = [] if skipped is None else skipped.collect()
+        if found:
             said = (
                 f"column {name!r} has a time that the time zone of Spark's JVM, {zone}, skips; run "
                 "the JVM of driver and executors with -Duser.timezone=UTC"
-                for _, name, zone in skipped
+                for _, name, zone in found
             )
-            raise self._batch.refuse([row[0] for row in skipped], list(said))
-        return rows.select(*columns.values())
+            raise self._batch.refuse([row[0] for row in found], list(said))
 
     def _try_fill(self, rows: DataFrame) -> JdbcError | None:
         """Fill the staging table; return the error if a value does not fit its column, or None."""
@@ -439,3 +424,31 @@ class JdbcTransaction:
                 connection.rollback()
                 return
             raise error  # the table exists; its name must stay recorded
+
+
+def _in_jvms_zone(rows: DataFrame) -> tuple[DataFrame, DataFrame | None]:
+    """Return rows with instants in place of times without a zone, and those that have none.
+
+    JDBC reads an instant in the time zone of the executor's JVM, and gets the same time. For most
+    databases Spark would take a time without a zone for one in UTC.
+
+    A zone skips some times, as at the start of summer. To read a row with such a time from the
+    first frame fails. The second one has number, column and zone of these rows; it is None if there
+    are no times without a zone.
+    """
+    local = [one.name for one in rows.schema if one.dataType.typeName() == "timestamp_ntz"]
+    if not local:
+        return rows, None
+    # The session's time zone has no part in these functions.
+    zone = sql.expr("reflect('java.time.ZoneId', 'systemDefault')")
+    columns = {name: sql.col("`" + name.replace("`", "``") + "`") for name in rows.columns}
+    why = []
+    for name in local:
+        in_utc = sql.concat(columns[name].cast("string"), sql.lit("Z")).cast(TimestampType())
+        instant = sql.to_utc_timestamp(in_utc, zone)
+        is_skipped = sql.from_utc_timestamp(instant, zone) != in_utc
+        error = sql.raise_error(sql.lit("the time zone of the JVM skips a time"))
+        columns[name] = sql.when(is_skipped, error).otherwise(instant).alias(name)
+        why.append(sql.when(is_skipped, sql.lit(name)))
+    found = rows.select(_ROW, sql.coalesce(*why).alias("why"), zone.alias("zone"))
+    return rows.select(*columns.values()), found.where("why IS NOT NULL")
