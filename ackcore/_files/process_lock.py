@@ -14,6 +14,9 @@ import os
 import threading
 from weakref import WeakSet
 
+#: Where `ProcessLock.is_at` writes: behind all that locks have in their files.
+_PROBE = 4096
+
 
 class ProcessLock:
     """A file that this process holds open and can lock; closed in forked processes.
@@ -32,9 +35,19 @@ class ProcessLock:
         return self._file is not None
 
     def is_at(self, path: str | os.PathLike[str]) -> bool:
-        """Return whether a path is that of this file, and not of a copy; True if it is closed."""
+        """Return whether a path is that of this file, and not of a copy; True if it is closed.
+
+        Some network file systems give the path of an open file another inode number. Then random
+        bytes are written into the file, behind its content, and must be read at the path.
+        """
         with self._closing:
-            return self._file is None or os.stat(path).st_ino == os.fstat(self._file).st_ino
+            if self._file is None or os.stat(path).st_ino == os.fstat(self._file).st_ino:
+                return True
+            probe = os.urandom(16)
+            os.pwrite(self._file, probe, _PROBE)
+            with open(path, "rb") as found:
+                found.seek(_PROBE)
+                return found.read(len(probe)) == probe
 
     def lock(self, how: int) -> None:
         """Call ``fcntl.flock(file, how)``, with its waits and errors; nothing if it is closed."""

@@ -6,13 +6,17 @@ file of somebody else: a sink's, a socket of Spark's, or the pipe whose end make
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from ackcore._files.process_lock import ProcessLock
+from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.lock import Lock
 
 
@@ -87,6 +91,29 @@ def test_a_copy_that_was_forked_during_a_check_can_be_closed(tmp_path):
         assert file._closing is not mutex
         file.close()
     assert not file.is_open
+
+
+def test_a_path_whose_inode_number_changes_is_that_of_the_lock_unless_it_is_a_copy(
+    tmp_path, monkeypatch
+):
+    """CIFS without numbers of its server forgets the number of a path."""
+    path, stat, numbers = tmp_path / "lock", os.stat, itertools.count(1)
+    lock = Lock(path)
+
+    def forgetful(of, **how):
+        found = stat(of, **how)
+        return os.stat_result((found.st_mode, next(numbers), *found[2:])) if of == path else found
+
+    monkeypatch.setattr(os, "stat", forgetful)
+    for _ in range(2):
+        lock.check()
+    content = path.read_bytes()
+    path.rename(tmp_path / "old")
+    path.write_bytes(content)
+    with pytest.raises(CheckpointInUse, match=r"was replaced while this driver ran, .* a copy"):
+        lock.check()
+    monkeypatch.undo()
+    lock.close()
 
 
 def test_a_process_that_the_driver_forked_does_not_hold_its_lock(tmp_path):

@@ -49,6 +49,7 @@ class Lock:
         """
         try:
             found = self.path.read_bytes()
+            is_own = found.startswith(self._held)  # `is_at` may have written behind it
             is_copy = not self._file.is_at(self.path)
         except FileNotFoundError:
             raise CheckpointInUse(
@@ -58,13 +59,13 @@ class Lock:
             ) from None
         except OSError as error:
             raise _unreadable(self.path, error) from error
-        if is_copy and found == self._held:
+        if is_own and is_copy:
             raise CheckpointInUse(
                 f"{self.path.parent.parent} was replaced while this driver ran, perhaps by a "
                 f"backup: {self.path} is a copy of its lock. It writes no more. Start this query "
                 "again to continue from the copy"
             )
-        if found != self._held:
+        if not is_own:
             raise CheckpointInUse(
                 f"{self.path.parent.parent} was taken over from this driver, perhaps while its "
                 f"host was suspended or disconnected: another driver ({_holder(found)}) holds "
