@@ -56,8 +56,10 @@ from ackcore.tables.folding import finished
 from ackcore.testing.results import ByName, DeadLetter, Kill, TopologyRun
 from ackcore.testing.task_kills import Kills, TaskKilled
 from ackcore.topology.batch_collector import conform
+from ackcore.topology.bolt_calls import call_settings
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.function_calls import BatchFunction
 from ackcore.topology.parts import SinkSpec, Spout
 from ackcore.topology.row_conversion import RowSchema
 from ackcore.topology.stage_layout import Layout
@@ -99,13 +101,26 @@ def run_in_process(
     told = Listeners(listeners)
     given = _tables(topology, rows)
     within = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="ackcore-testing-", dir=within) as directory:
-        runs = LocalRuns(topology, given, tasks, Kills(kills, topology.bolts), told)
-        if not in_event_loop():
+    runs = LocalRuns(topology, given, tasks, Kills(kills, topology.bolts), told)
+
+    def run() -> TopologyRun:
+        with tempfile.TemporaryDirectory(prefix="ackcore-testing-", dir=within) as directory:
             return runs.run(Path(directory))
-        # In a notebook or a coroutine: the event loops of bolts need another thread.
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(copy_context().run, runs.run, Path(directory)).result()
+
+    bolts = (bolt.component for bolt in topology.bolts.values())
+    if not in_event_loop() or not any(map(_has_loop, bolts)):
+        return run()
+    # In a notebook or a coroutine: the event loops of bolts need another thread.
+    thread = ThreadPoolExecutor(1)
+    try:
+        return thread.submit(copy_context().run, run).result()
+    finally:
+        thread.shutdown(wait=False)  # an interrupt must not wait for the calls of bolts
+
+
+def _has_loop(bolt: Any) -> bool:
+    """Return whether a bolt's executor, or the bolt itself, runs an event loop."""
+    return isinstance(bolt, BatchFunction) or call_settings(bolt) is not None
 
 
 class _Recorder(Sink):

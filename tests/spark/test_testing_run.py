@@ -6,7 +6,9 @@ import asyncio
 import collections
 import dataclasses
 import json
+import signal
 import sys
+import threading
 
 import branching
 import pyarrow as pa
@@ -75,6 +77,23 @@ class Ask(AsyncBolt):
         if tuple["word"] == "later" and tuple.attempt == 0:
             raise Retry(after_s=3600)
         collector.emit((tuple["word"].upper(),))
+
+
+RELEASED = threading.Event()
+
+
+class Interrupts(Check):
+    """Its call hangs; an interrupt comes to the main thread."""
+
+    def execute(self, tuple, collector):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        if not RELEASED.wait(5):
+            RELEASED.set()
+
+
+class HangingCalls(Ask):
+    async def execute(self, tuple, collector):
+        Interrupts.execute(self, tuple, collector)
 
 
 class Numbered(BasicBolt):
@@ -283,6 +302,22 @@ def test_async_bolts_run_in_a_thread_of_an_event_loop():
     ran = asyncio.run(run())
     assert sorted(row["word"] for row in ran.outputs["words"]) == ["LATER", "NOW", "NOW"]
     assert ran.attempts == {"lines": [2, 1]}
+
+
+@pytest.mark.parametrize("bolt", [Interrupts(), HangingCalls()], ids=["plain", "async"])
+def test_an_interrupt_in_an_event_loop_ends_the_wait_for_a_bolt_that_hangs(bolt):
+    async def run():
+        testing.run(words(bolt), lines("hang"))
+
+    loop = asyncio.new_event_loop()  # as in a notebook: asyncio.run takes the first interrupt
+    RELEASED.clear()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(run())
+        assert not RELEASED.is_set()
+    finally:
+        RELEASED.set()
+        loop.close()
 
 
 def test_rows_of_a_kafka_spout_are_given_and_decoded():
