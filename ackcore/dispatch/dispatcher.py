@@ -24,6 +24,7 @@ from ackcore._backend import OffsetTracker
 from ackcore._columns import as_count, count_or_none, nanoseconds, positive
 from ackcore._error_hints import counted, naming_arguments
 from ackcore.calls import Reject, Retry, Unavailable
+from ackcore.calls.calls import in_event_loop
 from ackcore.calls.endpoints import Breaker, BreakerState
 from ackcore.calls.threads import NOT_RUN, refuse_lazy, refuse_unrun
 from ackcore.dispatch.checkpoint import Checkpoint
@@ -244,14 +245,12 @@ class Dispatcher:
 
         Raises RuntimeError in a running event loop: await `run_async` there.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(self.run_async())
-        raise RuntimeError(
-            "run() was called in a running event loop, such as a notebook's; write "
-            "`await dispatcher.run_async()` there"
-        )
+        if in_event_loop():
+            raise RuntimeError(
+                "run() was called in a running event loop, such as a notebook's; write "
+                "`await dispatcher.run_async()` there"
+            )
+        return asyncio.run(self.run_async())
 
     async def run_async(self) -> DispatchCounts:
         """Send all records, and return the counts when each is done.

@@ -91,8 +91,9 @@ def test_an_error_of_the_source_or_of_the_dead_ends_the_run(tmp_path):
             yield record
 
     for each in (source, asynchronous):
-        with pytest.raises(OSError, match="the log is gone"):
+        with pytest.raises(OSError, match="the log is gone") as gone:
             Dispatcher(each, {"a": print}, limit=one, checkpoint=tmp_path / "rt").run()
+        assert gone.value.__context__ is None  # no other error "during handling"
 
     async def bad(record):
         raise Reject("x")
