@@ -97,11 +97,8 @@ class SingleUse:
         """Begin the use. Raises RuntimeError if it has begun before: that use continues."""
         if self._begun:
             self._refused += 1
-            how = "was closed at the end of a run" if self._ended else "is a consumer already"
-            raise RuntimeError(
-                f"this {self._kind} {how}; create one for each Dispatcher, and for each of its "
-                "consumers"
-            )
+            how = "was closed at the end of a run" if self._ended else "is in use already"
+            raise RuntimeError(f"this {self._kind} {how}; create one for each Dispatcher")
         self._begun = True
 
     def end(self) -> bool:
@@ -124,6 +121,8 @@ class Function(Target):
     threads : int, default 1
         The number of calls at once. Further calls are queued in order. A thread whose call times
         out cannot be ended; another takes its place.
+
+    One `Dispatcher` can use it, for one run; its consumers of several names may share it.
     """
 
     @naming_arguments

@@ -181,6 +181,8 @@ class Dispatcher:
         self._targets: dict[Hashable, Target] = {
             name: as_target(given, name) for name, given in consumers.items()
         }
+        # By identity: consumers of several names may share one, which is started and closed once.
+        self._distinct = {id(target): target for target in self._targets.values()}
         self._batch = as_count(batch, "batch", 1)
         if key is not None and self._batch > 1:
             raise ValueError(
@@ -270,7 +272,7 @@ class Dispatcher:
         try:
             self._start = 0 if checkpoint is None else checkpoint.committed
             self._positions = OffsetTracker("source", 0, 0, self._start)
-            await asyncio.gather(*map(_started, self._targets.values()))
+            await asyncio.gather(*map(_started, self._distinct.values()))
             await self._run(checkpoint)
         finally:
             try:
@@ -304,7 +306,7 @@ class Dispatcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*map(_closed, self._targets.values()), return_exceptions=True)
+        await asyncio.gather(*map(_closed, self._distinct.values()), return_exceptions=True)
 
     async def _run(self, checkpoint: Checkpoint | None) -> None:
         reader = Reader(self._source, self._start, self._more.set)

@@ -37,8 +37,9 @@ class Process(Target):
     starts a new process. If that ends before it gets the record, the call is `Unavailable`. If a
     call times out, the process is killed.
 
-    A `Dispatcher` starts it, and closes it at the end of a run. If you start it yourself, await
-    `close`: otherwise a call that hangs keeps your process alive at its end.
+    A `Dispatcher` starts it, and closes it at the end of its run, so no other one can use it. Its
+    consumers of several names may share it; their calls are made in turn. If you start it yourself,
+    await `close`: otherwise a call that hangs keeps your process alive at its end.
 
     Parameters
     ----------

@@ -282,7 +282,7 @@ def test_in_a_running_loop_it_is_awaited():
     assert asyncio.run(in_a_notebook()).acked == 1
 
 
-def test_a_function_with_threads_is_one_consumer_of_one_dispatcher():
+def test_a_function_with_threads_is_used_by_one_dispatcher():
     """Its threads end with a run: records of another one would wait for a thread for ever."""
     both = threading.Barrier(2, timeout=60)
     shared = Function(lambda item: both.wait())
@@ -290,7 +290,7 @@ def test_a_function_with_threads_is_one_consumer_of_one_dispatcher():
     async def at_once():
         running = asyncio.ensure_future(Dispatcher([1], {"a": shared}).run_async())
         await asyncio.sleep(0)
-        with pytest.raises(RuntimeError, match="this Function is a consumer already"):
+        with pytest.raises(RuntimeError, match="this Function is in use already"):
             await Dispatcher([2], {"a": shared}).run_async()
         await asyncio.to_thread(both.wait)
         return await running
@@ -298,6 +298,12 @@ def test_a_function_with_threads_is_one_consumer_of_one_dispatcher():
     assert asyncio.run(at_once()).acked == 1
     with pytest.raises(RuntimeError, match="this Function was closed at the end of a run"):
         Dispatcher([3], {"a": shared}).run()
+
+
+def test_consumers_of_one_dispatcher_share_the_threads_of_a_function():
+    both = threading.Barrier(2, timeout=60)
+    shared = Function(lambda item: both.wait() and None, threads=2)
+    assert Dispatcher(range(10), {"a": shared, "b": shared}).run().acked == 10
 
 
 def test_it_runs_once():

@@ -58,7 +58,7 @@ def test_processes_do_the_work(tmp_path, context):
         Dispatcher(range(100), consumers).run()
 
 
-def test_a_process_is_one_consumer_of_one_dispatcher(tmp_path):
+def test_a_process_is_used_by_one_dispatcher(tmp_path):
     """The first end would close it, and all records of the other one would be dead."""
     shared = fork(write, str(tmp_path))
 
@@ -71,10 +71,15 @@ def test_a_process_is_one_consumer_of_one_dispatcher(tmp_path):
     assert (counts.acked, counts.attempts) == (50, 50)
     assert sorted(effects(tmp_path)) == list(range(50))
     for error in refused:
-        assert "this Process is a consumer already; create one for each" in str(error)
-    with pytest.raises(RuntimeError, match="is a consumer already"):
-        Dispatcher(range(9), dict.fromkeys("ab", fork(write, str(tmp_path)))).run()
-    assert sorted(effects(tmp_path)) == list(range(50))
+        assert "this Process is in use already; create one for each" in str(error)
+
+
+def test_consumers_of_one_dispatcher_share_a_process(tmp_path):
+    shared = fork(write, str(tmp_path))
+    counts = Dispatcher(range(20), {"a": shared, "b": shared}).run()
+    assert (counts.acked, counts.attempts, shared.starts) == (20, 20, 1)
+    assert sorted(effects(tmp_path)) == list(range(20))
+    assert not shared._process.is_alive()
 
 
 def test_a_process_that_is_closed_while_it_starts_is_killed(tmp_path):
