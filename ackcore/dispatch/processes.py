@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 import pickle
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,6 +26,7 @@ _END = "end"
 # other's end would not be detected.
 _STARTS = threading.Lock()
 _LOOK_S = 0.2  # seconds between checks of a process whose pipe stays open
+_READY_S = 120.0  # seconds for a process to import its function, also on a busy machine
 
 
 class ProcessDied(Exception):
@@ -82,7 +85,8 @@ class Process(Target):
     async def start(self) -> None:
         """Start the process, in a thread, and return when it is ready for a record.
 
-        Raises RuntimeError if it was started before, and if the process ends before it is ready.
+        Raises RuntimeError if it was started before, and if the process ends before it is ready, or
+        is not ready in two minutes.
         """
         self._use.begin()
         await asyncio.get_running_loop().run_in_executor(self._pool, self._begin)
@@ -129,7 +133,15 @@ class Process(Target):
             if self._closed:  # `close` came while the process was started
                 process.kill()
         try:
-            self._receive()  # it is ready
+            self._receive(time.monotonic() + _READY_S)
+        except TimeoutError as late:
+            process.kill()
+            process.join(_LIVES_S)
+            raise RuntimeError(
+                f"process {process.pid} was not ready for a record in {_READY_S:g} s, and was "
+                "killed; probably the import of the function's module hangs, or the unpickling of "
+                "its arguments"
+            ) from late
         except (EOFError, OSError) as lost:
             process.join(_LIVES_S)
             raise RuntimeError(
@@ -139,13 +151,18 @@ class Process(Target):
                 "can import"
             ) from lost
 
-    def _receive(self) -> Any:
-        """Wait for what the process sends. Raises EOFError or OSError if it has ended."""
+    def _receive(self, until: float = math.inf) -> Any:
+        """Wait for what the process sends.
+
+        Raises EOFError or OSError if it has ended; TimeoutError after ``until``, a monotonic time.
+        """
         assert self._pipe is not None
         # Another forked process may hold a copy of the pipe, which then stays open.
         while not self._pipe.poll(_LOOK_S):
             if not self._process.is_alive() and not self._pipe.poll():
                 raise EOFError
+            if time.monotonic() >= until:
+                raise TimeoutError
         return self._pipe.recv()
 
     def _call(self, item: Any, began: Callable[[], object]) -> Any:

@@ -45,6 +45,17 @@ def load(path):
     return NotLoaded(path)
 
 
+class NeverLoaded:
+    """An argument that hangs when a process unpickles it."""
+
+    def __reduce__(self):
+        return hang, ()
+
+
+def hang():
+    threading.Event().wait()
+
+
 def die_or_return(argument, record):
     if record == "die":
         os.kill(os.getpid(), signal.SIGKILL)

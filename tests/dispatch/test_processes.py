@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from in_processes import (
+    NeverLoaded,
     NotLoaded,
     die_or_return,
     effects,
@@ -144,6 +145,16 @@ def test_a_process_that_ends_before_it_is_ready_costs_no_record(tmp_path):
     with pytest.raises(RuntimeError, match="ended with exit code 3 before it was ready"):
         dispatcher.run()
     assert (dead, dispatcher.counts().attempts) == ([], 0)
+
+
+def test_a_process_whose_start_hangs_ends_the_run(monkeypatch):
+    monkeypatch.setattr(processes, "_READY_S", 0.1)
+    process = Process(die_or_return, NeverLoaded())
+    dispatcher = Dispatcher([1], {"a": process, "b": print})
+    with pytest.raises(RuntimeError, match=r"was not ready for a record in 0.1 s, and was killed"):
+        dispatcher.run()
+    assert process._process.exitcode == -signal.SIGKILL
+    assert dispatcher.counts().attempts == 0
 
 
 def test_a_process_that_cannot_be_started_again_is_unavailable(tmp_path):
