@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from ackcore._error_hints import naming_arguments
 from ackcore.calls import Reject, Unavailable
-from ackcore.calls.threads import refuse_lazy
+from ackcore.calls.threads import is_async, refuse_lazy
 from ackcore.dispatch.dispatch_consumers import Target
 
 #: Statuses of an outage: credentials that are refused, too many requests, and a server or a gateway
@@ -127,8 +127,10 @@ class Http(Target):
             self._own["Authorization"] = f"Basic {coded}"
         self._line = f"POST {path} HTTP/1.1"
         self._names_json = encode is None
-        for name, function in (("headers", headers), ("encode", encode), ("decode", decode)):
-            refuse_lazy(function, name)
+        refuse_lazy(headers, "headers")
+        refuse_lazy(encode, "encode")
+        if is_async(decode):  # one with ``yield`` may serve a caller of `call`
+            raise TypeError(f"decode must be a plain function, got the coroutine function {decode!r}")
         self._headers = headers if callable(headers) else None
         self._head = self._head_of({} if headers is None or callable(headers) else headers)
         self._encode = _as_body if encode is None else encode

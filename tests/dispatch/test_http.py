@@ -388,6 +388,12 @@ def test_encode_must_return_bytes(encoded):
     for name in ("headers", "encode", "decode"):
         with pytest.raises(TypeError, match=f"{name} must be a plain function"):
             Http("http://x", **{name: asyncio.sleep})
+
+    def lines(got):
+        yield from got.body.split()
+
+    ((read,), _) = calling(decode=lines)
+    assert list(read) == [b"ok"]
     _, server = calling(encode=lambda item: memoryview(array("f", [1.0, 2.0])))
     assert server.bodies == [bytes(array("f", [1.0, 2.0]))]
 
