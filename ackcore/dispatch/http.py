@@ -130,7 +130,7 @@ class Http(Target):
         refuse_lazy(headers, "headers")
         refuse_lazy(encode, "encode")
         if is_async(decode):  # one with ``yield`` may serve a caller of `call`
-            raise TypeError(f"decode must be a plain function, got the coroutine function {decode!r}")
+            raise TypeError(f"decode must be a plain function, got {decode!r} with 'async'")
         self._headers = headers if callable(headers) else None
         self._head = self._head_of({} if headers is None or callable(headers) else headers)
         self._encode = _as_body if encode is None else encode
@@ -162,6 +162,7 @@ class Http(Target):
 
     async def close(self) -> None:
         """Close the idle connections."""
+        self._drop_foreign()
         while self._idle:
             self._idle.pop()[1].close()
 
@@ -191,13 +192,17 @@ class Http(Target):
         lines = [self._line, *(f"{name}: {value}" for name, value in fields.items())]
         return "\r\n".join(lines).encode("latin-1")
 
+    def _drop_foreign(self) -> None:
+        """Drop the idle connections of another event loop, which this one cannot read or close."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._idle.clear()
+            self._loop = loop
+
     async def _request(self, head: bytes, body: bytes, header: bytes) -> Response:
         length = b"\r\nContent-Length: %d\r\n\r\n" % len(body)
         request = b"".join((head, header, length, body))
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # in another loop, an answer could not be read
-            self._idle.clear()
-            self._loop = loop
+        self._drop_foreign()
         while self._idle:
             reader, writer = self._idle.pop()
             if writer.is_closing() or not _is_silent(reader):
@@ -250,7 +255,8 @@ class Http(Target):
             return response
         finally:
             # Close it also after a cancelled call: its response must not answer the next request.
-            if keep:
+            # And if another loop has made calls meanwhile, which could not use it.
+            if keep and asyncio.get_running_loop() is self._loop:
                 self._idle.append((reader, writer))
             else:
                 writer.close()

@@ -25,6 +25,7 @@ class Server:
         self.answers = list(answers) or [OK]
         self.bodies = []
         self.connections = 0
+        self.writers = []
 
     async def __aenter__(self):
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -36,6 +37,7 @@ class Server:
 
     async def _serve(self, reader, writer):
         self.connections += 1
+        self.writers.append(writer)
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 self.head = head
@@ -279,12 +281,35 @@ def test_a_connection_of_another_loop_is_not_used():
 
             for item in "ab":  # each in a thread with a loop of its own
                 await asyncio.to_thread(call, item)
-            http._idle.clear()
+            await http.close()  # in a third loop
             return server
 
     server = asyncio.run(main())
     gc.collect()  # here, where the warnings of connections that nobody closed are ignored
     assert (server.bodies, server.connections) == ([b"a", b"b"], 2)
+
+
+def test_a_connection_is_not_kept_for_another_loop():
+    """Two loops call at once, and the second one goes on."""
+    other = asyncio.new_event_loop()
+
+    async def main():
+        async with Server(OK[:-1], OK) as server:
+            http = Http(server.url)
+            first = asyncio.ensure_future(http.call("a"))
+            while not server.bodies:
+                await asyncio.sleep(0)
+            await asyncio.to_thread(other.run_until_complete, http.call("b"))
+            server.writers[0].write(OK[-1:])
+            await first
+            await asyncio.to_thread(other.run_until_complete, http.call("c"))
+            await asyncio.to_thread(other.run_until_complete, http.close())
+            await asyncio.to_thread(other.run_until_complete, asyncio.sleep(0))
+            return server
+
+    server = asyncio.run(main())
+    other.close()
+    assert (server.bodies, server.connections) == ([b"a", b"b", b"c"], 2)
 
 
 def test_bodies_come_in_each_form():
