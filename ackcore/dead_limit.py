@@ -85,10 +85,8 @@ class DeadLimit:
 
         Returns the number of steps, the oldest first, that have left the window, so that the caller
         can drop its data about them; 0 without a window. With neither limit nothing is counted, and
-        with a window each step leaves it at once. A step in which no record ended is not kept.
+        with a window each step leaves it at once.
         """
-        if not acked and not dead:
-            return 0
         if self._max_dead is None and self._ratio is None:
             return int(self.window is not None)  # no step is kept
         step = acked, dead, dead if new_dead is None else new_dead
