@@ -472,8 +472,9 @@ _Given = TypeVar("_Given")
 def _callable(given: _Given, name: str) -> _Given:
     if not callable(given):
         raise TypeError(f"{name} must be callable, got {type(given).__name__}")
-    if inspect.iscoroutinefunction(given):
-        raise TypeError(f"{name} must be a plain function: nothing would await {given!r}")
+    kinds = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+    if any(kind(given) for kind in kinds):
+        raise TypeError(f"{name} must be a plain function: a call of {given!r} would run nothing")
     return given
 
 

@@ -142,6 +142,7 @@ def test_refused_calls_apply_nothing(make_acker, error, words, call):
         ({"on_expired": []}, TypeError, "on_expired must be callable, got list"),
         ({"wait": None}, TypeError, "wait must be callable, got NoneType"),
         ({"on_outcomes": asyncio.sleep}, TypeError, "on_outcomes must be a plain function"),
+        ({"on_expired": lambda ids: (yield)}, TypeError, "on_expired must be a plain function"),
         ({"capacity": 0}, ValueError, "capacity must be at least 1"),
     ],
 )
