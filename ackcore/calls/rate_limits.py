@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from numbers import Real
 from typing import Any
 
@@ -138,7 +139,7 @@ cost_per_run=None)
                 "number, a text or a tuple"
             ) from None
         # NaN differs from itself, so each tuple would have a limit of its own.
-        is_nan = isinstance(key, Real) and key != key
+        is_nan = isinstance(key, Real | Decimal) and key != key
         found: Hashable = _NAN if is_nan else key
         return found
 

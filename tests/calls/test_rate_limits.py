@@ -415,7 +415,7 @@ def test_failed_calls_are_counted_if_none_reports_its_use():
     }
 
 
-@pytest.mark.parametrize("kind", [float, np.float64, np.float32])
+@pytest.mark.parametrize("kind", [float, np.float64, np.float32, Decimal])
 def test_all_nan_of_a_kind_are_one_key(kind):
     limit = RateLimit(per=kind, concurrency=2)
     assert len({limit.key_of("nan") for _ in range(3)}) == 1
