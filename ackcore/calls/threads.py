@@ -36,8 +36,8 @@ def refuse_lazy(function: Any, name: str) -> None:
     kinds = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
     if any(kind(form) for form in _forms(function) for kind in kinds):
         raise TypeError(
-            f"{name} must be a plain function, got {function!r} with 'async' or 'yield', of which "
-            "a call runs nothing"
+            f"{name} must be a plain function, got {function!r} with 'async' or 'yield': a call of "
+            "it returns a coroutine or a generator, and runs nothing"
         )
 
 

@@ -27,7 +27,7 @@ _NOT_NOW = frozenset({401, 407, 429, 502, 503, 504})
 _TRY_AGAIN = frozenset({403, 404, 405, 408, 409, 410, 425})
 _JSON = b"\r\nContent-Type: application/json"
 _MAX_HEAD, _MAX_BODY = 1 << 20, 64 << 20
-#: Seconds for a connection: below the time-out of a call, which would count as an attempt.
+#: Seconds for a connection: less than the default time-out of a call, which counts as an attempt.
 _CONNECT_S = 5.0
 #: The characters of a header's name (RFC 9110), and those that no header's value may have.
 _NAME, _CONTROL = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\x00-\x08\n-\x1f\x7f]")
@@ -58,7 +58,7 @@ class Http(Target):
     3xx                     failed: redirects are not followed
     408, 409, 425, 5xx      failed
     any other               `Reject`: no endpoint can take the record
-    no connection in 5 s    `Unavailable`
+    no connection in 5 s    `Unavailable`; with a shorter ``timeout_s``: timed out
     no or a broken answer   failed: the record may have crashed the server
     ======================  =============================================================
 
@@ -186,8 +186,9 @@ class Http(Target):
             # The value may be a secret.
             if not _NAME.fullmatch(name) or _CONTROL.search(value):
                 raise ValueError(
-                    "headers must not hold line ends or other control characters, and their names "
-                    f"no spaces or colons, got them in {name!r}; encode or remove them"
+                    "headers must not hold line ends or other control characters, and a name must "
+                    "consist of letters, digits and !#$%&'*+.^_`|~-; encode or remove the others "
+                    f"in header {name!r}"
                 )
         lines = [self._line, *(f"{name}: {value}" for name, value in fields.items())]
         return "\r\n".join(lines).encode("latin-1")

@@ -17,7 +17,8 @@ from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import Fate, FlowConsumer, Lease
 from ackcore.flow.limits import DelayTarget, Limit, check_room
 
-#: Nanoseconds between two sweeps: at least, and for each consumer, which takes some 1,000 of them.
+#: The least nanoseconds between two sweeps, in all and per consumer. A sweep takes about 1,000 of
+#: them per consumer.
 _SWEEP_NS, _SWEEP_EACH_NS = 2_000_000, 20_000
 #: The number of answered leases of a consumer that may stay behind one that is outstanding.
 _KEPT = 64

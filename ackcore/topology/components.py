@@ -317,8 +317,8 @@ class AsyncBolt(Component):
     emitted in the order of the inputs, whichever call ends first.
 
     Await all asyncio tasks that ``execute`` starts. If one emits after ``execute`` has returned,
-    the input fails, but only as long as its batch is executed. Tasks that run longer are cancelled,
-    and the tuples that they would have emitted are missing.
+    while the batch still runs, the input fails. Tasks that run longer are cancelled, and the tuples
+    that they would have emitted are missing.
 
     Attributes
     ----------

@@ -470,6 +470,6 @@ def test_headers_of_a_function_are_new_in_each_request():
 
 def test_headers_cannot_be_smuggled_in():
     for name, value in (("A", "b\r\nC: d"), ("A", "b\0"), ("A B", ""), ("A:", ""), ("", "")):
-        with pytest.raises(ValueError, match=f"must not hold line ends.*got them in '{name}';"):
+        with pytest.raises(ValueError, match=f"must not hold.*the others in header '{name}'$"):
             Http("http://x", headers={name: value})
     assert b"\r\nA-1: b\tc" in Http("http://x", headers={"A-1": "b\tc"})._head
