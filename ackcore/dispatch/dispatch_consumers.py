@@ -82,6 +82,10 @@ def refuse_async(function: object) -> None:
         )
 
 
+class InUse(RuntimeError):
+    """A consumer was started twice. Whoever got this error must not close it."""
+
+
 class SingleUse:
     """The use of a consumer of class ``kind``, which only one dispatcher may start, and only once.
 
@@ -90,24 +94,15 @@ class SingleUse:
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._begun = self._ended = False
-        self._refused = 0  # starts whose `end` is still to come
+        self._begun = False
+        self.ended = False  #: Whether the consumer was closed.
 
     def begin(self) -> None:
-        """Begin the use. Raises RuntimeError if it has begun before: that use continues."""
+        """Begin the use. Raises `InUse` if it has begun before: that use continues."""
         if self._begun:
-            self._refused += 1
-            how = "was closed at the end of a run" if self._ended else "is in use already"
-            raise RuntimeError(f"this {self._kind} {how}; create one for each Dispatcher")
+            how = "was closed at the end of a run" if self.ended else "is in use already"
+            raise InUse(f"this {self._kind} {how}; create one for each Dispatcher")
         self._begun = True
-
-    def end(self) -> bool:
-        """Return whether the consumer is to be closed; False after a `begin` that was refused."""
-        if self._refused:
-            self._refused -= 1
-            return False
-        self._ended = True
-        return True
 
 
 class Function(Target):
@@ -148,8 +143,8 @@ class Function(Target):
 
     async def close(self) -> None:
         """End the threads. Neither this method nor Python's exit waits for a call that hangs."""
-        if self._use.end():
-            self._threads.close()
+        self._use.ended = True
+        self._threads.close()
 
 
 class Coroutine(Target):

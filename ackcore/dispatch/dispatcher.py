@@ -28,7 +28,7 @@ from ackcore.calls.calls import in_event_loop
 from ackcore.calls.endpoints import Breaker, BreakerState
 from ackcore.calls.threads import NOT_RUN, refuse_lazy, refuse_unrun
 from ackcore.dispatch.checkpoint import Checkpoint
-from ackcore.dispatch.dispatch_consumers import NotAwaitable, Target, as_target, awaitable
+from ackcore.dispatch.dispatch_consumers import InUse, NotAwaitable, Target, as_target, awaitable
 from ackcore.dispatch.dispatch_records import Reader, Record, Source
 from ackcore.flow import Batch, FlowController, Limit
 from ackcore.flow.choosers import Chooser
@@ -272,7 +272,7 @@ class Dispatcher:
         try:
             self._start = 0 if checkpoint is None else checkpoint.committed
             self._positions = OffsetTracker("source", 0, 0, self._start)
-            await asyncio.gather(*map(_started, self._distinct.values()))
+            await asyncio.gather(*map(self._begin, [*self._distinct.values()]))
             await self._run(checkpoint)
         finally:
             try:
@@ -300,6 +300,13 @@ class Dispatcher:
         )
 
     # Sending.
+
+    async def _begin(self, target: Target) -> None:
+        try:
+            await awaitable(target.start(), f"{type(target).__name__}.start")
+        except InUse:
+            del self._distinct[id(target)]  # the other dispatcher closes it
+            raise
 
     async def _close(self) -> None:
         tasks = [*self._tasks.values(), *self._storing]
@@ -634,10 +641,6 @@ class Dispatcher:
             self._refused_ns.pop(record.position, None)
             if how == "acked" and self._acked is not None:
                 refuse_unrun(self._acked(record.position, record.value), "acked")
-
-
-async def _started(target: Target) -> None:
-    await awaitable(target.start(), f"{type(target).__name__}.start")
 
 
 async def _closed(target: Target) -> None:

@@ -73,7 +73,6 @@ class Process(Target):
         self._process: Any = None
         self._pipe: Connection | None = None
         self._use = SingleUse("Process")
-        self._closed = False
         self.starts = 0  #: The number of processes started.
 
     @property
@@ -113,9 +112,7 @@ class Process(Target):
 
     async def close(self) -> None:
         """End the process for good: it is killed if it does not end in two seconds."""
-        if not self._use.end():
-            return
-        self._closed = True
+        self._use.ended = True
         await asyncio.get_running_loop().run_in_executor(None, self._end)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -130,7 +127,7 @@ class Process(Target):
         self.starts += 1
         with self._starting:
             self._process, self._pipe = process, ours
-            if self._closed:  # `close` came while the process was started
+            if self._use.ended:  # `close` came while the process was started
                 process.kill()
         try:
             self._receive(time.monotonic() + _READY_S)
@@ -167,7 +164,7 @@ class Process(Target):
 
     def _call(self, item: Any, began: Callable[[], object]) -> Any:
         began()
-        if self._closed:
+        if self._use.ended:
             raise Unavailable(
                 "this Process is closed, because its run has ended; create another one"
             )
