@@ -110,17 +110,6 @@ def test_columns_are_refused_before_anything_runs(path):
         other.claim("other", "abc", "/cp")
 
 
-def test_keys_are_refused_for_an_append_only_table(path, files):
-    """It takes new keys, and so would fail only at the first row whose key it has."""
-    about = {"delta.appendOnly": "true"}
-    deltalake.DeltaTable.create(path, schema=WORDS, configuration=about)
-    with pytest.raises(ValueError, match=r"keys replace rows, and table .* is append-only"):
-        check_sink("count", to_delta(path, keys="word"), WORDS)
-    started(path).write(accepted(files))
-    deltalake.DeltaTable(path).alter.set_table_properties({"delta.appendOnly": "false"})
-    started(path, keys="word").write(accepted(files, 1))
-
-
 # -- what is written -------------------------------------------------------------------------------
 
 

@@ -151,9 +151,8 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         """Raise TypeError if Spark or Delta lacks a type, names repeat, or a key is nested.
 
         Raises ValueError if the stream lacks a key, an existing table lacks a column or a struct
-        field, or the stream lacks a NOT NULL field or, without keys, a NOT NULL column; or if there
-        are keys and the table is append-only. Types are not compared with the table's. Raises
-        SinkUnavailable if the storage fails.
+        field, or the stream lacks a NOT NULL field or, without keys, a NOT NULL column. Types are
+        not compared with the table's. Raises SinkUnavailable if the storage fails.
         """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
@@ -267,17 +266,10 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
     def _columns_for(self, what: str, table: DeltaTable, stream: pa.Schema) -> pa.Schema:
         """Return the table's columns to write; they may include columns that the stream lacks.
 
-        Columns that Delta computes are left out of appended rows. Raises ValueError if there are
-        keys and the table is append-only, the table lacks a column or a struct field of the stream,
-        or the stream lacks a NOT NULL struct field or, without keys, a NOT NULL column. ``what``:
-        the beginning of the message.
+        Columns that Delta computes are left out of appended rows. Raises ValueError if the table
+        lacks a column or a struct field of the stream, or the stream lacks a NOT NULL struct field
+        or, without keys, a NOT NULL column. ``what``: the beginning of the message.
         """
-        settings = table.metadata().configuration
-        if self.keys and settings.get("delta.appendOnly", "").lower() == "true":
-            raise ValueError(
-                f"{what}: keys replace rows, and {self._shown} is append-only; leave keys out, or "
-                "allow changes (ALTER TABLE ... SET TBLPROPERTIES ('delta.appendOnly' = 'false'))"
-            )
         columns = pa.schema(table.schema().to_arrow())
         require_columns(what, self._shown, stream.names, columns.names)
         for name, _ in lacking(pa.struct(list(stream)), pa.struct(list(columns))):
