@@ -11,6 +11,7 @@ import json
 import os
 import random
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -599,6 +600,11 @@ def test_a_parquet_file_whose_values_do_not_fit_the_schema_is_refused(folder, co
         (pa.array([b"ab"], pa.binary(2)), pa.binary()),
         (pa.array([b"a"]), pa.string()),
         (pa.nulls(2), pa.date32()),
+        (pa.nulls(2), pa.struct([("a", pa.int64())])),
+        (pa.nulls(2), pa.map_(pa.string(), pa.int64())),
+        (pa.array([[], None], pa.list_(pa.null())), pa.list_(pa.struct([("a", pa.int64())]))),
+        (pa.array([datetime.time(1)]), pa.string()),
+        (pa.array([np.float16(1.5)]), pa.float32()),
         (pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2)), pa.list_(pa.int64())),
         (
             pa.array([None, {"a": 1, "b": 0.5}]),
