@@ -4,7 +4,7 @@
 were sent again or dropped, the requests that no query has taken, and the checkpoint that owns the
 store. Each step replaces the index with one conditional put (`SharedRecord`), after the puts of the
 new objects. So the letters of a micro-batch become visible together, and a repeated step replaces
-its own letters. Nothing depends on listings, which may lag.
+its own letters. Only the check of a start depends on a listing, which may lag: `newer_files`.
 
 A driver that opens the store writes its token into the index, and may write while the token is
 there. The next step of the previous driver is refused. `drop` and `replay` write beside the driver:
@@ -149,12 +149,15 @@ class Letters:
         keys = {entry.key for entry in self.store.list()}
         last = {spout: file.last for spout, file in files_of(self)}  # of the spout's last file
         found = (ObjectFile(self.objects, key, 0, "") for key in sorted(keys) if _epoch_in(key) > 0)
-        return [
+        newer = [
             file.key
             for file in found
             if last.get(file.key.partition("/")[0], -1) < batches_of(file)[1] <= done
             and f"{file.key}{GIVEN_UP}" not in keys
         ]
+        logs = list(_merged(self._index.read())) if newer else []
+        merged = {key for log in logs for key in self._merged_keys(log)}
+        return [key for key in newer if key not in merged]
 
     def _check(self, body: Body) -> None:
         if self._token and body.get("token") != self._token:

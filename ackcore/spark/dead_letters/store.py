@@ -152,9 +152,8 @@ class DeadLetters:
                 f"is older than the letters beside it: it lacks {newer[0]}{more}, with letters of "
                 "micro-batches that are done. It was put back from a backup, or lost its newest "
                 "version",
-                "Put the newest version back; or move these files out of the directory, where "
-                "readers of Parquet files read them, and start again: dead_letters() and replay() "
-                "then lack their letters only",
+                "Put the newest version back. Or move these files to another directory, and start "
+                "again: dead_letters() and replay() then lack only their letters",
             )
 
         def own() -> DeadLetters:
