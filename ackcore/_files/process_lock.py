@@ -45,6 +45,7 @@ class ProcessLock:
                 return True
             probe = os.urandom(16)
             os.pwrite(self._file, probe, _PROBE)
+            os.fsync(self._file)  # the other inode may have a cache of its own
             with open(path, "rb") as found:
                 found.seek(_PROBE)
                 return found.read(len(probe)) == probe
