@@ -14,6 +14,7 @@ stream does not have, and they delete no row to which a foreign key refers.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import secrets
@@ -29,6 +30,7 @@ from pyspark.sql.types import LongType, TimestampType
 
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointInUse
+from ackcore.spark.base.versions import JOB_ERRORS
 from ackcore.spark.sinks.columns import refuse_misfits, require_columns
 from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError
 from ackcore.spark.sinks.rejects import check_refused
@@ -208,8 +210,11 @@ class JdbcTransaction:
         rows, skipped = _in_jvms_zone(self._batch.frame(_ROW).toDF(*own.values(), _ROW))
         try:
             error = self._try_fill(rows)
-        except JdbcError:
-            self._refuse_skipped(skipped)
+        except JdbcError as failed:
+            if not failed.sqlstate:
+                # An outage is known by the first error.
+                with contextlib.suppress(*JOB_ERRORS):
+                    self._refuse_skipped(skipped)
             raise
         if error is not None:
             self._refuse_skipped(skipped)
