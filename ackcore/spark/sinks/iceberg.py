@@ -142,6 +142,11 @@ class IcebergSink(TransactionalSink["Transaction"]):
         for part in table.spec().fields:
             try:
                 part.transform.pyarrow_transform(there.find_type(part.source_id))
+            except NotImplementedError:
+                raise ValueError(
+                    f"{what}: table {self.table} has the partition {part.name} = {part.transform}, "
+                    "which pyiceberg cannot write; change the table's partitions"
+                ) from None
             except NotInstalledError:
                 raise ImportError(
                     f"{what}: table {self.table} has the partition {part.name} = {part.transform}, "
