@@ -210,7 +210,8 @@ class Workers:
                 self._window.on_sample(
                     now - worker.lease.sent_ns, self.in_flight, dropped=worker.expired
                 )
-                check_room(self._window)
+                if self.in_flight == 1:  # else another answer may open it again
+                    check_room(self._window)
             self.in_flight -= 1
             if usage is not None:
                 settings = self._settings

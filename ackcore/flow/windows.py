@@ -220,7 +220,8 @@ class Windows:
         consumer.service.on_sample(rtt, out, False, now)
         if consumer.limit is not consumer.service:
             consumer.limit.on_sample(rtt, out, False)
-            check_room(consumer.limit)
+            if not consumer.out:  # else another answer may open it again
+                check_room(consumer.limit)
         self._chooser.changed(consumer)
         if self._keyed:
             self._held.discard(lease.key)
@@ -255,7 +256,8 @@ class Windows:
             self._held.discard(lease.key)
         consumer.out -= 1
         self.in_flight -= 1
-        check_room(consumer.limit)
+        if not consumer.out:
+            check_room(consumer.limit)
         self._chooser.changed(consumer)
         return True
 
