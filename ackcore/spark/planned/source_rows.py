@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -126,7 +126,7 @@ class _Spout:
             plan = self.source.plan(previous)
             if plan is not None:
                 # The same with any number of slots.  `divided` may change its argument.
-                compared = self.source.divided(deepcopy(plan), 1)
+                compared = self.source.divided(copy(plan), 1)
                 plan = self.source.divided(plan, task_slots(self._spark))
         except Exception as error:
             if isinstance(error, _MAY_PASS) and not isinstance(error, AnalysisException):
