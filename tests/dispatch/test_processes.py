@@ -137,7 +137,7 @@ def test_a_process_that_hangs_is_killed_and_the_record_done_elsewhere(tmp_path):
 
 
 def test_a_process_that_ends_before_it_is_ready_costs_no_record(tmp_path):
-    """As without a guard of the main module, whose import starts the process again."""
+    """A main module without a guard is such: its import starts the process again."""
     mark, dead = tmp_path / "mark", []
     mark.touch()
     process = Process(die_or_return, NotLoaded(str(mark)))

@@ -83,7 +83,7 @@ def test_rows_whose_values_a_cast_would_change_are_refused(
 def test_a_negative_fraction_is_refused_in_a_partition_column(
     path, tmp_path, precision, scale, good, bad, keys
 ):
-    """Of -0.05 deltalake makes 0.-5, which nobody can read."""
+    """deltalake writes -0.05 as 0.-5, which nobody can read."""
     schema = pa.schema([("n", pa.int64()), ("k", pa.decimal128(precision, scale))])
     deltalake.DeltaTable.create(str(path), schema=schema, partition_by=["k"])
     sink = started(path, schema, keys=keys)

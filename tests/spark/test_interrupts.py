@@ -62,7 +62,7 @@ def test_an_interrupt_that_an_error_hides_ends_the_run(world):
 
 
 class TimeIsUp(BaseException):
-    """What Airflow and pytest-timeout raise in their handlers is no `Exception`, too."""
+    """Airflow and pytest-timeout raise a BaseException in their handlers."""
 
 
 @pytest.mark.parametrize("kind", [TimeoutError, RuntimeError, ValueError, TimeIsUp])

@@ -221,7 +221,7 @@ def test_a_source_that_plans_the_same_rows_twice_ends_the_query(spark, checkpoin
     ],
 )
 def test_a_plan_is_compared_without_the_number_of_slots(monkeypatch, answers):
-    """Which changes if the query is started on another cluster."""
+    """The number changes if the query is started on another cluster."""
 
     class Stuck(DividedSource):
         schema = pa.schema([("line", pa.string())])
