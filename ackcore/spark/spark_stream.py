@@ -130,8 +130,10 @@ class SparkStream(Stream):
                 # Kept here: Spark would only show its text within a Java stack trace.  If this
                 # thread ended, Spark would wait for ever for its answer.
                 ended = as_error(error)
-                # The end of the session, too, stops the micro-batch: it stays the query's error.
-                if self.error is None or not isinstance(ended, Stopped):
+                # A stop by `stop` is no error, and may come after the end. The end of the session
+                # stops the micro-batch, too, and stays the query's error.
+                is_stop = isinstance(ended, Stopped)
+                if not (is_stop and (self.error is not None or self._leaving.is_set())):
                     self.error = ended
         if ended is not None:
             if isinstance(ended, Stopped):
