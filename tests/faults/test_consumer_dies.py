@@ -203,7 +203,7 @@ def test_a_member_that_was_taken_for_dead_leaves_nothing_uncommitted(
             for process in more:
                 end(process)
         said = end(one)
-    # Its heartbeat (KIP-848) may learn it first; then it gives its partitions up and commits nothing.
+    # Its heartbeat may learn it first: then it gives its partitions up, and sends no commit.
     assert said["rejected"] > 0 or protocol == "consumer"
     check(counts)
 
