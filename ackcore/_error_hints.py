@@ -124,7 +124,10 @@ def as_seconds(value: Any, name: str, least: float, most: float, way_out: str = 
 
 
 def as_float(value: Any) -> float | None:
-    """Return a real number, infinite if it is too large for a float; None for a bool and others."""
+    """Return a real number as a float; None for a bool or another object.
+
+    A number too large for a float becomes infinity; a signaling NaN becomes NaN.
+    """
     if isinstance(value, bool) or not isinstance(value, (Real, Decimal)):
         return None
     number: Any = value
@@ -154,8 +157,8 @@ def seconds_hint(value: Any) -> str:
 def signature_of(function: Callable[..., Any], *, follow_wrapped: bool = True) -> inspect.Signature:
     """Return a function's signature, with the errors of `inspect.signature`.
 
-    Python 3.14 evaluates annotations then, unless it may leave those whose names do not exist, for
-    instance because they are imported for type checkers only.
+    Python 3.14 evaluates annotations for it. Names that do not exist, such as imports for type
+    checkers only, become ForwardRef objects.
     """
     if sys.version_info >= (3, 14):
         from annotationlib import Format  # noqa: PLC0415
@@ -164,6 +167,24 @@ def signature_of(function: Callable[..., Any], *, follow_wrapped: bool = True) -
             function, follow_wrapped=follow_wrapped, annotation_format=Format.FORWARDREF
         )
     return inspect.signature(function, follow_wrapped=follow_wrapped)
+
+
+def refused_call(function: Callable[..., object], arguments: Sequence[str]) -> str | None:
+    """Return None if a function can be called with these arguments; otherwise its signature.
+
+    A function whose signature Python cannot read is assumed to accept them.
+    """
+    try:
+        # Do not follow a wrapper: it may accept fewer arguments and add others.
+        signature = signature_of(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # many builtins have no signature
+        return None
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        plain = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+        return str(signature.replace(parameters=plain, return_annotation=signature.empty))
+    return None
 
 
 def naming_arguments(public: _Public) -> _Public:

@@ -18,12 +18,11 @@ import pyarrow as pa
 
 from ackcore._arrow.lossless import as_mapping, short_repr
 from ackcore._arrow.record_batches import is_list
-from ackcore._error_hints import counted, signature_of
+from ackcore._error_hints import counted, refused_call, signature_of
 from ackcore.calls.threads import NOT_RUN, is_async
 from ackcore.topology.batch_collector import columns_in, conform
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.row_conversion import Misfit, Row, RowSchema, by_halves
-from ackcore.topology.validation import refused_call
 
 #: Names of types that hold many rows, but are not the type that functions of batches receive.
 _OTHER_BATCHES = frozenset({"Table", "DataFrame", "Series", "Array", "ChunkedArray", "ndarray"})

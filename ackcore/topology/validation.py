@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ackcore._error_hints import listed, near_miss, nearest, signature_of
+from ackcore._error_hints import listed, near_miss, nearest, refused_call
 from ackcore.calls import RateLimit, Reject
 from ackcore.calls.call_queues import FairQueues
 from ackcore.calls.usage import CallCounts
@@ -480,24 +480,6 @@ def _near(words: Sequence[str], known: Sequence[str]) -> bool:
     if len(right) < _WORD or right.startswith(word) or word.startswith(right):
         return False
     return difflib.SequenceMatcher(None, word, right).ratio() > 0.9
-
-
-def refused_call(function: Callable[..., object], arguments: Sequence[str]) -> str | None:
-    """Return None if a function can be called with these arguments; otherwise its signature.
-
-    A function whose signature Python cannot read is assumed to accept them.
-    """
-    try:
-        # Do not follow a wrapper: it may accept fewer arguments and add others.
-        signature = signature_of(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # many builtins have no signature
-        return None
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        plain = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
-        return str(signature.replace(parameters=plain, return_annotation=signature.empty))
-    return None
 
 
 def _field_names(what: str, names: Sequence[str], way_out: str) -> Iterator[str]:

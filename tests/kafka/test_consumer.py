@@ -236,12 +236,14 @@ def test_a_forked_copy_says_at_once_that_it_polls_nothing(counts):
         child = os.fork()
         if child == 0:
             said = 0
-            for call in calls:
-                try:
-                    call()
-                except RuntimeError as error:
-                    said += "make a Consumer after the fork" in str(error)
-            os._exit(said)
+            try:
+                for call in calls:
+                    try:
+                        call()
+                    except RuntimeError as error:
+                        said += "make a Consumer after the fork" in str(error)
+            finally:
+                os._exit(said)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == len(calls)
         assert consumer.ack(record)

@@ -137,7 +137,7 @@ def test_types_that_spark_does_not_read_from_parquet_are_refused_at_every_depth(
 
 
 def test_nested_dates_of_64_bits_are_refused(tmp_path):
-    """Arrow writes a day of which a date of 32 bits has no number as another day."""
+    """Arrow would write a day beyond dates of 32 bits as another day."""
     kind = pa.date64()
     check_sink("count", to_parquet(tmp_path / "out"), pa.schema([("v", kind)]))
     for each in (pa.list_(kind), pa.struct([("f", pa.map_(pa.string(), kind))])):

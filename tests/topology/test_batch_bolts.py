@@ -23,7 +23,7 @@ from ackcore.topology.tuples import Identity, Reason
 
 
 class Row(tuple):
-    """A row whose names are in the object, as in a Row of PySpark."""
+    """A row with names in `__fields__`, as PySpark's Row has."""
 
     __fields__ = ("x",)
 

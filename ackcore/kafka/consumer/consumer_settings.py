@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ackcore._columns import as_count, count_or_none, positive
-from ackcore._error_hints import signature_of
+from ackcore._error_hints import refused_call
 from ackcore.calls.threads import refuse_lazy
 from ackcore.dead_limit import DeadLimit
 from ackcore.kafka.client_settings import ClientSettings
@@ -148,8 +148,10 @@ class ConsumerSettings:
                 f"dead_letters must be a topic's name or a callable, got {type(dead).__name__}"
             )
         refuse_lazy(dead, "dead_letters")  # a letter would count as stored
-        if callable(dead):
-            _check_keep(dead)
+        if callable(dead) and (takes := refused_call(dead, ("record", "failure"))) is not None:
+            raise TypeError(
+                f"dead_letters must be a function of (record, failure), got a function of {takes}"
+            )
         if isinstance(dead, str):
             # The producer of dead letters receives the same options, and does not need this one.
             check_options(self.client, but=["error_cb"])
@@ -216,21 +218,6 @@ class ConsumerSettings:
     def on_out_of_range(self) -> OutOfRange:
         """``out_of_range``. Its default is "earliest" with ``dead_letters``, else "fail"."""
         return self.out_of_range or ("fail" if self.dead_letters is None else "earliest")
-
-
-def _check_keep(keep: Callable[..., object]) -> None:
-    """Raise TypeError if a function cannot be called with a record and a failure."""
-    try:
-        signature = signature_of(keep)
-    except (TypeError, ValueError):
-        return  # a builtin
-    try:
-        signature.bind(None, None)
-    except TypeError as error:
-        raise TypeError(
-            "dead_letters must be a function of (record, failure), got a function of "
-            f"{signature} ({error})"
-        ) from None
 
 
 def as_topics(topics: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from ackcore._error_hints import signature_of
+from ackcore._error_hints import refused_call
 from ackcore.calls.threads import refuse_lazy, refuse_unrun
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign, one_line
@@ -335,15 +335,8 @@ def check_sink(
         if not callable(writer):
             raise TypeError(f"{must}, got {type(writer).__name__}")
         refuse_lazy(writer, f"sink {name!r}")
-        try:
-            signature = signature_of(writer)
-        except (TypeError, ValueError):
-            signature = None  # a builtin
-        if signature is not None:
-            try:
-                signature.bind(None, 0)
-            except TypeError as error:
-                raise TypeError(f"{must}, got a function of {signature} ({error})") from None
+        if (takes := refused_call(writer, ("frame", "batch_id"))) is not None:
+            raise TypeError(f"{must}, got a function of {takes}")
     sink = as_sink(writer)
     for method in ("claim", "write", "write_rows", "record", "commit"):
         refuse_lazy(getattr(sink, method, None), f"{method} of sink {name!r}")
