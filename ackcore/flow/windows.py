@@ -17,8 +17,8 @@ from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import Fate, FlowConsumer, Lease
 from ackcore.flow.limits import DelayTarget, Limit, check_room
 
-#: The least nanoseconds between two sweeps, in all and per consumer. A sweep takes about 1,000 of
-#: them per consumer.
+#: The least time between two sweeps: in total, and for each consumer. A sweep takes about
+#: 1,000 ns per consumer.
 _SWEEP_NS, _SWEEP_EACH_NS = 2_000_000, 20_000
 #: The number of answered leases of a consumer that may stay behind one that is outstanding.
 _KEPT = 64
@@ -220,7 +220,7 @@ class Windows:
         consumer.service.on_sample(rtt, out, False, now)
         if consumer.limit is not consumer.service:
             consumer.limit.on_sample(rtt, out, False)
-            if not consumer.out:  # else another answer may open it again
+            if not consumer.out:  # else a later answer may raise the limit
                 check_room(consumer.limit)
         self._chooser.changed(consumer)
         if self._keyed:
@@ -318,7 +318,10 @@ class Windows:
         due = []
         for consumer in self.consumers.values():
             if consumer.sent:
-                due.append(min(map(self._ends_ns, consumer.sent)) - now)
+                first = consumer.sent[0]
+                # The oldest lease times out first, unless its consumer began it late.
+                some = (first,) if first.began_ns is None else consumer.sent
+                due.append(min(map(self._ends_ns, some)) - now)
             if not consumer.is_open:
                 due.append(consumer.opens_ns - now)
         return max(0, min(due)) if due else None
@@ -350,7 +353,7 @@ class Windows:
             while sent and sent[0].fate is not _OUT:
                 sent.popleft()
             if len(sent) > 2 * consumer.out + _KEPT:
-                # The oldest one is slow: those behind it would stay until it times out.
+                # The oldest lease is slow: answered ones behind it would stay until it times out.
                 consumer.sent = deque(lease for lease in sent if lease.fate is _OUT)
             service = consumer.service
             silence, extra = 0, 0.0

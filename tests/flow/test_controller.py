@@ -363,3 +363,14 @@ def test_a_limit_that_allows_no_tuple_is_an_error(clock, end, allowed):
 
     with pytest.raises(ValueError, match=r"^Shut\.limit must be a number of at least 1, got"):
         run()
+
+
+def test_a_wait_for_room_looks_at_the_oldest_tuple_of_a_consumer(clock):
+    flow = FlowController("a", limit=lambda: Fixed(500), timeout_s=5, clock=clock)
+    first, *_ = (flow.try_acquire(n) for n in range(500))
+    looks, ends_ns = [], flow._windows._ends_ns
+    flow._windows._ends_ns = lambda lease: looks.append(lease) or ends_ns(lease)
+    assert (flow._windows.due_ns(), looks) == (5 * S, [first])
+    clock.now_ns += S
+    flow.begin(first)  # those behind it now time out before it
+    assert flow._windows.due_ns() == 4 * S
