@@ -210,9 +210,9 @@ class Workers:
                 self._window.on_sample(
                     now - worker.lease.sent_ns, self.in_flight, dropped=worker.expired
                 )
-                if self.in_flight == 1:  # else another answer may open it again
-                    check_room(self._window)
             self.in_flight -= 1
+            if self._window is not None and not self.in_flight:  # else answers may raise it
+                check_room(self._window)
             if usage is not None:
                 settings = self._settings
                 failed = error is not None and not settings.is_of_call(error)

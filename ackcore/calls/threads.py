@@ -25,7 +25,7 @@ def is_async(function: Any) -> bool:
 def _forms(function: Any) -> tuple[Any, Any]:
     while isinstance(function, functools.partial):
         function = function.func
-    return function, getattr(function, "__call__", None)  # noqa: B004 - not whether it has one
+    return function, getattr(function, "__call__", None)  # noqa: B004 - the method itself is inspected
 
 
 def refuse_lazy(function: Any, name: str) -> None:

@@ -291,11 +291,13 @@ def test_a_limit_that_allows_no_call_ends_the_run(settings):
             self.limit = 0
 
     async def call(item, endpoint=None):
-        await asyncio.sleep(1)
+        await asyncio.sleep(1 + item)
+        if item == 1:  # it is no sample
+            raise Retry("later", after_s=1)
 
-    calls = SimCalls(call, CallSettings(max_concurrency=lambda: Shut(initial=1), **settings))
+    calls = SimCalls(call, CallSettings(max_concurrency=lambda: Shut(initial=2), **settings))
     with pytest.raises(ValueError, match=r"Shut\.limit must be a number of at least 1, got 0"):
-        next(calls.run(range(9)))
+        list(calls.run(range(9)))
 
 
 def test_a_coroutine_from_a_thread_is_an_error_and_not_a_value():
