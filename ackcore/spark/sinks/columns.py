@@ -43,7 +43,7 @@ def named_keys(keys: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def texts_by_name(argument: str, given: Mapping[str, str] | None) -> dict[str, str]:
-    """Return a mapping of texts as a dict, {} for None; TypeError for anything else."""
+    """Return a mapping of texts as a dict, {} for None; raise TypeError for anything else."""
     must = f"{argument} must be a mapping of str to str, got"
     if not isinstance(given, Mapping | None):
         raise TypeError(f"{must} {type(given).__name__}")

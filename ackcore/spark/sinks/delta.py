@@ -400,7 +400,7 @@ def _refuse_unfit_partitions(
 ) -> None:
     """Raise `SinkRejects` for values that the table's partition columns cannot store.
 
-    Readers take an empty text for a null. Only a key, or a column without nulls, cannot be null.
+    Readers take an empty text for a null, so it is refused in keys and in columns without nulls.
     deltalake 1.6 commits ``0.-5`` for the decimal -0.05, and then nobody can read the table.
     """
     checks: list[tuple[pa.Field, Callable[[pa.Array], pa.Array], str]] = []

@@ -42,6 +42,8 @@ _WAY_OUT = (
 _SHOWN = {"type", "uri", "warehouse", "py-io-impl", "py-catalog-impl"}
 #: The number of the table's files whose keys are read in parallel.
 _READ_AT_ONCE = 4
+#: The largest number of values that pyiceberg compares with the bounds of a file.
+_MOST_VALUES = 200
 
 
 @naming_arguments
@@ -123,10 +125,10 @@ class IcebergSink(TransactionalSink["Transaction"]):
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise TypeError or ValueError if Spark or Iceberg lacks a type, or keys are bad.
 
-        Also if the table lacks a column or a struct field, has a required one that the stream lacks
-        or, with keys, any other column. Types are not compared with the table's. Raises
-        SinkUnavailable if the catalog does not answer, or the table does not exist, and ImportError
-        if the table's partitions need pyiceberg-core, which is not installed.
+        Raises ValueError if the table lacks a column or a struct field, or has a required one that
+        the stream lacks. With keys, it must have no other column. Types are not compared with the
+        table's. Raises SinkUnavailable if the catalog does not answer, or the table does not exist,
+        and ImportError if the table's partitions need pyiceberg-core, which is not installed.
         """
         from pyiceberg.exceptions import NotInstalledError  # noqa: PLC0415
         from pyiceberg.io.pyarrow import pyarrow_to_schema  # noqa: PLC0415
@@ -162,7 +164,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
             ) from error
 
     def _check_columns(self, what: str, schema: pa.Schema, there: Any) -> None:
-        """Raise ValueError if the table's columns and the stream's do not go together.
+        """Raise ValueError if the table's columns and the stream's do not fit together.
 
         ``what``: the beginning of the message. ``there``: the table's schema.
         """
@@ -216,7 +218,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
 
         Raises SinkRejects, before anything is written, if rows have nulls in required columns, text
         that is not UTF-8, dates or times outside the years 1 to 9999, or times with nanoseconds.
-        Raises ValueError if the table's columns have changed and do not go with the stream's.
+        Raises ValueError if the table's columns have changed and do not fit the stream's.
         """
         there = transaction.table_metadata.schema()
         self._check_columns(f"sink {batch.sink!r}", batch.schema(), there)
@@ -269,7 +271,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
         """Replace the table's files that have keys of ``rows`` by files without these keys.
 
         pyiceberg's upsert is not used: it builds an expression with a term for each row. With
-        several key columns, thousands of rows take minutes, and 20,000 end the process.
+        several key columns, thousands of rows take minutes, and more end the process.
         """
         import pyiceberg.expressions  # noqa: PLC0415
         from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files  # noqa: PLC0415
@@ -279,17 +281,22 @@ class IcebergSink(TransactionalSink["Transaction"]):
         new = rows.select(list(self.keys)).drop_null()
         if not len(new):
             return
-        # It selects files only, and may be true for other keys, too. pyiceberg ignores an In with
-        # more than 200 values. Floats are left out: an expression has no NaN, and pyiceberg 0.12
-        # rounds a double in a partition to 32 bits.
+        # The expression selects files only, and may be true for other keys, too. Of more than 200
+        # values pyiceberg compares none with a file's bounds, only with its partition; an In of
+        # 100,000 values takes seconds. Floats are left out: an expression has no NaN, and
+        # pyiceberg 0.12 rounds a double in a partition to 32 bits.
         is_: Any = pyiceberg.expressions
-        perhaps = is_.AlwaysTrue()
+        perhaps, schema = is_.AlwaysTrue(), metadata.schema()
+        parts = (part for spec in metadata.partition_specs for part in spec.fields)
+        partitioned = {schema.find_column_name(part.source_id) for part in parts}
         for key in self.keys:
             if not pa.types.is_floating(new[key].type):
                 low, high = pc.min_max(new[key]).as_py().values()
                 perhaps &= is_.GreaterThanOrEqual(key, low) & is_.LessThanOrEqual(key, high)
-                perhaps &= is_.In(key, new[key].unique().to_pylist())
-        key_columns = metadata.schema().select(*self.keys)
+                values = new[key].unique()
+                if len(values) <= _MOST_VALUES or key in partitioned:
+                    perhaps &= is_.In(key, values.to_pylist())
+        key_columns = schema.select(*self.keys)
 
         def read(task: Any, schema: Any) -> pa.Table:
             return ArrowScan(metadata, table.io, schema, is_.AlwaysTrue()).to_table([task])
@@ -305,7 +312,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
         for task, others in zip(tasks, others_of, strict=True):
             if pc.all(others).as_py():
                 continue
-            rest = read(task, metadata.schema()).filter(others)
+            rest = read(task, schema).filter(others)
             files = _dataframe_to_data_files(metadata, rest, table.io, written, number)
             kept.append((task.file, list(files) if len(rest) else []))
         if kept:

@@ -212,7 +212,7 @@ class JdbcTransaction:
             error = self._try_fill(rows)
         except JdbcError as failed:
             if not failed.sqlstate:
-                # An outage is known by the first error.
+                # If the search fails too, the first error describes the outage.
                 with contextlib.suppress(*JOB_ERRORS):
                     self._refuse_skipped(skipped)
             raise
@@ -432,14 +432,14 @@ class JdbcTransaction:
 
 
 def _in_jvms_zone(rows: DataFrame) -> tuple[DataFrame, DataFrame | None]:
-    """Return rows with instants in place of times without a zone, and those that have none.
+    """Return rows with instants in place of times without a zone, and the rows without an instant.
 
     JDBC reads an instant in the time zone of the executor's JVM, and gets the same time. For most
     databases Spark would take a time without a zone for one in UTC.
 
-    A zone skips some times, as at the start of summer. To read a row with such a time from the
-    first frame fails. The second one has number, column and zone of these rows; it is None if there
-    are no times without a zone.
+    A zone skips some times, as at the start of summer. Reading a row with such a time from the
+    first frame fails. The second frame has number, column and zone of these rows. It is None if no
+    column has times without a zone.
     """
     local = [one.name for one in rows.schema if one.dataType.typeName() == "timestamp_ntz"]
     if not local:
