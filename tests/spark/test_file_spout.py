@@ -445,7 +445,7 @@ def test_lines_that_cannot_be_read_are_rows_apart(tmp_path_factory, format, data
         ("json", b'{"id": 1, "t": "no"}', 'column t must be timestamp[us], got "no"'),
         ("json", b'{"id": 1, "d": "2026-02-30"}', 'column d must be date32[day], got "2026-02-30"'),
         ("json", b'{"id": 1, "d": 5}', "column d must be date32[day], got 5"),
-        ("json", b'{"id": 1, "d": "caf\xe9"}', ""),
+        ("json", b'{"id": 1, "d": "caf\xe9"}', "Failed to parse string: 'caf"),
         ("json", b'{"id": 1, "n": "x"} 2', "JSON parse error: Column(/n) changed from number to "),
         ("json", b'{"id": 1, "n": {"a": "\\ud800"}}', r'column n must be int32, got {"a": "\ud800'),
         ("json", b'{"id": 1, "n": %b' % (b"[" * 99_999), "JSON parse error: Column(/n) changed"),
@@ -453,10 +453,10 @@ def test_lines_that_cannot_be_read_are_rows_apart(tmp_path_factory, format, data
         ("json", b'{"id": 1, "n": 7, "t": "caf\xe9"}', "Failed to convert JSON to timestamp[us]"),
         ("json", b'{"id": 1, "s": "caf\xe9"}', "column s: Invalid UTF8 sequence"),
         ("json", b"[1]", "the line must be a JSON object, got array"),
-        ("csv", b"s,x,,1,", "column n: CSV conversion error to int32: invalid value 'x'"),
-        ("csv", b"s,1,no,1,", "column t: CSV conversion error to timestamp[us]: invalid value 'n"),
-        ("csv", b"%b,,,1,,,," % (b"x" * 9999), "CSV parse error: Expected 5 columns, got 8"),
-        ("csv", b",%b,,1," % (b"x" * 9999), "column n: CSV conversion error to int32: invalid v"),
+        ("csv", b"s,x,,1,,", "column n: CSV conversion error to int32: invalid value 'x'"),
+        ("csv", b"s,1,no,1,,", "column t: CSV conversion error to timestamp[us]: invalid value 'n"),
+        ("csv", b"%b,,,1,,,," % (b"x" * 9999), "CSV parse error: Expected 6 columns, got 8"),
+        ("csv", b",%b,,1,," % (b"x" * 9999), "column n: CSV conversion error to int32: invalid v"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -471,7 +471,7 @@ def test_the_reason_of_a_damaged_line_names_the_column(folder, format, line, rea
             ("d", pa.date32()),
         ]
     )
-    put(folder, "a", 1, b"s,n,t,id,d\n" * (format == "csv") + line)
+    put(folder, "a", 1, b"s,n,t,id,d,more\n" * (format == "csv") + line)
     spout = FileSpout(folder, format, schema)
     (row,) = read(spout, spout.plan(None))
     said = row["_corrupt_reason"]
@@ -515,7 +515,7 @@ def test_columns_that_occur_twice_or_not_at_all_are_refused(folder):
     [
         (b"id,NAME,x", r"the header has no column 'name', but 'NAME', 'x'; .* add the others to"),
         (b"name", "the header has no column 'id', but 'name'; .* declare it nullable"),
-        (b"Id,name", "no column 'id', but 'Id'; .* declare it nullable and add the others to the"),
+        (b"Id,name", "the header has no column 'id', but 'Id'; .* declare it nullable and add the"),
         (b"id", None),
     ],
 )
@@ -526,7 +526,7 @@ def test_a_csv_file_that_may_have_misnamed_columns_is_refused(folder, header, wo
     if words is None:
         assert read(spout, spout.plan(None)) == [{"id": 7, "name": None}]
         return
-    with pytest.raises(FileUnreadable, match=f"in/a cannot be read as csv: ValueError: .*{words}"):
+    with pytest.raises(FileUnreadable, match=f"in/a cannot be read as csv: ValueError: {words}"):
         read(spout, spout.plan(None))
 
 
@@ -664,7 +664,7 @@ def test_times_of_every_year_are_read(folder):
     "about", [{"org.apache.spark.legacyDateTime": ""}, {"org.apache.spark.version": "2.4.8"}]
 )
 def test_old_dates_of_another_calendar_are_refused(folder, about):
-    """Spark reads such a file as 1500-01-01, which is number -171655 there and -171664 in Arrow."""
+    """Day -171655 is 1500-01-01 in the calendar of such files, and 1500-01-10 in Arrow's."""
     day, time = (
         pa.array([-141_428], pa.date32()),
         pa.array([-2_208_988_800_001], pa.timestamp("ms")),

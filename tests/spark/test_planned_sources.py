@@ -221,7 +221,7 @@ def test_a_source_that_plans_the_same_rows_twice_ends_the_query(spark, checkpoin
     ],
 )
 def test_a_plan_is_compared_without_the_number_of_slots(monkeypatch, answers):
-    """The number changes if the query is started on another cluster."""
+    """The number of slots changes if the query is started on another cluster."""
 
     class Stuck(DividedSource):
         schema = pa.schema([("line", pa.string())])
@@ -245,15 +245,15 @@ def test_a_source_may_divide_its_plan_in_place(monkeypatch):
         read = None
 
         def plan(self, previous):
-            return {"from": 0}
+            return {"from": 0, "o": {}}
 
         def divided(self, plan, tasks):
-            plan.setdefault("tasks", tasks)
+            plan["o"].setdefault("tasks", tasks)
             return plan
 
     spout = source_rows._Spout("lines", InPlace(), source_rows._Taken(), None, "/cp")
     monkeypatch.setattr(source_rows, "task_slots", lambda spark: 3)
-    assert spout.take(source_rows._Taken(), 0).last == {"from": 0, "tasks": 3}
+    assert spout.take(source_rows._Taken(), 0).last == {"from": 0, "o": {"tasks": 3}}
 
 
 def test_a_source_that_forgets_its_position_at_a_restart_ends_the_query(
@@ -448,13 +448,19 @@ def test_a_read_that_fails_for_a_while_is_a_restart(spark, checkpoint, store, ru
 
 def test_a_report_that_fails_ends_nothing(spark, checkpoint, store, running, caplog):
     class Deaf(Table):
+        def done(self, plan):
+            raise OSError("cannot note it")
+
+    class Lazy(Table):
         async def done(self, plan):
             raise AssertionError("nobody awaits this")
 
-    on = running(topology(store, lines=Deaf("a", "b", "c")), spark, checkpoint)
+    sources = {"lines": Deaf("a", "b", "c"), "others": Lazy("d")}
+    on = running(topology(store, **sources), spark, checkpoint)
     on.process_all_available()
-    assert on.counts.acked == 3
-    assert "done() of its source raised for the plan" in caplog.text
+    assert on.counts.acked == 4
+    assert "spout lines: done() of its source raised for the plan" in caplog.text
+    assert "OSError: cannot note it" in caplog.text
     assert "done returned a coroutine, which has not run" in caplog.text
 
 

@@ -31,12 +31,12 @@ LINE_FORMATS = ("json", "csv")
 FORMATS = ("text", *LINE_FORMATS, "parquet")
 #: Suffixes of compressed files, and Arrow's names of their codecs. Parquet compresses by itself.
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".br": "brotli"}
-#: Metadata keys of Parquet files in which Spark has written old dates and times in a calendar that
-#: is Julian before 1582-10-15, as Spark 2 always did; and the key of Spark's version.
+#: Metadata keys of Parquet files whose old dates Spark wrote in a calendar that is Julian before
+#: 1582-10-15. Spark 2 always did so: the last key is that of Spark's version.
 _LEGACY = {b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"}
 _VERSION = b"org.apache.spark.version"
-#: The first day since 1970, and the first microsecond since 1970, that is certainly equal in both
-#: calendars: Spark takes 1900 for times, since zones had local mean times before.
+#: The first day and the first microsecond, counted from 1970, that are equal in both calendars.
+#: For times Spark takes 1900, since zones had local mean times before.
 _FIRST_DAY, _FIRST_US = -141_427, -2_208_988_800_000_000
 #: The longest line of text in bytes; a task holds a line in memory several times.
 _LINE_BYTES = 1 << 28

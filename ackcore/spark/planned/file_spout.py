@@ -110,7 +110,7 @@ class FileSpout(DividedSource):
             if name in self._own.names:
                 raise ValueError(
                     f"schema must not have the column {name}: ackcore uses it for lines of JSON "
-                    "and CSV that cannot be read, which become dead letters"
+                    "and CSV that cannot be read, which become dead letters. Leave it out"
                 )
         self.schema = self._own
         if format in LINE_FORMATS:

@@ -145,8 +145,8 @@ class JsonLines(LineFile):
     def __post_init__(self) -> None:
         super().__post_init__()
         # Arrow's error about a null in another column names none: `fitted` finds these nulls. It
-        # also casts texts to dates, which Arrow reads as numbers of days from JSON, and float64 to
-        # float32, for which Arrow takes numbers that are too large.
+        # casts texts to dates: Arrow reads dates in JSON as numbers of days. It casts float64 to
+        # float32: Arrow reads a number too large for float32 as infinity.
         self._nullable = pa.schema([(one.name, _in_json(one.type)) for one in self.schema])
 
     def _parsed(self, records: pa.Buffer, block_bytes: int) -> pa.Table:
@@ -191,7 +191,7 @@ class JsonLines(LineFile):
 
 
 def _in_json(kind: pa.DataType) -> pa.DataType:
-    """Return a type with text in place of dates, and float64 of float32, at any depth.
+    """Return the type to parse: text in place of dates, float64 in place of float32, at any depth.
 
     Raises NotImplementedError for times of day.
     """

@@ -125,8 +125,8 @@ class _Spout:
         try:
             plan = self.source.plan(previous)
             if plan is not None:
-                # The same with any number of slots.  `divided` may change its argument.
-                compared = self.source.divided(copy(plan), 1)
+                # `divided` may change its argument.
+                other = copy(plan) if isinstance(plan, dict | list) else plan
                 plan = self.source.divided(plan, task_slots(self._spark))
         except Exception as error:
             if isinstance(error, _MAY_PASS) and not isinstance(error, AnalysisException):
@@ -137,7 +137,8 @@ class _Spout:
             return None
         try:
             text = json.dumps(plan, sort_keys=True, allow_nan=False)
-            digest = blake2b(json.dumps(compared, sort_keys=True).encode(), digest_size=8)
+            # The same with any number of slots.  After `text`, since nested values are not copied.
+            compared = json.dumps(self.source.divided(other, 1), sort_keys=True)
         except (TypeError, ValueError) as error:
             raise SourceError(
                 f"{where}: plan() must return a JSON value or None, got {type(plan).__name__} "
@@ -145,13 +146,14 @@ class _Spout:
             ) from None
         # The form in which it comes back from the checkpoint: tuples are lists.
         plan = json.loads(text)
-        if digest.hexdigest() in before.seen:
+        digest = blake2b(compared.encode(), digest_size=8).hexdigest()
+        if digest in before.seen:
             raise SourceError(
                 f"{where}: plan() returned a plan that an earlier micro-batch has read already, "
                 f"{_shown(text)}. Nothing was written. The plan must name rows after those of "
                 "`previous`, and must be None if there are none"
             )
-        return plan, digest.hexdigest()
+        return plan, digest
 
     def check(self, plan: Any, number: int) -> None:
         """Raise SourceError, or a temporary error, if the rows of a recorded plan have changed."""
