@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 
@@ -310,25 +311,24 @@ class IsolatedBolts:
             reason = isolation.evidence.reasons.get(root, KILLED_WORKER)
             self._reject(root, reason, rows, taken(np.array([root])))
         parts = [(group, True) for group in groups]
-        if self._in_order:
+        if self._in_order and groups:
             in_turn = np.argsort(of_row, kind="stable")
             parts = _by_arrival(groups, of_root[in_turn[decides[in_turn]]])
-        for group, alone in parts:
-            places = taken(group)
-            if len(places) and alone:
+        found = [(taken(group), alone) for group, alone in parts]
+        for places, alone in (*found, (np.flatnonzero(left), False)):
+            if not len(places):
+                continue
+            some = rows if len(places) == len(rows) else some_rows(rows, places)
+            if alone:
                 self.flush()
                 with isolation.of_roots(roots_of(places)):
-                    yield some_rows(rows, places)
+                    yield some
                     self.flush()
-            elif len(places):
-                # The next attempt finds the chunk by its number of rows, with those of suspects.
-                found = roots_of(places) if isolation.names else None
-                with isolation.of_chunk(chunk, len(rows), found):
-                    yield some_rows(rows, places)
-        rest = np.flatnonzero(left)
-        if len(rest):
-            with isolation.of_chunk(chunk, len(rows), roots_of(rest) if isolation.names else None):
-                yield rows if len(rest) == len(rows) else some_rows(rows, rest)
+            else:
+                # The marker has the row count of the whole chunk: the next attempt compares it.
+                roots = roots_of(places) if isolation.names else None
+                with isolation.of_chunk(chunk, len(rows), roots):
+                    yield some
 
     def _reject(self, root: int, reason: Reason, rows: AnchoredRows, places: Int64s) -> None:
         """Fail the rows with the numbers ``places``, which have a rejected root.
@@ -349,22 +349,16 @@ def _by_arrival(groups: list[Int64s], roots: Int64s) -> list[tuple[Int64s, bool]
     """Cut roots into groups in their order; return each with whether its roots are suspects.
 
     ``groups``: the suspects, as `Evidence.groups` returns them. ``roots``: may have repetitions.
-    Empty if there are no suspects.
     """
-    if not groups:
-        return []
     roots = roots[np.sort(np.unique(roots, return_index=True)[1])]
-    suspects, sizes = np.concatenate(groups), np.array([len(group) for group in groups])
-    single = suspects[np.repeat(sizes, sizes) == 1]
-    # 2 for a root that runs alone, 1 for one that runs in a group of suspects.
-    kinds = (np.isin(roots, suspects).astype(np.int64) + np.isin(roots, single)).tolist()
-    starts = [0]
-    for i in range(1, len(roots)):
-        is_full = kinds[i] == 2 or (kinds[i] == 1 and i - starts[-1] == _GROUP)
-        if is_full or kinds[i] != kinds[i - 1]:
-            starts.append(i)
-    ends = [*starts[1:], len(roots)]
-    return [(roots[start:end], kinds[start] > 0) for start, end in zip(starts, ends, strict=True)]
+    # 1 for a root that runs alone, 2 for one that runs in a group of suspects.
+    kinds = {root: min(len(group), 2) for group in groups for root in group.tolist()}
+    found = []
+    for kind, some in groupby(roots.tolist(), lambda root: kinds.get(root, 0)):
+        part = np.array([*some], np.int64)
+        size = (len(part), 1, _GROUP)[kind]
+        found += [(part[at : at + size], kind > 0) for at in range(0, len(part), size)]
+    return found
 
 
 def _array(roots: set[int]) -> Int64s:
