@@ -307,7 +307,7 @@ def test_a_connection_is_not_kept_for_another_loop():
             await asyncio.to_thread(other.run_until_complete, asyncio.sleep(0))
             return server
 
-    server = asyncio.run(main())
+    server = asyncio.run(asyncio.wait_for(main(), 60))
     other.close()
     assert (server.bodies, server.connections) == ([b"a", b"b", b"c"], 2)
 
@@ -383,7 +383,7 @@ def test_a_cancelled_call_leaves_no_answer_for_the_next():
             assert server.connections == 2
             await http.close()
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_without_a_server_it_is_unavailable():
@@ -410,6 +410,9 @@ def test_a_connection_that_hangs_is_unavailable(monkeypatch):
 def test_encode_must_return_bytes(encoded):
     with pytest.raises(TypeError, match=f"encode must return bytes, got {type(encoded).__name__}"):
         calling(encode=lambda item: encoded)
+
+
+def test_functions_of_http_may_be_no_coroutines_and_decode_a_generator():
     for name in ("headers", "encode", "decode"):
         with pytest.raises(TypeError, match=f"{name} must be a plain function"):
             Http("http://x", **{name: asyncio.sleep})
@@ -419,6 +422,9 @@ def test_encode_must_return_bytes(encoded):
 
     ((read,), _) = calling(decode=lines)
     assert list(read) == [b"ok"]
+
+
+def test_a_body_may_be_any_buffer_of_bytes():
     _, server = calling(encode=lambda item: memoryview(array("f", [1.0, 2.0])))
     assert server.bodies == [bytes(array("f", [1.0, 2.0]))]
 

@@ -94,8 +94,8 @@ def test_a_process_that_is_closed_while_it_starts_is_killed(tmp_path):
             await process.close()
         await asyncio.gather(starting, return_exceptions=True)
 
-    asyncio.run(main())
-    process._process.join()
+    asyncio.run(asyncio.wait_for(main(), 60))
+    process._process.join(60)
     assert process._process.exitcode == -signal.SIGKILL
 
 
@@ -137,7 +137,7 @@ def test_a_process_that_hangs_is_killed_and_the_record_done_elsewhere(tmp_path):
 
 
 def test_a_process_that_ends_before_it_is_ready_costs_no_record(tmp_path):
-    """A main module without a guard is such: its import starts the process again."""
+    """For instance, a main module without a guard: its import starts the process again."""
     mark, dead = tmp_path / "mark", []
     mark.touch()
     process = Process(die_or_return, NotLoaded(str(mark)))

@@ -186,7 +186,7 @@ def shorten_session(broker, group):
 def test_a_member_that_was_taken_for_dead_leaves_nothing_uncommitted(
     kafka_broker, tmp_path, protocol, others
 ):
-    """F9: on a real broker. Its next commit is refused, and it joins again."""
+    """F9: on a real broker. Its next commit is refused, or not sent (KIP-848); it joins again."""
     counts = Counts(kafka_broker, tmp_path)
     shorten_session(kafka_broker, counts.group)
     counts.produce(1000)
@@ -203,7 +203,7 @@ def test_a_member_that_was_taken_for_dead_leaves_nothing_uncommitted(
             for process in more:
                 end(process)
         said = end(one)
-    # Its heartbeat may learn it first: then it gives its partitions up, and sends no commit.
+    # With KIP-848 a heartbeat may be refused first. Then it gives its partitions up, uncommitted.
     assert said["rejected"] > 0 or protocol == "consumer"
     check(counts)
 

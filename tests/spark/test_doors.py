@@ -237,7 +237,7 @@ def test_a_stopped_session_is_refused_at_every_door(sessions):
         "attempt": frame.replace("events is", "frame is"),
         **dict.fromkeys(("root_id", "xor_edges"), columns),
         "no session": "ValueError|spark must be given: there is no active session",
-        "no UTF-8": " 'é' in paths: their encoding is ANSI_X3.4-1968, by its locale. "
+        "no UTF-8": " 'é' in paths: their encoding is ANSI_X3.4-1968, by the locale. "
         "Start the driver with LC_ALL=C.UTF-8, or choose another path",
     }
 

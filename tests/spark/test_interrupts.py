@@ -68,7 +68,7 @@ class TimeIsUp(BaseException):
 @pytest.mark.parametrize("kind", [TimeoutError, RuntimeError, ValueError, TimeIsUp])
 @pytest.mark.parametrize("hidden", [False, True])
 def test_what_a_signal_handler_raises_ends_the_run(world, kind, hidden):
-    """Some would be worth another run, as the errors of a run."""
+    """Raised by a run itself, some of these errors would be retried."""
 
     def rings(number, frame):
         raise kind("time is up")

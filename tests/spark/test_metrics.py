@@ -155,7 +155,7 @@ def test_two_queries_share_a_registry():
 
 
 def test_what_was_started_last_under_a_name_is_exported_and_each_metric_occurs_once(caplog):
-    """A cell that is run twice, for instance: Prometheus would keep the values of the former."""
+    """A notebook cell may run twice. Prometheus must not export the first listener's values."""
     registry, provider = CollectorRegistry(), MeterProvider([reader := InMemoryMetricReader()])
 
     def made(name):
@@ -202,6 +202,14 @@ def test_listeners_made_before_and_after_the_global_provider_is_set_are_exported
     (of_resource,) = reader.get_metrics_data().resource_metrics
     (active,) = (m for m in of_resource.scope_metrics[0].metrics if m.name == "ackcore.active")
     assert [one.attributes["ackcore.query"] for one in active.data.data_points] == ["one", "two"]
+
+
+def test_an_unregistered_listener_is_not_exported_and_hides_no_other():
+    registry = CollectorRegistry()
+    one, _ = PrometheusListener("one", registry), PrometheusListener("two", registry)
+    registry.unregister(one)
+    found = scraped(generate_latest(registry).decode())["ackcore_active"]
+    assert [dict(labels)["ackcore_query"] for labels in found] == ["two"]
 
 
 def test_opentelemetry_has_the_same():

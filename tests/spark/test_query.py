@@ -157,12 +157,14 @@ def test_a_forked_copy_neither_waits_for_ever_nor_cancels_the_jobs_of_its_parent
     child = os.fork()
     if child == 0:
         said = 0
-        for call in (copied.await_termination, copied.process_all_available, copied.stop):
-            try:
-                call()
-            except RuntimeError as error:
-                said += f"a fork of process {os.getppid()}, which runs the query" in str(error)
-        os._exit(said)
+        try:
+            for call in (copied.await_termination, copied.process_all_available, copied.stop):
+                try:
+                    call()
+                except RuntimeError as error:
+                    said += f"a fork of process {os.getppid()}, which runs the query" in str(error)
+        finally:
+            os._exit(said)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 3
 

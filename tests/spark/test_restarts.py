@@ -294,16 +294,16 @@ def test_a_stream_without_new_data_ends_with_its_session(
     folder.add("a")
     on = running(word_count(folder.stream, store), spark, tmp_path / "cp")
     until(lambda: on.counts.acked == 1, on)
-    answers = iter([None, "the JVM is silent", None])  # one lost answer is no end
+    answers = [None, "the JVM is silent", None]  # one lost answer is no end
     passed = threading.Event()
 
     def looked(session):
-        for answer in answers:
-            return answer
+        if answers:
+            return answers.pop(0)
         return "the SparkSession was stopped" if passed.is_set() else None
 
     monkeypatch.setattr(stream, "end_of", looked)
-    until(lambda: not list(answers), on)
+    until(lambda: not answers, on)
     passed.set()
     with pytest.raises(RunFailed, match="the SparkSession was stopped"):
         on.await_termination(60)
