@@ -14,7 +14,7 @@ import os
 import threading
 from weakref import WeakSet
 
-#: Where `ProcessLock.is_at` writes: behind all that locks have in their files.
+#: The offset at which `ProcessLock.is_at` writes; the contents of lock files end before it.
 _PROBE = 4096
 
 
@@ -35,10 +35,10 @@ class ProcessLock:
         return self._file is not None
 
     def is_at(self, path: str | os.PathLike[str]) -> bool:
-        """Return whether a path is that of this file, and not of a copy; True if it is closed.
+        """Return whether a path is that of this file, and not of a copy; True after `close`.
 
-        Some network file systems give the path of an open file another inode number. Then random
-        bytes are written into the file, behind its content, and must be read at the path.
+        Some network file systems give the path of an open file another inode number. Then this
+        method writes random bytes behind the file's content, and reads them at the path.
         """
         with self._closing:
             if self._file is None or os.stat(path).st_ino == os.fstat(self._file).st_ino:

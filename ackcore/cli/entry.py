@@ -49,7 +49,7 @@ def _loads(module: str) -> bool:
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
-    """Return letters that the output's encoding lacks as escapes that JSON has, too."""
+    """Return the characters that the output's encoding lacks as JSON escapes, and their end."""
     assert isinstance(error, UnicodeEncodeError)
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 

@@ -60,7 +60,7 @@ class Target:
 
 
 class NotAwaitable(TypeError):
-    """A method of a `Target` is no coroutine function. Ends the run: it would fail each record."""
+    """A method of a `Target` is no coroutine function. The run ends: each record would fail."""
 
 
 def awaitable(answer: Any, method: str) -> Awaitable[Any]:
@@ -83,7 +83,7 @@ def refuse_async(function: object) -> None:
 
 
 class InUse(RuntimeError):
-    """A consumer was started twice. Whoever got this error must not close it."""
+    """A consumer was started twice. Do not close it after this error: its first start is in use."""
 
 
 class SingleUse:
@@ -108,6 +108,9 @@ class SingleUse:
 class Function(Target):
     """A function, called in its own threads; ``function(record)`` returns when the record is done.
 
+    Only one `Dispatcher` can use it, for one run. Several consumer names of that `Dispatcher` may
+    share it.
+
     Parameters
     ----------
     function : callable
@@ -116,8 +119,6 @@ class Function(Target):
     threads : int, default 1
         The number of calls at once. Further calls are queued in order. A thread whose call times
         out cannot be ended; another takes its place.
-
-    One `Dispatcher` can use it, for one run; its consumers of several names may share it.
     """
 
     @naming_arguments

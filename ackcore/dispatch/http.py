@@ -256,7 +256,7 @@ class Http(Target):
             return response
         finally:
             # Close it also after a cancelled call: its response must not answer the next request.
-            # And if another loop has made calls meanwhile, which could not use it.
+            # Also if another event loop has made calls meanwhile: that loop could not use it.
             if keep and asyncio.get_running_loop() is self._loop:
                 self._idle.append((reader, writer))
             else:

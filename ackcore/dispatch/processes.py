@@ -40,9 +40,9 @@ class Process(Target):
     starts a new process. If that ends before it gets the record, the call is `Unavailable`. If a
     call times out, the process is killed.
 
-    A `Dispatcher` starts it, and closes it at the end of its run, so no other one can use it. Its
-    consumers of several names may share it; their calls are made in turn. If you start it yourself,
-    await `close`: otherwise a call that hangs keeps your process alive at its end.
+    A `Dispatcher` starts it, and closes it at the end of its run: no other one can use it. Several
+    consumer names of that `Dispatcher` may share it; their calls are made in turn. If you start it
+    yourself, await `close`: otherwise a call that hangs keeps your process alive at its end.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class Process(Target):
             ) from lost
 
     def _receive(self, until: float = math.inf) -> Any:
-        """Wait for what the process sends.
+        """Wait for the next message of the process, and return it.
 
         Raises EOFError or OSError if it has ended; TimeoutError after ``until``, a monotonic time.
         """

@@ -57,7 +57,7 @@ _VARIES = re.compile(r"after \d+ms |, \d+ identical error\(s\) suppressed")
 _EQUAL_S, _MOST_LINES = 60.0, 1000
 
 #: The latest expiry of a token, in seconds since 1970: after the year 9999, the last of `datetime`.
-#: As milliseconds it is in 2001, so that a present time in milliseconds is above it.
+#: Read as milliseconds it is a time in 2001, so each expiry in milliseconds exceeds it.
 _LATEST_S = 1e12
 
 #: The types of loggers.

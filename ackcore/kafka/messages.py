@@ -165,7 +165,7 @@ def _pairs(given: Sequence[Any] | None) -> Iterator[tuple[str, bytes | str | Non
 
 
 def _has_nul(headers: pa.Array) -> bool:
-    """Return whether the name of a header has a NUL; perhaps a name beside the array's slice."""
+    """Return whether a header's name has a NUL; also True for one outside of the array's slice."""
     is_map = pa.types.is_map(headers.type)
     names = headers.keys if is_map else headers.values.field("key")
     return bool(pc.any(pc.match_substring(names, "\0")).as_py())

@@ -42,9 +42,8 @@ def truncations(
 ) -> dict[Key, int]:
     """Return the results of `truncated_at` for several partitions, without those that are None.
 
-    A new leader may have all that was read, and a broker that stops gives thousands of partitions
-    a new leader. So one client asks about 100 partitions, and only the truncated ones have clients
-    of their own.
+    If a broker stops, thousands of partitions get a new leader, and most of those logs are whole.
+    So one client asks about 100 partitions, and only truncated ones have clients of their own.
 
     ``logs``: the arguments ``low``, ``position`` and ``epoch`` by partition.
     """
@@ -126,7 +125,7 @@ def _truncated(
                 found.append(key)
             elif code != KafkaError._PARTITION_EOF:
                 continue
-            consumer.pause([TopicPartition(*key)])  # what comes behind is not needed
+            consumer.pause([TopicPartition(*key)])  # its further records are not needed
             del unknown[key]
     finally:
         consumer.close()

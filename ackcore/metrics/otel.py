@@ -23,7 +23,7 @@ from ackcore.metrics.readings import (
 
 #: By provider, the listeners that its instruments observe.
 _EXPORTED: WeakKeyDictionary[MeterProvider, dict[str, OpenTelemetryListener]] = WeakKeyDictionary()
-#: Those of the global provider, before and after `set_meter_provider`, which replaces the object.
+#: The listeners of the global provider, made before and after `set_meter_provider`.
 _GLOBAL: dict[str, OpenTelemetryListener] = {}
 
 
@@ -38,7 +38,7 @@ class OpenTelemetryListener(SnapshotListener):
     query : str, default ""
         The value of the attribute ``ackcore.query``, which distinguishes the queries of a process.
         Of listeners with equal values, the one whose query was started last is exported. The values
-        of an ended query are exported until another one is started under its name: reuse names.
+        of an ended query are exported until another query of that name starts, so reuse names.
     meter_provider : opentelemetry.metrics.MeterProvider, optional
         The provider of the meter; by default the global one.
     """

@@ -63,8 +63,8 @@ class MetricsSnapshot:
 class SnapshotListener:
     """A listener that keeps the latest values of a query, which subclasses export.
 
-    ``query``: its name. ``exported``: the listeners that a registry or a meter provider exports, by
-    name: of those with equal names, the one whose query was started last.
+    ``query``: the name of the query. ``exported``: the listeners that a registry or a meter
+    provider exports, by name: of those with equal names, the one whose query was started last.
     """
 
     def __init__(self, query: str, exported: MutableMapping[str, Any]) -> None:

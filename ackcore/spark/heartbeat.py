@@ -185,7 +185,7 @@ def pacemakers(
     clock: Clock,
     poll_s: float,
     is_called: Callable[[], bool],
-    check: Callable[[], object],
+    check: Callable[[], None],
 ) -> list[Pacemaker]:
     """Return a pacemaker for retries and requests, and another one for planned spouts, if any.
 
@@ -205,7 +205,7 @@ class Pacemaker:
     looks at retries and requests. ``clock``: returns the time in milliseconds, by the clock of the
     due times. ``poll_s``: the time in seconds between two readings of the clock while a record
     waits. ``is_called``: returns whether something else, such as a replay, waits for a micro-batch.
-    ``check``: called about once a second.
+    ``check``: a function that is called about once a second.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class Pacemaker:
         clock: Clock,
         poll_s: float,
         is_called: Callable[[], bool],
-        check: Callable[[], object] = lambda: None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._thread = threading.Thread(target=self._run, name="ackcore-heartbeat", daemon=True)
         self._stopped = False
@@ -224,7 +224,7 @@ class Pacemaker:
         self._beat = beat
         self._rows = rows
         self.is_called = is_called
-        self._check = check
+        self.check = check
         self._poll_s = poll_s
         self._pacing = Pacing(
             self, rows, clock, self._pause, ends=False, interval_s=0.0, poll_s=poll_s
@@ -266,10 +266,6 @@ class Pacemaker:
     def next_due_ms(self) -> int | None:
         """Return the time at which the first waiting record is due; None if none waits."""
         return self._due_ms
-
-    def check(self) -> None:
-        """Call the function `check` of the constructor."""
-        self._check()
 
     def _pause(self, seconds: float) -> bool:
         """Wait until a micro-batch has ended, for ``seconds`` at most; return whether to stop."""

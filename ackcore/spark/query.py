@@ -214,8 +214,8 @@ def run_batch(
     WorkerPythonError, SinkUnavailable
         If the workers' Python cannot run ackcore, or the target of a sink cannot be used.
     KeyboardInterrupt, SystemExit
-        If a signal handler raised this, or another exception.  The job is cancelled; a call with
-        the same checkpoint continues.
+        If a signal handler raised it.  Any other exception of a handler is raised, too.  The job
+        is cancelled; a call with the same checkpoint continues.
     """
     check_callable("wait", wait)
     handled = sys.exception()
@@ -414,7 +414,7 @@ class Query:
             If it ended with this error.
         RuntimeError
             If a sink, a source or a listener calls it without a timeout: it would wait for itself.
-            If it is called in a forked process, as `process_all_available` and `stop` also raise.
+            If this, `process_all_available` or `stop` is called in a forked process.
         Exception
             Any other error that ended it, for instance of Spark's query at a source.
         """

@@ -147,7 +147,7 @@ class Stream(ABC):
             self.listeners.began(number)
         progress = self._engine.process(number, inputs)
         decision = self._state.decision(number)
-        if not self.recent or self.recent[-1].batch_id < number:  # Spark may repeat its last one
+        if not self.recent or self.recent[-1].batch_id < number:  # Spark may repeat one
             self.recent.append(progress)
         self.counts = self._engine.counts
         if decision is not None and not again:

@@ -37,8 +37,8 @@ class ClientThread(threading.Thread):
     """A thread that reads records into ``held`` and commits those that are done.
 
     ``changed``: the lock of ``held``, notified when a record may be taken, or was answered.
-    ``consumer``: returns the first argument of the callbacks in ``settings``; the thread does not
-    hold it, see `abandon`. Raises ConsumerError if librdkafka refuses the settings.
+    ``consumer``: returns the consumer for the callbacks in ``settings``, or None once it was
+    garbage-collected; see `abandon`. Raises ConsumerError if librdkafka refuses the settings.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ClientThread(threading.Thread):
         settings: ConsumerSettings,
         held: HeldRecords,
         changed: threading.Condition,
-        consumer: Callable[[], object] = lambda: None,
+        consumer: Callable[[], object] = object,
     ) -> None:
         super().__init__(name=f"ackcore-kafka-{settings.group_id}", daemon=True)
         self.settings = settings
@@ -268,7 +268,7 @@ class ClientThread(threading.Thread):
         self._next_commit_ms = 0  # commit new start positions at once
         keys = [each.key for each in begun]
         consumer = self._consumer()
-        if self.settings.on_assign is not None and keys and not self._abandoned:
+        if self.settings.on_assign is not None and keys and consumer is not None:
             self.settings.on_assign(consumer, list(keys))
         return self._reading.positions(keys)
 
@@ -349,7 +349,7 @@ class ClientThread(threading.Thread):
             held = set(self._held.assigned)
         keys = [key for key in keys if key in held]  # a closing client revokes them again
         consumer = self._consumer()
-        if self.settings.on_revoke is None or not keys or self._abandoned:
+        if self.settings.on_revoke is None or not keys or consumer is None:
             return
         try:
             self.settings.on_revoke(consumer, keys)

@@ -374,7 +374,8 @@ class Consumer:
         Records that are not done stay uncommitted, and are delivered again after a restart. A
         commit that the broker refuses is sent again after ``commit_interval_s``. The call does not
         wait for a partition that is taken away meanwhile: its last commit belongs to the rebalance.
-        A partition that the group declared lost has none: its next owner reads these records again.
+        For a partition that the group declared lost there is no last commit: its next owner reads
+        again all records that were done since the commit before.
         ``timeout_s``: the longest wait, in seconds.
 
         Raises

@@ -97,7 +97,7 @@ class PartitionReading:
         self._resets: dict[Key, int] = {}
         self._read_again: dict[Key, int] = {}
         self._other_logs: dict[Key, int] = {}
-        # The partitions that the present `read` moves, together at its end, and their offsets.
+        # The new offsets of partitions, which `read` moves together at its end.
         self._moved: dict[Key, int] = {}
         #: The epochs of the leaders that wrote the last records read.
         self._epochs: dict[Key, int] = {}

@@ -70,7 +70,7 @@ def fenced(check: Callable[[], object]) -> Iterator[None]:
     """Call ``check`` before naming each file that the block writes; its exception stops that."""
     before = _fence.get()
     try:
-        # In the block: an interrupt that comes with its return would leave it set for ever.
+        # Set in the block: an interrupt between set and try would leave the fence set for ever.
         _fence.set(check)
         yield
     finally:

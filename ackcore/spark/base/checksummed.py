@@ -180,7 +180,7 @@ def batches_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
 
 
 def in_few(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches of 2**20, or of fewer if they are long, whatever batches came."""
+    """Yield the rows in batches of 2**20, or of fewer long ones, for any sizes of ``batches``."""
     return rebatched(batches, _TABLE_ROWS)
 
 

@@ -55,7 +55,7 @@ _MOST_FILES = 10
 
 
 def raise_all(checks: Iterable[Callable[[], object]]) -> None:
-    """Call all ``checks``. Raise the CheckpointCorrupt of one, or one for several that names 10."""
+    """Call all ``checks``. Raise the only CheckpointCorrupt, or one that names 10 of several."""
     found: dict[str, CheckpointCorrupt] = {}
     for check in checks:
         try:

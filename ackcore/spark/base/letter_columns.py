@@ -86,7 +86,7 @@ def write_letters(file: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table])
 def letters_writer(
     file: BinaryIO | pa.NativeFile, schema: pa.Schema, *, compressed: bool = True
 ) -> pq.ParquetWriter:
-    """Return a Parquet writer with page checksums and a row group for each batch. Close it."""
+    """Return an open Parquet writer, with page checksums and a row group for each batch."""
     return pq.ParquetWriter(file, schema, compression=_CODEC if compressed else "none", **_WRITING)
 
 

@@ -62,8 +62,8 @@ class Lock:
         if is_own and is_copy:
             raise CheckpointInUse(
                 f"{self.path.parent.parent} was replaced while this driver ran, perhaps by a "
-                f"backup: {self.path} is a copy of its lock. It writes no more. Start this query "
-                "again to continue from the copy"
+                f"backup: {self.path} is a copy of this driver's lock file. This driver writes no "
+                "more. Start this query again to continue from the copy"
             )
         if not is_own:
             raise CheckpointInUse(

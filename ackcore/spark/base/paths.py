@@ -43,8 +43,8 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
     except UnicodeEncodeError as error:
         raise ValueError(
             f"{argument} is {text!r}, and Python cannot write {text[error.start]!r} in paths: "
-            f"their encoding is {error.encoding}, by its locale. Start it with LC_ALL=C.UTF-8, or "
-            "choose another path"
+            f"their encoding is {error.encoding}, by the locale. Start Python with "
+            "LC_ALL=C.UTF-8, or choose another path"
         ) from None
     return Path(os.path.abspath(text))
 

@@ -173,7 +173,7 @@ def refuse_unnameable(path: str, spark: Any) -> None:
         except UnicodeEncodeError as error:
             raise ValueError(
                 f"Spark's part of the checkpoint is in {path!r}, and the JVM of the driver cannot "
-                f"write {path[error.start]!r} in paths: their encoding is {charset}, by its "
+                f"write {path[error.start]!r} in paths: their encoding is {charset}, by the "
                 "locale. Start the driver with LC_ALL=C.UTF-8, or choose another path"
             ) from None
 

@@ -254,7 +254,7 @@ def refuse_unpicklable(subject: str, value: object, where: str) -> None:
 
 
 def _state_of(value: object) -> dict[str, object]:
-    """Return the attributes with which an object is pickled; {} if its own methods do it."""
+    """Return the attributes that are pickled with an object; {} if its own methods pickle it."""
     try:
         reduced: Any = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         _, _, state, *_ = reduced

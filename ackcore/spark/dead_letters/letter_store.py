@@ -134,17 +134,12 @@ class Letters:
         self._token = token
         self._sweep()
 
-    def has_letter_files(self) -> bool:
-        """Return whether the store has files of letters, also if it has no index."""
-        return any(
-            "/batch" in entry.key and _epoch_in(entry.key) > 0 for entry in self.store.list()
-        )
-
     def newer_files(self, done: int) -> list[str]:
         """Return the files that the index lacks because an older version of it came back.
 
-        They have letters of micro-batches up to ``done``, and later ones than the index has of
-        their spout. Files of later micro-batches may be left by a driver that died.
+        Their last micro-batch is at most ``done``, and later than all that the index has of their
+        spout. Files that were merged or given up are left out. Files of later micro-batches may be
+        left by a driver that died.
         """
         keys = {entry.key for entry in self.store.list()}
         last = {spout: file.last for spout, file in files_of(self)}  # of the spout's last file
@@ -574,7 +569,7 @@ def _with(body: Body, spout: str, **changes: Any) -> Body:
 
 
 def _merged(body: Body) -> Iterator[Mapping[str, Any]]:
-    for spout in body["spouts"]:
+    for spout in body.get("spouts", ()):  # there may be no index
         yield from _of_spout(body, spout)["merged"]
 
 

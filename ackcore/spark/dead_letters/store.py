@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -126,7 +127,7 @@ class DeadLetters:
                 f"{INDEX}: is its file system mounted? If the letters are lost, set "
                 "dead_letters= to a directory for new ones"
             )
-        if owner is None and store.has_letter_files():
+        if owner is None and store.newer_files(sys.maxsize):
             raise corrupt(
                 os.path.join(url, INDEX),
                 "is missing, though the directory has files of letters: it was removed",
@@ -134,8 +135,9 @@ class DeadLetters:
         if path is None and owner is None and (count := _counted(records)):
             raise StateError(
                 f"the checkpoint {home} has counted {count} dead records, and {url}, where their "
-                f"letters were, has no {INDEX}: it was removed. Restore it from a backup; if the "
-                "letters are lost, set dead_letters= to this directory or another one, for new ones"
+                f"letters were, has no {INDEX}: the store was removed. Restore the store from a "
+                "backup; if its letters are lost, set dead_letters= to this directory or another "
+                "one, for new letters"
             )
         if owner is not None and owner["deployment_key"] != f"{deployment_key:016x}":
             raise CheckpointForeign(

@@ -187,13 +187,11 @@ class StreamLimit:
         before, self._last_counts = self._last_counts, counts
         found = tuple(causes(reason_counts(dead)))
         acked, died = counts.acked - before.acked, counts.dead - before.dead
-        if self._limit.window is None:
-            self._causes = deque([_added(*self._causes, found)])
         if acked or died:  # a step without them would leave the window only after later records
-            left = self._limit.ended(acked, died, new_dead)
-            if self._limit.window is not None:
-                self._causes.append(found)
-            for _ in range(left):
+            self._causes.append(found)
+            if self._limit.window is None:
+                self._causes = deque([_added(*self._causes)])
+            for _ in range(self._limit.ended(acked, died, new_dead)):
                 self._causes.popleft()
         if dead:
             self._last = f"in micro-batch {number} {_told(list(found))}"

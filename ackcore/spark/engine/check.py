@@ -50,7 +50,7 @@ def trailer_problems(
     reports: Sequence[Mapping[str, Any]],
     receipts: Sequence[TrailerReceipt],
 ) -> list[str]:
-    """Return a text for each task that reported twice or not at all, or has other trailers."""
+    """Return a text for each task that did not report once, or whose trailers differ or lack."""
     problems = []
     ended: dict[tuple[int, int], int] = Counter((one["level"], one["partition"]) for one in reports)
     problems += [

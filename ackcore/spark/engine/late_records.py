@@ -45,7 +45,7 @@ class ReadRecords:
     backlogs: Mapping[str, Backlog]  # by spout, the parts with rows for later micro-batches
 
     def owners(self, roots: Int64s) -> Int64s:
-        """Return the number of each root's spout; -1 if not exactly one of several fits."""
+        """Return the number of each root's spout; -1 if none or several may have it."""
         if len(self.keys) == 1:
             return np.zeros(len(roots), np.int64)
         found = np.full(len(roots), -1)

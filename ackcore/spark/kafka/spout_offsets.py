@@ -84,9 +84,9 @@ class SpoutOffsets:
 
     @property
     def identities(self) -> list[tuple[str, TopicPartition]]:
-        """The partitions, which differ from those of other clusters: each with its topic's id.
+        """The partitions with their topics' ids, which differ between clusters.
 
-        If the brokers have no ids, each with their addresses.
+        If the brokers have no topic ids, their addresses replace the ids.
         """
         servers = self.spout.client.bootstrap_servers
         return [(self._topic_ids.get(one.topic, servers), one) for one in self.partitions]

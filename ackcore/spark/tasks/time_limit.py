@@ -1,4 +1,4 @@
-"""`bolt_call_timeout_s`: it ends the process of a bolt or deserializer and leaves its traceback.
+"""The timer of `bolt_call_timeout_s`, which ends the process of a hanging call.
 
 The timer is faulthandler's, a C thread that needs no GIL, so it also ends an extension that hangs
 while it holds the GIL.  The traceback is read once the attempt is found to have crashed.
