@@ -140,10 +140,12 @@ def find_named(name: str) -> Any:
             f"no module {error.name} was found in {os.getcwd()} or on PYTHONPATH; change the "
             "directory, or add that of the module to PYTHONPATH"
         ) from None
+    owner = f"the module {module}"
     for part in path.split("."):
         if not hasattr(found, part):
-            near = get_close_matches(path.rpartition(".")[2], dir(found), n=2)
-            has = f"; it has {' and '.join(near)}" if near else ""
-            raise typer.BadParameter(f"the module {module} has no {path}{has}")
+            near = " and ".join(get_close_matches(part, dir(found), n=2))
+            way_out = f"it has {near}" if near else "check the name after the colon"
+            raise typer.BadParameter(f"{owner} has no {part}; {way_out}")
         found = getattr(found, part)
+        owner = f"{owner}.{part}" if ":" in owner else f"{module}:{part}"
     return found

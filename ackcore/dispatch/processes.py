@@ -255,7 +255,7 @@ def _described(error: BaseException) -> tuple[bytes | None, Exception]:
 
 
 def _rebuilt(pickled: bytes | None, otherwise: Exception) -> Exception:
-    """Return the error of a pickle, or the other one if it cannot be unpickled here."""
+    """Return the pickled exception; ``otherwise`` if there is none, or it cannot be unpickled."""
     if pickled is not None:
         with suppress(Exception):
             error = pickle.loads(pickled)

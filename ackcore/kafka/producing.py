@@ -483,7 +483,7 @@ class Transactions:
             self._producer.begin_transaction()
         except KafkaException as error:
             reason = self._deliveries._error_text(error.args[0])
-            raise DeliveryError(f"{self._of}: one could not begin: {reason}") from None
+            raise DeliveryError(f"{self._of}: a transaction could not begin: {reason}") from None
         self._open = True
         return self._deliveries
 

@@ -242,7 +242,11 @@ def is_case_sensitive(spark: SparkSession) -> bool:
 
 
 def _check_names(what: str, schema: pa.Schema, sensitive: bool) -> None:
-    """Raise ValueError if columns, or fields of a struct, have names that Spark takes for equal."""
+    """Raise ValueError if two columns, or two fields of a struct, have equal names for Spark.
+
+    ``what``: the subject of the message. ``sensitive``: whether Spark distinguishes case; then only
+    identical names are refused.
+    """
     for inside, one, other in _alike(schema, ()):
         where = f" in {'.'.join(inside)!r}" if inside else ""
         if one == other:

@@ -176,8 +176,8 @@ def run_batch(
         The maximum number of records that are dead at the end.  A record that succeeded in a replay
         is no longer dead.
     max_dead_ratio : float or None, default 1.0
-        The maximum share of the records read that are dead at the end, from 0 to 1; if all of them
-        are dead, the run always fails.  None for no limit.
+        The maximum share of the records read that are dead at the end, from 0 to 1.  With any
+        share, also 1.0, the run fails if all records are dead; None for no limit on the share.
     dead_letters, accept_changes, listeners, clock
         See `start`.
     wait : callable, optional

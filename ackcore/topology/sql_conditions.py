@@ -238,8 +238,9 @@ class _Compiler:
         name = tree.name
         if tree.args.get("table") or type(tree.this).__name__ != "Identifier":
             raise UnsupportedSql(
-                f"{tree.sql('spark')} is a field of a column, which is not supported; use a "
-                "function of a pyarrow.RecordBatch"
+                f"{tree.sql('spark')} is a field of a column or of a table, which is not "
+                "supported; write the name of a column with a dot in backticks, or use a function "
+                "of a pyarrow.RecordBatch"
             )
         # Spark ignores the case of names.
         found = [one for one in self._types if one.lower() == name.lower()]

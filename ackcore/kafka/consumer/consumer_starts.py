@@ -199,8 +199,9 @@ def _skip_to(
     if settings.on_out_of_range == "fail":
         raise OffsetsOutOfRange(
             f"{name} would be read from offset {offset}, more than max_offset_behind={most} "
-            f"before its end {high}; raise it, or set out_of_range='earliest': then the offsets "
-            "are skipped, and with dead_letters a dead letter names them"
+            f"before its end {high}; raise max_offset_behind, or set out_of_range='earliest' or "
+            f"'latest': then it is read from offset {high - most}, and with dead_letters a dead "
+            "letter names the skipped offsets"
         )
     settings.client.logger(_log).warning(
         "%s would be read from offset %d, too far before its end %d: it is read from %d offsets "

@@ -73,9 +73,10 @@ def as_tracked(
 
 
 def write_letters(file: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-    """Write dead letters as Parquet to an open file; a row group has 65,536 rows or 8 MiB at most.
+    """Write dead letters as Parquet to an open file, which stays open.
 
-    A row that is larger has a row group of its own. The file stays open.
+    A row group has at most 65,536 rows and about 8 MiB of data before compression. A larger row has
+    a row group of its own.
     """
     batches = (batch for table in tables for batch in table.to_batches())
     with letters_writer(file, schema) as writer:

@@ -259,7 +259,7 @@ def reason_column(
 
 
 def reason_parts(column: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, ...]:
-    """Return the components, types and messages of a column of reasons."""
+    """Return three columns of a column of `REASON_TYPE`: components, types and messages."""
     return tuple(pc.struct_field(column, name) for name in _TEXTS)
 
 

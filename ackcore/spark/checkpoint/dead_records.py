@@ -127,9 +127,10 @@ class Dead(Mapping[str, pa.Table]):
         return Dead({one: (*mine.get(one, ()), *more.get(one, ())) for one in {**mine, **more}})
 
     def write(self, cache: TableCache, prefix: str) -> dict[str, Any]:
-        """Write the parts that have no recorded file yet, and return the JSON of all parts.
+        """Put all parts into recorded files, and return their JSON by spout.
 
-        ``prefix``: the prefix of new files' names.
+        Tables are written, and files of tasks are linked or copied. ``prefix``: the prefix of new
+        files' names.
         """
         found: dict[str, Any] = {}
         cache.adopt_all((part for some in self.parts.values() for part in some), prefix)

@@ -176,7 +176,10 @@ class BatchDecision:
 
 
 def nonacked_of(columns: Sequence[Int64s]) -> pa.Table | RootColumns:
-    """Return root ids for `BatchDecision.nonacked`: distinct and sorted, or as given if many."""
+    """Return root ids for `BatchDecision.nonacked`.
+
+    Up to 2**18 ids are a table, distinct and sorted. More are `RootColumns`: the columns as given.
+    """
     roots = RootColumns(columns)
     if roots.are_many:
         return roots

@@ -115,12 +115,13 @@ class Requests:
             "dead letters then count as not sent, and replay() sends them"
         )
         entry = index.read().get("requests", {}).get(name)
+        found = place if entry is None else f"{index.store.url}/{entry['object']}"
         data = None if entry is None else index.store.read(entry["object"])
         if data is None:
-            raise corrupt(place, "is missing, though the checkpoint refers to it", way_out)
-        table = table_in(data, place, way_out=way_out).replace_schema_metadata(None)
+            raise corrupt(found, "is missing, though the checkpoint refers to it", way_out)
+        table = table_in(data, found, way_out=way_out).replace_schema_metadata(None)
         letters = f"the {counted(table.num_rows, 'dead letter')} of {spout_of_request(name)!r}"
-        return fit_columns(table, schema, f"{letters} that {place} requests", way_out)
+        return fit_columns(table, schema, f"{letters} that {found} requests", way_out)
 
     def withdrawn(self, names: Collection[str]) -> set[str]:
         """Return the requests among ``names``, which a plan took, that a user has withdrawn."""

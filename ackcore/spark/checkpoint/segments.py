@@ -1,4 +1,7 @@
-"""Files of waiting records, sorted by due time: reading and writing."""
+"""Files of waiting records, sorted by due time: reading and writing.
+
+`waiting.py` decides which files are merged.
+"""
 
 from __future__ import annotations
 

@@ -107,9 +107,9 @@ class ClosedRows(PlannedRows):
         return self._empty[spout]
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
-        """Store whether the micro-batch closed windows; return no lag.
+        """Note for `has_new` whether a spout must emit windows that the micro-batch closed.
 
-        The next micro-batch must read their rows.
+        Returns {}, because these spouts have no lag.
         """
         self._is_read = not closed_of(self._state, self._topology, plan.number)
         return {}

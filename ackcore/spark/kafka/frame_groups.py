@@ -74,8 +74,9 @@ class FrameGroups:
             # The done offsets are in the checkpoint, and the next commit covers all of them.
             if not self._complained:
                 _log.warning(
-                    "the offsets of micro-batch %d could not be read from Spark's log, and are "
-                    "committed to the consumer groups with the next micro-batch or start: %r",
+                    "the offsets of micro-batch %d could not be read from Spark's log, so none "
+                    "were committed to the consumer groups; the next micro-batch or start whose "
+                    "log can be read commits them: %r",
                     *(decision.number, error),
                 )
             self._complained = True
@@ -142,7 +143,8 @@ def read_offsets(text: str, sources: Sequence[int]) -> dict[int, dict[Key, int]]
         # One line for each stream in the plan; streams of one source have equal lines.
         if len(lines) != len(sources):
             raise ValueError(
-                f"the log has {len(lines)} streams, and the query's plan has {len(sources)}"
+                f"the log has {len(lines)} streams, and the query's plan has {len(sources)}, so "
+                "its offsets belong to no spout; read the topics with KafkaSpout instead"
             )
         noted = dict(zip(sources, lines, strict=True))
     else:

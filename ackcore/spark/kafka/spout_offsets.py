@@ -187,7 +187,11 @@ class SpoutOffsets:
         return self._until is not None and self.reaching(self._until)()
 
     def reaching(self, ends: Offsets) -> Callable[[], bool]:
-        """Return a function that returns whether finished micro-batches have reached these ends."""
+        """Return a function that returns whether finished micro-batches have reached these ends.
+
+        It returns False before the first micro-batch is done, and if a topic of the ends was
+        created again since.
+        """
 
         def reached() -> bool:
             if self._done is None:

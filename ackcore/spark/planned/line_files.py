@@ -147,7 +147,8 @@ class JsonLines(LineFile):
         # Arrow's error about a null in another column names none: `fitted` finds these nulls. It
         # casts texts to dates: Arrow reads dates in JSON as numbers of days. It casts float64 to
         # float32: Arrow reads a number too large for float32 as infinity.
-        self._nullable = pa.schema([(one.name, _in_json(one.type)) for one in self.schema])
+        kinds = zip(self.schema.names, self.schema.types, strict=True)
+        self._nullable = pa.schema([(name, _in_json(name, kind)) for name, kind in kinds])
 
     def _parsed(self, records: pa.Buffer, block_bytes: int) -> pa.Table:
         from pyarrow import json as arrow_json  # noqa: PLC0415 - loaded where it is needed
@@ -190,22 +191,22 @@ class JsonLines(LineFile):
             yield len(self.content)
 
 
-def _in_json(kind: pa.DataType) -> pa.DataType:
+def _in_json(name: str, kind: pa.DataType) -> pa.DataType:
     """Return the type to parse: text in place of dates, float64 in place of float32, at any depth.
 
     Raises NotImplementedError for times of day.
     """
     is_ = pa.types
     if is_.is_time(kind):
-        raise NotImplementedError(f"JSON conversion to {kind} is not supported")
+        raise NotImplementedError(f"column {name!r} has {kind}, which cannot be read from JSON")
     if is_.is_date(kind):
         return pa.string()
     if is_.is_float32(kind):
         return pa.float64()
     if is_.is_struct(kind):
-        return pa.struct([one.with_type(_in_json(one.type)) for one in kind])
+        return pa.struct([one.with_type(_in_json(name, one.type)) for one in kind])
     if is_.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_in_json(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(_in_json(name, kind.value_type)))
     return kind
 
 

@@ -142,7 +142,7 @@ class _Spout:
         except (TypeError, ValueError) as error:
             raise SourceError(
                 f"{where}: plan() must return a JSON value or None, got {type(plan).__name__} "
-                f"({error}); use dicts, lists, strings and numbers"
+                f"({error}); use dicts, lists, strings and finite numbers, also in divided()"
             ) from None
         # The form in which it comes back from the checkpoint: tuples are lists.
         plan = json.loads(text)

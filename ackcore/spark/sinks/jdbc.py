@@ -159,7 +159,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
             for field, found in zip(schema, from_arrow_schema(schema), strict=True):
                 if connection.type_of(found.dataType) is None:
                     raise TypeError(
-                        f"{what}: the database {self._server.shown()} has no type for "
+                        f"{what}: Spark's JDBC dialect for {self._server.shown()} has no type for "
                         f"{field.type} of column {field.name!r}; have the bolt emit another type"
                     )
 

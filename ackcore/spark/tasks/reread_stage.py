@@ -44,7 +44,10 @@ class Piece(NamedTuple):
 
 
 class PieceReader(Protocol):
-    """A source's reader of pieces, which are parts of partitions; each worker has a copy."""
+    """The interface of sources that read some rows again, in pieces of partitions.
+
+    The driver calls `pieces`. Tasks call `read_pieces` on a pickled copy.
+    """
 
     def pieces(self, places: Mapping[int, Int64s], rows: Mapping[int, int]) -> list[Piece]:
         """Return pieces that contain some rows, without reading them.

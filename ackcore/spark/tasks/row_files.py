@@ -290,7 +290,8 @@ def _fingerprint_of(data: pa.Buffer) -> int:
 def _damaged(path: str, what: str) -> RowFileDamaged:
     return RowFileDamaged(
         f"{path} {what}. If its micro-batch is decided, this file is the only copy of its rows, "
-        "and none of them was written: restore the file from a backup, and start again"
+        "and some sink or table does not have them yet: restore the file from a backup, "
+        "and start again"
     )
 
 

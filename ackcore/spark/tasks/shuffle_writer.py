@@ -189,7 +189,10 @@ def draw_cohort_edges(
 ) -> tuple[list[CohortRuns], tuple[Int64s, Int64s] | None]:
     """Draw an edge for each pair of a destination and a cohort that it gets rows of.
 
-    The arguments, results and effects are those of `draw_edges`, with cohorts in place of roots.
+    The arguments are those of `draw_edges`. Returns, for each destination, its cohorts with their
+    edges, and the roots of its rows; and the cohorts and edges that must be acked separately,
+    because their chunks are closed, or None. Edges of open chunks are XORed into their cohorts'
+    acks, and the groups that they send are added to `Chunk.sent_groups`.
     """
     chunk = rows.only_chunk
     if chunk is not None and chunk.offsets is None and not chunk.closed:
