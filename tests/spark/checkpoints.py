@@ -70,7 +70,7 @@ def tracked(source, **known):
     for field in TRACKING:
         values = known.pop(field.name.removeprefix("_ackcore_"), 0)
         values = values if isinstance(values, (list, range)) else [values] * n
-        columns.append(pa.array(values).cast(field.type))
+        columns.append(pa.array(values, field.type))
     assert not known
     return pa.table([*columns, *source.columns], schema=pa.schema([*TRACKING, *source.schema]))
 
