@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -393,8 +394,7 @@ class _Collect(_OfColumns):
         for each index, whether its value is wanted.
         """
         before = offsets_of(wanted)
-        of_row = np.repeat(np.arange(len(groups)), groups.sizes)
-        number = before[:-1] - before[groups.starts[:-1]][of_row]
+        number = before[:-1] - before[groups.starts[:-1]][groups.numbers]
         kept = wanted & (number < self.max_items)
         offsets = offsets_of(kept)[groups.starts]
         return pa.ListArray.from_arrays(
@@ -427,7 +427,7 @@ class _ApproxDistinct(_OfColumns):
         wanted = valid_of(columns[0])[groups.order]
         hashes = hash_columns(columns, len(columns[0]))[groups.order]
         sketches = []
-        for start, stop in zip(groups.starts[:-1], groups.starts[1:], strict=True):
+        for start, stop in pairwise(groups.starts):
             sketch = hll_sketch(self.REGISTERS)
             for value in hashes[start:stop][wanted[start:stop]].tolist():
                 sketch.update(value)
@@ -439,7 +439,7 @@ class _ApproxDistinct(_OfColumns):
 
         ordered = states[0].take(pa.array(groups.order)).to_pylist()
         sketches = []
-        for start, stop in zip(groups.starts[:-1], groups.starts[1:], strict=True):
+        for start, stop in pairwise(groups.starts):
             present = [state for state in ordered[start:stop] if state is not None]
             if len(present) > 1:
                 union = hll_union(self.REGISTERS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -187,9 +188,7 @@ class Fold(Aggregate):
         """Return the value of each key: `empty()`, passed through `fold` with each of its rows."""
         lists = [column.take(pa.array(groups.order)).to_pylist() for column in columns]
         values = []
-        for start, stop in zip(
-            groups.starts[:-1].tolist(), groups.starts[1:].tolist(), strict=True
-        ):
+        for start, stop in pairwise(groups.starts.tolist()):
             value = self.empty()
             for row in range(start, stop):
                 items = {name: items[row] for name, items in zip(self.columns, lists, strict=True)}
@@ -202,11 +201,11 @@ class Fold(Aggregate):
         return _pairwise(states, groups, self._merged)
 
     def _merged(self, earlier: list[pa.Array], later: list[pa.Array]) -> list[pa.Array]:
-        values = ([self._value(one) for one in each[0].to_pylist()] for each in (earlier, later))
+        values = (
+            [self.empty() if one is None else one for one in each[0].to_pylist()]
+            for each in (earlier, later)
+        )
         return [self._column([self.merge(*pair) for pair in zip(*values, strict=True)], "merge")]
-
-    def _value(self, stored: Any) -> Any:
-        return self.empty() if stored is None else stored
 
     def _column(self, values: list[Any], method: str) -> pa.Array:
         try:

@@ -230,6 +230,7 @@ def rows_in(
     return pa.Table.from_arrays([pa.array(hashes), *columns], schema=schema)
 
 
+@dataclass(eq=False)
 class TableReader:
     """The rows of a table in all its segments.
 
@@ -237,12 +238,9 @@ class TableReader:
     ``horizon_ms``: rows that expire until this time, in milliseconds since 1970, do not exist.
     """
 
-    def __init__(
-        self, shape: TableShape, segments: Sequence[TableSegment], horizon_ms: int
-    ) -> None:
-        self.shape = shape
-        self.segments = tuple(segments)
-        self.horizon_ms = horizon_ms
+    shape: TableShape
+    segments: Sequence[TableSegment]
+    horizon_ms: int
 
     def lookup(self, keys: pa.RecordBatch | pa.Table) -> pa.Table:
         """Return the stored row of each key.

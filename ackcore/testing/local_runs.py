@@ -38,7 +38,7 @@ from ackcore.spark.engine.action import Jobs, read_results
 from ackcore.spark.engine.batch import Engine
 from ackcore.spark.engine.closed_rows import ClosedRows
 from ackcore.spark.engine.progress import Counts, Progress
-from ackcore.spark.engine.setup import InputFrame, RunPlan, RunResult, RunSetup, SpoutRows
+from ackcore.spark.engine.setup import InputFrame, RunResult, RunSetup, SpoutRows
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.query import run_to_end
 from ackcore.spark.sinks.sink import Sink
@@ -49,7 +49,7 @@ from ackcore.spark.tasks.exchange_format import ROW_SCHEMA, SETTLE
 from ackcore.spark.tasks.inflight_markers import TaskAttempt
 from ackcore.spark.tasks.row_files import read_whole
 from ackcore.spark.tasks.settle_stage import SettleStage
-from ackcore.spark.tasks.spec import TaskSpec
+from ackcore.spark.tasks.spec import RunPlan, TaskSpec
 from ackcore.spark.tasks.spout_stage import RetryStage, SpoutStage
 from ackcore.spark.tasks.task import RESULT_SCHEMA, called_as
 from ackcore.tables.folding import finished
@@ -390,7 +390,7 @@ class LocalRuns:
         """
         for _ in range(_TRIES):
             self._attempt += 1
-            marker = Path(TaskAttempt(level, partition, self._attempt).path(spec.directory))
+            marker = Path(TaskAttempt(level, partition, self._attempt).path(spec.work))
             left: list[bytes] = []
             self._kills.dying = lambda m=marker, left=left: left.append(m.read_bytes())  # type: ignore[misc]
             own = replace(spec, components=_Copies(self._bolts))

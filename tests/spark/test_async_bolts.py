@@ -198,14 +198,15 @@ def test_a_rate_is_divided_by_the_tasks_that_have_rows_at_once(
     getattr(declared, grouping)("ids", *(["id"] if grouping == "fields" else []))
     layout = Layout.of(builder.build())
     spec = TaskSpec(
-        layout,
-        {"fetch": bolt},
-        {},
+        layout=layout,
+        components={"fetch": bolt},
+        schemas={},
         key=0,
         number=0,
+        now_ms=0,
         dests=8,
         chunk_rows=1,
-        directory="",
+        work="",
         journal="",
         reject=(),
         slots=4,

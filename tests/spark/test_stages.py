@@ -58,9 +58,10 @@ class Simulation:
             schemas=schemas,
             key=99,
             number=0,
+            now_ms=0,
             dests=DESTS,
             chunk_rows=topology.settings.chunk_rows,
-            directory=self.directory,
+            work=self.directory,
             journal=f"{self.directory}.journal",
             reject=(),
         )

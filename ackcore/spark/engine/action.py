@@ -38,7 +38,7 @@ from ackcore.spark.base.versions import repartition_by_id
 from ackcore.spark.engine.check import Unsettled, count_problems, file_problems, trailer_problems
 from ackcore.spark.engine.kept_jobs import kept_job
 from ackcore.spark.engine.reread import find_keys, judge, with_repeated_ids
-from ackcore.spark.engine.setup import InputFrame, RunPlan, RunResult, RunSetup, setup_on_spark
+from ackcore.spark.engine.setup import InputFrame, RunResult, RunSetup, setup_on_spark
 from ackcore.spark.engine.snapshot import load_snapshot, snapshot_inputs
 from ackcore.spark.stores.run_files import read_run_table
 from ackcore.spark.tasks.bolt_stage import BoltStage
@@ -48,7 +48,7 @@ from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.record_ids import CLAIM
 from ackcore.spark.tasks.row_files import RowFile
 from ackcore.spark.tasks.settle_stage import SettleStage
-from ackcore.spark.tasks.spec import TaskSpec
+from ackcore.spark.tasks.spec import RunPlan, TaskSpec
 from ackcore.spark.tasks.spout_stage import RetryStage, SpoutStage
 from ackcore.spark.tasks.task import (
     COUNTED,

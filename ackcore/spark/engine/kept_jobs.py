@@ -79,7 +79,8 @@ def kept_job(setup: RunSetup, inputs: Sequence[InputFrame]) -> KeptJob | None:
     # These may differ in each run, and hold arrays.
     if spec.tables or source.refused or source.blocked is not None:
         return None
-    text = json.dumps([_of_run(spec), source.key, read.to_json()])
+    of_run = {name: getattr(spec, name) for name in _NO_RUN}
+    text = json.dumps([of_run, source.key, read.to_json()])
     if len(text) > _LONGEST:
         return None
     fixed = _Fixed(_in_run(spec, _NO_RUN), replace(source, key=0), read.fixed)
@@ -118,27 +119,13 @@ class KeptStage:
         yield from stage(self.read.planned(rows)(batches))
 
 
-def _of_run(spec: TaskSpec) -> dict[str, Any]:
-    """Return what differs from run to run, for JSON: fields of the spec, and times of its rules."""
-    return {
-        "key": spec.key,
-        "number": spec.number,
-        "directory": spec.directory,
-        "journal": spec.journal,
-        "times_ms": None if spec.rules is None else [spec.rules.now_ms, spec.rules.ended_ms],
-        "spent": dict(spec.spent),
-    }
-
-
-#: The value of `_of_run` with which two specs are compared.
-_NO_RUN = {"key": 0, "number": 0, "directory": "", "journal": "", "times_ms": [0, 0], "spent": {}}
+#: What differs from run to run, for JSON: fields of the spec, with the values for a comparison of
+#: two specs.
+_NO_RUN = {"key": 0, "number": 0, "now_ms": 0, "work": "", "journal": "", "spent": {}}
 
 
 def _in_run(spec: TaskSpec, of_run: Mapping[str, Any]) -> TaskSpec:
-    """Return the spec of a kept stage with the values of another run, which `_of_run` returned."""
-    (*times,) = of_run["times_ms"] or ()
-    rules = spec.rules
-    if rules is not None and times:
-        rules = replace(rules, now_ms=times[0], ended_ms=times[1])
-    fields = {name: value for name, value in of_run.items() if name != "times_ms"}
-    return replace(spec, rules=rules, **fields)
+    """Return the spec of a kept stage with the values of another run, those of `_NO_RUN`."""
+    now_ms = of_run["now_ms"]
+    rules = spec.rules and replace(spec.rules, now_ms=now_ms, ended_ms=now_ms)
+    return replace(spec, rules=rules, **of_run)

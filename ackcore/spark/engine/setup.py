@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -11,7 +10,6 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from ackcore._records import Int64s
 from ackcore.calls.usage import UsageCounts
 from ackcore.ids import spout_key
 from ackcore.spark.base.arrow_batches import Batches, MapInArrow, plainly_named
@@ -29,17 +27,16 @@ from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.tasks.decoding import CorruptLines, ValueDecoder
-from ackcore.spark.tasks.failed_rows import FailedRows, Rules
+from ackcore.spark.tasks.failed_rows import FailedRows
 from ackcore.spark.tasks.record_ids import Decoder, RefusedOffsets, SpoutSpec
 from ackcore.spark.tasks.reread_stage import PieceReader
 from ackcore.spark.tasks.row_files import RowFile
-from ackcore.spark.tasks.spec import TaskSpec
+from ackcore.spark.tasks.spec import RunPlan, TaskSpec
 from ackcore.spark.tasks.spout_stage import Slice
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import Spout
 from ackcore.topology.stage_layout import Layout
-from ackcore.topology.table_views import TableSource
 
 
 @runtime_checkable
@@ -182,7 +179,7 @@ class PlannedRows:
 
     def has_new(self) -> bool:
         """Return whether the sources need a micro-batch; may raise if a source does not answer."""
-        return False
+        return not self.is_through
 
     @property
     def has_room(self) -> bool:
@@ -201,44 +198,11 @@ class PlannedRows:
 
     def reaching_ends(self) -> Callable[[], bool]:
         """Return a function that returns whether all rows that exist at present are taken."""
-        return lambda: True
+        return lambda: self.is_through
 
     def close(self) -> None:
         """Close the connections. Later requests fail."""
         self.is_closed = True
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """The plan of one run: its key and paths, its due retries, and the roots that may crash it."""
-
-    number: int  # the micro-batch's number
-    now_ms: int  # the micro-batch's time, in milliseconds since 1970
-    #: The 64-bit key of all ids of the run, a function of the deployment's key and the number.
-    key: int
-    #: A directory that driver and workers share, or a bucket's URL, with the due retries in it.
-    work: str
-    journal: str  # a directory that all runs of the micro-batch share, with the outcomes of calls
-    #: By spout, the due records: the columns that `state` keeps of waiting records, and the
-    #: source's columns.
-    retries: Mapping[str, RowFile] = field(default_factory=dict)
-    #: Whether in-flight markers name roots, from which the driver finds crashing records.
-    careful: bool = False
-    #: Suspects are roots that are run alone; one is repeated for each attempt that crashed with it
-    #: alone. Rejected roots are not run, but fail.
-    suspects: tuple[int, ...] = ()
-    rejected: tuple[int, ...] = ()
-    #: By ordered spout, the hashes of the keys that have a waiting record.
-    blocked: Mapping[str, Int64s] = field(default_factory=dict)
-    #: The rules by which tasks judge failed records that they hold in memory; None if all failed
-    #: records are to be read again.
-    rules: Rules | None = None
-    by_root: bool = False  # whether each root is settled by itself, and not with its cohort
-    #: Whether few records are expected, so that the driver settles them without a stage of Spark.
-    is_small: bool = False
-    #: The tables that bolts use, as they were after the last finished micro-batch.
-    tables: Mapping[str, TableSource] = field(default_factory=dict)
-    spent: Mapping[str, float] = field(default_factory=dict)  # See `TaskSpec.spent`
 
 
 @dataclass(frozen=True)
@@ -360,32 +324,23 @@ class RunSetup:
                 schemas[bolt.name, stream] = schema
         for spout in topology.spouts.values():
             schemas[spout.emitter, DEFAULT_STREAM] = schemas[spout.name, DEFAULT_STREAM]
-        dests = settings.parallelism or tasks
         asked = [bolt.parallelism for bolt in topology.bolts.values() if bolt.parallelism]
+        asked.append(settings.parallelism or tasks)
         self.spec = TaskSpec(
             layout=layout,
             components={bolt.name: bolt.component for bolt in topology.bolts.values()},
             schemas=schemas,
-            key=plan.key,
-            number=plan.number,
-            dests=max(dests, *asked) if asked else dests,
+            dests=max(asked),
             chunk_rows=settings.chunk_rows,
-            directory=plan.work,
-            journal=plan.journal,
             reject=tuple(settings.reject),
-            careful=plan.careful,
-            suspects={root: n - 1 for root, n in Counter(plan.suspects).items()},
-            rejected=frozenset(plan.rejected),
             isolates=isolates,
             in_order=any(one.ordered_by or one.dedup for one in topology.spouts.values()),
             timeout_s=settings.bolt_call_timeout_s,
             slots=max(1, tasks),
-            rules=plan.rules,
             trace_per_million=settings.trace_per_million,
-            by_root=plan.by_root,
             checks=topology.checks,
-            tables=plan.tables,
-            spent=plan.spent,
+            # The due records and blocked keys are in slices and sources; no task reads `is_small`.
+            **{**vars(plan), "retries": {}, "blocked": {}, "is_small": False},
         )
         known = [one.tasks for one in inputs if one.tasks is not None]
         if inputs and len(known) == len(inputs):
@@ -424,15 +379,12 @@ def setup_on_spark(
     for spout in topology.spouts.values():
         shared = None if spout.kind is None else spout.name
         frames = [one for one in inputs if one.spout in (spout.name, shared)]
-        schema = None if spout.kind is not None else _schema_of(frames, spout.name)
         if spilled is not None:
             spills = spout.name in spilled
         else:
             spills = spout.tracked and not all(_reads_alike(one, spout) for one in frames)
         refused = tuple(one for frame in frames for one in frame.refused)
-        rows[spout.name] = SpoutRows(
-            source_schema(spout) if schema is None else schema, spills, refused
-        )
+        rows[spout.name] = SpoutRows(_schema_of(spout, frames), spills, refused)
     # If rows may come in another order, a root is another record in the next attempt.
     isolates = not any(one.spills for one in rows.values())
     isolates &= str(spark.conf.get("spark.speculation", "false")).lower() != "true"
@@ -459,11 +411,8 @@ def _reads_alike(one: InputFrame, spout: Spout) -> bool:
     return has_fixed_order(one.frame) and has_fixed_rows(source)
 
 
-def _schema_of(frames: Iterable[InputFrame], spout: str) -> pa.Schema | None:
-    for one in frames:
-        if one.spout is None:
-            struct = one.frame.schema[spout].dataType
-            assert isinstance(struct, StructType)
-            return to_arrow_schema(struct)
-        return to_arrow_schema(one.frame.schema)
-    return None
+def _schema_of(spout: Spout, frames: Sequence[InputFrame]) -> pa.Schema:
+    if spout.kind is not None or not frames:
+        return source_schema(spout)
+    schema: Any = frames[0].frame.schema
+    return to_arrow_schema(schema if frames[0].spout else schema[spout.name].dataType)

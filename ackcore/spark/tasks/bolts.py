@@ -150,6 +150,7 @@ class BoltInstance:
         return counts
 
 
+@dataclass(eq=False)
 class Bolts:
     """The bolts of a task, each created when its first rows arrive.
 
@@ -157,40 +158,34 @@ class Bolts:
     that leave the stage. ``ledger_rows``: the collector of failures.
     """
 
-    def __init__(
-        self,
-        spec: TaskSpec,
-        attempt: TaskAttempt,
-        time_limit: TimeLimit,
-        chunks: Chunks,
-        shuffle_writer: ShuffleWriter,
-        ledger_rows: LedgerRows,
-    ) -> None:
-        self._spec = spec
-        self._attempt = attempt
-        self._time_limit = time_limit
-        self._chunks = chunks
-        self._shuffle_writer = shuffle_writer
-        self._ledger_rows = ledger_rows
-        self._instances: dict[str, BoltInstance] = {}
-        self._answers: dict[str, Answers] = {}
-        self._tables: dict[str, TableView] = {}
-        self._journals: list[JournalAnswers] = []
-        self.files = SinkRowWriter(spec.directory, spec.schemas, attempt.partition, attempt.id)
-        #: The number of calls of each bolt's ``process`` that raised.
-        self.raised = Counter[str]()
-        #: The number of times that a circuit breaker opened.
-        self.breaker_trips = 0
-        #: The usage that the calls of each bolt reported.
-        self.usage: dict[str, UsageCounts] = defaultdict(UsageCounts)
-        #: The number of tuples that components emitted to streams with readers, including those of
-        #: calls that were repeated for parts of a batch.
-        self.emitted: dict[str, Counter[str]] = defaultdict(Counter)
-        self.expected = ExpectedRows(spec, time_limit, ledger_rows)
-        #: The trace of a share of the roots; None if no roots are traced.
-        self.tracer: Tracer | None = None
+    _spec: TaskSpec
+    _attempt: TaskAttempt
+    _time_limit: TimeLimit
+    _chunks: Chunks
+    _shuffle_writer: ShuffleWriter
+    _ledger_rows: LedgerRows
+    _instances: dict[str, BoltInstance] = field(default_factory=dict)
+    _answers: dict[str, Answers] = field(default_factory=dict)
+    _tables: dict[str, TableView] = field(default_factory=dict)
+    _journals: list[JournalAnswers] = field(default_factory=list)
+    #: The number of calls of each bolt's ``process`` that raised.
+    raised: Counter[str] = field(default_factory=Counter)
+    #: The number of times that a circuit breaker opened.
+    breaker_trips: int = 0
+    #: The usage that the calls of each bolt reported.
+    usage: dict[str, UsageCounts] = field(default_factory=lambda: defaultdict(UsageCounts))
+    #: The number of tuples that components emitted to streams with readers, including those of
+    #: calls that were repeated for parts of a batch.
+    emitted: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    #: The trace of a share of the roots; None if no roots are traced.
+    tracer: Tracer | None = None
+
+    def __post_init__(self) -> None:
+        spec, attempt = self._spec, self._attempt
+        self.files = SinkRowWriter(spec.work, spec.schemas, attempt.partition, attempt.id)
+        self.expected = ExpectedRows(spec, self._time_limit, self._ledger_rows)
         if spec.trace_per_million:
-            self.tracer = Tracer(spec.trace_per_million, attempt.partition, chunks)
+            self.tracer = Tracer(spec.trace_per_million, attempt.partition, self._chunks)
 
     def deliver(self, source: str, stream: str, rows: AnchoredRows) -> None:
         """Pass rows that meet their expectations to bolts, later stages and files of sinks.
@@ -388,16 +383,10 @@ def _joined(parts: list[OpenRows]) -> tuple[AnchoredRows, int]:
         none = Identity(pa.array([], pa.string()), np.empty(0, np.int32), np.empty(0, np.int64))
         return AnchoredRows(NO_COLUMNS, Owners(np.empty(0, np.int64)), none), 0
     owners = [part.rows.owners for part in parts]
-    if all(own.offsets is None for own in owners):
-        together = Owners(np.concatenate([own.ids for own in owners]))
-    else:
-        sizes = np.concatenate(
-            [
-                np.ones(len(own), np.int64) if own.offsets is None else np.diff(own.offsets)
-                for own in owners
-            ]
-        )
-        together = Owners(np.concatenate([own.ids for own in owners]), offsets_of(sizes))
+    offsets = None
+    if any(own.offsets is not None for own in owners):
+        offsets = offsets_of(np.concatenate([own.sizes for own in owners]))
+    together = Owners(np.concatenate([own.ids for own in owners]), offsets)
     identities = [part.rows.identity for part in parts]
     identity = None
     if all(one is not None for one in identities):

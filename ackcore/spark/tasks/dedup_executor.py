@@ -17,6 +17,7 @@ key of equal hash waits without need, and passes later.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -28,13 +29,14 @@ from ackcore._records import Bools, Int64s, UInt64s
 from ackcore.spark.base.reasons import BEHIND
 from ackcore.spark.tasks.row_files import among
 from ackcore.tables.key_groups import hashes_of
-from ackcore.tables.table_segments import TableReader, TableSegment
-from ackcore.tables.table_shape import EXPIRES, TableShape, one_chunk
+from ackcore.tables.table_segments import TableReader
+from ackcore.tables.table_shape import EXPIRES, one_chunk
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.dedup import AT_MS, DUPLICATES, SEEN, DedupBolt
 from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Identity, Results
 
 
+@dataclass(eq=False)
 class SeenKeys(TableReader):
     """A reader of the table of ACKED records' keys, with the hashes of waiting records' keys.
 
@@ -43,17 +45,8 @@ class SeenKeys(TableReader):
     Times are in milliseconds since 1970.
     """
 
-    def __init__(
-        self,
-        shape: TableShape,
-        segments: Sequence[TableSegment],
-        horizon_ms: int,
-        waiting: UInt64s,
-        now_ms: int,
-    ) -> None:
-        super().__init__(shape, segments, horizon_ms)
-        self.waiting = waiting
-        self.now_ms = now_ms
+    waiting: UInt64s
+    now_ms: int
 
 
 class DedupExecutor:

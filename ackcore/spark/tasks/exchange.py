@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,20 +41,20 @@ from ackcore.spark.tasks.exchange_format import (
 _CHUNK_BYTES = 1 << 20
 
 
+@dataclass(eq=False)
 class Outbox:
     """The rows that one task sends to later stages, with their counts and fingerprint.
 
     ``origin``: the number of the task. ``dests``: the number of destinations of every exchange.
     """
 
-    def __init__(self, origin: int, dests: int) -> None:
-        self._origin = origin
-        self._dests = dests
-        self._rows: list[tuple[Any, ...]] = []
-        self._sent: Counter[tuple[int, int]] = Counter()
-        self._seq = 0
-        #: The fingerprint of all rows sent and files written so far.
-        self.fingerprint = 0
+    _origin: int
+    _dests: int
+    #: The fingerprint of all rows sent and files written so far.
+    fingerprint: int = 0
+    _rows: list[tuple[Any, ...]] = field(default_factory=list)
+    _sent: Counter[tuple[int, int]] = field(default_factory=Counter)
+    _seq: int = 0
 
     def add_to_fingerprint(self, data: Any) -> None:
         """Add output of the task that is not sent, such as a file, to the fingerprint."""

@@ -60,18 +60,19 @@ class _Kept:
         self.nbytes += rows.nbytes
 
 
+@dataclass(eq=False)
 class _Letters:
     """A file of dead letters, created with its first full row group, or in `finish`."""
 
-    def __init__(self, spout: str, place: StagingDirectory, name: str, number: int) -> None:
-        self._spout = spout
-        self._place = place
-        self._name = name
-        self._number = number
-        self.kept = _Kept()  # the rows that are in no file yet
-        self._rows = self._nbytes = 0
-        self._file: NamedByChecksum | None = None
-        self._writer: pq.ParquetWriter | None = None
+    _spout: str
+    _place: StagingDirectory
+    _name: str
+    _number: int
+    kept: _Kept = field(default_factory=_Kept)  # the rows that are in no file yet
+    _rows: int = 0
+    _nbytes: int = 0
+    _file: NamedByChecksum | None = None
+    _writer: pq.ParquetWriter | None = None
 
     def write(self) -> bool:
         """Write kept rows if they fill a row group; return whether the file has its full size."""

@@ -28,7 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from itertools import groupby
 
 import numpy as np
@@ -121,6 +121,7 @@ class Evidence:
         return -self.alone[root], root
 
 
+@dataclass(eq=False)
 class AttemptIsolation:
     """The isolation of one attempt: its in-flight marker, the evidence it uses, and its time limit.
 
@@ -131,26 +132,20 @@ class AttemptIsolation:
     speculative copies. ``timeout_s``: the time limit of one call of a bolt in seconds.
     """
 
-    def __init__(
-        self,
-        work: str,
-        attempt: TaskAttempt,
-        names: bool,
-        alone: Mapping[int, int],
-        isolates: bool,
-        timeout_s: float | None,
-    ) -> None:
-        self._work = work
-        self._attempt = attempt
-        self._isolates = isolates
-        self._alone = alone
-        self._file: MarkerFile | MarkerObject | None = None
-        self._executor: ProcessLock | None = None
-        self._inside = False
-        self._chunks = 0
-        self.names = names
-        self.evidence = Evidence()
-        self.time_limit = TimeLimit(timeout_s, attempt.time_out_path(work))
+    _work: str
+    _attempt: TaskAttempt
+    names: bool
+    _alone: Mapping[int, int]
+    _isolates: bool
+    timeout_s: InitVar[float | None]
+    evidence: Evidence = field(default_factory=Evidence)
+    _file: MarkerFile | MarkerObject | None = None
+    _executor: ProcessLock | None = None
+    _inside: bool = False
+    _chunks: int = 0
+
+    def __post_init__(self, timeout_s: float | None) -> None:
+        self.time_limit = TimeLimit(timeout_s, self._attempt.time_out_path(self._work))
 
     def begin(self) -> int:
         """Begin a chunk, and return its number in the task, from 0.
@@ -225,6 +220,7 @@ class AttemptIsolation:
             self._executor.lock(fcntl.LOCK_UN)
 
 
+@dataclass(eq=False)
 class IsolatedBolts:
     """The bolts of a task, with a marker for the rows in flight and with suspects run alone.
 
@@ -232,19 +228,11 @@ class IsolatedBolts:
     and the other rows run in order of arrival, as ``ordered_by`` and ``dedup`` promise.
     """
 
-    def __init__(
-        self,
-        bolts: Bolts,
-        isolation: AttemptIsolation,
-        chunks: Chunks,
-        ledger_rows: LedgerRows,
-        in_order: bool,
-    ) -> None:
-        self._bolts = bolts
-        self._isolation = isolation
-        self._chunks = chunks
-        self._ledger_rows = ledger_rows
-        self._in_order = in_order
+    _bolts: Bolts
+    _isolation: AttemptIsolation
+    _chunks: Chunks
+    _ledger_rows: LedgerRows
+    _in_order: bool
 
     def deliver(
         self, source: str, stream: str, rows: AnchoredRows, decode: Decoder | None = None

@@ -9,6 +9,7 @@ ledger.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -46,30 +47,28 @@ class _Failed(NamedTuple):
         return self._replace(groups=self.groups[which], reasons=reasons)
 
 
+@dataclass(eq=False)
 class LedgerRows:
     """A collector of one task's INITs, acks and failures, which it sends through ``outbox``.
 
     ``holds``: whether failures are held until `decide_held`. Then each group must have one root.
     """
 
-    def __init__(
-        self, spec: TaskSpec, chunks: Chunks, outbox: Outbox, *, holds: bool = False
-    ) -> None:
-        self._spec = spec
-        self._chunks = chunks
-        self._outbox = outbox
-        self._holds = holds
-        self._held: list[_Failed] = []
-        self._events: list[tuple[Int64s, Int64s, int]] = []
-        self._of_cohorts: list[wire.CohortEvents] = []
-        self._reasons: list[pa.Table] = []
-        #: The cohorts of the roots in ``_reasons``, unless each root is settled by itself.
-        self._reason_cohorts: list[Int64s] = []
-        #: The number of failures of rows that are anchored to no group.
-        self.untracked_failures = 0
-        #: By spout, failed roots that the settle stage does not settle, and their reasons.
-        self.failed: dict[int, list[pa.Table]] = {}
-        self._new_failures: list[pa.Table] = []
+    _spec: TaskSpec
+    _chunks: Chunks
+    _outbox: Outbox
+    _holds: bool
+    #: The number of failures of rows that are anchored to no group.
+    untracked_failures: int = 0
+    #: By spout, failed roots that the settle stage does not settle, and their reasons.
+    failed: dict[int, list[pa.Table]] = field(default_factory=dict)
+    _held: list[_Failed] = field(default_factory=list)
+    _events: list[tuple[Int64s, Int64s, int]] = field(default_factory=list)
+    _of_cohorts: list[wire.CohortEvents] = field(default_factory=list)
+    _reasons: list[pa.Table] = field(default_factory=list)
+    #: The cohorts of the roots in ``_reasons``, unless each root is settled by itself.
+    _reason_cohorts: list[Int64s] = field(default_factory=list)
+    _new_failures: list[pa.Table] = field(default_factory=list)
 
     def fail(self, owners: Owners, reasons: list[Reason], component: str) -> None:
         """Fail the roots of rows, with one reason for each row or one for all.

@@ -115,7 +115,7 @@ class SettleStage:
     def _written(self, table: pa.Table) -> bytes:
         """Write records that are not ACKED to a file of the run, in root order; return its name."""
         table = table.take(pa.array(np.argsort(table["root_id"].to_numpy()))).combine_chunks()
-        with making_in(os.path.join(self.spec.directory, "failed")) as place:
+        with making_in(os.path.join(self.spec.work, "failed")) as place:
             name = f"not-acked-{attempt_at(SETTLE).partition}"
             batches = batches_of(table)
             file = write_batches(place, name, table.schema, batches, large=True, synced=False)

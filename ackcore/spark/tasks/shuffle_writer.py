@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -31,8 +32,11 @@ from ackcore.topology.tuples import Reason
 #: The most bytes of one tuple that is sent to another task.  A shuffle row is one JVM array, which
 #: has at most 2 GiB, and Spark builds it in another array of twice its size.
 MOST_ROW_BYTES = 1 << 30
+#: Three columns without rows.
+_NONE: tuple[Int64s, Int64s, Int64s] = (np.empty(0, np.int64),) * 3
 
 
+@dataclass(eq=False)
 class ShuffleWriter:
     """A sender of one task's rows to later stages, by the groupings of their subscriptions.
 
@@ -40,20 +44,12 @@ class ShuffleWriter:
     collector of acks of closed chunks, and of failures of rows that are too large.
     """
 
-    def __init__(
-        self,
-        spec: TaskSpec,
-        partition: int,
-        chunks: Chunks,
-        outbox: Outbox,
-        ledger_rows: LedgerRows,
-    ) -> None:
-        self._spec = spec
-        self._partition = partition
-        self._chunks = chunks
-        self._outbox = outbox
-        self._ledger_rows = ledger_rows
-        self._turn = Counter[int]()
+    _spec: TaskSpec
+    _partition: int
+    _chunks: Chunks
+    _outbox: Outbox
+    _ledger_rows: LedgerRows
+    _turn: Counter[int] = field(default_factory=Counter)
 
     def send(self, sub: Subscription, rows: AnchoredRows) -> None:
         """Send rows to tasks of the subscription's bolt; fail one over `MOST_ROW_BYTES`."""
@@ -74,7 +70,7 @@ class ShuffleWriter:
             columns += [pa.array(rows.identity.attempts), pa.array(rows.identity.stable_ids)]
             batch = pa.RecordBatch.from_arrays(columns, schema=self._spec.tuple_schema(sub))
         way = f"{sub.source}/{sub.stream}>{sub.target}"
-        tasks = self._tasks(sub)
+        tasks = self._spec.tasks_behind(sub)
         if sub.grouping.name == "all":
             order = np.arange(len(rows))
             for dest in range(tasks):
@@ -107,10 +103,6 @@ class ShuffleWriter:
         if late is not None:
             self._ledger_rows.ack(*late)
         self._outbox.send_tuples(sub.index, sub.level_to, batch, counts, runs)
-
-    def _tasks(self, sub: Subscription) -> int:
-        wanted = sub.parallelism
-        return self._spec.dests if wanted is None else min(wanted, self._spec.dests)
 
     def _group(self, sub: Subscription, batch: pa.RecordBatch, tasks: int) -> tuple[Int64s, Int64s]:
         """Return the row numbers sorted by destination, and each destination's number of rows."""
@@ -164,7 +156,7 @@ def draw_edges(
     into the totals of these chunks.
     """
     of_row, of_group = rows.owners.pairs()
-    found: list[tuple[Int64s, Int64s, Int64s]] = []  # row, root, edge
+    found = [_NONE]  # row, root, edge
     late: list[tuple[Int64s, Int64s]] = []
     for chunk, places in chunks.split(of_group):
         local = of_group[places] - chunk.first
@@ -229,9 +221,8 @@ def _draw_any_cohorts(
     of_row, of_group = rows.owners.pairs()
     dest_of = np.empty(len(order), np.int64)
     dest_of[order] = np.repeat(np.arange(len(counts)), counts)
-    found: list[tuple[Int64s, Int64s, Int64s]] = []  # row, root, cohort
-    none = np.empty(0, np.int64)
-    drawn = [(none, none, none)]  # destination, cohort, edge
+    found = [_NONE]  # row, root, cohort
+    drawn = [_NONE]  # destination, cohort, edge
     late: list[tuple[Int64s, Int64s]] = []
     for chunk, places in chunks.split(of_group):
         cohorts = chunk.cohorts
@@ -329,15 +320,12 @@ def _runs_by_row(
 ) -> list[RootRuns]:
     """Return runs of one row each by destination; fold the vals of a row's equal roots into one.
 
-    ``found``: rows, their roots and their vals, in parts.
+    ``found``: rows, their roots and their vals, in parts; at least one.
     """
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    empty = np.empty(0, np.int64)
-    rows = place[np.concatenate([row for row, _, _ in found])] if found else empty
-    roots = np.concatenate([root for _, root, _ in found]) if found else empty
-    edges = np.concatenate([edge for _, _, edge in found]) if found else empty
-    rows, roots, vals = _folded(rows, roots, edges, fold)
+    rows, roots, vals = (np.concatenate(column) for column in zip(*found, strict=True))
+    rows, roots, vals = _folded(place[rows], roots, vals, fold)
     offsets = offsets_of(np.bincount(rows, minlength=len(order))).astype(np.int32)
     runs, start = [], 0
     for count in counts.tolist():

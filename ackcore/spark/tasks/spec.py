@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from ackcore._records import Int64s
 from ackcore.calls.usage import Budget
 from ackcore.spark.tasks.exchange_format import SETTLE
 from ackcore.spark.tasks.failed_rows import Rules
+from ackcore.spark.tasks.row_files import RowFile
 from ackcore.topology.components import AsyncBolt, Component
 from ackcore.topology.executors import Executor, executor_for
 from ackcore.topology.expectations import StreamCheck
@@ -28,43 +30,60 @@ IDENTITY_FIELDS = (
 )
 
 
-@dataclass(frozen=True)
-class TaskSpec:
-    """The settings of the tasks of a run: topology, micro-batch, directories and limits."""
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """The plan of one run: its key and paths, its due retries, and the roots that may crash it."""
+
+    number: int  # the micro-batch's number
+    now_ms: int  # the micro-batch's time, in milliseconds since 1970
+    #: The 64-bit key of all ids of the run, a function of the deployment's key and the number.
+    key: int
+    #: A directory that driver and workers share, or a bucket's URL, with the due retries in it.
+    work: str
+    journal: str  # a directory that all runs of the micro-batch share, with the outcomes of calls
+    #: By spout, the due records: the columns that `state` keeps of waiting records, and the
+    #: source's columns.
+    retries: Mapping[str, RowFile] = field(default_factory=dict)
+    #: Whether in-flight markers name roots, from which the driver finds crashing records.
+    careful: bool = False
+    #: Suspects are roots that are run alone; one is repeated for each attempt that crashed with it
+    #: alone. Rejected roots are not run, but fail.
+    suspects: tuple[int, ...] = ()
+    rejected: tuple[int, ...] = ()
+    #: By ordered spout, the hashes of the keys that have a waiting record.
+    blocked: Mapping[str, Int64s] = field(default_factory=dict)
+    #: The rules by which tasks judge failed records that they hold in memory; None if all failed
+    #: records are to be read again.
+    rules: Rules | None = None
+    by_root: bool = False  # whether each root is settled by itself, and not with its cohort
+    #: Whether few records are expected, so that the driver settles them without a stage of Spark.
+    is_small: bool = False
+    #: The tables that bolts use, as they were after the last finished micro-batch.
+    tables: Mapping[str, TableSource] = field(default_factory=dict)
+    #: By bolt with ``cost_per_run``, the cost of its calls in earlier micro-batches.
+    spent: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec(RunPlan):
+    """The settings of the tasks of a run: its plan, the topology and limits."""
 
     layout: Layout  # the components by level, and the subscriptions between them
     components: Mapping[str, Component]  # the component of each bolt, by name
     #: The schemas of emitted rows, by component and stream.
     schemas: Mapping[tuple[str, str], pa.Schema]
-    #: The key and the number of the micro-batch.
-    key: int
-    number: int
     dests: int  # the number of tasks behind every exchange
     chunk_rows: int  # the number of rows that the spout stage processes at a time
-    directory: str  # the directory of the run, shared with the driver
-    journal: str  # the directory of the micro-batch's journals, shared by all of its runs
     reject: tuple[type[Exception], ...]  # the exceptions that fail a tuple for good, in any bolt
-    careful: bool = False  # whether in-flight markers name roots
-    #: By root that runs alone, the number of crashed attempts in which only it was in flight.
-    suspects: Mapping[int, int] = field(default_factory=dict)
-    rejected: frozenset[int] = frozenset()  # the roots that fail without being run
     #: Whether tasks isolate records: the markers of a task's earlier attempts name the same rows.
     isolates: bool = False
     in_order: bool = False  # whether isolated records run in order of arrival
     timeout_s: float | None = None  # the time limit of one call of a bolt in seconds
     slots: int = 1  # the number of tasks that Spark runs at once
     readers: int | None = None  # the number of tasks of the spout stage; None if it is unknown
-    #: The rules by which a task judges failed records that it still holds; None if these are read
-    #: again.
-    rules: Rules | None = None
     trace_per_million: int = 0  # the number of roots in a million that are traced
-    by_root: bool = False  # whether each root is settled by itself, and not with its cohort
     #: The expectations of emitted rows, by component and stream.
     checks: Mapping[tuple[str, str], tuple[StreamCheck, ...]] = field(default_factory=dict)
-    #: The tables that bolts use, as they were after the last finished micro-batch.
-    tables: Mapping[str, TableSource] = field(default_factory=dict)
-    #: By bolt with ``cost_per_run``, the cost of its calls in earlier micro-batches.
-    spent: Mapping[str, float] = field(default_factory=dict)
     make_executor: Callable[..., Executor] = executor_for  # `executor_for`, or a wrapper of it
 
     def budget(self, bolt: str) -> Budget | None:
@@ -106,7 +125,11 @@ class TaskSpec:
             return self.dests
         if sub.grouping.name == "global":
             return 1
-        return self.dests if sub.parallelism is None else min(sub.parallelism, self.dests)
+        return self.tasks_behind(sub)
+
+    def tasks_behind(self, sub: Subscription) -> int:
+        """Return the number of tasks among which a subscription's grouping chooses."""
+        return min(sub.parallelism or self.dests, self.dests)
 
     def sends(self, level: int) -> tuple[int, ...]:
         """Return the later levels that a level may send to, ascending; the last one is `SETTLE`.

@@ -164,7 +164,7 @@ class SpoutStage:
             | bad
         )
         if spec.rejected:
-            crash = np.isin(chunk.roots, np.array(list(spec.rejected), np.int64))
+            crash = np.isin(chunk.roots, np.array(spec.rejected, np.int64))
             bad = dict.fromkeys(np.flatnonzero(crash).tolist(), KILLED_WORKER) | bad
         _deliver(task, source, rows, bad)
         task.judge(some, chunk)
@@ -340,7 +340,7 @@ def _samples(batch: pa.RecordBatch, places: Sequence[int]) -> list[bytes]:
 
 
 def _file_of(task: Task, source: SpoutSpec, *, synced: bool = True) -> RowFileWriter:
-    directory = f"{task.spec.directory}/source/{source.name}"
+    directory = f"{task.spec.work}/source/{source.name}"
     attempt = task.attempt
     return RowFileWriter(directory, source.schema, attempt.partition, attempt.id, synced=synced)
 
@@ -366,7 +366,7 @@ class _SmallInput:
         The files save a job, and no record depends on them: a disk error is ignored.
         """
         for name, (source, copies) in self._rows.items():
-            if is_bucket(task.spec.directory):
+            if is_bucket(task.spec.work):
                 return
             with contextlib.suppress(OSError):
                 file = _file_of(task, source, synced=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -121,11 +122,12 @@ class Task:
         if spec.rules is not None and attempt.level == 1:
             for name, end in (("failed", ""), ("named", "-named")):
                 file = f"{attempt.partition}{end}"
-                judge = FailedInRun(spec.directory, file, spec.rules, spec.number)
+                judge = FailedInRun(spec.work, file, spec.rules, spec.number)
                 self._judges[name] = judge
-        self.ledger_rows = LedgerRows(spec, self.chunks, self.outbox, holds=bool(self._judges))
+        self.ledger_rows = LedgerRows(spec, self.chunks, self.outbox, bool(self._judges))
+        alone = {root: n - 1 for root, n in Counter(spec.suspects).items()}
         self._isolation = AttemptIsolation(
-            spec.directory, attempt, spec.careful, spec.suspects, spec.isolates, spec.timeout_s
+            spec.work, attempt, spec.careful, alone, spec.isolates, spec.timeout_s
         )
         shuffle_writer = ShuffleWriter(
             spec, attempt.partition, self.chunks, self.outbox, self.ledger_rows

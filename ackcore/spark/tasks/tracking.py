@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -51,12 +52,14 @@ class Owners(NamedTuple):
     def __len__(self) -> int:
         return len(self.ids) if self.offsets is None else len(self.offsets) - 1
 
+    @property
+    def sizes(self) -> Int64s:
+        """The number of groups of each row; 1 for `NONE`."""
+        return np.ones(len(self), np.int64) if self.offsets is None else np.diff(self.offsets)
+
     def pairs(self) -> tuple[Int64s, Int64s]:
         """Return the row numbers and groups of all pairs of a row and a group."""
-        if self.offsets is None:
-            rows = np.flatnonzero(self.ids != NONE)
-            return rows, self.ids[rows]
-        rows = np.repeat(np.arange(len(self)), np.diff(self.offsets))
+        rows = np.repeat(np.arange(len(self)), self.sizes)
         have = self.ids != NONE
         return rows[have], self.ids[have]
 
@@ -66,16 +69,15 @@ class Owners(NamedTuple):
         New row i has the owners of row ``rows[i]``; with ``offsets``, those of all of
         ``rows[offsets[i]:offsets[i + 1]]``.
         """
-        if offsets is None and self.offsets is None:
-            return Owners(self.ids[rows])
         if self.offsets is None:
             return Owners(self.ids[rows], offsets)
-        starts, sizes = self.offsets[rows], np.diff(self.offsets)[rows]
+        starts, sizes = self.offsets[rows], self.sizes[rows]
         ends = offsets_of(sizes)
         places = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], sizes)
         return Owners(self.ids[places], ends if offsets is None else ends[offsets])
 
 
+@dataclass(slots=True, eq=False)
 class AnchoredRows:
     """Rows between two components, with the groups that they are anchored to.
 
@@ -85,20 +87,14 @@ class AnchoredRows:
     that all rows are anchored to, with one group each; None otherwise.
     """
 
-    __slots__ = ("_owners", "_rows", "batch", "identity", "only_chunk")
+    batch: pa.RecordBatch
+    _owners: Owners | Callable[[], Owners]
+    identity: Identity | None = None
+    only_chunk: Chunk | None = None
+    _rows: int = field(init=False)
 
-    def __init__(
-        self,
-        batch: pa.RecordBatch,
-        owners: Owners | Callable[[], Owners],
-        identity: Identity | None = None,
-        only_chunk: Chunk | None = None,
-    ) -> None:
-        self.batch = batch
-        self._rows = len(batch)
-        self.identity = identity
-        self.only_chunk = only_chunk
-        self._owners = owners
+    def __post_init__(self) -> None:
+        self._rows = len(self.batch)
 
     @property
     def owners(self) -> Owners:
@@ -178,6 +174,7 @@ class Cohorts:
         np.bitwise_xor.at(self.totals, which, edges)
 
 
+@dataclass(slots=True, eq=False)
 class Chunk:
     """A chunk of a task's input: groups, each a record, or received rows with the same roots.
 
@@ -189,59 +186,35 @@ class Chunk:
     of the roots; None if each root is settled by itself.
     """
 
-    __slots__ = (
-        "_found",
-        "_load",
-        "_totals",
-        "closed",
-        "cohorts",
-        "first",
-        "groups",
-        "offsets",
-        "sent",
-        "sent_groups",
-        "settled_here",
-        "task",
-    )
-
-    def __init__(
-        self,
-        first: int,
-        groups: int,
-        load: Callable[[], tuple[Int64s, Int64s]],
-        task: int,
-        offsets: Int32s | None = None,
-        cohorts: Cohorts | None = None,
-    ) -> None:
-        self.first = first
-        self.cohorts = cohorts
-        self.task = task
-        self.groups = groups
-        self.offsets = offsets
-        #: By emitter and destination, each group's number of rows sent.
-        self.sent: dict[str, Int64s] = {}
-        #: With cohorts: the groups of rows sent before the chunk is closed, as numbers in it.
-        self.sent_groups: list[Int64s] = []
-        #: Whether each group has failed and is settled by this task; None if no group is.
-        self.settled_here: Bools | None = None
-        #: Whether its ledger rows were sent: edges sent later are acked separately.
-        self.closed = False
-        self._load = load
-        self._found: tuple[Int64s, Int64s] | None = None
-        self._totals: Int64s | None = None
+    first: int
+    groups: int
+    load: Callable[[], tuple[Int64s, Int64s]]
+    task: int
+    offsets: Int32s | None
+    cohorts: Cohorts | None
+    #: By emitter and destination, each group's number of rows sent.
+    sent: dict[str, Int64s] = field(default_factory=dict)
+    #: With cohorts: the groups of rows sent before the chunk is closed, as numbers in it.
+    sent_groups: list[Int64s] = field(default_factory=list)
+    #: Whether each group has failed and is settled by this task; None if no group is.
+    settled_here: Bools | None = None
+    #: Whether its ledger rows were sent: edges sent later are acked separately.
+    closed: bool = False
+    _found: tuple[Int64s, Int64s] | None = None
+    _totals: Int64s | None = None
 
     @property
     def roots(self) -> Int64s:
         """The roots of all groups."""
         if self._found is None:
-            self._found = self._load()
+            self._found = self.load()
         return self._found[0]
 
     @property
     def vals(self) -> Int64s:
         """The value of each root: the XOR of the edges of its rows or, with cohorts, its cohort."""
         if self._found is None:
-            self._found = self._load()
+            self._found = self.load()
         return self._found[1]
 
     @property
@@ -289,15 +262,12 @@ class Chunk:
     def acks(self) -> tuple[Int64s, Int64s]:
         """Return roots and ack vals: the XOR of the edges on which a group came and those it sent.
 
-        Groups that this task settles are left out; then each group has one root.
+        Groups that this task settles are left out.
         """
-        if self.settled_here is not None:
-            left = ~self.settled_here
-            return self.roots[left], self.vals[left] ^ self.totals[left]
-        if self.offsets is None:
-            return self.roots, self.vals ^ self.totals
-        of, places = self.entries_of(np.arange(self.groups))
-        return self.roots[places], self.vals[places] ^ self.totals[of]
+        here = self.settled_here
+        groups = np.arange(self.groups) if here is None else np.flatnonzero(~here)
+        of, places = self.entries_of(groups)
+        return self.roots[places], self.vals[places] ^ self.totals[groups[of]]
 
 
 class Chunks:
