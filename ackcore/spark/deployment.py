@@ -150,8 +150,6 @@ class Deployment:
         Its driver may have died before it reported it.
         """
         state = self.state
-        if state.last_done is None:
-            return
         plan, decision = state.plan(state.last_done), state.decision(state.last_done)
         if plan is None or decision is None:
             return

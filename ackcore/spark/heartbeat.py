@@ -222,10 +222,8 @@ class Pacemaker:
         #: Notified when there is work.
         self._changed = threading.Condition()
         self._beat = beat
-        self._rows = rows
         self.is_called = is_called
         self.check = check
-        self._poll_s = poll_s
         self._pacing = Pacing(
             self, rows, clock, self._pause, ends=False, interval_s=0.0, poll_s=poll_s
         )
@@ -256,7 +254,7 @@ class Pacemaker:
         ``due_ms``: the time at which the first waiting record is due; None if none waits.
         """
         with self._changed:
-            self._due_ms, self._ran = due_ms if self._rows is None else None, True
+            self._due_ms, self._ran = due_ms if self._pacing.rows is None else None, True
             self._changed.notify()
 
     def is_unfinished(self) -> bool:
@@ -299,7 +297,7 @@ class Pacemaker:
                         "cannot be written; ackcore tries again: %s",
                         error,
                     )
-                complained, pause_s = True, self._poll_s
+                complained, pause_s = True, self._pacing.poll_s
             # One beat is enough: the micro-batch takes all retries, requests and rows.
             if self._pause(pause_s):
                 return

@@ -123,12 +123,11 @@ class Listeners:
         if not self._all:
             return
         self._tell("on_progress", progress, counts)
-        if decision is not None and decision.all_dead and self._hearing("on_dead"):
-            self._tell_of_dead(progress.batch_id, decision.all_dead)
-
-    def _tell_of_dead(self, number: int, dead: Dead) -> None:
+        if decision is None or not decision.all_dead or not self._hearing("on_dead"):
+            return
+        number = progress.batch_id
         try:
-            for letters in _some_at_a_time(dead, number):
+            for letters in _some_at_a_time(decision.all_dead, number):
                 self._tell("on_dead", number, letters)
         except Exception:
             _log.exception(

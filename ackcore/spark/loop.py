@@ -10,7 +10,8 @@ import math
 import time
 import uuid
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Protocol
 
 from ackcore.retry import capped_doubling
 from ackcore.spark.base.clocks import Clock
@@ -139,6 +140,7 @@ class Work(Protocol):
         """Raise the error that ends the query if its session has ended."""
 
 
+@dataclass(eq=False)
 class Pacing:
     """The times at which a stream needs a micro-batch.
 
@@ -153,43 +155,33 @@ class Pacing:
     """
 
     #: The interval in which requests of other processes are checked, in seconds.
-    CALLED_S = 1.0
+    CALLED_S: ClassVar = 1.0
 
-    def __init__(
-        self,
-        work: Work,
-        rows: PlannedRows | None,
-        clock: Clock,
-        pause: Callable[[float], bool],
-        *,
-        ends: bool,
-        interval_s: float,
-        poll_s: float,
-        seconds: Callable[[], float] = time.monotonic,
-        cpu: Callable[[], float] = time.thread_time,
-    ) -> None:
-        self._work = work
-        self._rows = rows
-        self._clock = clock
-        self._pause = pause
-        self._ends = ends
-        self._interval_s = interval_s
-        self._poll_s = poll_s
-        self._seconds = seconds
-        self._cpu = cpu
-        #: The times of the next trigger, of the next check of requests, and of the next look.
-        self._trigger_s = self._call_s = self._look_s = -1.0
-        self._failures = 0
-        #: Whether the last look found rows; None if a look is due.
-        self._found: bool | None = None
+    work: Work
+    rows: PlannedRows | None
+    clock: Clock
+    pause: Callable[[float], bool]
+    _: KW_ONLY
+    ends: bool
+    interval_s: float
+    poll_s: float
+    seconds: Callable[[], float] = time.monotonic
+    cpu: Callable[[], float] = time.thread_time
+    #: The times of the next trigger, of the next check of requests, and of the next look.
+    _trigger_s: float = -1.0
+    _call_s: float = -1.0
+    _look_s: float = -1.0
+    _failures: int = 0
+    #: Whether the last look found rows; None if a look is due.
+    _found: bool | None = None
 
     def next(self) -> bool:
         """Wait until a micro-batch is needed; return False if the query is to end."""
         while True:
-            left = self._trigger_s - self._seconds()
+            left = self._trigger_s - self.seconds()
             if left <= 0:
                 needed = self._is_needed()
-                if needed or self._interval_s:
+                if needed or self.interval_s:
                     self._trigger_s = self._next_trigger()
                 if needed:
                     return True
@@ -198,7 +190,7 @@ class Pacing:
                 left = self._left_s()
             else:
                 self._check()
-            if self._pause(min(left, self.CALLED_S)):
+            if self.pause(min(left, self.CALLED_S)):
                 return False
 
     def ran(self, records: int) -> None:
@@ -208,37 +200,37 @@ class Pacing:
         records, because a source may not answer.
         """
         self._found = None
-        self._look_s = self._seconds() + (self._poll_s if self._ends and not records else 0.0)
+        self._look_s = self.seconds() + (self.poll_s if self.ends and not records else 0.0)
 
     def _next_trigger(self) -> float:
-        if not self._interval_s:
+        if not self.interval_s:
             return -1.0
         # Like Spark: at multiples of the interval.
-        return (self._seconds() // self._interval_s + 1) * self._interval_s
+        return (self.seconds() // self.interval_s + 1) * self.interval_s
 
     def _is_needed(self) -> bool:
-        due = self._work.next_due_ms()
-        if self._work.is_unfinished() or (due is not None and due <= self._clock()):
+        due = self.work.next_due_ms()
+        if self.work.is_unfinished() or (due is not None and due <= self.clock()):
             return True
         if self._check() and self._is_called():
             return True
-        now = self._seconds()
-        if now >= self._look_s or self._interval_s:
+        now = self.seconds()
+        if now >= self._look_s or self.interval_s:
             self._look(now)
         return bool(self._found)
 
     def _check(self) -> bool:
         """Check the session, at most once a second; return whether this call has done it."""
-        now = self._seconds()
+        now = self.seconds()
         if now < self._call_s:
             return False
         self._call_s = now + self.CALLED_S
-        self._work.check()
+        self.work.check()
         return True
 
     def _is_called(self) -> bool:
         try:
-            return self._work.is_called()
+            return self.work.is_called()
         except (OSError, RuntimeError):
             # The next micro-batch takes the requests, and raises the error if it lasts.
             return False
@@ -248,12 +240,12 @@ class Pacing:
 
         ``now``: the present time, by ``seconds``.
         """
-        if self._rows is None:
+        if self.rows is None:
             self._found, self._look_s = False, math.inf
             return
-        cpu = self._cpu()
+        cpu = self.cpu()
         try:
-            self._found = self._rows.is_behind if self._ends else self._rows.has_new()
+            self._found = self.rows.is_behind if self.ends else self.rows.has_new()
             self._failures = 0
         except SourceError:
             raise
@@ -265,29 +257,29 @@ class Pacing:
                     error,
                 )
             self._failures += 1
-        after = self._seconds()
-        pause = max(pause_s(after - now, self._failures), CPU_SHARE * (self._cpu() - cpu))
+        after = self.seconds()
+        pause = max(pause_s(after - now, self._failures), CPU_SHARE * (self.cpu() - cpu))
         self._look_s = after + pause
 
     def _is_over(self) -> bool:
         """Return whether the query ends by itself, and no row, retry or replay is left for it."""
         return (
-            self._ends
+            self.ends
             and self._found is False
-            and self._work.next_due_ms() is None
-            and not self._work.is_called()
+            and self.work.next_due_ms() is None
+            and not self.work.is_called()
         )
 
     def _left_s(self) -> float:
         """Return the seconds until the next check, look, due record or trigger; at least 0.001."""
-        now = self._seconds()
-        if self._interval_s:
+        now = self.seconds()
+        if self.interval_s:
             return max(self._trigger_s - now, 0.001)
         pauses = [self._call_s - now, self._look_s - now]
-        due = self._work.next_due_ms()
+        due = self.work.next_due_ms()
         if due is not None:
             # In steps, because the clock may differ from this machine's.
-            pauses.append(min((due - self._clock()) / 1000, self._poll_s))
+            pauses.append(min((due - self.clock()) / 1000, self.poll_s))
         return max(min(pauses), 0.001)
 
 

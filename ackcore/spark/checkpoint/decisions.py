@@ -109,18 +109,11 @@ class BatchDecision:
         cache.expect(body["table_bytes"])
         roots = body["nonacked"]
         return cls(
-            number=body["number"],
             waiting=Waiting.of(cache, body["waiting"]),
             dead=Dead.of(cache, body["dead"]),
             nonacked=ROOT_IDS.empty_table() if roots is None else cache.read(roots),
             files=tuple(map(SinkFile._make, body["files"])),
-            work=body["work"],
-            counts=body["counts"],
-            totals=body["totals"],
-            now_ms=body["now_ms"],
-            reread=body["reread"],
-            times=body["times"],
-            behind=body["behind"],
+            **{name: body[name] for name in _AS_JSON},
         )
 
     @property
@@ -155,15 +148,9 @@ class BatchDecision:
         return {
             **body,
             "table_bytes": cache.sizes(files),
-            "number": self.number,
-            "now_ms": now_ms,
-            "work": self.work,
             "files": [list(file) for file in self.files],
-            "counts": dict(self.counts),
-            "totals": dict(self.totals),
-            "reread": dict(self.reread),
-            "times": dict(self.times),
-            "behind": dict(self.behind),
+            **{name: getattr(self, name) for name in _AS_JSON},
+            "now_ms": now_ms,
         }
 
     def _write_nonacked(self, cache: TableCache, prefix: str) -> str:
@@ -173,6 +160,10 @@ class BatchDecision:
         else:
             batches = batches_of(self.nonacked.select(ROOT_IDS.names).cast(ROOT_IDS))
         return cache.write(prefix, "nonacked", ROOT_IDS, batches)
+
+
+#: The fields that a decision's JSON has as they are.
+_AS_JSON = ("number", "work", "counts", "totals", "now_ms", "reread", "times", "behind")
 
 
 def nonacked_of(columns: Sequence[Int64s]) -> pa.Table | RootColumns:

@@ -210,15 +210,14 @@ def opened(
                     rehearsed = True
                     continue
                 records.take_over()
-        except StateError as error:
+        except BaseException as error:
             # Records that are read while the other driver writes may be inconsistent.
-            moved = isinstance(error, HeadMoved) or (records is not None and records.has_moved())
+            moved = isinstance(error, StateError) and (
+                isinstance(error, HeadMoved) or (records is not None and records.has_moved())
+            )
             if not moved or tried == _TAKE_OVERS:
                 _close(records, lock)
                 raise
-        except BaseException:
-            _close(records, lock)
-            raise
         else:
             return found
 

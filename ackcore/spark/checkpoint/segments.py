@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REASON, TRACKING, FailedFile
+from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REASON, TRACKING
 from ackcore.spark.checkpoint.table_cache import TableCache
 
 #: Most rows and bytes that are sorted or merged at a time, in memory.
@@ -32,12 +32,6 @@ class Segment:
     oldest_ms: int  # the least first_ms of the waiting rows
     start: int = 0
     untried: int = 0  # waiting rows that were replayed and not tried yet
-
-    @classmethod
-    def adopted(cls, part: FailedFile, cache: TableCache, prefix: str) -> Segment:
-        """Link or copy a task's file into the checkpoint, and return its segment."""
-        file = cache.adopt(part, prefix)
-        return cls(cache, file, part.rows, part.next_due_ms, part.oldest_ms)
 
     def __len__(self) -> int:
         """The number of rows that wait."""

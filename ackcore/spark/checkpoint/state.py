@@ -159,10 +159,8 @@ class State:
         if log is not None:
             compatibility.check_offsets(log, self.records.place(""), self.last_plan)
         self._check_waiting(topology, self._check_tables())
-        decided = self.last_plan if self.last_plan != self.last_done else None
-        decision = None if decided is None else self.decision(decided)
-        if decision is None:
-            decided = None
+        decision = None if self.last_plan == self.last_done else self.decision(self.last_plan)
+        decided = None if decision is None else decision.number
         folded = self.tables.of(decided)
         tables = folded or self.tables.of(self.last_done) or {}
         structures = self._meta["structure"], topology.structure
@@ -281,8 +279,7 @@ class State:
 
         If a user has withdrawn requests of the plan, it is recorded without them first.
         """
-        number = self.last_plan
-        plan = None if number is None else self.plan(number)
+        plan = self.plan(self.last_plan)
         if plan is None or self.decision(plan.number) is not None:
             return None
         withdrawn = self._requests.withdrawn(plan.replays)
@@ -358,8 +355,8 @@ class State:
 
     # -- plans --------------------------------------------------------------------------------
 
-    def plan(self, number: int) -> Plan | None:
-        """Return the recorded plan of a micro-batch, or None."""
+    def plan(self, number: int | None) -> Plan | None:
+        """Return the recorded plan of a micro-batch, or None; also if ``number`` is None."""
         body = self.records.read(f"batches/{number}.plan")
         return None if body is None else Plan.of(body)
 
@@ -471,14 +468,15 @@ class State:
 
     # -- decisions ----------------------------------------------------------------------------
 
-    def decision(self, number: int) -> BatchDecision | None:
+    def decision(self, number: int | None) -> BatchDecision | None:
         """Return the recorded decision of a micro-batch, with rows refused by sinks, or None.
 
-        Waiting and dead records are read at the first access, by memory map.
+        Waiting and dead records are read at the first access, by memory map. ``number`` may be
+        None, as before the first micro-batch.
         """
         if number not in self._decisions:
             body = self.records.read(f"batches/{number}.decision")
-            if body is None:
+            if number is None or body is None:
                 return None
             decision = BatchDecision.of(self._cache, body)
             self._decisions[number] = self.refusals.amended(decision)
@@ -574,10 +572,10 @@ class State:
         named = {file for each in kept if each is not None for file in each.table_files}
         # First: a network file system keeps a mapped file, and with it the directory.
         self._cache.keep(named)
-        old = {*self._cache.unnamed(number, named)}
+        old = self._cache.unnamed.take(number, named)
         segments = self.tables.files(number - 1)
         if segments is not None:
-            old |= self.segments.unnamed(number, segments)
+            old |= self.segments.unnamed.take(number, segments)
         self.records.remove_old(number, old)
         self._decisions = {n: each for n, each in self._decisions.items() if n >= number - 1}
 

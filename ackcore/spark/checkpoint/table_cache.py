@@ -90,6 +90,8 @@ class TableCache:
     ``store``: the file system or the bucket, rooted at ``<checkpoint>/ackcore``. ``epoch``: the
     epoch of this driver. ``check``: whether to check the lengths and checksums of files on a file
     system.
+
+    Attributes: ``unnamed``: the files that no record may name.
     """
 
     def __init__(self, store: Store, epoch: int, *, check: bool = True):
@@ -101,7 +103,7 @@ class TableCache:
         self._mapped: dict[str, pa.Table] = {}
         #: The lengths of files in bytes, as written or as recorded.
         self._sizes: dict[str, int] = {}
-        self._unnamed = UnnamedFiles(store, _BELOW)
+        self.unnamed = UnnamedFiles(store, _BELOW)
 
     def expect(self, sizes: Mapping[str, int]) -> None:
         """Set the lengths of files in bytes. `read` raises for a file of another length."""
@@ -153,7 +155,7 @@ class TableCache:
         """Check a file like `checked`, and return it open for a Parquet reader."""
         data = self._data(file, nbytes)
         check_data(data, self.place(file), content=self._is_unchecked(file))
-        self.wrote(file, nbytes)
+        self._wrote(file, nbytes)
         return pa.BufferReader(data)
 
     def place(self, file: str) -> str:
@@ -187,8 +189,8 @@ class TableCache:
         return file
 
     def _has(self, file: str, nbytes: int) -> None:
-        self._unnamed.add(file)
-        self.wrote(file, nbytes)
+        self.unnamed.add(file)
+        self._wrote(file, nbytes)
 
     def write_table(self, prefix: str, name: str, table: pa.Table) -> str:
         """Write a table that is in memory, and return its file name."""
@@ -226,14 +228,10 @@ class TableCache:
         if isinstance(self._store, LocalStore):
             self._store.sync(_BELOW)
 
-    def wrote(self, file: str, nbytes: int) -> None:
+    def _wrote(self, file: str, nbytes: int) -> None:
         """Set the length of a file that was just written or checked, and skip later checks."""
         self._verified.add(file)
         self._sizes[file] = nbytes
-
-    def unnamed(self, number: int, named: Collection[str]) -> Collection[str]:
-        """Return the keys of old files that no record names, as `UnnamedFiles.take` does."""
-        return self._unnamed.take(number, named)
 
     def keep(self, files: Collection[str]) -> None:
         """Drop all but the given files from the cache; no file is deleted."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -144,12 +144,14 @@ class SegmentFiles:
 
     ``store``: the file system or the bucket, rooted at ``<checkpoint>/ackcore``. ``epoch``: the
     epoch of the driver.
+
+    Attributes: ``unnamed``: the files that no record may name.
     """
 
     def __init__(self, store: Store, epoch: int) -> None:
         self._store = store
         self._epoch = epoch
-        self._unnamed = UnnamedFiles(store, BELOW)
+        self.unnamed = UnnamedFiles(store, BELOW)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SegmentFiles, (self._store, self._epoch)
@@ -165,7 +167,7 @@ class SegmentFiles:
         """
         file = f"{table}/{number}.e{self._epoch}.{checksum_of(data, 16)}.arrow"
         self._store.put(f"{BELOW}/{file}", data)
-        self._unnamed.add(file)
+        self.unnamed.add(file)
         return SegmentInfo(file, rows, len(data), lo, hi)
 
     def read(self, segment: SegmentInfo) -> pa.Buffer:
@@ -198,7 +200,3 @@ class SegmentFiles:
 
     def _missing(self, segment: SegmentInfo) -> Exception:
         return corrupt(self.place(segment.file), "is missing, though the checkpoint refers to it")
-
-    def unnamed(self, number: int, named: Collection[str]) -> set[str]:
-        """Return the keys of old files that no record names, as `UnnamedFiles.take` does."""
-        return self._unnamed.take(number, named)

@@ -156,13 +156,14 @@ class Waiting(Mapping[str, pa.Table]):
         parts: dict[str, list[Part]] = {spout: [] for spout in self.parts}
         for each in found:
             if len(each.rows):
-                due.setdefault(each.spout, []).append(fit(each.spout, each.taken()))
+                taken = each.table.slice(0, len(each.rows))
+                due.setdefault(each.spout, []).append(fit(each.spout, taken))
             if each.segment is not None:
                 touched[each.segment.file] = each
         for spout, some in self.parts.items():
             for part in some:
-                taken = touched.get(part.file) if isinstance(part, Segment) else None
-                parts[spout].append(part if taken is None else taken.left(fit))
+                rows = touched.get(part.file) if isinstance(part, Segment) else None
+                parts[spout].append(part if rows is None else rows.left(fit))
         for each in found:
             if each.segment is None:
                 parts.setdefault(each.spout, []).append(each.left(fit))
@@ -188,7 +189,11 @@ class Waiting(Mapping[str, pa.Table]):
         cache.adopt_all((part for some in self.parts.values() for part in some), prefix)
         for spout, some in self.parts.items():
             known = [
-                Segment.adopted(part, cache, prefix) if isinstance(part, FailedFile) else part
+                Segment(
+                    cache, cache.adopt(part, prefix), part.rows, part.next_due_ms, part.oldest_ms
+                )
+                if isinstance(part, FailedFile)
+                else part
                 for part in some
             ]
             parts[spout] = [
@@ -220,9 +225,6 @@ class _DueRows:
     def of_request(cls, spout: str, table: pa.Table, now_ms: int) -> _DueRows:
         n = len(table)
         return cls(spout, None, table, np.arange(n), np.full(n, now_ms), now_ms)
-
-    def taken(self) -> pa.Table:
-        return self.table.slice(0, len(self.rows))
 
     def left(self, fit: Fit) -> Part:
         taken = len(self.rows)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -19,8 +19,10 @@ from ackcore._error_hints import counted
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt, RowFileDamaged
 from ackcore.spark.base.failpoints import failpoint
+from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import failures
 from ackcore.spark.base.root_ids import distinct
+from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.checkpoint.state import State
@@ -61,23 +63,15 @@ def write_to_sinks(
     Raises Stopped if the query is being stopped. Raises RunCancelled if a Spark job of a sink was
     cancelled from outside.
     """
-    number, nonacked = decision.number, decision.nonacked
+    number, nonacked, work = decision.number, decision.nonacked, state.runs.of(decision)
     assert isinstance(nonacked, pa.Table)  # as on record
     known = state.refusals.of(number)
     for sink in topology.sinks.values():
-        files = accepted_files(state, decision, sink.component, sink.stream)
+        files = files_of(decision.files, work, sink.component, sink.stream)
         if not files or topology.table_read(sink) is not None:
             continue
-        batch = SinkBatch(
-            spark=calls.spark,  # type: ignore[arg-type] # None if no sink needs one
-            sink=sink.name,
-            deployment=f"{state.deployment_key:016x}",
-            checkpoint=state.url,
-            batch_id=number,
-            files=files,
-            nonacked=nonacked["root_id"].to_numpy(),
-            age_ms=age_ms,
-        )
+        roots: Int64s = nonacked["root_id"].to_numpy()
+        batch = sink_batch(sink, calls, state, number, files, roots, age_ms)
         writes = _SinkWrites(sink, batch, calls)
         said = [one for one in known if one.sink == sink.name]
         while not any(one.written for one in said):
@@ -90,17 +84,39 @@ def write_to_sinks(
             known.append(refusal)
 
 
-def accepted_files(
-    state: State, decision: BatchDecision, component: str, stream: str
-) -> tuple[BatchFile, ...]:
-    """Return the files of the accepted run with the rows that a component emitted to a stream.
+def sink_batch(
+    sink: SinkSpec,
+    calls: SinkCalls,
+    state: State,
+    number: int,
+    files: tuple[BatchFile, ...],
+    nonacked: Int64s,
+    age_ms: int | None,
+) -> SinkBatch:
+    """Return the rows of micro-batch ``number`` for a sink; see `SinkBatch`."""
+    return SinkBatch(
+        spark=calls.spark,  # type: ignore[arg-type] # None if no sink needs one
+        sink=sink.name,
+        deployment=f"{state.deployment_key:016x}",
+        checkpoint=state.url,
+        batch_id=number,
+        files=files,
+        nonacked=nonacked,
+        age_ms=age_ms,
+    )
 
-    They also have rows of records that are not ACKED, which their reader leaves out.
+
+def files_of(
+    files: Iterable[SinkFile], work: Place, component: str, stream: str
+) -> tuple[BatchFile, ...]:
+    """Return those of a run's files with the rows that a component emitted to a stream.
+
+    They also have rows of records that are not ACKED, which their reader leaves out. ``work``: the
+    directory of the files.
     """
-    work = state.runs.of(decision)
     return tuple(
         BatchFile(os.path.join(work, file.path), file.rows, nbytes=file.nbytes)
-        for file in decision.files
+        for file in files
         if (file.component, file.stream) == (component, stream) and file.rows
     )
 
@@ -114,9 +130,8 @@ def fold_tables(
     it. Raises CheckpointCorrupt if a file with rows or a segment of a table is missing or damaged.
     Raises CheckpointInUse, Stopped or RunCancelled as in `write_to_sinks`.
     """
-    number = decision.number
-    last = state.last_done
-    before = (None if last is None else state.tables.of(last)) or {}
+    number, work = decision.number, state.runs.of(decision)
+    before = state.tables.of(state.last_done) or {}
     if state.tables.of(number) is not None or not (topology.tables or before):
         return
     assert isinstance(decision.nonacked, pa.Table)  # as on record
@@ -127,7 +142,7 @@ def fold_tables(
     after: dict[str, TableState] = {}
     for table in topology.tables_in_order:
         name = table.name
-        files = accepted_files(state, decision, table.component, table.stream)
+        files = files_of(decision.files, work, table.component, table.stream)
         # Event times may be before 1970.
         known = before.get(name) or TableState(table.shape.structure(), NEVER)
         fold = fold_of(state, topology, table, decision, known, after)

@@ -101,7 +101,7 @@ class Engine:
         self._spark = spark
         self._write_dead_letters = write_dead_letters
         self._pause = threading.Event().wait if pause is None else pause
-        plan = None if state.last_plan is None else state.plan(state.last_plan)
+        plan = state.plan(state.last_plan)
         #: Never earlier than the last plan, so that waiting records become due.
         self.clock = SteadyClock(clock, 0 if plan is None else plan.now_ms)
         self._runs = Runs(
@@ -119,14 +119,12 @@ class Engine:
     @property
     def counts(self) -> Counts:
         """The counts after the last micro-batch that is done; zeros if none is."""
-        last = self.state.last_done
-        return Counts() if last is None else self._counts_after(last)
+        return self._counts_after(self.state.last_done)
 
     @property
     def next_due_ms(self) -> int | None:
         """The time in milliseconds at which the first waiting record is due; None if none waits."""
-        last = self.state.last_done
-        decision = None if last is None else self.state.decision(last)
+        decision = self.state.decision(self.state.last_done)
         return None if decision is None else decision.waiting.next_due_ms
 
     @property
@@ -134,7 +132,7 @@ class Engine:
         """Whether bolts or tables must get rows of windows that the last micro-batch closed."""
         return bool(closed_of(self.state, self.topology, self.state.last_done))
 
-    def _counts_after(self, number: int) -> Counts:
+    def _counts_after(self, number: int | None) -> Counts:
         decision = self.state.decision(number)
         return Counts() if decision is None else Counts.from_json(decision.totals)
 
@@ -213,8 +211,7 @@ class Engine:
         # driver.
         if plan is None:
             plan = self.state.make_plan(number, self.clock(), self._most_retries())
-            parent = None if plan.parent is None else self.state.plan(plan.parent)
-            offsets = self._offsets.plan(number, parent)
+            offsets = self._offsets.plan(number, self.state.plan(plan.parent))
             plan = replace(plan, offsets=offsets, ordered_by=self._runs.held_by)
             plan = careful_if_needed(plan, settings.careful_after)
         elif plan.interrupted:
@@ -245,7 +242,7 @@ class Engine:
         return replace(plan, max_retries=most).without_suspects()
 
     def _record_decision(self, plan: Plan, outcome: BatchOutcome) -> BatchDecision:
-        before = Counts() if plan.parent is None else self._counts_after(plan.parent)
+        before = self._counts_after(plan.parent)
         decision = replace(
             outcome.decision,
             counts=_counts(outcome),

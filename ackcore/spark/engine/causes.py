@@ -10,6 +10,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
@@ -153,25 +154,23 @@ def _added(*some: Iterable[Cause]) -> tuple[Cause, ...]:
     return tuple(sorted(kinds.values(), key=lambda cause: (-cause.deaths, cause)))
 
 
+@dataclass(eq=False)
 class StreamLimit:
     """The limit on the dead records of a stream, checked after each micro-batch.
 
     A record ends when it is ACKED or DEAD; one that waits for a retry is not counted yet.  A dead
     record that was first seen before this start (``since_ms``) counts for `max_dead`, but not for
     the ratio.  Otherwise a restarted query whose old records all die, waiting or sent by `replay`,
-    would end after the first ten.  ``before`` has the recorded counts before this start.
+    would end after the first ten.
     """
 
-    def __init__(
-        self, limit: DeadLimit, before: Counts, since_ms: int, checkpoint: str | os.PathLike[str]
-    ) -> None:
-        self._limit = limit
-        self._last_counts = before
-        self._since_ms = since_ms
-        self._checkpoint = checkpoint
-        self._last = ""
-        #: The causes by micro-batch of the window; without a window, all since the start.
-        self._causes: deque[tuple[Cause, ...]] = deque()
+    _limit: DeadLimit
+    _last_counts: Counts  # at first, the recorded counts before this start
+    _since_ms: int
+    _checkpoint: str | os.PathLike[str]
+    _last: str = ""
+    #: The causes by micro-batch of the window; without a window, all since the start.
+    _causes: deque[tuple[Cause, ...]] = field(default_factory=deque)
 
     def after(self, number: int, dead: Mapping[str, pa.Table], counts: Counts) -> None:
         """Count a finished micro-batch and check the limit; log its deaths.

@@ -6,7 +6,7 @@ before has closed.  The segments are kept until the micro-batch that reads them 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,8 +91,7 @@ class ClosedRows(PlannedRows):
 
     def mended(self, plan: Plan) -> Plan:
         """Return the plan with the rows for spouts that were added to the topology after it."""
-        parent = None if plan.parent is None else self._state.plan(plan.parent)
-        offsets = {**self.plan(plan.number, parent), **plan.offsets}
+        offsets = {**self.plan(plan.number, self._state.plan(plan.parent)), **plan.offsets}
         if offsets.keys() == plan.offsets.keys():
             return plan
         return replace(plan, offsets=offsets).without_suspects()
@@ -114,18 +113,10 @@ class ClosedRows(PlannedRows):
         self._is_read = not closed_of(self._state, self._topology, plan.number)
         return {}
 
-    def has_new(self) -> bool:
-        """Return whether the last micro-batch closed windows."""
-        return not self._is_read
-
     @property
     def is_through(self) -> bool:
         """Whether the last micro-batch closed no window."""
         return self._is_read
-
-    def reaching_ends(self) -> Callable[[], bool]:
-        """Return a function that returns whether the rows of all closed windows are read."""
-        return lambda: self._is_read
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pyspark.errors import AnalysisException, PySparkException
@@ -60,6 +61,7 @@ class Failed(Exception):
         self.error = error
 
 
+@dataclass(eq=False)
 class SinkCalls:
     """The calls of a sink, or of the dead-letter store, for one micro-batch.
 
@@ -67,14 +69,11 @@ class SinkCalls:
     ``settings``: the number of attempts, and the longest pause.
     """
 
-    def __init__(
-        self, spark: SparkSession | None, number: int, pause: Pause, settings: Settings
-    ) -> None:
-        self.spark = spark
-        self._number = number
-        self._pause = pause
-        self._settings = settings
-        self._handled = sys.exception()
+    spark: SparkSession | None
+    _number: int
+    _pause: Pause
+    _settings: Settings
+    _handled: BaseException | None = field(default_factory=sys.exception)
 
     def once(self, what: str, call: Callable[[], T], *, fenced: bool = False) -> T:
         """Call ``call`` once and return its result; an interrupt cancels its Spark jobs.
@@ -203,6 +202,7 @@ class RowsMissing(Exception):
     """Planned rows of a micro-batch were missing for longer than the source's time-out."""
 
 
+@dataclass(eq=False)
 class Outage:
     """A time in which the planned rows of a micro-batch cannot be read.
 
@@ -210,19 +210,13 @@ class Outage:
     seconds and returns whether to stop, and ``clock`` returns seconds.
     """
 
-    def __init__(
-        self,
-        ask: Callable[[Plan], Obstacle | None],
-        pause: Callable[[float], bool],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._clock = clock
-        self._ask = ask
-        self._pause = pause
-        self._runs = 0
-        self._said_at: float | None = None
-        #: The time since when rows with a time-out are missing.
-        self._missing_since: float | None = None
+    _ask: Callable[[Plan], Obstacle | None]
+    _pause: Pause
+    _clock: Callable[[], float] = time.monotonic
+    _runs: int = 0
+    _said_at: float | None = None
+    #: The time since when rows with a time-out are missing.
+    _missing_since: float | None = None
 
     def wait(self, plan: Plan, said: str) -> bool:
         """Wait until a run may read the planned rows; return True if the query is to stop.
@@ -245,8 +239,7 @@ class Outage:
 
     def _look_at(self, number: int, obstacle: Obstacle | None, said: str) -> None:
         now = self._clock()
-        text = said if obstacle is None else obstacle.text
-        limit = None if obstacle is None else obstacle.timeout_s
+        text, limit = obstacle or Obstacle(said)
         if limit is None:
             self._missing_since = None
         elif self._missing_since is None:

@@ -8,7 +8,6 @@ of a waiting record (``dedup``) counts as first read with it.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,8 +21,9 @@ from ackcore._records import Bools, Int64s
 from ackcore.spark.base.reasons import FAILED, failures
 from ackcore.spark.base.schemas import FIRST_MS, REPLAYED, SinkFile
 from ackcore.spark.checkpoint.table_records import TableState
+from ackcore.spark.engine.act import files_of
 from ackcore.spark.engine.setup import Backlog
-from ackcore.spark.sinks.sink_batch import BatchFile, read_with_roots
+from ackcore.spark.sinks.sink_batch import read_with_roots
 from ackcore.spark.tasks.record_ids import RETRIES, positions_of
 from ackcore.tables.time_windows import Window
 from ackcore.tables.watermarks import EVER, NEVER, UNSURE, WindowWatermarks
@@ -259,17 +259,14 @@ class WindowedRows:
         ``nonacked``: the sorted roots of the records whose rows are left out.
         """
         window = table.shape.window
-        for file in self.files:
-            if (file.component, file.stream) == (table.component, table.stream) and file.rows:
-                path = os.path.join(self.work, file.path)
-                read = BatchFile(path, file.rows, nbytes=file.nbytes)
-                for batch, _ in read_with_roots(read, nonacked):
-                    if window is not None:
-                        us, usable = window.times(batch.column(window.time))
-                    else:
-                        us = batch.column(AT_MS).to_numpy() * 1_000
-                        usable = np.ones(len(us), np.bool_)
-                    yield us, usable, batch.column(len(batch.schema) - 1)
+        for file in files_of(self.files, self.work, table.component, table.stream):
+            for batch, _ in read_with_roots(file, nonacked):
+                if window is not None:
+                    us, usable = window.times(batch.column(window.time))
+                else:
+                    us = batch.column(AT_MS).to_numpy() * 1_000
+                    usable = np.ones(len(us), np.bool_)
+                yield us, usable, batch.column(len(batch.schema) - 1)
 
 
 _EMPTY: Int64s = np.empty(0, np.int64)
@@ -290,8 +287,6 @@ def _roots_at(roots: pa.Array, places: Int64s) -> tuple[Int64s, Int64s]:
         roots = roots.take(pa.array(places))
     if pa.types.is_list(roots.type):
         return pc.list_flatten(roots).to_numpy(), pc.list_parent_indices(roots).to_numpy()
-    if roots.null_count == 0:
-        return roots.to_numpy(), np.arange(len(roots))
     valid = np.flatnonzero(roots.is_valid().to_numpy(zero_copy_only=False))
     return roots.drop_null().to_numpy(), valid
 

@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -72,7 +72,7 @@ from ackcore.spark.engine.progress import (
     warn_of_failures,
     with_outcomes,
 )
-from ackcore.spark.engine.setup import InputFrame, PlannedRows, RunPlan, RunResult
+from ackcore.spark.engine.setup import InputFrame, PlannedRows, RunResult
 from ackcore.spark.engine.suspects import (
     count_crash,
     crashes_logged,
@@ -87,7 +87,7 @@ from ackcore.spark.tables.table_snapshots import snapshot_of
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.inflight_markers import ALONE, crashed
 from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, damage_in
-from ackcore.spark.tasks.spec import CHUNK_BYTES
+from ackcore.spark.tasks.spec import CHUNK_BYTES, RunPlan
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 from ackcore.topology.table_views import TableSource
@@ -105,27 +105,21 @@ _SMALL = 20_000
 _CORRUPT = re.compile(rf"\b{CheckpointCorrupt.__name__}: (.+)")
 
 
+@dataclass(eq=False)
 class Runs:
     """The steps run, check and decide of micro-batches; `Engine` documents the arguments."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        spark: SparkSession | None,
-        state: State,
-        pause: Pause,
-        jobs: Jobs,
-        clock: Clock,
-        offsets: PlannedRows,
-    ) -> None:
-        self._topology = topology
+    _topology: Topology
+    _spark: SparkSession | None
+    _state: State
+    _pause: Pause
+    _jobs: Jobs
+    _clock: Clock
+    _offsets: PlannedRows
+
+    def __post_init__(self) -> None:
+        topology = self._topology
         self._layout = Layout.of(topology)
-        self._spark = spark
-        self._state = state
-        self._pause = pause
-        self._jobs = jobs
-        self._clock = clock
-        self._offsets = offsets
         self._usage = UsageWarnings(topology)
         #: By ordered spout, the columns of its key.
         self.ordered_by = {
@@ -416,7 +410,7 @@ class Runs:
         event_times = (spout.dedup.event_time for spout in self._deduped if spout.dedup)
         if all(one is None for one in (*windows, *event_times)):
             return None
-        tables = (None if plan.parent is None else self._state.tables.of(plan.parent)) or {}
+        tables = self._state.tables.of(plan.parent) or {}
         keys = {name: spout_key(run_plan.key, name, "", plan.number) for name in self.spouts}
         work = run_plan.work
         copies = first_copies(retries.due, ran.files, work, self._deduped)
@@ -433,7 +427,7 @@ class Runs:
             retries, blocked = held_back(retries, self.ordered_by, self._state.fitted)
         names = [spout.name for spout in self._deduped]
         retries, copies = held_copies(retries, names, self._state.fitted)
-        before = None if plan.parent is None else self._state.decision(plan.parent)
+        before = self._state.decision(plan.parent)
         due = sum(map(len, retries.due.values()))
         has_few = before is not None and before.counts["records"] + due <= _SMALL
         return retries, RunPlan(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,15 @@ import pyarrow as pa
 
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.failpoints import failpoint
+from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.table_records import SegmentFiles, TableState
-from ackcore.spark.engine.act import refuse_damaged
+from ackcore.spark.engine.act import files_of, refuse_damaged, sink_batch
 from ackcore.spark.engine.insist import SinkCalls
 from ackcore.spark.sinks.rejects import SinkRejects, TooManyRefused
 from ackcore.spark.sinks.sink import as_sink
-from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch
+from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.tables.table_snapshots import opened_segments, stored_rows
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.tables.folding import finished
@@ -53,23 +55,10 @@ def write_changes(
         state.records.write(record, known, once=True)
         failpoint("changes-recorded", number)
     for sink in sinks:
-        files = [
-            BatchFile(os.path.join(work, path), rows, nbytes=nbytes)
-            for component, stream, path, rows, nbytes in known["files"]
-            if (component, stream) == (sink.component, sink.stream)
-        ]
+        files = files_of(starmap(SinkFile, known["files"]), work, sink.component, sink.stream)
         if files:
-            batch = SinkBatch(
-                spark=calls.spark,  # type: ignore[arg-type] # None if no sink needs one
-                sink=sink.name,
-                deployment=f"{state.deployment_key:016x}",
-                checkpoint=state.url,
-                batch_id=number,
-                files=tuple(files),
-                nonacked=np.empty(0, np.int64),
-                age_ms=age_ms,
-            )
-            _write(sink, batch, calls)
+            none = np.empty(0, np.int64)
+            _write(sink, sink_batch(sink, calls, state, number, files, none, age_ms), calls)
 
 
 def _write(sink: SinkSpec, batch: SinkBatch, calls: SinkCalls) -> None:

@@ -73,7 +73,7 @@ class KafkaSources(PlannedRows):
         Raises ValueError if two spouts commit the same partitions to one group, and the client's
         errors.
         """
-        last = None if state.last_plan is None else state.plan(state.last_plan)
+        last = state.plan(state.last_plan)
         spouts: dict[str, SpoutOffsets] = {}
         sources = cls(spouts, spark, once, topology.settings.max_waiting)
         try:

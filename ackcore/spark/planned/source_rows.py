@@ -229,7 +229,7 @@ class SourceRows(PlannedRows):
         if ends:
             sources = {name: source.bounded() for name, source in sources.items()}
         self._once = once
-        done = None if state.last_done is None else state.plan(state.last_done)
+        done = state.plan(state.last_done)
         self._number = 0 if done is None else done.number + 1
         self._spouts = [
             _Spout(

@@ -48,7 +48,7 @@ def fold_of(
     earlier = WindowWatermarks.of(before.watermarks)
     times = decision.times.get(table.name, {})
     later = earlier.after(window, spouts, decision.now_ms, times, oldest, ends, behind)
-    return WindowFold(*of, earlier, later)
+    return WindowFold(*of, earlier.closed, later)
 
 
 def _has_ended(table: TableState) -> bool:

@@ -13,20 +13,21 @@ The horizon is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from ackcore._records import Int64s
-from ackcore.spark.checkpoint.table_records import SegmentFiles, TableState
+from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.sinks.sink_batch import BatchFile
 from ackcore.spark.tables.table_fold import TableFold
 from ackcore.spark.tables.table_snapshots import TableSnapshot, opened_segments
 from ackcore.spark.tasks.dedup_executor import SeenKeys
 from ackcore.tables.key_groups import UInt64s
 from ackcore.tables.table_compaction import SegmentInfo
-from ackcore.tables.table_shape import EXPIRES, TableShape
+from ackcore.tables.table_shape import EXPIRES
 from ackcore.tables.watermarks import NEVER
 from ackcore.topology.parts import Dedup
 
@@ -59,6 +60,7 @@ class SeenSource(NamedTuple):
         return SeenKeys(shape, opened, horizon_ms, self.waiting, self.now_ms)
 
 
+@dataclass(eq=False)
 class SeenFold(TableFold):
     """The fold of one micro-batch into the table of a spout's keys.
 
@@ -66,19 +68,8 @@ class SeenFold(TableFold):
     `BatchDecision.behind` for the table. For the other arguments see `TableFold`.
     """
 
-    def __init__(
-        self,
-        files: SegmentFiles,
-        shape: TableShape,
-        number: int,
-        now_ms: int,
-        dedup: Dedup,
-        behind: Mapping[str, Mapping[str, int]],
-    ) -> None:
-        super().__init__(files, shape, number, now_ms)
-        self._dedup = dedup
-        self._behind = [time for parts in behind.values() for time in parts.values()]
-        self._times: Int64s = np.empty(0, np.int64)
+    _dedup: Dedup
+    _behind: Mapping[str, Mapping[str, int]]
 
     def folded(self, before: TableState, rows: Sequence[BatchFile], nonacked: Int64s) -> TableState:
         """Return the table after the micro-batch; see `TableFold.folded`."""
@@ -91,7 +82,8 @@ class SeenFold(TableFold):
         if dedup.event_time is not None and len(self._times):
             earlier = self._times[self._times < now_ms]
             newest = int(earlier.max()) if len(earlier) else now_ms
-            horizon_ms = max(horizon_ms, min([newest, *self._behind]) - within_ms)
+            behind = [time for parts in self._behind.values() for time in parts.values()]
+            horizon_ms = max(horizon_ms, min([newest, *behind]) - within_ms)
         spans: tuple[Span, ...] = ()
         if dedup.within_keys is not None:
             spans = _with_times(before.spans, self._times)
@@ -103,7 +95,7 @@ class SeenFold(TableFold):
         self, before: Sequence[SegmentInfo], rows: Sequence[BatchFile], nonacked: Int64s
     ) -> tuple[int, pa.Table]:
         new, states = super()._states(before, rows, nonacked)
-        self._times = states.column(EXPIRES).to_numpy()
+        self._times: Int64s = states.column(EXPIRES).to_numpy()
         return new, states
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +28,7 @@ from ackcore.tables.watermarks import WindowWatermarks
 from ackcore.tables.window_rows import closing_rows, merged_sessions
 
 
+@dataclass(eq=False)
 class TableFold:
     """The fold of one micro-batch's rows into one table.
 
@@ -34,13 +36,14 @@ class TableFold:
     micro-batch. ``now_ms``: the time of its plan in milliseconds since 1970.
     """
 
-    def __init__(self, files: SegmentFiles, shape: TableShape, number: int, now_ms: int) -> None:
-        self._files = files
-        self._shape = shape
-        self._number = number
-        self._now_ms = now_ms
+    _files: SegmentFiles
+    _shape: TableShape
+    _number: int
+    _now_ms: int
+
+    def __post_init__(self) -> None:
         #: The time at which rows with a ttl may have expired.
-        self._horizon_ms = now_ms
+        self._horizon_ms = self._now_ms
 
     def folded(self, before: TableState, rows: Sequence[BatchFile], nonacked: Int64s) -> TableState:
         """Return the table after the micro-batch; its segments, some merged, are written durably.
@@ -120,25 +123,16 @@ class TableFold:
         return self._files.put(self._shape.name, self._number, data, len(rows), lo, hi)
 
 
+@dataclass(eq=False)
 class WindowFold(TableFold):
     """The fold of one micro-batch into one table with windows.
 
-    ``files``, ``shape``, ``number``: see `TableFold`. ``before``, ``after``: the watermarks before
-    and after the micro-batch.
+    ``files``, ``shape``, ``number``: see `TableFold`. ``now_ms``: the bound until which windows
+    were closed before: windows that close now are in all reads of the fold, and merges do not drop
+    them yet. ``after``: the watermarks after the micro-batch.
     """
 
-    def __init__(
-        self,
-        files: SegmentFiles,
-        shape: TableShape,
-        number: int,
-        before: WindowWatermarks,
-        after: WindowWatermarks,
-    ) -> None:
-        # Windows that close now are in all reads of the fold, and merges do not drop them yet.
-        super().__init__(files, shape, number, before.closed)
-        self._before = before
-        self._after = after
+    _after: WindowWatermarks
 
     def folded(self, before: TableState, rows: Sequence[BatchFile], nonacked: Int64s) -> TableState:
         """Return the table after the micro-batch, with the rows of the windows that close.
@@ -162,8 +156,8 @@ class WindowFold(TableFold):
     def _closed(self, segments: Sequence[SegmentInfo]) -> tuple[SegmentInfo, ...]:
         """Write the rows whose windows close, and return their new segments, if there are any."""
         window, until = self._shape.window, self._after.closed
-        if window is None or not window.closes_between(self._before.closed, until):
+        if window is None or not window.closes_between(self._now_ms, until):
             return ()
         opened = opened_segments(self._files, self._shape, segments)
-        reader = TableReader(self._shape, opened, self._before.closed)
+        reader = TableReader(self._shape, opened, self._now_ms)
         return tuple(self._put(rows, 0, HASH_END) for rows in closing_rows(reader, until))
