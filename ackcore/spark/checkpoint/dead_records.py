@@ -6,7 +6,7 @@ as Arrow.  If more than `max_waiting` records wait, the last rows of an Arrow fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ from ackcore.spark.base.letter_columns import as_tracked
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import without_room
 from ackcore.spark.base.schemas import TRACKING, FailedFile
-from ackcore.spark.checkpoint.table_cache import TableCache
+from ackcore.spark.checkpoint.table_cache import BySpout, TableCache
 
 #: Most rows without room to wait that are in memory with their reason.
 _ROWS = 1 << 14
@@ -104,15 +104,8 @@ class DeadLettersFile:
 DeadPart: TypeAlias = DeadFile | DeadLettersFile | FailedFile | pa.Table
 
 
-class Dead(Mapping[str, pa.Table]):
-    """The dead records of a micro-batch: a mapping of spouts to tables of their dead records.
-
-    ``parts``: by spout, tables and files with the records; those without rows are left out.
-    """
-
-    def __init__(self, parts: Mapping[str, Sequence[DeadPart]]):
-        filled = {spout: tuple(part for part in some if len(part)) for spout, some in parts.items()}
-        self.parts = {spout: some for spout, some in filled.items() if some}
+class Dead(BySpout[DeadPart]):
+    """The dead records of a micro-batch."""
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> Dead:
@@ -174,16 +167,6 @@ class Dead(Mapping[str, pa.Table]):
     def __getitem__(self, spout: str) -> pa.Table:
         parts = self.parts[spout]
         return pa.concat_tables(piece for part in parts for piece in pieces_of(part, keep=True))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.parts)
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __repr__(self) -> str:
-        rows = (f"{spout}: {sum(map(len, some))} rows" for spout, some in self.parts.items())
-        return f"Dead({', '.join(rows)})"
 
 
 def pieces_of(part: DeadPart, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:

@@ -9,8 +9,9 @@ records do not name.  So even a driver that has not noticed a takeover can delet
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 
@@ -34,6 +35,30 @@ _BELOW = "state"
 _SMALL = 1 << 20
 #: Number of tasks' tables that are linked or copied concurrently.
 _AT_ONCE = 16
+
+
+P = TypeVar("P", bound=Sized)
+
+
+class BySpout(Mapping[str, pa.Table], Generic[P]):
+    """Records of a micro-batch in parts by spout; as a mapping it has one table for each spout.
+
+    ``parts``: by spout, tables and files with the records; parts without rows are left out.
+    """
+
+    def __init__(self, parts: Mapping[str, Sequence[P]]) -> None:
+        filled = {spout: tuple(part for part in some if len(part)) for spout, some in parts.items()}
+        self.parts = {spout: some for spout, some in filled.items() if some}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __repr__(self) -> str:
+        rows = (f"{spout}: {sum(map(len, some))} rows" for spout, some in self.parts.items())
+        return f"{type(self).__name__}({', '.join(rows)})"
 
 
 class UnnamedFiles:

@@ -29,7 +29,7 @@ from ackcore.spark.checkpoint.segments import (
     untried_in,
     write_segment,
 )
-from ackcore.spark.checkpoint.table_cache import TableCache
+from ackcore.spark.checkpoint.table_cache import BySpout, TableCache
 
 #: The number of segments of a size that are merged, and the ratio of sizes.
 _FAN = 8
@@ -47,17 +47,11 @@ Fit = Callable[[str, pa.Table], pa.Table]
 Part: TypeAlias = Segment | FailedFile | pa.Table
 
 
-class Waiting(Mapping[str, pa.Table]):
+class Waiting(BySpout[Part]):
     """The waiting records, by spout: recorded segments, and parts that are not recorded yet.
 
     As a mapping it returns all rows of a spout in one concatenated table, for inspection only.
-
-    ``parts``: the parts by spout; parts without rows are left out.
     """
-
-    def __init__(self, parts: Mapping[str, Sequence[Part]]):
-        filled = {spout: tuple(part for part in some if len(part)) for spout, some in parts.items()}
-        self.parts = {spout: some for spout, some in filled.items() if some}
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> Waiting:
@@ -86,15 +80,6 @@ class Waiting(Mapping[str, pa.Table]):
         if spout not in self.parts:
             raise KeyError(spout)
         return pa.concat_tables(self.tables(spout))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.parts)
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __repr__(self) -> str:
-        return f"Waiting({', '.join(f'{spout}: {self.rows(spout)} rows' for spout in self)})"
 
     def rows(self, *spouts: str) -> int:
         """Return the number of rows that wait, of the given spouts or of all."""

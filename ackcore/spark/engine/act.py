@@ -37,12 +37,13 @@ from ackcore.spark.sinks.sink_batch import (
     read_with_roots,
     row_numbers,
 )
-from ackcore.spark.tables.fold_choice import fold_of
+from ackcore.spark.tables.seen_keys import SeenFold
+from ackcore.spark.tables.table_fold import TableFold, WindowFold
 from ackcore.spark.tasks.record_ids import key_hashes
 from ackcore.spark.tasks.row_files import damage_in
-from ackcore.tables.watermarks import NEVER
+from ackcore.tables.watermarks import EVER, NEVER, WindowWatermarks
 from ackcore.topology.builder import Topology
-from ackcore.topology.parts import SinkSpec
+from ackcore.topology.parts import SinkSpec, TableSpec
 from ackcore.topology.tuples import Reason
 
 #: Writes the dead records of a micro-batch, given its number and the records by spout; repeatable.
@@ -145,11 +146,50 @@ def fold_tables(
         files = files_of(decision.files, work, table.component, table.stream)
         # Event times may be before 1970.
         known = before.get(name) or TableState(table.shape.structure(), NEVER)
-        fold = fold_of(state, topology, table, decision, known, after)
+        fold = _fold_of(state, topology, table, decision, known, after)
         after[name] = calls.insist(f"table {name!r}", partial(fold.folded, known, files, nonacked))
         failpoint("folded", number)
     state.tables.write(number, after)
     failpoint("tables-recorded", number)
+
+
+def _fold_of(
+    state: State,
+    topology: Topology,
+    table: TableSpec,
+    decision: BatchDecision,
+    before: TableState,
+    folded: Mapping[str, TableState],
+) -> TableFold:
+    """Return the fold of the micro-batch of ``decision`` into a table.
+
+    ``before``: the table after the last micro-batch that is done. ``folded``: after this
+    micro-batch, the tables whose closed windows this table reads.
+    """
+    shape, window = table.shape, table.shape.window
+    of = state.segments, shape, decision.number
+    behind = decision.behind.get(table.name, {})
+    if window is None:
+        spout = topology.source_of(table.name)
+        if spout is None or spout.dedup is None:
+            return TableFold(*of, decision.now_ms)
+        return SeenFold(*of, decision.now_ms, spout.dedup, behind)
+    spouts = topology.spouts_of(table.component)
+    waits = decision.waiting.segments()
+    oldest = min((part.oldest_ms for name in spouts for part in waits.get(name, ())), default=None)
+    read = [folded[name] for name in topology.tables_before(table)]
+    # The last micro-batch of a finite run for this table, as far as is known: all windows of the
+    # tables that it reads closed before, so that no closed rows follow.
+    ends = (
+        state.kind == "batch"
+        and not decision.waiting.rows()
+        and not state.pending_replays()
+        and all(WindowWatermarks.of(t.watermarks).closed == EVER and not t.closed for t in read)
+    )
+    earlier = WindowWatermarks.of(before.watermarks)
+    times = decision.times.get(table.name, {})
+    later = earlier.after(window, spouts, decision.now_ms, times, oldest, ends, behind)
+    return WindowFold(*of, earlier.closed, later)
 
 
 def park_dead(

@@ -184,7 +184,6 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
     # Free the memory of the blobs.
     pa.default_memory_pool().release_unused()
     failed, claims = not_acked.failed(), not_acked.claims()
-    result = replace(_summed(setup, reports, failed), unsettled=unsettled)
     found, named = (
         FailedRows.of(setup.plan.work, [one[name] for one in reports if name in one], judged[kind])
         for name, kind in (("failed", PICKED), ("named", NAMED))
@@ -192,7 +191,7 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
     # A disputed record was judged in its task by one of its reasons, perhaps not by the first.
     if not named.have(np.concatenate(disputed)).any():
         found = found.plus(named)
-    result = replace(result, judged=found)
+    result = replace(_summed(setup, reports, failed), unsettled=unsettled, judged=found)
     problems = trailer_problems(setup.spec, layout, reports, receipts)
     problems += file_problems(result.files, setup.plan.work)
     if not_acked.stray:

@@ -322,11 +322,9 @@ class Progress:
     def from_json(cls, found: Mapping[str, Any]) -> Progress:
         """Read the result of `to_json`; other entries of the mapping are ignored."""
         known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
-        latency, traces = (
-            Percentiles(**found["latency_s"]),
-            tuple(map(RecordTrace.of, found["traces"])),
-        )
-        return cls(**{**known, "latency_s": latency, "traces": traces})
+        known["latency_s"] = Percentiles(**found["latency_s"])
+        known["traces"] = tuple(map(RecordTrace.of, found["traces"]))
+        return cls(**known)
 
     def log(self) -> None:
         """Log one line about the micro-batch to the logger ``ackcore``."""
