@@ -59,6 +59,15 @@ def offsets_of(sizes: npt.ArrayLike) -> Int64s:
     return found
 
 
+def in_ranges_of(starts: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
+    """Return two columns with a row for each number in some ranges: the range, and the number.
+
+    Range i has the numbers from ``starts[i]`` up to, not including, ``starts[i] + sizes[i]``.
+    """
+    of = np.repeat(np.arange(len(sizes)), sizes)
+    return of, np.arange(len(of)) + np.repeat(starts - offsets_of(sizes)[:-1], sizes)
+
+
 def valid_rows(column: pa.Array) -> UInt8s | None:
     """Return one byte per row, 0 for a null and 1 for a value; None if no row is null.
 

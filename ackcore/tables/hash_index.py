@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ackcore._arrow.record_batches import offsets_of
 from ackcore._records import Int64s
 from ackcore.tables.key_groups import UInt64s
 
@@ -34,7 +35,7 @@ class HashIndex(NamedTuple):
         index = cls(len(hashes), lo, hi, 0, np.empty(0, np.uint8), np.empty(0, np.uint8))
         places = hashes - np.uint64(lo)
         counts = np.bincount((places >> index._shift).view(np.int64), minlength=index._buckets)
-        firsts = np.concatenate([[0], np.cumsum(counts)])
+        firsts = offsets_of(counts)
         distances = firsts - index._expected(np.arange(len(firsts)))
         base, top = int(distances.min()), int(distances.max())
         width = next(width for width in (1, 2, 4, 8) if top - base < 1 << 8 * width)

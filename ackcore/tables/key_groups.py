@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._arrow.hashing import hash_columns
-from ackcore._arrow.record_batches import valid_rows
+from ackcore._arrow.record_batches import in_ranges_of, offsets_of, valid_rows
 from ackcore._records import Int64s
 
 Bools = npt.NDArray[np.bool_]
@@ -113,7 +113,7 @@ class KeyGroups:
         if wanted is None or wanted.all():
             return self.order, self.starts[:-1], None
         chosen = wanted[self.order]
-        starts = np.concatenate([[0], np.cumsum(chosen)])[self.starts]
+        starts = offsets_of(chosen)[self.starts]
         kept = starts[1:] > starts[:-1]
         return self.order[chosen], starts[:-1][kept], kept
 
@@ -252,13 +252,10 @@ def _lists_equal(left: pa.Array, right: pa.Array) -> Bools:
     (one_starts, one_sizes), (other_starts, other_sizes) = _list_places(left), _list_places(right)
     equal = one_sizes == other_sizes
     sizes = np.where(equal, one_sizes, 0)
-    ends = np.cumsum(sizes)
-    in_row = np.arange(int(ends[-1])) - np.repeat(ends - sizes, sizes)
-    items = values_equal(
-        left.values.take(pa.array(np.repeat(one_starts, sizes) + in_row)),
-        right.values.take(pa.array(np.repeat(other_starts, sizes) + in_row)),
-    )
-    wrong = np.bincount(np.repeat(np.arange(len(sizes)), sizes)[~items], minlength=len(sizes))
+    of, one = in_ranges_of(one_starts, sizes)
+    _, other = in_ranges_of(other_starts, sizes)
+    items = values_equal(left.values.take(pa.array(one)), right.values.take(pa.array(other)))
+    wrong = np.bincount(of[~items], minlength=len(sizes))
     same: Bools = equal & (wrong == 0)
     return same
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._arrow.lossless import short_repr
-from ackcore._arrow.record_batches import valid_rows
+from ackcore._arrow.record_batches import in_ranges_of, valid_rows
 from ackcore._error_hints import as_seconds, naming_arguments
 from ackcore._records import Int64s
 from ackcore.tables.key_groups import Bools, KeyGroups
@@ -125,9 +125,8 @@ class Window:
             step = 1_000 * self.step_ms
             first = ((us - size) // step + 1) * step
             counts = (us // step * step - first) // step + 1
-            rows = np.repeat(np.arange(len(us)), counts)
-            before = np.cumsum(counts) - counts
-            starts = first[rows] + (np.arange(len(rows)) - before[rows]) * step
+            rows, numbers = in_ranges_of(np.zeros(len(us), np.int64), counts)
+            starts = first[rows] + numbers * step
             ends = starts + size
             if len(rows) > len(us):
                 columns = {name: column.take(pa.array(rows)) for name, column in columns.items()}

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore._arrow.record_batches import offsets_of
 from ackcore._arrow.shown import shown_rows
 from ackcore._error_hints import counted
 from ackcore._records import Int64s
@@ -421,7 +422,7 @@ def _rows(file: int, places: Int64s, batch: pa.RecordBatch) -> pa.Table:
     """
     roots = batch.column(len(batch.schema) - 1)
     if not pa.types.is_list(roots.type):
-        offsets = np.concatenate([[0], np.cumsum(roots.is_valid().to_numpy(False))])
+        offsets = offsets_of(roots.is_valid().to_numpy(False))
         roots = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), roots.drop_null())
     files = np.full(len(places), file, np.int32)
     return pa.table([pa.array(files), pa.array(places), roots.cast(_ROOTS)], schema=_NONE.schema)

@@ -90,11 +90,9 @@ def propagate_failures(
         for file in files
         if has_several_roots(file.path)
     ]
-    rows = [(sizes, roots) for sizes, roots in groups if len(roots)]
-    if not rows:
+    if not groups:
         return failed
-    sizes = np.concatenate([sizes for sizes, _ in rows])
-    roots = np.concatenate([roots for _, roots in rows])
+    sizes, roots = (np.concatenate(column) for column in zip(*groups, strict=True))
     row = np.repeat(np.arange(len(sizes)), sizes)
 
     def spread(bad: Int64s) -> Int64s:

@@ -306,7 +306,7 @@ def acked_rows(batch: pa.RecordBatch, failed: Int64s) -> Bools | None:
     if pa.types.is_list(roots.type):
         values = roots.values.to_numpy()
         found = among(values, failed)
-        before = np.concatenate(([0], np.cumsum(found)))
+        before = offsets_of(found)
         offsets = roots.offsets.to_numpy()
         bad = before[offsets[1:]] > before[offsets[:-1]]
     else:

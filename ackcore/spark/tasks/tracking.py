@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ackcore._arrow.record_batches import offsets_of, take_rows
+from ackcore._arrow.record_batches import in_ranges_of, offsets_of, take_rows
 from ackcore._records import Bools, Int32s, Int64s
 from ackcore.ids import edge_ids
 from ackcore.spark.tasks.exchange_format import Places
@@ -71,9 +71,9 @@ class Owners(NamedTuple):
         """
         if self.offsets is None:
             return Owners(self.ids[rows], offsets)
-        starts, sizes = self.offsets[rows], self.sizes[rows]
+        sizes = self.sizes[rows]
+        _, places = in_ranges_of(self.offsets[rows], sizes)
         ends = offsets_of(sizes)
-        places = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], sizes)
         return Owners(self.ids[places], ends if offsets is None else ends[offsets])
 
 
@@ -254,10 +254,8 @@ class Chunk:
         """Return a pair for each root of ``groups``, in columns: indexes in it and in `roots`."""
         if self.offsets is None:
             return np.arange(len(groups)), groups
-        starts, sizes = self.offsets[:-1][groups].astype(np.int64), np.diff(self.offsets)[groups]
-        of = np.repeat(np.arange(len(groups)), sizes)
-        before = np.cumsum(sizes) - sizes
-        return of, np.arange(len(of)) - np.repeat(before, sizes) + np.repeat(starts, sizes)
+        starts = self.offsets[:-1][groups].astype(np.int64)
+        return in_ranges_of(starts, np.diff(self.offsets)[groups])
 
     def acks(self) -> tuple[Int64s, Int64s]:
         """Return roots and ack vals: the XOR of the edges on which a group came and those it sent.
