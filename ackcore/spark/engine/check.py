@@ -51,9 +51,8 @@ def trailer_problems(
     receipts: Sequence[TrailerReceipt],
 ) -> list[str]:
     """Return a text for each task that did not report once, or whose trailers differ or lack."""
-    problems = []
     ended: dict[tuple[int, int], int] = Counter((one["level"], one["partition"]) for one in reports)
-    problems += [
+    problems = [
         f"partition {partition} of stage {level} ended {times} times"
         for (level, partition), times in ended.items()
         if times > 1
@@ -74,12 +73,10 @@ def trailer_problems(
         for origin, found in fingerprints.items()
         if len(found) > 1
     ]
-    dests = range(spec.dests)
-    tasks = {1: {origin_of(1, partition) for partition in firsts}}
-    for level in range(2, layout.depth + 1):
-        tasks[level] = {origin_of(level, partition) for partition in dests}
-    for level in (*range(2, layout.depth + 1), SETTLE):
-        senders = {origin for at in tasks if level in spec.sends(at) for origin in tasks[at]}
+    dests, later = range(spec.dests), range(2, layout.depth + 1)
+    tasks: dict[int, Sequence[int]] = {1: firsts, **dict.fromkeys(later, dests)}
+    for level in (*later, SETTLE):
+        senders = {origin_of(at, n) for at in tasks if level in spec.sends(at) for n in tasks[at]}
         problems += [
             f"partition {partition} of stage {level} lacks the end of what some tasks sent to it"
             for partition in dests

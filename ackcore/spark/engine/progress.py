@@ -400,12 +400,11 @@ class UsageWarnings:
     """
 
     def __init__(self, topology: Topology) -> None:
-        limits = {
+        self._limits = {
             name: bolt.component.limit
             for name, bolt in topology.bolts.items()
-            if isinstance(bolt.component, AsyncBolt)
+            if isinstance(bolt.component, AsyncBolt) and bolt.component.limit is not None
         }
-        self._limits = {name: limit for name, limit in limits.items() if limit is not None}
         self._told: set[tuple[str, str]] = set()
 
     def warn(self, number: int, ran: RunResult) -> None:

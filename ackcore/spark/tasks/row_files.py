@@ -36,7 +36,7 @@ from ackcore.spark.base.errors import RowFileDamaged
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.stores.run_files import made_in, publish, read_file
-from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunks
+from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunks, folded
 
 #: Columns with the root of a sink's row, the root of a record read again, and a sink row's roots.
 ROOT = "_ackcore_root"
@@ -188,11 +188,7 @@ def _roots(rows: AnchoredRows, chunks: Chunks) -> pa.Array:
     n = len(rows)
     if not len(row):
         return pa.nulls(n, pa.int64())
-    by = np.lexsort((root, row))
-    row, root = row[by], root[by]
-    new = np.ones(len(row), np.bool_)
-    new[1:] = (row[1:] != row[:-1]) | (root[1:] != root[:-1])
-    row, root = row[new], root[new]
+    row, root, _ = folded(row, root, root, np.minimum)
     counts = np.bincount(row, minlength=n)
     if counts.max(initial=0) <= 1:
         one = np.full(n, NONE, np.int64)

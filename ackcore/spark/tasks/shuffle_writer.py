@@ -25,7 +25,7 @@ from ackcore.spark.tasks.exchange import Outbox
 from ackcore.spark.tasks.exchange_format import CohortRuns, PlacedRuns, RootRuns, untracked
 from ackcore.spark.tasks.ledger_rows import LedgerRows
 from ackcore.spark.tasks.spec import TaskSpec
-from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunk, Chunks, running_counts
+from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunk, Chunks, folded, running_counts
 from ackcore.topology.stage_layout import Subscription
 from ackcore.topology.tuples import Reason
 
@@ -239,7 +239,7 @@ def _draw_any_cohorts(
         if chunk.closed:
             late.append((cohorts.ids[which], edges))
     to, of_blobs, edges = (np.concatenate(column) for column in zip(*drawn, strict=True))
-    to, ids, edges = _folded(to, of_blobs, edges, np.bitwise_xor)
+    to, ids, edges = folded(to, of_blobs, edges, np.bitwise_xor)
     parts = _runs_by_row(found, order, counts, np.minimum)
     bounds = _bounds(to, len(counts))
     runs = [
@@ -283,20 +283,6 @@ def _bounds(dests: Int64s, all_dests: int) -> list[slice]:
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
-def _folded(
-    first: Int64s, second: Int64s, vals: Int64s, fold: np.ufunc
-) -> tuple[Int64s, Int64s, Int64s]:
-    """Return each pair of two numbers once, sorted, with all of its vals folded into one."""
-    by = np.lexsort((second, first))
-    first, second, vals = first[by], second[by], vals[by]
-    new = np.ones(len(by), np.bool_)
-    new[1:] = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
-    firsts = np.flatnonzero(new)
-    if len(firsts):
-        vals = fold.reduceat(vals, firsts)
-    return first[firsts], second[firsts], vals
-
-
 def _cut_runs(owners: Int64s, order: Int64s, counts: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     """Return the owner and the length of each run of rows, and the runs' ends by destination.
 
@@ -325,7 +311,7 @@ def _runs_by_row(
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     rows, roots, vals = (np.concatenate(column) for column in zip(*found, strict=True))
-    rows, roots, vals = _folded(place[rows], roots, vals, fold)
+    rows, roots, vals = folded(place[rows], roots, vals, fold)
     offsets = offsets_of(np.bincount(rows, minlength=len(order))).astype(np.int32)
     runs, start = [], 0
     for count in counts.tolist():

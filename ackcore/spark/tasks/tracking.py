@@ -330,3 +330,17 @@ def running_counts(groups: Int64s, counts: Int64s) -> Int64s:
     result = np.empty(len(groups), np.int64)
     result[order] = before
     return result
+
+
+def folded(
+    first: Int64s, second: Int64s, vals: Int64s, fold: np.ufunc
+) -> tuple[Int64s, Int64s, Int64s]:
+    """Return each pair of two numbers once, sorted, with all of its vals folded into one."""
+    by = np.lexsort((second, first))
+    first, second, vals = first[by], second[by], vals[by]
+    new = np.ones(len(by), np.bool_)
+    new[1:] = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
+    firsts = np.flatnonzero(new)
+    if len(firsts):
+        vals = fold.reduceat(vals, firsts)
+    return first[firsts], second[firsts], vals
