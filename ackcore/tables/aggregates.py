@@ -20,9 +20,9 @@ from ackcore._arrow.lossless import short_repr
 from ackcore._arrow.record_batches import offsets_of
 from ackcore._columns import as_count
 from ackcore._error_hints import naming_arguments
-from ackcore._records import Int64s
+from ackcore._records import Bools, Int64s
 from ackcore.tables.group_values import extreme_rows, has_order, sums_of
-from ackcore.tables.key_groups import Bools, KeyGroups, valid_of
+from ackcore.tables.key_groups import KeyGroups, valid_of
 
 #: The function that makes an aggregate, by the class.
 MADE_BY = {

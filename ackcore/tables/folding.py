@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 
 from ackcore._arrow.lossless import short_repr
 from ackcore._error_hints import counted
-from ackcore.tables.key_groups import KeyGroups, UInt64s, group_rows, plain, plain_type
+from ackcore._records import UInt64s
+from ackcore.tables.key_groups import KeyGroups, group_rows, plain, plain_type
 from ackcore.tables.table_shape import EXPIRES, HASH, TableShape, one_chunk
 from ackcore.tables.time_windows import END, session_groups
 

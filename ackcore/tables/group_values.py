@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._arrow.record_batches import has_offsets
-from ackcore._records import Int64s
-from ackcore.tables.key_groups import Bools, KeyGroups, valid_of
+from ackcore._records import Bools, Int64s
+from ackcore.tables.key_groups import KeyGroups, valid_of
 
 
 def with_nulls(column: pa.Array, kept: Bools | None) -> pa.Array:

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ackcore._arrow.record_batches import offsets_of
-from ackcore._records import Int64s
-from ackcore.tables.key_groups import UInt64s
+from ackcore._records import Int64s, UInt64s
 
 
 class HashIndex(NamedTuple):

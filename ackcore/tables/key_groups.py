@@ -13,10 +13,7 @@ import pyarrow.compute as pc
 
 from ackcore._arrow.hashing import hash_columns
 from ackcore._arrow.record_batches import in_ranges_of, offsets_of, valid_rows
-from ackcore._records import Int64s
-
-Bools = npt.NDArray[np.bool_]
-UInt64s = npt.NDArray[np.uint64]
+from ackcore._records import Bools, Int64s, UInt64s
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:

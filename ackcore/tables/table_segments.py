@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from ackcore._records import Int64s
+from ackcore._records import Int64s, UInt64s
 from ackcore.tables.folding import live_rows, newest_rows
 from ackcore.tables.hash_index import HashIndex
-from ackcore.tables.key_groups import UInt64s, group_rows, rows_equal
+from ackcore.tables.key_groups import group_rows, rows_equal
 from ackcore.tables.segment_columns import Bytes, Note, packed, unpacked
 from ackcore.tables.table_shape import EXPIRES, HASH, HASH_END, TableShape, one_chunk
 

@@ -12,8 +12,9 @@ import pyarrow as pa
 from ackcore._arrow.hashing import hash_columns
 from ackcore._arrow.lossless import short_repr
 from ackcore._error_hints import nearest
+from ackcore._records import UInt64s
 from ackcore.tables.aggregates import Aggregate, max_of
-from ackcore.tables.key_groups import UInt64s, hashes_of, plain, plain_type
+from ackcore.tables.key_groups import hashes_of, plain, plain_type
 from ackcore.tables.time_windows import END, START, Window
 
 #: The column with the hash of the key.

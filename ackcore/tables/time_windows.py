@@ -16,8 +16,8 @@ import pyarrow as pa
 from ackcore._arrow.lossless import short_repr
 from ackcore._arrow.record_batches import in_ranges_of, valid_rows
 from ackcore._error_hints import as_seconds, naming_arguments
-from ackcore._records import Int64s
-from ackcore.tables.key_groups import Bools, KeyGroups
+from ackcore._records import Bools, Int64s
+from ackcore.tables.key_groups import KeyGroups
 
 #: The columns with the start of a window, which is a part of the key, and with its end (exclusive).
 START, END = "window_start", "window_end"

@@ -19,13 +19,12 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ackcore._records import Int64s
+from ackcore._records import Int64s, UInt64s
 from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.sinks.sink_batch import BatchFile
 from ackcore.spark.tables.table_fold import TableFold
 from ackcore.spark.tables.table_snapshots import TableSnapshot, opened_segments
 from ackcore.spark.tasks.dedup_executor import SeenKeys
-from ackcore.tables.key_groups import UInt64s
 from ackcore.tables.table_compaction import SegmentInfo
 from ackcore.tables.table_shape import EXPIRES
 from ackcore.tables.watermarks import NEVER
