@@ -341,8 +341,8 @@ def bench_commit(broker, rounds, report_ratio):
                         REPLAYED: np.zeros(len(places), np.int32),
                     }
                 )
-                positions = {n: Position(at, at, "earliest") for n in range(PARTITIONS)}
-                plan = OffsetPlan({topic: positions})
+                at_end = Position(at, at, "earliest")
+                plan = OffsetPlan({(topic, n): at_end for n in range(PARTITIONS)})
                 began = time.perf_counter()
                 lag = offsets.commit(plan, [waiting])
                 found[f"{holes} waiting in each"].append(time.perf_counter() - began)

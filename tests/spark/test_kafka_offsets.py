@@ -301,7 +301,7 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning(of):
     cluster.topic_id = "two"
     second = of(cluster).plan(first, 1, bounded=True)
     assert taken(second) == [(0, 0, 5)]
-    assert second.positions["t"][0].began == "topic created again"
+    assert second.positions["t", 0].began == "topic created again"
     assert second.topic_ids == {"t": "two"}
 
 
@@ -360,7 +360,7 @@ def test_a_topic_made_anew_is_read_whole_when_its_partitions_answer_late(of):
     cluster.marks["t", 1] = (0, 150)
     third = it.plan(OffsetPlan.of(second.body()), 1, bounded=True)
     assert taken(third) == [(1, 0, 150)]
-    assert third.positions["t"][1].began == "new partition"
+    assert third.positions["t", 1].began == "new partition"
 
 
 def test_a_topic_made_anew_of_which_nothing_answers_is_known_to_be_later(of):
@@ -375,7 +375,7 @@ def test_a_topic_made_anew_of_which_nothing_answers_is_known_to_be_later(of):
     cluster.mute = set()
     third = it.plan(second, 1, bounded=True)
     assert taken(third) == [(0, 0, 100)]
-    assert third.positions["t"][0].began == "topic created again"
+    assert third.positions["t", 0].began == "topic created again"
 
 
 @pytest.mark.parametrize("max_waiting", [0, 10])
@@ -458,12 +458,12 @@ def test_a_truncated_partition_goes_on_at_its_end(of):
     cluster.marks["t", 0] = (0, 98)
     second = it.plan(first, 1, bounded=True)
     assert taken(second) == []
-    assert second.positions["t"][0] == Position(98, 98, "truncated")
+    assert second.positions["t", 0] == Position(98, 98, "truncated")
     with pytest.raises(OffsetsRefused, match="would begin at offset 98, truncated"):
         of(cluster, lost="refuse").plan(first, 1, bounded=True)
     # One that was made anew since its id was asked for is not taken for it.
     cluster.topic_id = "two"
-    assert it.plan(first, 1, bounded=True).positions["t"][0] == Position(
+    assert it.plan(first, 1, bounded=True).positions["t", 0] == Position(
         98, 98, "topic created again"
     )
 

@@ -49,8 +49,12 @@ RANGES = st.lists(
 
 def plan_of(**positions):
     """A plan of topic t, by partition (``p0=7``) the next offset."""
-    found = {int(name[1:]): Position(next_, next_, "earliest") for name, next_ in positions.items()}
-    return OffsetPlan({"t": found})
+    return OffsetPlan(
+        {
+            ("t", int(name[1:])): Position(next_, next_, "earliest")
+            for name, next_ in positions.items()
+        }
+    )
 
 
 def waiting(*rows):
@@ -70,7 +74,11 @@ def waiting(*rows):
 
 def test_a_plan_is_what_is_on_record():
     plan = OffsetPlan(
-        {"a": {0: Position(7, 9, "earliest"), 3: Position(0, 0, "latest")}, "b": {}},
+        {
+            ("a", 0): Position(7, 9, "earliest"),
+            ("a", 3): Position(0, 0, "latest"),
+            ("b", 0): Position(1, 2, "earliest", 5),
+        },
         {"a": "id"},
         ((OffsetRange("a", 0, 0, 5),), (OffsetRange("a", 0, 5, 7), OffsetRange("a", 3, 0, 1))),
         (OffsetRange("a", 1, 0, 3),),
@@ -117,7 +125,7 @@ def test_what_is_committed_is_what_a_tracker_says(next_, wait, replayed):
     oracle.emitted(np.arange(next_))
     oracle.acked(np.array(sorted({*range(next_)} - {*wait}), np.int64))
     table = waiting(*((0, at, 1, 0) for at in wait + former), *((0, at, 0, 2) for at in replayed))
-    ((topic, partition, state),) = states(plan_of(p0=next_), [table])
+    (((topic, partition), state),) = states(plan_of(p0=next_), [table]).items()
     assert (topic, partition) == ("t", 0)
     expected = oracle.state()
     assert [np.asarray(each).tolist() for each in state] == [
@@ -139,7 +147,7 @@ def test_a_partition_is_committed_as_it_is_now_whatever_it_was(batches):
     for found in batches:
         plan = plan_of(**{f"p{n}": next_ for n, (next_, _) in enumerate(found)})
         rows = [(n, *row, 0) for n, (_, wait) in enumerate(found) for row in wait.items()]
-        done = {(topic, n): state for topic, n, state in states(plan, [waiting(*rows)])}
+        done = states(plan, [waiting(*rows)])
         expected = {each: encode_state(*each, 0, state, whose) for each, state in done.items()}
         assert cache.commits(done, {"t": "one"}) == expected
 
@@ -155,16 +163,13 @@ def test_a_partition_that_did_not_change_is_not_encoded_again(monkeypatch):
     cache, rows = CommitCache(7), [(0, 3, 1, 0), (1, 4, 1, 0)]
     some = [rows[0], (1, 5, 1, 0)]
     for now, topic_id in ((rows, "one"), (rows, "one"), (some, "one"), (some, "two")):
-        cache.commits(
-            {(t, n): state for t, n, state in states(plan_of(p0=9, p1=9), [waiting(*now)])},
-            {"t": topic_id},
-        )
+        cache.commits(states(plan_of(p0=9, p1=9), [waiting(*now)]), {"t": topic_id})
     assert encoded == [0, 1, 1, 0, 1]
 
 
 def test_each_partition_has_what_waits_of_it():
     tables = [waiting((1, 5, 2, 0), (0, 3, 0, 0)), waiting((1, 4, 1, 0))]
-    found = {p: state for _, p, state in states(plan_of(p0=9, p1=6, p2=4), tables)}
+    found = {p: state for (_, p), state in states(plan_of(p0=9, p1=6, p2=4), tables).items()}
     assert {p: (state.committable, state.end) for p, state in found.items()} == {
         0: (3, 9),
         1: (4, 4),

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ackcore.kafka.cluster import Cluster
+from ackcore.kafka.cluster import Cluster, Watermarks
 from ackcore.spark.base.sources import streams_in
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.kafka.group_commits import (
@@ -113,22 +113,15 @@ class _FrameGroup:
         ``offsets``: the end of the micro-batch in each partition. ``waiting``: the spout's records
         that wait for a retry.
         """
-        plan = OffsetPlan(_positions(offsets))
-        after = {(topic, partition): state for topic, partition, state in states(plan, waiting)}
+        ends = {key: Position(offset, offset, "") for key, offset in offsets.items()}
+        after = states(OffsetPlan(ends), waiting)
         # Spark's log has no topic ids, so a topic that was created again is not detected.
         told = self._group.commit(self.cluster, after, {})
-        ends = self.cluster.watermarks(after).found
+        marks: Mapping[Any, Watermarks] = self.cluster.watermarks(after).found
         return sum(
-            max(0, (ends[each].high if each in ends else offsets[each]) - told[each])
+            max(0, (marks[each].high if each in marks else offsets[each]) - told[each])
             for each in after
         )
-
-
-def _positions(offsets: Mapping[Key, int]) -> dict[str, dict[int, Position]]:
-    found: dict[str, dict[int, Position]] = {}
-    for (topic, partition), offset in offsets.items():
-        found.setdefault(topic, {})[partition] = Position(offset, offset, "")
-    return found
 
 
 def read_offsets(text: str, sources: Sequence[int]) -> dict[int, dict[Key, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from itertools import combinations
 from typing import NamedTuple
 
@@ -43,16 +43,18 @@ _NO_OFFSETS, _NO_ATTEMPTS = np.empty(0, np.int64), np.empty(0, np.int32)
 Key = tuple[str, int]
 
 
-def states(plan: OffsetPlan, waiting: Iterable[pa.Table]) -> Iterator[tuple[str, int, OffsetState]]:
-    """Yield topic, number and done offsets of each partition after a micro-batch.
+def states(plan: OffsetPlan, waiting: Iterable[pa.Table]) -> dict[Key, OffsetState]:
+    """Return the done offsets of each partition after a micro-batch.
 
     All offsets below the plan's position are done, except those of waiting records.
 
     ``waiting``: the spout's records that wait for a retry.
     """
     wait = _by_partition(waiting)
-    for topic, partition, position in plan.items():
-        yield topic, partition, _state(position.next, wait.get((topic, partition), _NO_OFFSETS))
+    return {
+        key: _state(position.next, wait.get(key, _NO_OFFSETS))
+        for key, position in plan.positions.items()
+    }
 
 
 def _state(next_: int, waiting: Int64s) -> OffsetState:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ class OffsetPlan:
     """The offsets that a micro-batch takes from one spout, and the positions after it."""
 
     #: By topic and partition.
-    positions: Mapping[str, Mapping[int, Position]] = field(default_factory=dict)
+    positions: Mapping[tuple[str, int], Position] = field(default_factory=dict)
     #: The ids of the topics, where the broker has them.
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     #: The ranges of each task, in the order of reading.
@@ -54,14 +54,12 @@ class OffsetPlan:
 
     def body(self) -> dict[str, Any]:
         """Return the plan as an object for JSON."""
+        topics: dict[str, Any] = {}
+        for (topic, partition), one in self.positions.items():
+            of = topics.setdefault(topic, {"id": self.topic_ids.get(topic), "partitions": []})
+            of["partitions"].append([partition, *one])
         return {
-            "topics": {
-                topic: {
-                    "id": self.topic_ids.get(topic),
-                    "partitions": [[partition, *one] for partition, one in found.items()],
-                }
-                for topic, found in self.positions.items()
-            },
+            "topics": topics,
             "tasks": [[list(one) for one in some] for some in self.tasks],
             "lost": [list(one) for one in self.lost],
             "refused": [list(one) for one in self.refused],
@@ -73,8 +71,9 @@ class OffsetPlan:
         topics = body["topics"]
         return cls(
             {
-                topic: {partition: Position(*rest) for partition, *rest in found["partitions"]}
+                (topic, partition): Position(*rest)
                 for topic, found in topics.items()
+                for partition, *rest in found["partitions"]
             },
             {topic: found["id"] for topic, found in topics.items() if found["id"] is not None},
             tuple(tuple(OffsetRange(*one) for one in some) for some in body["tasks"]),
@@ -86,20 +85,10 @@ class OffsetPlan:
         """Return a plan with the same positions that takes no offsets."""
         return replace(self, tasks=(), lost=(), refused=())
 
-    def position(self, key: tuple[str, int]) -> Position | None:
-        """Return the position of a partition; None if the plan has none."""
-        return self.positions.get(key[0], {}).get(key[1])
-
     def recreated(self, topic_ids: Mapping[str, str | None]) -> set[str]:
         """Return the topics whose id in ``topic_ids`` differs from the plan's; None is unknown."""
         known = self.topic_ids.items()
         return {topic for topic, was in known if topic_ids.get(topic) not in (None, was)}
-
-    def items(self) -> Iterator[tuple[str, int, Position]]:
-        """Yield topic, number and position of each partition."""
-        for topic, found in self.positions.items():
-            for partition, position in found.items():
-                yield topic, partition, position
 
 
 def evenly(ranges: Iterable[OffsetRange], tasks: int) -> tuple[tuple[OffsetRange, ...], ...]:

@@ -212,8 +212,7 @@ class SpoutOffsets:
         """
         there, until = set(self.partitions), self._until
         found: dict[Key, bool] = {}
-        for topic, partition, at in plan.items():
-            key = TopicPartition(topic, partition)
+        for key, at in plan.positions.items():
             end = at.end if until is None else min(at.end, until.get(key, 0))
             answered = key in self._answered
             if key in there and (at.next < end or not answered):
@@ -282,10 +281,8 @@ class SpoutOffsets:
         ]
         positions = self._carried(before, marks)
         for each, mark in marks.items():
-            topic, partition = each
             next_ = at[each].next + takes.get(each, 0)
-            found = Position(next_, mark.high, at[each].why, mark.epoch)
-            positions.setdefault(topic, {})[partition] = found
+            positions[each] = Position(next_, mark.high, at[each].why, mark.epoch)
         gone = [one for start in starts.values() for one in start.gone]
         plan = OffsetPlan(
             positions,
@@ -344,20 +341,14 @@ class SpoutOffsets:
             )
         return None
 
-    def _carried(
-        self, before: OffsetPlan | None, marks: Mapping[Key, Any]
-    ) -> dict[str, dict[int, Position]]:
+    def _carried(self, before: OffsetPlan | None, marks: Mapping[Key, Any]) -> dict[Key, Position]:
         """Return the positions of the last plan, except those of topics that were created again."""
         if before is None:
             return {}
         recreated = before.recreated(self._ids(before, marks))
         # Positions of partitions that are no longer read are kept: they may be read again.  Those
         # of a topic that was created again are not kept, even while a partition has no leader.
-        return {
-            topic: dict(found)
-            for topic, found in before.positions.items()
-            if topic not in recreated
-        }
+        return {key: one for key, one in before.positions.items() if key[0] not in recreated}
 
     def _ids(self, before: OffsetPlan | None, marks: Iterable[Key]) -> dict[str, str]:
         """Return the topic ids for the next plan: the present ones, else those of the last plan."""
@@ -391,7 +382,7 @@ class SpoutOffsets:
         found = {}
         for (topic, partition), mark in marks.items():
             low, high = mark
-            position = last.position((topic, partition))
+            position = last.positions.get((topic, partition))
             known, now = last.topic_ids.get(topic), self._topic_ids.get(topic)
             start = decide(
                 self.spout,
@@ -442,7 +433,7 @@ class SpoutOffsets:
         """Return the partitions with a newer leader than in a plan, for `truncations`."""
         found = {}
         for of, mark in marks.items():
-            position = last.position(of)
+            position = last.positions.get(of)
             if position is None or position.epoch is None or not _has_new_leader(last, of, mark):
                 continue
             if last.topic_ids.get(of[0]) == self._topic_ids.get(of[0]):
@@ -499,20 +490,12 @@ class SpoutOffsets:
         self._done = plan
         # The planned offsets of these topics now belong to other records.
         others = plan.recreated(self._topic_ids)
-        after = {
-            (topic, partition): state
-            for topic, partition, state in states(plan, waiting)
-            if topic not in others
-        }
+        after = {key: of for key, of in states(plan, waiting).items() if key[0] not in others}
         if self._group is None:
             done = {each: state.committable for each, state in after.items()}
         else:
             done = self._group.commit(self._cluster, after, plan.topic_ids)
-        return sum(
-            max(0, one.end - done[topic, partition])
-            for topic, partition, one in plan.items()
-            if topic not in others
-        )
+        return sum(max(0, plan.positions[key].end - done[key]) for key in after)
 
 
 def _unanswered(what: str, failed: Mapping[Any, PartitionFailure]) -> ConnectionError:
@@ -524,18 +507,18 @@ def _unanswered(what: str, failed: Mapping[Any, PartitionFailure]) -> Connection
 
 
 def _next(before: OffsetPlan, of: Key, otherwise: int) -> int:
-    position = before.position(of)
+    position = before.positions.get(of)
     return otherwise if position is None else position.next
 
 
 def _has_new_leader(before: OffsetPlan, of: Key, now: Watermarks) -> bool:
     """Return whether a partition has a newer leader than in a plan, as far as that is known."""
-    position = before.position(of)
+    position = before.positions.get(of)
     known = None if position is None else position.epoch
     return known is not None and now.epoch is not None and now.epoch > known
 
 
 def _continued(before: OffsetPlan | None, of: Key) -> Start:
     assert before is not None  # without a plan each partition has a start
-    position = before.positions[of[0]][of[1]]
+    position = before.positions[of]
     return Start(position.next, position.began)
