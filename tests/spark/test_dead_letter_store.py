@@ -32,7 +32,7 @@ from ackcore.spark.dead_letters.letter_files import (
 )
 from ackcore.spark.dead_letters.letter_store import kinds_of
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
-from ackcore.spark.dead_letters.notes import notes_of, places_of, sent_rows
+from ackcore.spark.dead_letters.notes import add_places, notes_of, sent_rows
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters, _new_file
 
@@ -107,13 +107,18 @@ def test_letters_of_all_spouts_are_listed_by_their_micro_batches(letters):
 
 def test_letters_are_noted_as_spans_of_positions():
     rows = BatchRows(np.repeat([3, 5, 9], 4), {3: -2, 5: 4, 9: 8})
-    assert places_of(np.array([], np.int64), rows) == {}
-    found = places_of(np.array([0, 1, 3, 4, 6, 7, 8]), rows)
+    found = {}
+    add_places(found, np.array([], np.int64), rows)
+    assert found == {}
+    add_places(found, np.array([0, 1, 3, 4, 6, 7, 8]), rows)
     assert found == {"3": [[2, 4], [5, 6]], "5": [[0, 1], [2, 4]], "9": [[0, 1]]}
+    add_places(found, np.array([1]), BatchRows(np.array([9, 9]), {9: -1}))  # of the next file
+    assert found["9"] == [[0, 1], [2, 3]]
     n = 1 << 17  # micro-batches with one letter each, merged into one file
     numbers = np.arange(n)
     start = time.process_time()
-    found = places_of(numbers, BatchRows(numbers, dict(zip(range(n), range(n), strict=True))))
+    found = {}
+    add_places(found, numbers, BatchRows(numbers, dict(zip(range(n), range(n), strict=True))))
     assert found == {str(number): [[0, 1]] for number in range(n)}
     assert (
         time.process_time() - start < 5

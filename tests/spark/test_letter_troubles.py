@@ -169,14 +169,14 @@ def test_a_drop_in_the_midst_of_a_merge(place, monkeypatch):
     state, letters = home.driver()
     with state:
         write(letters, 0, 4)
-        whole = compaction._copy
+        whole = compaction.write_letters
 
-        def copy(run, notes, file):
-            monkeypatch.setattr(compaction, "_copy", whole)
-            whole(run, notes, file)
+        def copy(file, schema, letters):
+            monkeypatch.setattr(compaction, "write_letters", whole)
+            whole(file, schema, letters)
             assert drop(place, named(1)).records == {"lines": 2}
 
-        monkeypatch.setattr(compaction, "_copy", copy)
+        monkeypatch.setattr(compaction, "write_letters", copy)
         write(letters, 4, 5)
         assert listed(home) == every(5, but=(1,))
         assert b"id-2" not in b"".join(contents(home))

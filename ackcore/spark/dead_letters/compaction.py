@@ -7,9 +7,7 @@ Adjacent files that were merged equally often and have the same columns are merg
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import groupby
-from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -61,7 +59,8 @@ class Compaction:
             store.remove_merged(spout, self._clock() - KEPT_MS)
         self._seen.add(spout)
         if run:
-            store.merge(spout, run, partial(_copy, run, notes_of(store)))
+            schema, letters = read_schema(run[0].path), _joined(run, notes_of(store))
+            store.merge(spout, run, lambda file: write_letters(file, schema, letters))
 
     def _run(self, files: list[LetterFile]) -> list[LetterFile] | None:
         """Return adjacent files that were merged equally often and have the same columns, or None.
@@ -95,11 +94,6 @@ class Compaction:
             schema = read_schema(file.path).remove_metadata()
             self._schemas[file] = schema.serialize().to_pybytes()
         return self._schemas[file]
-
-
-def _copy(run: list[LetterFile], notes: Sequence[Note], file: BinaryIO) -> None:
-    """Write the letters of several files to one. The rows of dropped letters are empty."""
-    write_letters(file, read_schema(run[0].path), _joined(run, notes))
 
 
 def _joined(run: list[LetterFile], notes: Sequence[Note]) -> Iterator[pa.Table]:

@@ -37,7 +37,6 @@ from ackcore.spark.dead_letters.notes import (
     counts_by_spout,
     gone_rows,
     notes_of,
-    places_of,
 )
 
 #: Passes over the files.
@@ -86,8 +85,7 @@ def _note(store: Letters, where: LetterFilter, request: str, dry_run: bool) -> S
     for spout, file in files_of(store, where.spout):
         chosen = where.rows(file, spout, notes)
         if len(chosen):
-            places = places_of(chosen, batch_rows(file.path))
-            add_places(rows.setdefault(spout, {}), places)
+            add_places(rows.setdefault(spout, {}), chosen, batch_rows(file.path))
     if rows and not dry_run:
         store.add_note(request, Note(request, wall_clock_ms(), rows, dropped=True)._asdict())
     return rows

@@ -169,28 +169,14 @@ def counts_by_spout(rows: Spans) -> dict[str, int]:
     }
 
 
-def counted_all(rows: Spans) -> int:
-    """Return the total number of letters in spans."""
-    return sum(counts_by_spout(rows).values())
+def add_places(named: dict[str, list[list[int]]], chosen: Int64s, rows: BatchRows) -> None:
+    """Add the positions of a file's letters to spans by micro-batch, as a `Note` has them.
 
-
-def places_of(chosen: Int64s, rows: BatchRows) -> dict[str, list[list[int]]]:
-    """Return the positions of a file's letters, as spans by micro-batch, as a `Note` has them.
-
-    ``chosen``: the sorted row numbers of the letters. ``rows``: the micro-batches of all rows.
+    ``named``: the spans of the files before. ``chosen``: the sorted row numbers of the letters.
+    ``rows``: the micro-batches of all rows.
     """
     cuts = np.flatnonzero((np.diff(chosen) != 1) | (np.diff(rows.batch_ids[chosen]) != 0)) + 1
-    found: dict[str, list[list[int]]] = {}
     for run in np.split(chosen, cuts) if len(chosen) else ():
         number = int(rows.batch_ids[run[0]])
-        spans = found.setdefault(str(number), [])
+        spans = named.setdefault(str(number), [])
         spans.append([int(row) - rows.starts[number] for row in (run[0], run[-1] + 1)])
-    return found
-
-
-def add_places(
-    named: dict[str, list[list[int]]], places: Mapping[str, Sequence[list[int]]]
-) -> None:
-    """Add the result of `places_of` for one file to ``named``, that of the files before."""
-    for number, spans in places.items():
-        named.setdefault(number, []).extend(spans)

@@ -36,6 +36,7 @@ from ackcore.spark.dead_letters.checkpoints import (
 )
 from ackcore.spark.dead_letters.letter_files import (
     ATTEMPTS,
+    BatchRows,
     Bools,
     LetterFile,
     ObjectFile,
@@ -55,7 +56,6 @@ from ackcore.spark.dead_letters.notes import (
     note_of,
     note_time,
     notes_of,
-    places_of,
     sent_rows,
 )
 
@@ -198,11 +198,11 @@ def _replay(
             some = matching.get(file.path, np.empty(0, np.int64))
         if some is not None and not len(some):
             continue
-        one, often = _choose(file, each, some, counting, notes, bound)
+        one, letters, often = _choose(file, each, some, counting, notes, bound)
         if often:
             left_out[each] += often
-        if one.places:
-            add_places(rows.setdefault(each, {}), one.places)
+        if len(one.times):
+            add_places(rows.setdefault(each, {}), np.flatnonzero(one.mask), letters)
             wanted.setdefault(each, []).append(one)
     fields = fields_of(checkpoint)
     tables = {
@@ -227,7 +227,6 @@ class _Chosen(NamedTuple):
     file: LetterFile
     mask: Bools  # by row of the file, whether the letter is to be sent
     times: Int64s  # by letter, the number of replays of its record, including this one
-    places: dict[str, list[list[int]]]  # the positions of the letters, for the note
 
 
 def _bound(most: int | None) -> int:
@@ -245,8 +244,8 @@ def _choose(
     counting: Iterable[Note],
     notes: Sequence[Note],
     bound: int,
-) -> tuple[_Chosen, int]:
-    """Return the letters of a file to send, and the number of letters sent too often before.
+) -> tuple[_Chosen, BatchRows, int]:
+    """Return the letters of a file to send, its rows, and the number of letters sent too often.
 
     ``chosen``: the numbers of the selected rows; None for all. ``counting``: the notes of letters
     to skip, because they were sent or dropped already. ``notes``: all notes, for the number of
@@ -265,14 +264,11 @@ def _choose(
         pc.equal(letters["component"], spout), pc.is_in(letters["error_type"], pa.array(UNREAD))
     )
     wanted &= ~unread.fill_null(False).to_numpy()
-    if not wanted.any():
-        return _Chosen(file, wanted, np.empty(0, np.int64), {}), 0
     replays = letters["replays"].fill_null(0).to_numpy()  # null in emptied rows
     times = replays + sent_rows(rows, spout, notes)[0]
     often = wanted & (times >= bound)
     wanted &= ~often
-    places = places_of(np.flatnonzero(wanted), rows)
-    return _Chosen(file, wanted, times[wanted] + 1, places), int(np.count_nonzero(often))
+    return _Chosen(file, wanted, times[wanted] + 1), rows, int(np.count_nonzero(often))
 
 
 def _fitting(
@@ -286,7 +282,7 @@ def _fitting(
     path = store.columns(spout)
     recorded = path is not None
     now = None if path is None else pa.schema(list(read_schema(path).field("payload").type))
-    for file, mask, times, _ in wanted:
+    for file, mask, times in wanted:
         what = f"{counted(mask.sum(), 'dead letter')} of spout {spout!r} in {store.url}"
         if fields is None:
             raise CheckpointForeign(

@@ -14,7 +14,7 @@ from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REASON, TIME
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.dead_letters.letter_files import LetterFile, read_letters
 from ackcore.spark.dead_letters.letter_store import Letters, files_of
-from ackcore.spark.dead_letters.notes import Note, counted_all, gone_rows, notes_of, sent_rows
+from ackcore.spark.dead_letters.notes import Note, counts_by_spout, gone_rows, notes_of, sent_rows
 
 #: The upper limits of the age classes, in milliseconds; the last class has none.
 AGES_MS = (10_000, 60_000, 600_000, 3_600_000, 86_400_000, 604_800_000)
@@ -132,7 +132,7 @@ class DeadCounter:
             if tables:
                 found += _by_reason(spout, pa.concat_tables(tables))
         self._counted = counted
-        dropped = sum(counted_all(note.rows) for note in notes if note.dropped)
+        dropped = sum(sum(counts_by_spout(note.rows).values()) for note in notes if note.dropped)
         return DeadCounts(letters, sent, dropped, _sorted(found), tuple(damaged))
 
 
