@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from ackcore._records import RawMessage
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.clients import new_client
+from ackcore.kafka.committer import READER
 from ackcore.kafka.kafka_errors import NoToken, OffsetsLost, ReadFailed, ReadTimedOut, error_text
 from ackcore.kafka.ranges import OffsetRange, RecordColumns
 from ackcore.kafka.raw_consumer import event_error, raw_consumer
@@ -49,14 +50,6 @@ _PERMANENT = {
     KafkaError._NOT_IMPLEMENTED,
 }
 
-_OWN: dict[str, Any] = {
-    # confluent-kafka requires a group.  Without subscriptions and commits, it is never sent.
-    "group.id": "ackcore",
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
-    "enable.partition.eof": True,
-    "auto.offset.reset": "error",
-}
 _DEFAULTS: dict[str, Any] = {
     # So few queued records stay in the processor's caches, in reused memory.  With the default of
     # 100,000 records, the client's thread allocates new pages for each.
@@ -111,7 +104,7 @@ class RangeReader:
                 theirs(error)
 
         try:
-            conf = settings.client_config(_OWN, _DEFAULTS)
+            conf = settings.client_config(READER, _DEFAULTS)
             raw = raw_consumer(conf, hear)
             self._consumer = raw or new_client(Consumer, {**conf, "error_cb": hear})
         except NoToken:

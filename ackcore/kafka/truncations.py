@@ -14,17 +14,11 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from ackcore.kafka.client_settings import ClientSettings, Value
 from ackcore.kafka.clients import new_client
+from ackcore.kafka.committer import READER
 from ackcore.kafka.kafka_errors import NoToken
 
-_OWN: dict[str, Value] = {
-    "group.id": "ackcore",
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
-    "enable.partition.eof": True,
-    "auto.offset.reset": "error",
-    # With "read_committed" the answer would depend on whether a record may be read.
-    "isolation.level": "read_uncommitted",
-}
+#: With "read_committed" the answer would depend on whether a record may be read.
+_OWN: dict[str, Value] = {**READER, "isolation.level": "read_uncommitted"}
 _DEFAULTS: dict[str, Value] = {
     "fetch.wait.max.ms": 10,
     "queued.min.messages": 1,

@@ -6,7 +6,7 @@ Tasks write the files of many dead letters, and the driver those of few.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +26,6 @@ from ackcore.spark.base.schemas import (
     TRACKING,
 )
 
-#: Pages have checksums, so that a flipped bit raises an error.
-_WRITING: dict[str, Any] = {"write_page_checksum": True}
 _CODEC = "zstd"
 #: Payloads are compressed if a sample of this many bytes, in this many places, shrinks to at most
 #: this share.  Smaller savings take longer than the writing.
@@ -87,8 +85,12 @@ def write_letters(file: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table])
 def letters_writer(
     file: BinaryIO | pa.NativeFile, schema: pa.Schema, *, compressed: bool = True
 ) -> pq.ParquetWriter:
-    """Return an open Parquet writer, with page checksums and a row group for each batch."""
-    return pq.ParquetWriter(file, schema, compression=_CODEC if compressed else "none", **_WRITING)
+    """Return an open Parquet writer, with a row group for each batch.
+
+    Pages have checksums, so that a flipped bit raises an error.
+    """
+    codec = _CODEC if compressed else "none"
+    return pq.ParquetWriter(file, schema, compression=codec, write_page_checksum=True)
 
 
 def worth_compressing(letters: pa.Table) -> bool:

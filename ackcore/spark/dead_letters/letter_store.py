@@ -84,14 +84,12 @@ class Letters:
     """A store of dead letters, on a file system or in a bucket.
 
     It keeps the index that it has read; `refresh` reads the index again. After `own`, writes raise
-    CheckpointInUse if another driver has taken over. ``clock``: returns
-    milliseconds since 1970.
+    CheckpointInUse if another driver has taken over.
     """
 
-    def __init__(self, store: Store, clock: Callable[[], int] = wall_clock_ms) -> None:
+    def __init__(self, store: Store) -> None:
         self.url = store.url
         self.store = store
-        self._clock = clock
         self._index = SharedRecord(store, INDEX)
         self.objects = Objects(store, self._now)
         self._token = ""
@@ -380,7 +378,7 @@ class Letters:
             done = True
             at = there.index(keys[0])
             left = [each for each in files if each["object"] not in keys]
-            log = [*_of_spout(body, spout)["merged"], {**merged, "at_ms": self._clock()}]
+            log = [*_of_spout(body, spout)["merged"], {**merged, "at_ms": wall_clock_ms()}]
             return _with(body, spout, files=[*left[:at], whole, *left[at:]], merged=log)
 
         self._change(change)

@@ -342,62 +342,55 @@ def read_pending(
     """
     checkpoint = opened_checkpoint(path)
     now_ms = clock()
-
-    def find(name: str, table: pa.Table) -> pa.Table:
-        if spout not in (None, name):
-            return table.slice(0, 0)
-        return table.filter(pc.equal(table[MESSAGE_ID], message_id))
-
-    found, taken = steady(checkpoint, lambda now: _read_waiting(now, find))
-    for name, rows in found.items():
-        columns = (MESSAGE_ID, ATTEMPT, DUE_MS, FIRST_MS, REASON)
-        for _, attempt, due_ms, first_ms, told in zip(
-            *(rows[column].to_pylist() for column in columns), strict=True
-        ):
-            reason = Reason(**told)
-            return PendingTree(
-                spout=name,
-                message_id=message_id,
-                attempt=attempt,
-                due_in_s=(due_ms - now_ms) / 1000,
-                known_s=(now_ms - first_ms) / 1000,
-                component=reason.component,
-                error_type=reason.type,
-                error_message=reason.message,
-                running_in=taken.get(name),
-                traces=tuple(
-                    trace
-                    for line in checkpoint.refreshed().progress(_LOOKED_AT)
-                    for trace in Progress.from_json(line).traces
-                    if (trace.spout, trace.message_id) == (name, message_id)
-                ),
-            )
-    return None
+    found = steady(checkpoint, lambda now: _find_waiting(now, message_id, spout))
+    if found is None:
+        return None
+    name, row, running_in = found
+    reason = Reason(**row[REASON])
+    return PendingTree(
+        spout=name,
+        message_id=message_id,
+        attempt=row[ATTEMPT],
+        due_in_s=(row[DUE_MS] - now_ms) / 1000,
+        known_s=(now_ms - row[FIRST_MS]) / 1000,
+        component=reason.component,
+        error_type=reason.type,
+        error_message=reason.message,
+        running_in=running_in,
+        traces=tuple(
+            trace
+            for line in checkpoint.refreshed().progress(_LOOKED_AT)
+            for trace in Progress.from_json(line).traces
+            if (trace.spout, trace.message_id) == (name, message_id)
+        ),
+    )
 
 
-def _read_waiting(
-    checkpoint: CheckpointView, find: Callable[[str, pa.Table], pa.Table]
-) -> tuple[dict[str, pa.Table], dict[str, int]]:
-    """Return, by spout, the waiting rows that ``find`` selects from a spout's table; and, by spout,
-    the number of the unfinished micro-batch that retries some of them.
+def _find_waiting(
+    checkpoint: CheckpointView, message_id: str, spout: str | None
+) -> tuple[str, dict[str, Any], int | None] | None:
+    """Return the spout and the tracking columns of a waiting record, or None if none is found.
+
+    The third value is the number of the unfinished micro-batch that retries the record, or None.
     """
     records = checkpoint.records()
     plans, dones, _ = _names(checkpoint)
     last_done = max(dones, default=None)
     if last_done is None:
-        return {}, {}
-    cache = checkpoint.tables(check=True)
-    waiting = _decision(records, cache, last_done).waiting
-    found: dict[str, pa.Table] = {}
-    for spout in waiting:
-        for table in waiting.tables(spout):
-            rows = find(spout, table)
-            if len(rows):
-                found.setdefault(spout, rows)
-    way = _under_way(records, max(plans, default=-1), last_done)
-    taken: dict[str, int] = {}
-    if way is not None and not way.decided:
-        for spout, ids in waiting.taken_ids(way.planned_ms, way.max_retries):
-            if spout in found and len(find(spout, ids)):
-                taken[spout] = way.number
-    return found, taken
+        return None
+    waiting = _decision(records, checkpoint.tables(check=True), last_done).waiting
+
+    def named(table: pa.Table) -> pa.Table:
+        return table.filter(pc.equal(table[MESSAGE_ID], message_id))
+
+    for name in waiting if spout is None else {spout}:
+        for table in waiting.tables(name):
+            columns = table.select([MESSAGE_ID, ATTEMPT, DUE_MS, FIRST_MS, REASON])
+            for row in named(columns).slice(0, 1).to_pylist():
+                way = _under_way(records, max(plans, default=-1), last_done)
+                if way is None or way.decided:
+                    return name, row, None
+                taken = waiting.taken_ids(way.planned_ms, way.max_retries)
+                runs = any(of == name and len(named(ids)) for of, ids in taken)
+                return name, row, way.number if runs else None
+    return None

@@ -253,7 +253,7 @@ def make_marker(dsn: str, target: SinkTable, what: str) -> None:
     """Create the marker table if it does not exist; raise ValueError if this user may not."""
     with contextlib.closing(connect(dsn)) as connection:
         schema, _ = resolve(connection, target.table, what)
-        name = marker_name(connection, schema, target.marker)
+        name = marker_name(schema, target.marker)
         if _find(connection, name):
             return
         create = sql.SQL("CREATE TABLE IF NOT EXISTS {} {}").format(sql.SQL(name), sql.SQL(_MARKER))
@@ -295,6 +295,6 @@ def _find(connection: Connection, table: str) -> tuple[str, str] | None:
     return None if found is None else (found[0], found[1])
 
 
-def marker_name(connection: Connection, schema: str, marker: str) -> str:
+def marker_name(schema: str, marker: str) -> str:
     """Return the marker table's name in SQL; ``schema``: its schema if ``marker`` names none."""
-    return marker if "." in marker else f"{sql.Identifier(schema).as_string(connection)}.{marker}"
+    return marker if "." in marker else f"{quoted(schema)}.{marker}"

@@ -55,7 +55,7 @@ class PostgresSession:
         try:
             end_others(connection, name)
             self.table = resolve(connection, target.table, f"sink {sink!r}")
-            self.marker = marker_name(connection, self.table[0], target.marker)
+            self.marker = marker_name(self.table[0], target.marker)
             self._of = [deployment, sink, ".".join(self.table)]
             # Committed before any micro-batch, so that there is a row to lock.
             self.on_marker(

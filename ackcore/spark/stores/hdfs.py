@@ -22,10 +22,10 @@ import contextlib
 import os
 import re
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from posixpath import basename, dirname
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -129,42 +129,29 @@ class HdfsStore(FileSystemStore):
     # -- reading ------------------------------------------------------------------------------
 
     def _read_file(self, file: str) -> bytes:
-        def read() -> bytes:
-            with _as_python():
-                reader = self._client.read(f"{self._root}/{file}")
-                return reader.read_range(0, len(reader))
-
-        return self._ask(file, "read", read)
+        return self._read(file)[1]
 
     def read(self, key: str) -> pa.Buffer | None:
         """Return an object of `put` or `put_file`, mapped if possible; None if there is none."""
-        path = self._path(key)
+        try:
+            size, data = self._read(checked_key(key), 0, PIECE_BYTES)
+            if size <= PIECE_BYTES:
+                return aligned(data)
+            return mapped(lambda at, most: self._read(key, at, most)[1] if at else data, size)
+        except (FileNotFoundError, IsADirectoryError):
+            return None
+
+    def _read(self, file: str, start: int = 0, length: int = sys.maxsize) -> tuple[int, bytes]:
+        """Return the size of a file, and up to ``length`` of its bytes from ``start`` on."""
 
         def read() -> tuple[int, bytes]:
             with _as_python():
-                reader = self._client.read(path)
+                reader = self._client.read(f"{self._root}/{file}")
                 size = len(reader)
-                return size, b"" if size > PIECE_BYTES else reader.read_range(0, size)
-
-        try:
-            size, data = self._ask(key, "read", read)
-        except (FileNotFoundError, IsADirectoryError):
-            return None
-        return aligned(data) if size <= PIECE_BYTES else mapped(partial(self._range, key), size)
-
-    def _range(self, key: str, start: int, length: int) -> pa.Buffer | None:
-        """Return ``length`` bytes of an object from offset ``start``; None if it does not exist."""
-
-        def read() -> bytes:
-            with _as_python():
-                reader = self._client.read(self._path(key))
                 # hdfs-native panics at a range that ends after the file.
-                return reader.read_range(start, max(0, min(length, len(reader) - start)))
+                return size, reader.read_range(start, max(0, min(length, size - start)))
 
-        try:
-            return pa.py_buffer(self._ask(key, "read", read))
-        except (FileNotFoundError, IsADirectoryError):
-            return None
+        return self._ask(file, "read", read)
 
     def _files(
         self, prefix: str, is_wanted: Callable[[str], bool] = bool

@@ -156,18 +156,14 @@ def aligned(data: Any) -> pa.Buffer:
     return copy
 
 
-def mapped(read: Callable[[int, int], pa.Buffer | None], size: int) -> pa.Buffer | None:
+def mapped(read: Callable[[int, int], Any], size: int) -> pa.Buffer:
     """Return an object of ``size`` bytes as one buffer, mapped from a file without a name.
 
-    ``read``: returns a piece of the object, given its start and its length; None if the object is
-    gone, and then this returns None, too.
+    ``read``: returns a piece of the object, given its start and its length.
     """
     with tempfile.TemporaryFile() as file:
         for start in range(0, size, PIECE_BYTES):
-            piece = read(start, PIECE_BYTES)
-            if piece is None:
-                return None
-            file.write(piece)
+            file.write(read(start, PIECE_BYTES))
         file.flush()
         with pa.memory_map(f"/proc/self/fd/{file.fileno()}") as source:
             return source.read_buffer()

@@ -164,20 +164,14 @@ class ObjectStore:
                 size = found.meta["size"]
                 if size <= PIECE_BYTES:
                     return aligned(found.bytes())
+            return mapped(partial(self._range, key), size)
         except FileNotFoundError:
             return None
-        return mapped(partial(self._range, key), size)
 
-    def _range(self, key: str, start: int, length: int) -> pa.Buffer | None:
-        """Return ``length`` bytes of an object from offset ``start``; None if it does not exist."""
-        checked_key(key)
-        try:
-            with self._asking(key):
-                return pa.py_buffer(
-                    self._obstore.get_range(self._store, key, start=start, length=length)
-                )
-        except FileNotFoundError:
-            return None
+    def _range(self, key: str, start: int, length: int) -> Any:
+        """Return up to ``length`` bytes of an object from offset ``start``."""
+        with self._asking(key):
+            return self._obstore.get_range(self._store, key, start=start, length=length)
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
         """Write an object, and return its version.
