@@ -28,12 +28,13 @@ from pyspark import cloudpickle
 from ackcore import OffsetTracker
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.kafka import KafkaSpout, commit_metadata
+from ackcore.kafka.cluster import PartitionAnswers
 from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
 from ackcore.offsets import decode_metadata, encode_state
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.kafka import plans
-from ackcore.spark.kafka.group_commits import CommitCache, states
+from ackcore.spark.kafka.group_commits import GroupCommitter, states
 from ackcore.spark.kafka.plans import Intake, OffsetPlan, Position, evenly
 from ackcore.spark.kafka.spout_starts import lost_since, without_deleted
 from ackcore.spark.tasks.decoding import ValueDecoder
@@ -137,19 +138,35 @@ def test_what_is_committed_is_what_a_tracker_says(next_, wait, replayed):
     assert restored.state.hole_starts.tolist() == expected.hole_starts.tolist()
 
 
+class Group:
+    """A group of a cluster that takes all commits; it is a cluster for `GroupCommitter`."""
+
+    def __init__(self):
+        self.committer, self.committed = GroupCommitter("s", "g", 7), {}
+
+    def commit(self, group_id, commits):
+        self.committed |= commits
+        return PartitionAnswers(commits, {})
+
+    def told(self, done, topic_id):
+        """What is committed of these partitions when all of ``done`` was."""
+        self.committer.commit(self, done, {"t": topic_id})
+        return {each: self.committed[each] for each in done}
+
+
 WAITS = st.dictionaries(st.integers(0, 6), st.integers(0, 2), max_size=4)
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(7, 9), WAITS), max_size=3), max_size=4))
 def test_a_partition_is_committed_as_it_is_now_whatever_it_was(batches):
     """The next offset, what waits and its attempts, in each partition and micro-batch."""
-    cache, whose = CommitCache(7), CommitOrigin.of("one", f"{7:016x}").deployment
+    group, whose = Group(), CommitOrigin.of("one", f"{7:016x}").deployment
     for found in batches:
         plan = plan_of(**{f"p{n}": next_ for n, (next_, _) in enumerate(found)})
         rows = [(n, *row, 0) for n, (_, wait) in enumerate(found) for row in wait.items()]
         done = states(plan, [waiting(*rows)])
         expected = {each: encode_state(*each, 0, state, whose) for each, state in done.items()}
-        assert cache.commits(done, {"t": "one"}) == expected
+        assert group.told(done, "one") == expected
 
 
 def test_a_partition_that_did_not_change_is_not_encoded_again(monkeypatch):
@@ -160,10 +177,10 @@ def test_a_partition_that_did_not_change_is_not_encoded_again(monkeypatch):
         return encode_state(topic, partition, *rest, **how)
 
     monkeypatch.setattr(commit_metadata, "encode_state", noted)
-    cache, rows = CommitCache(7), [(0, 3, 1, 0), (1, 4, 1, 0)]
+    group, rows = Group(), [(0, 3, 1, 0), (1, 4, 1, 0)]
     some = [rows[0], (1, 5, 1, 0)]
     for now, topic_id in ((rows, "one"), (rows, "one"), (some, "one"), (some, "two")):
-        cache.commits(states(plan_of(p0=9, p1=9), [waiting(*now)]), {"t": topic_id})
+        group.told(states(plan_of(p0=9, p1=9), [waiting(*now)]), topic_id)
     assert encoded == [0, 1, 1, 0, 1]
 
 

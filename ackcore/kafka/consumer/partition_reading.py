@@ -20,7 +20,6 @@ from ackcore.kafka.consumer.held_partition import Key
 from ackcore.kafka.consumer.held_records import TOO_FAR_BEHIND, HeldRecords
 from ackcore.kafka.kafka_errors import ConsumerError, OffsetsOutOfRange, is_fatal
 from ackcore.kafka.truncations import truncated_at
-from ackcore.offsets import decode_metadata
 from ackcore.retry import capped_doubling
 
 _log = logging.getLogger(__name__)
@@ -107,7 +106,8 @@ class PartitionReading:
     def begin(self, begun: Iterable[AssignedStart]) -> None:
         """Add partitions to ``held``. The caller then assigns them to the client at `positions`."""
         with self._changed:
-            generation = self._next_generation()
+            # From the clock: a late commit may come from the process before this one.
+            generation = max(self._held.generation + 1, time.time_ns() // 1_000_000)
             for each in begun:
                 self._begun[each.key] = each
                 self._assigned_now.add(each.key)
@@ -153,10 +153,6 @@ class PartitionReading:
     def _forget_place(self, key: Key) -> None:
         for known in (self._resets, self._read_again, self._other_logs, self._epochs):
             known.pop(key, None)
-
-    def _next_generation(self) -> int:
-        # From the clock: a late commit may come from the process before this one.
-        return max(self._held.generation + 1, time.time_ns() // 1_000_000)
 
     def update_topic_ids(self, ids: Mapping[str, str | None]) -> None:
         """Compare the present ids of topics with the known ones, to detect re-created topics.
@@ -440,10 +436,16 @@ class PartitionReading:
         before are done.
         """
         with self._changed:
+            # The records of the former log must be done first.
+            others = {key: at for key, at in self._other_logs.items() if self._held.is_idle(key)}
+            for key, at in others.items():
+                self._held.seek(key, at)
+                del self._other_logs[key]
             sought = self._held.take_seeks()
             for key in sought:
                 self._held.set_deployment(key, self._begun[key].origin.deployment)
-                self._forget_place(key)
+                if key not in others:
+                    self._forget_place(key)
         if sought:
             self._read_from(sought)
             self._client.resume([TopicPartition(*key) for key in sought])
@@ -455,24 +457,6 @@ class PartitionReading:
             if position is not None and key not in self._other_logs:
                 again[key] = position
         self._read_from(again)
-        others = {}
-        for key, target in list(self._other_logs.items()):
-            with self._changed:
-                if not self._held.is_idle(key):
-                    continue  # the records of the former log must be done first
-                state = decode_metadata(*key, target, None).state
-                self._held.assign(
-                    *key,
-                    self._next_generation(),
-                    state,
-                    committed=False,
-                    deployment=self._begun[key].origin.deployment,
-                )
-            del self._other_logs[key]
-            others[key] = target
-        if others:
-            self._read_from(others)
-            self._client.resume([TopicPartition(*key) for key in others])
 
     def skip_markers(self) -> None:
         """Count transaction markers after the last record of a partition as done; update `ends`."""

@@ -94,59 +94,6 @@ def _by_partition(tables: Iterable[pa.Table]) -> dict[tuple[str, int], Int64s]:
     return found
 
 
-class CommitCache:
-    """Encodes commits, and reuses the last one of a partition that did not change.
-
-    ``deployment``: the key of the checkpoint, whose hash the metadata hold.
-    """
-
-    def __init__(self, deployment: int) -> None:
-        #: The deployment, in the form that `CommitOrigin` takes.
-        self.name = f"{deployment % 2**64:016x}"
-        self._form = MetadataForm()
-        self._last: dict[tuple[str, int], tuple[int, OffsetState, Commit]] = {}
-
-    def commits(
-        self, done: Mapping[tuple[str, int], OffsetState], topic_ids: Mapping[str, str]
-    ) -> dict[tuple[str, int], Commit]:
-        """Return offset and metadata to commit for each partition.
-
-        ``done``: the done offsets by partition. ``topic_ids``: the ids of the topics, where known.
-        """
-        whose = {
-            topic: CommitOrigin.of(topic_ids.get(topic), self.name).deployment
-            for topic in {topic for topic, _ in done}
-        }
-        found = {}
-        for each, state in done.items():
-            last, now = self._last.get(each), whose[each[0]]
-            if last is not None and last[0] == now and _is_same(last[1], state):
-                found[each] = last
-            else:
-                found[each] = now, state, self._form.encode(*each, 0, state, now)
-        self._last = found
-        return {each: commit for each, (*_, commit) in found.items()}
-
-    def learn(
-        self, sent: Mapping[tuple[str, int], Commit], answers: PartitionAnswers[Commit]
-    ) -> bool:
-        """Adapt the length of later metadata to the answers to commits.
-
-        Returns whether metadata were too large: then encode and send the failed commits again.
-        """
-        for each in answers.found:
-            self._form.accepted(sent[each].metadata)
-        too_large = [
-            sent[each].metadata
-            for each, failure in answers.failed.items()
-            if failure.code == "OFFSET_METADATA_TOO_LARGE"
-        ]
-        if not self._form.too_large(max(too_large, key=len, default="")):
-            return False
-        self._last = {}
-        return True
-
-
 def _is_same(one: OffsetState, other: OffsetState) -> bool:
     return (
         one[:2] == other[:2]
@@ -187,8 +134,11 @@ class GroupCommitter:
     def __init__(self, spout: str, group_id: str, deployment: int) -> None:
         self._spout = spout
         self._group_id = group_id
-        self._cache = CommitCache(deployment)
-        self._origin = CommitOrigin.of(None, self._cache.name)
+        #: The deployment, in the form that `CommitOrigin` takes.
+        self._name = f"{deployment % 2**64:016x}"
+        self._form = MetadataForm()
+        #: By partition the origin, the done offsets and the commit that was encoded last.
+        self._encoded: dict[Key, tuple[int, OffsetState, Commit]] = {}
         self.first_not_done: dict[Key, int] = {}
         #: The last confirmed commit of each partition.
         self._confirmed: dict[Key, tuple[int, str]] = {}
@@ -210,7 +160,7 @@ class GroupCommitter:
             known = CommitOrigin.read(
                 decode_metadata(topic, partition, offset, metadata).deployment
             )
-            if known.name and known.name != self._origin.name:
+            if known.name and known.name != CommitOrigin.of(None, self._name).name:
                 _log.warning(
                     "spout %s: another deployment has committed to group %s of %s-%d: the two move "
                     "its offsets back and forth, and a reader that begins at them skips records "
@@ -232,7 +182,7 @@ class GroupCommitter:
         """
         for each, state in done.items():
             self.first_not_done.setdefault(each, state.committable)
-        commits = self._cache.commits(done, topic_ids)
+        commits = self._commits(done, topic_ids)
         new = {each: one for each, one in commits.items() if self._confirmed.get(each) != one}
         now = time.monotonic()
         if now >= self._repeat_at:
@@ -241,9 +191,9 @@ class GroupCommitter:
             # Kafka accepts commits from non-members: an older driver's would move the group back.
             check_fence()
             answers = cluster.commit(self._group_id, new)
-            while self._cache.learn(new, answers):
+            while self._are_too_large(new, answers):
                 self._confirmed.update({each: new[each] for each in answers.found})
-                commits = self._cache.commits(done, topic_ids)
+                commits = self._commits(done, topic_ids)
                 new = {each: commits[each] for each in answers.failed}
                 answers = cluster.commit(self._group_id, new)
             took_s = time.monotonic() - now
@@ -269,6 +219,44 @@ class GroupCommitter:
             self._again_at = self._next_at
         confirmed = {each: offset for each, (offset, _) in self._confirmed.items()}
         return {**self.first_not_done, **confirmed}
+
+    def _commits(
+        self, done: Mapping[Key, OffsetState], topic_ids: Mapping[str, str]
+    ) -> dict[Key, Commit]:
+        """Return offset and metadata to commit for each partition; encode only those that changed.
+
+        The arguments are those of `commit`.
+        """
+        origins = {
+            topic: CommitOrigin.of(topic_ids.get(topic), self._name).deployment
+            for topic in {topic for topic, _ in done}
+        }
+        found = {}
+        for each, state in done.items():
+            last, now = self._encoded.get(each), origins[each[0]]
+            if last is not None and last[0] == now and _is_same(last[1], state):
+                found[each] = last
+            else:
+                found[each] = now, state, self._form.encode(*each, 0, state, now)
+        self._encoded = found
+        return {each: commit for each, (*_, commit) in found.items()}
+
+    def _are_too_large(self, sent: Mapping[Key, Commit], answers: PartitionAnswers[Commit]) -> bool:
+        """Return whether metadata were refused as too large; encode all again then.
+
+        Also adapts the length of later metadata to the answers.
+        """
+        for each in answers.found:
+            self._form.accepted(sent[each].metadata)
+        refused = [
+            sent[each].metadata
+            for each, failure in answers.failed.items()
+            if failure.code == "OFFSET_METADATA_TOO_LARGE"
+        ]
+        if not self._form.too_large(max(refused, key=len, default="")):
+            return False
+        self._encoded = {}
+        return True
 
     def _after_failures(self, now: float) -> float:
         pause_ms = capped_doubling(
