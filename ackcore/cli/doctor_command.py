@@ -19,6 +19,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 import ackcore
+from ackcore._files import sync_directory
 from ackcore.cli.reporting import cell, console, plain, print_json, table
 from ackcore.spark.base import paths
 
@@ -271,10 +272,6 @@ def _try_files(scratch: Path) -> None:
         raise OSError("the file system let a new link replace a file, so drivers could lose data")
     other.write_bytes(b"y")
     os.replace(one, other)
-    handle = os.open(scratch, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_directory(scratch)
     if other.read_bytes() != b"x":
         raise OSError("on the file system, a renamed file did not replace that of its new name")

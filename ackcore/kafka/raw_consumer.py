@@ -135,14 +135,14 @@ class RawConsumer:
             said = str(value).lower() if isinstance(value, bool) else str(value)
             arguments = name.encode(), said.encode(), text, _TEXT_BYTES
             if library.conf_set(settings, *arguments) != _OK:
-                library.conf_destroy(settings)
-                raise KafkaException(KafkaError(KafkaError._INVALID_ARG, _decoded(text.value)))
-        library.conf_set_error_cb(settings, self._on_error)
-        client: int | None = library.new(_CONSUMER, settings, text, _TEXT_BYTES)
-        if client is None:
-            library.conf_destroy(settings)
-            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, _decoded(text.value)))
-        return client
+                break
+        else:
+            library.conf_set_error_cb(settings, self._on_error)
+            client: int | None = library.new(_CONSUMER, settings, text, _TEXT_BYTES)
+            if client is not None:
+                return client
+        library.conf_destroy(settings)
+        raise KafkaException(KafkaError(KafkaError._INVALID_ARG, _decoded(text.value)))
 
     def _hear(self, client: int, code: int, text: bytes | None, _: object) -> None:
         if code == KafkaError._FATAL:

@@ -141,22 +141,21 @@ def is_stopped(spark: Any) -> bool:
     """Return whether a session was stopped or, if it is classic, its JVM has ended."""
     if is_connect(spark):
         return bool(spark.is_stopped)
-    java = spark.sparkContext._jsc
-    try:
-        return java is None or java.sc().isStopped()
-    except (Py4JError, OSError):
-        return True  # its JVM has ended
+    return _says_stopped(spark) is not False
 
 
 def is_jvm_lost(spark: Any) -> bool:
     """Return whether a classic session was not stopped, but its JVM cannot be reached."""
-    java = None if is_connect(spark) else spark.sparkContext._jsc
+    return not is_connect(spark) and _says_stopped(spark) is None
+
+
+def _says_stopped(spark: Any) -> bool | None:
+    """Return whether a classic session was stopped; None if its JVM cannot be reached."""
+    java = spark.sparkContext._jsc
     try:
-        if java is not None:
-            java.sc().isStopped()
+        return java is None or bool(java.sc().isStopped())
     except (Py4JError, OSError):
-        return True
-    return False
+        return None
 
 
 def refuse_unnameable(path: str, spark: Any) -> None:

@@ -148,8 +148,7 @@ class Letters:
             if last.get(file.key.partition("/")[0], -1) < batches_of(file)[1] <= done
             and f"{file.key}{GIVEN_UP}" not in keys
         ]
-        logs = list(_merged(self._index.read())) if newer else []
-        merged = {key for log in logs for key in self._merged_keys(log)}
+        merged = self._merged_keys(_merged(self._index.read())) if newer else set()
         return [key for key in newer if key not in merged]
 
     def _check(self, body: Body) -> None:
@@ -168,9 +167,7 @@ class Letters:
         markers = {key for key in keys if key.endswith(GIVEN_UP)}
         self._give_up({key.removesuffix(GIVEN_UP) for key in markers})
         body = self._index.read()
-        named = {each["object"] for each in _named(body)}
-        for merged in list(_merged(body)):
-            named.update(self._merged_keys(merged))
+        named = {each["object"] for each in _named(body)} | self._merged_keys(_merged(body))
         self._delete(
             key for key in keys if key not in named and 0 <= _epoch_in(key) < body["epoch"]
         )
@@ -394,7 +391,7 @@ class Letters:
         if not old:
             return
         lists = {each["object"] for each in old}
-        keys = {key for each in old for key in self._merged_keys(each)}
+        keys = self._merged_keys(old)
 
         def change(body: Body) -> Body | None:
             log = _of_spout(body, spout)["merged"]
@@ -406,10 +403,10 @@ class Letters:
         self._change(change)
         self._delete(lists)
 
-    def _merged_keys(self, merged: Mapping[str, Any]) -> list[str]:
-        data = object_of(self.store, merged)
-        keys: list[str] = [] if data is None else json.loads(data)
-        return keys
+    def _merged_keys(self, logs: Iterable[Mapping[str, Any]]) -> set[str]:
+        """Return the keys of the files in some lists of merged files."""
+        found = (object_of(self.store, each) for each in logs)
+        return {key for data in found if data is not None for key in json.loads(data)}
 
     def named(self, spout: str, numbers: set[int]) -> list[LetterFile]:
         """Return the files with letters of these micro-batches, by the index as read now.

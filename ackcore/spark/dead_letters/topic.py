@@ -123,8 +123,8 @@ class TopicWriter:
         self._open: Deliveries | None = None
         for spout, schema in sources.items():
             message_columns(schema).check(f"dead letters of spout {spout!r}", schema)
-        self._deliveries().close()
-        self._open = None
+        self._deliveries()
+        self.close()
 
     def write(self, number: int, dead: Mapping[str, pa.Table]) -> None:
         """Send the dead letters of a micro-batch, and wait until all are delivered.

@@ -151,10 +151,8 @@ class KafkaSources(PlannedRows):
 
     def replaced(self, plan: Plan) -> str | None:
         """Return a message if a topic of a plan was created again since; else None."""
-        for _, one, planned in self._planned(plan):
-            if (found := one.replaced(planned)) is not None:
-                return found
-        return None
+        found = (one.replaced(planned) for _, one, planned in self._planned(plan))
+        return next(filter(None, found), None)
 
     def unread(self, error: Exception) -> str | None:
         """Return the text of `unread_in` about the error of a run, or None."""
@@ -162,10 +160,8 @@ class KafkaSources(PlannedRows):
 
     def obstacle(self, plan: Plan) -> Obstacle | None:
         """Return why offsets of a plan cannot be read at present; None if all can."""
-        for name, one, planned in self._planned(plan):
-            if (found := obstacle(name, one.spout, planned)) is not None:
-                return found
-        return None
+        found = (obstacle(name, one.spout, planned) for name, one, planned in self._planned(plan))
+        return next(filter(None, found), None)
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
         """Return one input for each spout, with the records that a plan takes from it."""

@@ -123,13 +123,11 @@ class DeltaSpout(DividedSource):
         except OSError as error:
             raise OSError(f"{self!r} cannot be opened: {one_line(error)}") from error
         except Exception as error:  # deltalake has many
-            at = "" if version is None else f" at version {version}"
-            hint = (
-                ""
-                if version is None
-                else ". If the table's log was cleaned up, set a later starting_version, which "
-                "leaves out the versions before"
-            )
+            at = hint = ""
+            if version is not None:
+                at = f" at version {version}"
+                hint = ". If the table's log was cleaned up, set a later starting_version, which "
+                hint += "leaves out the versions before"
             raise SourceError(f"{self!r} cannot be opened{at}: {one_line(error)}{hint}") from error
         if about.configuration.get("delta.columnMapping.mode", "none") != "none":
             raise SourceError(

@@ -18,7 +18,13 @@ from ackcore.spark.sinks.columns import (
     texts_by_name,
 )
 from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError, Server
-from ackcore.spark.sinks.jdbc_transaction import JdbcTransaction, Names, match_columns, table_names
+from ackcore.spark.sinks.jdbc_transaction import (
+    OF_SINK,
+    JdbcTransaction,
+    Names,
+    match_columns,
+    table_names,
+)
 from ackcore.spark.sinks.sink import TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.sinks.unavailable import unavailable
@@ -171,7 +177,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         """
         of = (deployment, sink[:128], self.table[:128])
         marker = self._names.marker
-        find = f"SELECT batch_id FROM {marker} WHERE deployment = ? AND sink = ? AND target = ?"
+        find = f"SELECT batch_id FROM {marker}{OF_SINK}"
         with self._connected(sink) as connection:
             try:
                 found = connection.row(find, *of)

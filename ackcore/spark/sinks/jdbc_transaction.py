@@ -40,6 +40,8 @@ from ackcore.spark.sinks.sink_batch import SinkBatch
 _log = logging.getLogger("ackcore")
 
 _ROW = "ackcore_row"
+#: The condition for a sink's row of the marker table.
+OF_SINK = " WHERE deployment = ? AND sink = ? AND target = ?"
 #: A number above those of all rows.
 _LAST = 1 << 62
 #: The SQLSTATE class of values that do not fit; the maximum number of failed parts without success.
@@ -162,8 +164,7 @@ class JdbcTransaction:
             self.connection.rollback()
             self._drop(self._staging)
             self.connection.execute(
-                f"UPDATE {self._names.marker} SET staging = NULL"
-                " WHERE deployment = ? AND sink = ? AND target = ? AND staging = ?",
+                f"UPDATE {self._names.marker} SET staging = NULL{OF_SINK} AND staging = ?",
                 *self._of,
                 self._bare,
             )
@@ -178,9 +179,7 @@ class JdbcTransaction:
         """Return the number and the content in the sink's row of the marker table; lock the row."""
         self._mark("sink = sink")
         found = self.connection.row(
-            f"SELECT batch_id, content, staging FROM {self._names.marker}"
-            " WHERE deployment = ? AND sink = ? AND target = ?",
-            *self._of,
+            f"SELECT batch_id, content, staging FROM {self._names.marker}{OF_SINK}", *self._of
         )
         if found is None:
             raise JdbcError(
@@ -193,10 +192,7 @@ class JdbcTransaction:
     def _mark(self, sets: str, *values: str | int) -> None:
         """Update the sink's row; ``sets``: the assignments in SQL, with parameters."""
         self.connection.execute(
-            f"UPDATE {self._names.marker} SET {sets}"
-            " WHERE deployment = ? AND sink = ? AND target = ?",
-            *values,
-            *self._of,
+            f"UPDATE {self._names.marker} SET {sets}{OF_SINK}", *values, *self._of
         )
 
     def _fill(self, own: dict[str, str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -430,11 +431,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
     def _transactions(self, batch: SinkBatch) -> Transactions:
         """Return the sink's transactional producer; make another one if it had an error."""
         wanted = _id(batch.sink, batch.deployment)
-
-        def begin() -> Transactions:
-            made: Transactions = producing().Transactions(self._settings, wanted, self.topic)
-            return made
-
+        begin = partial(producing().Transactions, self._settings, wanted, self.topic)
         live: Transactions = self._connected(batch, begin)
         if not live.has_no_error():
             self.release(batch.sink, batch.deployment)

@@ -105,11 +105,10 @@ class Messages:
         for number, _ in keyless if suspects.keyless else ():
             refused.append((number, suspects.keyless))
             if len(refused) > MAX_REFUSED:
-                error: DeliveryError = producing().DeliveryError(
+                raise producing().DeliveryError(
                     f"topic {self.topic!r} takes no messages without a key, and more than "
                     f"{MAX_REFUSED} rows have no key: {suspects.keyless}"
                 )
-                raise error
         return refused
 
     def send(self, deliveries: Deliveries, rows: Iterable[Row]) -> None:

@@ -84,25 +84,22 @@ class PostgresRows:
 
         If no row could be written, raises an error that the table may have caused, not a row.
         """
-        self._write_and_bisect()
-        for error in () if self._any_written else self._refused.values():
-            if self._is_of_table(error) or (self._is_suspect(error) and len(self._refused) > 1):
-                raise error  # perhaps a trigger of the whole table: no row is at fault
-        return self._refused
-
-    def _write_and_bisect(self) -> None:
         # A deferred constraint would refuse the whole micro-batch at its end.
         self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         if self._takes_copy and not self._keys:
             copy = f"COPY {self._table} ({self._named}) FROM STDIN (FORMAT csv)"
             self._copy_all(copy, numbered=False)
-            return
-        self._connection.execute(
-            f"CREATE TEMP TABLE {_STAGE} ON COMMIT DROP AS SELECT {self._named},"
-            f" NULL::bigint AS {_ROW} FROM {self._table} WITH NO DATA"
-        )
-        copy = f"COPY {_STAGE} ({self._named}, {_ROW}) FROM STDIN (FORMAT csv)"
-        self._merge_all(self._copy_all(copy, numbered=True))
+        else:
+            self._connection.execute(
+                f"CREATE TEMP TABLE {_STAGE} ON COMMIT DROP AS SELECT {self._named},"
+                f" NULL::bigint AS {_ROW} FROM {self._table} WITH NO DATA"
+            )
+            copy = f"COPY {_STAGE} ({self._named}, {_ROW}) FROM STDIN (FORMAT csv)"
+            self._merge_all(self._copy_all(copy, numbered=True))
+        for error in () if self._any_written else self._refused.values():
+            if self._is_of_table(error) or (self._is_suspect(error) and len(self._refused) > 1):
+                raise error  # perhaps a trigger of the whole table: no row is at fault
+        return self._refused
 
     def _copy_all(self, copy: str, *, numbered: bool) -> int:
         """Copy the rows by a COPY statement; return the number of all rows, refused ones included.
