@@ -98,7 +98,7 @@ def write_dead_letters(path: Path, letters: int, batches: int = 20) -> None:
     source = pa.schema([("line", pa.string())])
     topology = TOPOLOGY
     with State.open(path, topology, sources={"lines": source}, kind="batch") as state:
-        store = DeadLetters.open(path, state.deployment_key, None, {"lines": source})
+        store = DeadLetters.checked(path, state.deployment_key, None, {"lines": source})()
         for number in range(batches):
             n = letters // batches
             reasons = [

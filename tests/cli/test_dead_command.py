@@ -260,7 +260,7 @@ def many_letters(tmp_path_factory):
     every = []
     with pytest.MonkeyPatch.context() as patch, OPEN(path) as state:
         patch.setattr(letter_files, "GROUP_ROWS", 7)
-        store = DeadLetters.open(path, state.deployment_key)
+        store = DeadLetters.checked(path, state.deployment_key)()
         for number, first in enumerate((0, 15, 24)):
             dead = {"lines": died(first, 9, REASONS), "clicks": died(first, 4, REASONS)}
             for spout, table in dead.items():
@@ -282,7 +282,7 @@ def test_a_column_for_which_json_has_nothing_is_shown_as_python_does(tmp_path):
         died(0, 1).drop_columns("value").append_column("value", pa.array([90], pa.duration("s")))
     )
     with OPEN(tmp_path / "c") as state:
-        store = DeadLetters.open(tmp_path / "c", state.deployment_key)
+        store = DeadLetters.checked(tmp_path / "c", state.deployment_key)()
         store.write(0, {"lines": table})
     (letter,) = list_letters(store.place, LetterFilter(), payload=True)
     assert letter.payload == '{"value": "0:01:30"}'
@@ -296,7 +296,7 @@ def test_values_that_python_cannot_show_are_shown_escaped_or_as_iso(ackcore, lin
     table = table.append_column("value", texts).append_column("at", times)
     table = table.append_column("key", pa.array(["köy\t1".encode(), b"\xff", b"\0"]))
     with OPEN(tmp_path / "c") as state:
-        store = DeadLetters.open(tmp_path / "c", state.deployment_key)
+        store = DeadLetters.checked(tmp_path / "c", state.deployment_key)()
         store.write(0, {"lines": table})
     found = lines(ackcore("dead", "list", tmp_path / "c", "--json", "--payload"))
     assert [each["record"] for each in found] == [

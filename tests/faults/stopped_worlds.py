@@ -72,7 +72,7 @@ class PlacedWorld(World):
 
     def driver(self):
         state, engine = super().driver()
-        letters = DeadLetters.open(state.url, state.deployment_key, None, None, state.records)
+        letters = DeadLetters.checked(state.url, state.deployment_key, None, None, state.records)()
         engine._write_dead_letters = letters.write
         for name, sink in (("upper", self.parquet), ("seen.changes", self.changes)):
             sink.claim(name, f"{state.deployment_key:016x}", str(self.path))

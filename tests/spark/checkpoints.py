@@ -141,7 +141,7 @@ def with_dead_letters(path, message="no", records_of=None):
     topology.structure["sinks"] = {"words": ["enrich", "default"]}
     with OPEN(path, topology) as state:
         columns = {"lines": pa.schema([("value", pa.string())])}
-        letters = DeadLetters.open(path, state.deployment_key, None, columns, state.records)
+        letters = DeadLetters.checked(path, state.deployment_key, None, columns, state.records)()
         for number, dead in enumerate([died(0, 4, (bad, slow)), died(4, 3, (slow,))]):
             if records_of is not None:
                 texts = pa.array([records_of] * len(dead))

@@ -124,7 +124,7 @@ def letters(checkpoint):
     """The store of a checkpoint whose one micro-batch is done; its one spout has a `VALUE`."""
     with OPEN(checkpoint) as state:
         run_one(state, 0)
-        return DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": VALUE})
+        return DeadLetters.checked(checkpoint, state.deployment_key, None, {"lines": VALUE})()
 
 
 @pytest.fixture

@@ -50,9 +50,9 @@ class Home(NamedTuple):
         state = OPEN(self.checkpoint)
         if state.last_plan is None:
             run_one(state, 0)
-        found = DeadLetters.open(
+        found = DeadLetters.checked(
             state.url, state.deployment_key, self.elsewhere, VALUE, state.records
-        )
+        )()
         return state, DeadLetters(found.place, clock)
 
 

@@ -191,7 +191,7 @@ def test_every_record_bears_the_epoch_of_its_driver(bucket, checkpoint):
                 assert state.records.read(f"batches/{number}.plan")["epoch"] == number + 1
                 assert state.records.read("batches/0.done")["epoch"] == 1
                 elsewhere = f"{place}-dead/{number}"
-                DeadLetters.open(place, state.deployment_key, elsewhere, None, state.records)
+                DeadLetters.checked(place, state.deployment_key, elsewhere, None, state.records)()
                 pointer = state.records.read(POINTER)
                 assert (pointer["epoch"], pointer["path"]) == (number + 1, elsewhere)
     assert head_of(bucket)["open"] is False

@@ -28,7 +28,7 @@ def opened(checkpoint, sources, path=None):
     with OPEN(checkpoint) as state:
         if state.last_done is None:
             run_one(state, 0)
-        return DeadLetters.open(checkpoint, state.deployment_key, path, sources)
+        return DeadLetters.checked(checkpoint, state.deployment_key, path, sources)()
 
 
 def of(first, **columns):

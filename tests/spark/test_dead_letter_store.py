@@ -200,7 +200,7 @@ def test_a_damaged_file_is_told_once_and_does_not_stop_the_dead(letters, checkpo
     wanted = str(caught.value).partition("with the name ")[2].partition(" ")[0]
     path.with_name(wanted).touch()
     with OPEN(checkpoint) as state:
-        letters = DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": VALUE})
+        letters = DeadLetters.checked(checkpoint, state.deployment_key, None, {"lines": VALUE})()
     assert sum(pc.sum(some["deaths"]).as_py() for some in letters.reasons()) == 38
     assert len(numbers(Path(letters.place.url))) == 38
     assert not path.with_name(wanted).exists()
@@ -221,7 +221,7 @@ def test_letters_that_are_newer_than_the_checkpoint_are_refused_at_the_first_wri
     there, new = tmp_path / "there", tmp_path / "new"
     with OPEN(checkpoint) as state:
         run_one(state, 0)
-        letters = DeadLetters.open(checkpoint, state.deployment_key, there)
+        letters = DeadLetters.checked(checkpoint, state.deployment_key, there)()
     last = 25 if ahead == "not merged" else 26
     write(letters, 10, last + 1)
     if ahead == "dropped":
@@ -242,12 +242,12 @@ def test_letters_that_are_newer_than_the_checkpoint_are_refused_at_the_first_wri
     # The letters can be moved away, as the error says.
     there.rename(tmp_path / "away")
     with OPEN(checkpoint) as state:
-        letters = DeadLetters.open(checkpoint, state.deployment_key, new)
+        letters = DeadLetters.checked(checkpoint, state.deployment_key, new)()
     write(letters, 5, 6)
     assert numbers(new) == [(5, "id-10"), (5, "id-11")]
     if ahead != "dropped":
         assert numbers(tmp_path / "away")[:2] == [(10, "id-20"), (10, "id-21")]
-    assert DeadLetters.open(checkpoint, state.deployment_key).place.url == str(new)
+    assert DeadLetters.checked(checkpoint, state.deployment_key)().place.url == str(new)
 
 
 def by_id(letters, **which):
@@ -273,7 +273,7 @@ def test_a_part_that_is_given_up_moves_no_other_letter_when_files_are_merged(
     Path(path).write_bytes(b"damaged")
     Path(f"{os.fspath(path)}.given-up").touch()
     with OPEN(checkpoint) as state:
-        letters = DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": VALUE})
+        letters = DeadLetters.checked(checkpoint, state.deployment_key, None, {"lines": VALUE})()
     left = {
         name: one
         for name, one in before.items()
@@ -343,29 +343,29 @@ def test_requests_stay_in_their_order_when_the_clock_is_set_back(letters, checkp
 def test_a_store_elsewhere_is_remembered(checkpoint, tmp_path):
     with OPEN(checkpoint) as state:
         key = state.deployment_key
-        DeadLetters.open(checkpoint, key, tmp_path / "there").write(0, {"lines": died(0, 2)})
-        assert DeadLetters.open(checkpoint, key).place.url == str(tmp_path / "there")
+        DeadLetters.checked(checkpoint, key, tmp_path / "there")().write(0, {"lines": died(0, 2)})
+        assert DeadLetters.checked(checkpoint, key)().place.url == str(tmp_path / "there")
         with pytest.raises(
             CheckpointForeign, match="Move the whole old directory there first"
         ) as caught:
-            DeadLetters.open(checkpoint, key, tmp_path / "elsewhere")
+            DeadLetters.checked(checkpoint, key, tmp_path / "elsewhere")()
         assert str(tmp_path / "there") in str(caught.value)
         assert str(tmp_path / "elsewhere") in str(caught.value)
         assert not (tmp_path / "elsewhere").exists()
         # It was moved, as the error says; or there is nothing in it that would be out of sight.
         (tmp_path / "there").rename(tmp_path / "elsewhere")
         with pytest.raises(StateError, match="is its file system mounted") as caught:
-            DeadLetters.open(checkpoint, key)
+            DeadLetters.checked(checkpoint, key)()
         assert str(tmp_path / "there") in str(caught.value)
-        moved = DeadLetters.open(checkpoint, key, tmp_path / "elsewhere")
+        moved = DeadLetters.checked(checkpoint, key, tmp_path / "elsewhere")()
         assert numbers(Path(moved.place.url)) == [(0, "id-0"), (0, "id-1")]
-        assert DeadLetters.open(checkpoint, key).place.url == str(tmp_path / "elsewhere")
+        assert DeadLetters.checked(checkpoint, key)().place.url == str(tmp_path / "elsewhere")
         inside = checkpoint / "ackcore/dead_letters"
         Path(moved.place.url).rename(inside)
-        assert DeadLetters.open(checkpoint, key, inside).place.url == str(inside)
+        assert DeadLetters.checked(checkpoint, key, inside)().place.url == str(inside)
     checkpoint.rename(tmp_path / "moved")
     with OPEN(tmp_path / "moved") as state:
-        found = DeadLetters.open(tmp_path / "moved", state.deployment_key)
+        found = DeadLetters.checked(tmp_path / "moved", state.deployment_key)()
         assert numbers(Path(found.place.url)) == [(0, "id-0"), (0, "id-1")]
 
 
@@ -376,12 +376,14 @@ def test_a_store_that_was_removed_from_its_checkpoint_is_missed(checkpoint):
     with OPEN(checkpoint) as state:
         key = state.deployment_key
         with pytest.raises(StateError, match=r"counted 7 dead records, and .* was removed") as told:
-            DeadLetters.open(checkpoint, key, records=state.records)
+            DeadLetters.checked(checkpoint, key, records=state.records)()
         assert str(inside) in str(told.value)
         assert not inside.exists()
         # As the error says, for letters that are lost.
-        DeadLetters.open(checkpoint, key, inside, records=state.records)
-        assert DeadLetters.open(checkpoint, key, records=state.records).place.url == str(inside)
+        DeadLetters.checked(checkpoint, key, inside, records=state.records)()
+        assert DeadLetters.checked(checkpoint, key, records=state.records)().place.url == str(
+            inside
+        )
 
 
 # -- columns --------------------------------------------------------------------------------------
@@ -391,14 +393,14 @@ def test_the_columns_of_the_sources_are_those_of_the_last_start(letters, checkpo
     path = Path(letters.place.columns("lines"))
     both = {"lines": VALUE, "clicks": pa.schema([("n", pa.int64())])}
     with OPEN(checkpoint) as state:
-        DeadLetters.open(checkpoint, state.deployment_key, None, both)
+        DeadLetters.checked(checkpoint, state.deployment_key, None, both)()
         assert Path(reader(letters).columns("lines")) == path  # nothing new, nothing written
         path.write_bytes(b"PAR1")
-        DeadLetters.open(checkpoint, state.deployment_key, None, both)
+        DeadLetters.checked(checkpoint, state.deployment_key, None, both)()
         path = reader(letters).columns("lines")
         assert read_schema(path).field("payload").type == pa.struct(list(VALUE))
         only = {"clicks": pa.schema([("n", pa.int32())])}
-        DeadLetters.open(checkpoint, state.deployment_key, None, only)
+        DeadLetters.checked(checkpoint, state.deployment_key, None, only)()
     assert reader(letters).columns("lines") is None
     path = reader(letters).columns("clicks")
     assert read_schema(path).field("payload").type == pa.struct([("n", pa.int32())])

@@ -27,7 +27,7 @@ from ackcore.spark.stores.run_files import remove_all
 def store(checkpoint):
     """A checkpoint whose first micro-batches left letters: lines 0-4 and 10-12, clicks 20-21."""
     with OPEN(checkpoint) as state:
-        letters = DeadLetters.open(checkpoint, state.deployment_key)
+        letters = DeadLetters.checked(checkpoint, state.deployment_key)()
         for number, dead in enumerate(
             [
                 {"lines": died(0, 5, (BAD, SLOW))},
@@ -88,9 +88,9 @@ def test_letters_tell_who_died_of_what_and_when(spark, store, checkpoint):
 
 def test_a_store_elsewhere_is_found_by_its_checkpoint(spark, checkpoint, tmp_path):
     with OPEN(checkpoint) as state:
-        letters = DeadLetters.open(
+        letters = DeadLetters.checked(
             checkpoint, state.deployment_key, tmp_path / ODD, records=state.records
-        )
+        )()
         run_one(state, 0)
         letters.write(0, {"lines": died(0, 2)})
     assert letters.place.url == str(tmp_path / ODD)
@@ -145,7 +145,7 @@ def test_a_payload_keeps_its_types_there_and_back(spark, checkpoint):
     )
     with OPEN(checkpoint, topology=topology) as state:
         run_one(state, 0, dead={"typed": table})
-        DeadLetters.open(checkpoint, state.deployment_key).write(0, state.decision(0).dead)
+        DeadLetters.checked(checkpoint, state.deployment_key)().write(0, state.decision(0).dead)
     payload = dead_letters(checkpoint, spark).schema["payload"].dataType
     assert {field.name: field.dataType.simpleString() for field in payload} == {
         "a b.c": "string",
@@ -179,13 +179,13 @@ def test_a_store_whose_index_was_removed_is_nobodys_to_write_to(store, tmp_path)
         with pytest.raises(
             CheckpointCorrupt, match=r"index\.json is missing, though the directory"
         ):
-            DeadLetters.open(tmp_path / "other", state.deployment_key, Path(store.place.url))
+            DeadLetters.checked(tmp_path / "other", state.deployment_key, Path(store.place.url))()
 
 
 def test_a_store_that_is_a_uri_is_refused(checkpoint):
     OPEN(checkpoint).close()
     with pytest.raises(ValueError, match="dead_letters must be a path on a local or shared"):
-        DeadLetters.open(checkpoint, 1, "viewfs://host/dead")
+        DeadLetters.checked(checkpoint, 1, "viewfs://host/dead")()
 
 
 def test_a_store_that_is_down_is_told_and_leaves_nothing_half(store, monkeypatch):
@@ -264,7 +264,7 @@ def test_letters_of_before_and_after_a_change_are_sent_one_kind_at_a_time(store,
 
 def test_a_store_whose_checkpoint_is_gone_or_another_is_told(checkpoint, tmp_path):
     with OPEN(checkpoint) as state:
-        letters = DeadLetters.open(checkpoint, state.deployment_key, tmp_path / "dead")
+        letters = DeadLetters.checked(checkpoint, state.deployment_key, tmp_path / "dead")()
         letters.write(0, {"lines": died(0, 1)})
     shutil.rmtree(checkpoint)
     with pytest.raises(FileNotFoundError, match="which was deleted"):

@@ -313,11 +313,11 @@ def test_a_letter_that_was_sent_twice_and_acked_twice_hides_no_other(tmp_path, c
     """It is among the ACKED twice, and makes up for no other record's death."""
     world = World(tmp_path, spouts=("lines", "clicks"), behaves=fails("a", "b", final=True))
     with world.driver()[0] as state:
-        DeadLetters.open(tmp_path, state.deployment_key)  # as a query that starts does
+        DeadLetters.checked(tmp_path, state.deployment_key)()  # as a query that starts does
     world.process(0, ["a", ("clicks", "b")])
     state, _ = world.driver()
     with state:
-        letters = DeadLetters.open(tmp_path, state.deployment_key)
+        letters = DeadLetters.checked(tmp_path, state.deployment_key)()
         letters.write(0, state.decision(0).dead)
     world.behaves = fails()
     for number in (1, 2):

@@ -105,7 +105,7 @@ class StreamRuns(LocalRuns):
 
     def _take_dead(self, number, dead):
         state = self.state
-        letters = DeadLetters.open(state.url, state.deployment_key, records=state.records)
+        letters = DeadLetters.checked(state.url, state.deployment_key, records=state.records)()
         letters.write(number, dead)
         super()._take_dead(number, dead)
 

@@ -196,7 +196,7 @@ def test_columns_that_may_not_be_null_are_emptied_as_well(checkpoint, spark):
     source = pa.schema([pa.field(f"c{n}", kind, nullable=False) for n, kind in enumerate(kinds)])
     with OPEN(checkpoint) as state:
         run_one(state, 0)
-        letters = DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": source})
+        letters = DeadLetters.checked(checkpoint, state.deployment_key, None, {"lines": source})()
     columns = [pa.array([value] * 3, kind) for value, kind in zip(values, kinds, strict=True)]
     rows = died(0, 3).drop_columns("value")
     dead = pa.table([*rows.columns, *columns], schema=pa.schema([*TRACKING, *source]))

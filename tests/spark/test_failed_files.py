@@ -429,7 +429,7 @@ def test_files_of_letters_are_the_stores_as_they_are(
         dead = state.write_decision(made).dead
         state.write_done(0)
         key = state.deployment_key
-        letters = DeadLetters.open(checkpoint, key, None, {"lines": SOURCE}, state.records)
+        letters = DeadLetters.checked(checkpoint, key, None, {"lines": SOURCE}, state.records)()
         s3 = request.getfixturevalue("s3") if in_bucket else None
         for again in (False, True):
             if in_bucket:
@@ -494,7 +494,7 @@ def test_files_of_one_micro_batch_are_merged_together(anywhere, tmp_path, no_syn
     monkeypatch.setattr(compaction, "_FEWEST", 4)
     with OPEN(anywhere) as state:
         key, cache, run = state.deployment_key, state._cache, state.runs.new(0)
-        letters = DeadLetters.open(anywhere, key, None, {"lines": SOURCE}, state.records)
+        letters = DeadLetters.checked(anywhere, key, None, {"lines": SOURCE}, state.records)()
     for number in range(10):
         directory = cache.prefix_of(number)
         parts = [
@@ -521,7 +521,7 @@ def test_a_copy_of_letters_that_is_damaged_is_told(bucket, tmp_path, no_syncing,
     objects = open_store(bucket, "path")
     with OPEN(bucket) as state:
         key, cache = state.deployment_key, state._cache
-        letters = DeadLetters.open(bucket, key, None, {"lines": SOURCE}, state.records)
+        letters = DeadLetters.checked(bucket, key, None, {"lines": SOURCE}, state.records)()
         path = in_run(wrote_letters(tmp_path, "dead-lines", records(0, 3)), state.runs.new(0))
         dead = Dead({"lines": [adopted(path, cache, cache.prefix_of(0))]})
         name = f"ackcore/state/{dead.parts['lines'][0].file}"

@@ -68,7 +68,7 @@ class Story:
         """To the end, from where it stands."""
         state, engine = self.world.driver()
         with state:
-            letters = DeadLetters.open(self.path, state.deployment_key)
+            letters = DeadLetters.checked(self.path, state.deployment_key)()
             engine._write_dead_letters = letters.write
             number = 0 if state.last_done is None else state.last_done + 1
             while number < len(LINES) or engine.counts.waiting:

@@ -269,7 +269,7 @@ def put_back(home, index):
 
 def start(home):
     with OPEN(home.checkpoint) as state:
-        DeadLetters.open(state.url, state.deployment_key, home.elsewhere, VALUE, state.records)
+        DeadLetters.checked(state.url, state.deployment_key, home.elsewhere, VALUE, state.records)()
 
 
 @pytest.fixture

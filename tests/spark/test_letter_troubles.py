@@ -77,7 +77,7 @@ def test_a_driver_that_woke_too_late_does_not_take_the_store_from_the_next(bucke
     last, letters = home.driver()
     with last:
         with pytest.raises(CheckpointInUse, match="was taken over"):
-            DeadLetters.open(bucket, state.deployment_key, None, VALUE, state.records)
+            DeadLetters.checked(bucket, state.deployment_key, None, VALUE, state.records)()
         write(letters, 0, 1)
     assert listed(home) == every(1)
 
@@ -236,7 +236,9 @@ def test_killed_at_any_instant_no_letter_is_lost_doubled_or_sent_twice(
         ended = False
         arm(fatal)
         try:
-            opened = DeadLetters.open(state.url, state.deployment_key, None, VALUE, state.records)
+            opened = DeadLetters.checked(
+                state.url, state.deployment_key, None, VALUE, state.records
+            )()
             write(DeadLetters(opened.place, lambda: hour), 3, 6)
             replay(home.checkpoint, where=named(1), request="r")
             drop(home.checkpoint, named(2))

@@ -74,7 +74,7 @@ def test_a_request_past_reading_is_withdrawn_and_its_letters_are_sent_anew(check
     """It costs no checkpoint: the letters are in their store."""
     with OPEN(checkpoint) as state:
         run_one(state, 0)
-        letters = DeadLetters.open(checkpoint, state.deployment_key)
+        letters = DeadLetters.checked(checkpoint, state.deployment_key)()
         letters.write(0, {"lines": died(0, 2)})
         assert replay(checkpoint, request="r1").records == {"lines": 2}
         state.write_plan(state.make_plan(1, 0))
@@ -105,7 +105,7 @@ def test_a_request_past_reading_is_withdrawn_and_its_letters_are_sent_anew(check
 def test_letters_without_their_checkpoint_tell_what_was_sent(checkpoint, tmp_path):
     with OPEN(checkpoint) as state:
         run_one(state, 0)
-        letters = DeadLetters.open(checkpoint, state.deployment_key, tmp_path / "letters")
+        letters = DeadLetters.checked(checkpoint, state.deployment_key, tmp_path / "letters")()
         letters.write(0, {"lines": died(0, 2)})
     replay(checkpoint, request="r1")
     shutil.rmtree(checkpoint)
@@ -248,11 +248,11 @@ def test_the_counts_tell_what_was_resolved(tmp_path):
     def park(number):
         state, _ = world.driver()
         with state:
-            store = DeadLetters.open(tmp_path, state.deployment_key)
+            store = DeadLetters.checked(tmp_path, state.deployment_key)()
             store.write(number, state.decision(number).dead)
 
     with world.driver()[0] as state:
-        DeadLetters.open(tmp_path, state.deployment_key)  # as a query that starts does
+        DeadLetters.checked(tmp_path, state.deployment_key)()  # as a query that starts does
     world.behaves = fails("b", "c", final=True)
     world.process(0, ["a", "b", "c"])
     park(0)
@@ -287,7 +287,7 @@ def test_what_dies_again_and_again_is_refused_in_the_end(tmp_path, caplog):
             state, _ = world.driver()
             with state:
                 dead = state.decision(n).dead
-                DeadLetters.open(tmp_path, state.deployment_key).write(n, dead)
+                DeadLetters.checked(tmp_path, state.deployment_key)().write(n, dead)
             world.now_ms += 100_000
             assert counts.balanced
         return counts
@@ -315,7 +315,7 @@ def test_what_dies_again_and_again_is_refused_in_the_end(tmp_path, caplog):
 def test_a_letter_that_is_sent_again_and_again_counts_each_time(checkpoint):
     with OPEN(checkpoint) as state:
         run_one(state, 0)
-        DeadLetters.open(checkpoint, state.deployment_key).write(0, {"lines": died(0, 2)})
+        DeadLetters.checked(checkpoint, state.deployment_key)().write(0, {"lines": died(0, 2)})
     only = LetterFilter((LetterId("lines", 0, 1),))
     for _ in range(2):
         assert replay(checkpoint, where=only, again=True, max_replays=2).records == {"lines": 1}

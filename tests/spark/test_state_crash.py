@@ -225,7 +225,7 @@ def test_what_gets_a_name_is_on_the_disk_and_then_its_name_is(checkpoint, monkey
     monkeypatch.setattr(os, "replace", replaces)
     monkeypatch.setattr(os, "link", links)
     with OPEN(checkpoint) as state:
-        letters = DeadLetters.open(checkpoint, state.deployment_key, None, None, state.records)
+        letters = DeadLetters.checked(checkpoint, state.deployment_key, None, None, state.records)()
         for number, _ in enumerate(steps(state, 3)):
             assert unsure == []
             letters.write(number, {"lines": died(0, 2)})
@@ -241,7 +241,7 @@ def test_how_often_a_micro_batch_waits_for_the_disk(checkpoint, monkeypatch):
     waits = []
     monkeypatch.setattr(os, "fsync", waits.append)
     with OPEN(checkpoint) as state:
-        letters = DeadLetters.open(checkpoint, state.deployment_key, None, None, state.records)
+        letters = DeadLetters.checked(checkpoint, state.deployment_key, None, None, state.records)()
         for number in range(4):
             waits.clear()
             state.write_plan(state.make_plan(number, 0))

@@ -150,7 +150,7 @@ def test_another_format_is_told(checkpoint, monkeypatch, other):
     monkeypatch.setattr(checksummed, "FORMAT", other)
     made(checkpoint)
     with OPEN(checkpoint) as state:
-        DeadLetters.open(checkpoint, state.deployment_key).write(0, {"lines": died(0, 1)})
+        DeadLetters.checked(checkpoint, state.deployment_key)().write(0, {"lines": died(0, 1)})
     monkeypatch.undo()
     said = f"json has format {other}, .* only format {FORMAT}: .* Install that version, or use"
     for ask in (lambda: OPEN(checkpoint), lambda: store_of(checkpoint).spouts()):

@@ -105,7 +105,7 @@ def test_waiting_records_are_counted_by_reason_and_age(tmp_path):
 def test_dead_letters_are_counted_but_for_those_sent_again(tmp_path):
     slow, bad = Reason("enrich", "TimeoutError", "3 s"), Reason("split", "ValueError", "no")
     with OPEN(tmp_path / "c") as state:
-        letters = DeadLetters.open(tmp_path / "c", state.deployment_key)
+        letters = DeadLetters.checked(tmp_path / "c", state.deployment_key)()
         dead = died(0, 5, (bad, bad, slow))
         letters.write(0, {"lines": dead})
         run_one(state, 0, dead={"lines": dead})

@@ -56,7 +56,9 @@ class Story:
 
     def driver(self):
         state, engine = self.world.driver()
-        engine._write_dead_letters = DeadLetters.open(self.world.path, state.deployment_key).write
+        engine._write_dead_letters = DeadLetters.checked(
+            self.world.path, state.deployment_key
+        )().write
         return state, engine
 
     def first(self):

@@ -353,7 +353,7 @@ class Replaying(World):
 
     def write_dead_letters(self, number, dead):
         state = self.state
-        letters = DeadLetters.open(state.url, state.deployment_key, records=state.records)
+        letters = DeadLetters.checked(state.url, state.deployment_key, records=state.records)()
         letters.write(number, dead)
         super().write_dead_letters(number, dead)
 

@@ -207,7 +207,7 @@ def test_a_search_that_finds_nothing_says_what_there_is(tmp_path):
     path = tmp_path / "checkpoint"
     lines = {"lines": pa.schema([("value", pa.string())])}
     with OPEN(path, Topology(lines=("value",))) as state:
-        letters = DeadLetters.open(path, state.deployment_key, None, lines, state.records)
+        letters = DeadLetters.checked(path, state.deployment_key, None, lines, state.records)()
         with PageServer([path]) as server:
             _, found = asked(server.url, "api/0/letters?component=no")
             assert found == {

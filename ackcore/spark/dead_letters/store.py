@@ -62,7 +62,7 @@ _SMALL = 1 << 20
 
 
 class DeadLetters:
-    """The store of a checkpoint, for the driver that writes it. Call `open` to make one.
+    """The store of a checkpoint, for the driver that writes it. Call `checked` to make one.
 
     ``clock``: returns milliseconds since 1970.
     """
@@ -73,39 +73,29 @@ class DeadLetters:
         self._complained = False
 
     @classmethod
-    def open(
+    def checked(
         cls,
         checkpoint: str | os.PathLike[str],
         deployment_key: int,
         path: str | os.PathLike[str] | None = None,
         sources: Mapping[str, pa.Schema] | None = None,
         records: Records | None = None,
-    ) -> DeadLetters:
-        """Open a directory or a bucket prefix as the store of an open checkpoint.
+    ) -> Callable[[], DeadLetters]:
+        """Return a function that opens a directory or a bucket prefix as a checkpoint's store.
+
+        The call itself only checks the store, and writes nothing.
 
         Raises ValueError if the checkpoint is a URL, and the store is not. Raises CheckpointForeign
         if the store has letters of another checkpoint, which would be overwritten, or this
-        checkpoint has letters elsewhere, which readers would not find. Raises CheckpointInUse if
-        another driver has taken over the checkpoint. Raises StateError if the store cannot be
-        written, or has disappeared.
+        checkpoint has letters elsewhere, which readers would not find. Raises StateError if the
+        store has disappeared, or the function cannot write it. The function raises CheckpointInUse
+        if another driver has taken over the checkpoint.
 
         ``checkpoint``: the checkpoint. It records the place of a store outside of it. ``path``: the
         store. The default is its place at the last start, or a directory in the checkpoint.
         ``sources``: the columns of each tracked spout, to be recorded in the store. ``records``:
         ``State.records``, which refuse a driver after another has taken over.
         """
-        return cls.checked(checkpoint, deployment_key, path, sources, records)()
-
-    @classmethod
-    def checked(
-        cls,
-        checkpoint: str | os.PathLike[str],
-        deployment_key: int,
-        path: str | os.PathLike[str] | None,
-        sources: Mapping[str, pa.Schema] | None,
-        records: Records | None,
-    ) -> Callable[[], DeadLetters]:
-        """Check a store as `open` does, but write nothing; return a function that opens it."""
         home = place_of(checkpoint, "checkpoint")
         if records is None:
             records = Records(open_store(f"{home}/ackcore", "checkpoint"))
