@@ -20,6 +20,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
@@ -90,14 +91,12 @@ class Watched:
                 self._read_at = time.monotonic()
             return self._status
 
-    def emitted(self) -> dict[str, dict[str, int]]:
+    def emitted(self) -> Mapping[str, Mapping[str, int]]:
         """Return the emitted tuples by component and stream, over the last 120 micro-batches."""
-        total: dict[str, dict[str, int]] = {}
+        total: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for each in self.status().batches:
             for component, streams in each.progress.emitted.items():
-                of = total.setdefault(component, {})
-                for stream, tuples in streams.items():
-                    of[stream] = of.get(stream, 0) + tuples
+                total[component].update(streams)
         return total
 
 

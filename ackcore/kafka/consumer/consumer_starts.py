@@ -73,7 +73,11 @@ def decide_starts(
     topic after this consumer began to read the topic.
     """
     log = settings.client.logger(_log)
-    found = _committed(client, settings, partitions)
+    asked = [TopicPartition(*_key(each)) for each in partitions]
+    found = ask_brokers(
+        lambda: checked_answer(client.committed(asked, REQUEST_S)),
+        f"the committed offsets of group {settings.group_id!r}",
+    )
     goes_on = [_continued(each, settings, ids.get(each.topic), seen) for each in found]
     new = [each for each, kept in zip(found, goes_on, strict=True) if kept is None]
     # Before the times: a record that is written between the two requests may have that time.
@@ -209,16 +213,6 @@ def _skip_to(
         *(name, offset, high, most),
     )
     return high - most
-
-
-def _committed(
-    client: Consumer, settings: ConsumerSettings, partitions: Sequence[TopicPartition]
-) -> list[TopicPartition]:
-    asked = [TopicPartition(found.topic, found.partition) for found in partitions]
-    return ask_brokers(
-        lambda: checked_answer(client.committed(asked, REQUEST_S)),
-        f"the committed offsets of group {settings.group_id!r}",
-    )
 
 
 def _of_time(client: Consumer, settings: ConsumerSettings, keys: Sequence[Key]) -> dict[Key, int]:

@@ -292,7 +292,11 @@ class Letters:
         files = _of_spout(self._index.read(), spout)["files"]
         there = [each for each in files if each["first"] == number]
         known = {_name(each["object"]): each for each in there}
-        parts = {_part(number, one): one for one in new}
+        # The first parts of their keys.
+        parts = {
+            f"batch-{number}.{one.position}" if one.position else f"batch-{number}": one
+            for one in new
+        }
         with ThreadPoolExecutor(_AT_ONCE) as beside:
             copies = {
                 name: beside.submit(self._copied, spout, name, one, known.get(name))
@@ -541,11 +545,6 @@ class Letters:
             return {**index, "notes": {**index["notes"], request: note}, "requests": whole}
 
         self._change(change)
-
-
-def _part(number: int, new: NewFile) -> str:
-    """Return the first part of the key of a micro-batch's file."""
-    return f"batch-{number}.{new.position}" if new.position else f"batch-{number}"
 
 
 def _name(key: str) -> str:

@@ -159,27 +159,20 @@ def list_letters(
         for file in reversed(store.files(spout)):
             if left <= 0:
                 return
-            with _noting(damaged):
+            try:
                 rows = wanted.rows(file, spout, notes)[-left:]
                 for letter in _letters(file, spout, rows, notes, payload, binary):
                     left -= 1
                     yield letter
+            except CheckpointCorrupt as error:
+                if damaged is None:
+                    raise
+                damaged.append(error)
 
     spouts = store.spouts() if wanted.spout is None else [wanted.spout]
     # A merged file of one spout may have letters before and after those of another.
     found = heapq.merge(*map(of_spout, spouts), key=lambda one: one.id.batch_id, reverse=True)
     yield from islice(found, limit)
-
-
-@contextlib.contextmanager
-def _noting(damaged: list[CheckpointCorrupt] | None) -> Iterator[None]:
-    """Append the error of a damaged file to a list, or raise it if there is no list."""
-    try:
-        yield
-    except CheckpointCorrupt as error:
-        if damaged is None:
-            raise
-        damaged.append(error)
 
 
 def count_letters(store: Letters, wanted: LetterFilter) -> int:

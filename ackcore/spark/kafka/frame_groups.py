@@ -151,20 +151,19 @@ def read_offsets(text: str, sources: Sequence[int]) -> dict[int, dict[Key, int]]
             for partition, offset in partitions.items()
         }
         for number, line in noted.items()
-        if _is_kafkas(found := _json(line))
+        if (found := _of_kafka(line)) is not None
     }
 
 
-def _json(line: str) -> Any:
+def _of_kafka(line: str) -> dict[str, dict[str, int]] | None:
+    """Return the offsets of a line by topic and partition; None if it is of another source."""
     try:
-        return json.loads(line)
+        found = json.loads(line)
     except ValueError:  # a source without an offset yet
         return None
-
-
-def _is_kafkas(found: Any) -> bool:
-    return isinstance(found, dict) and all(
+    is_kafkas = isinstance(found, dict) and all(
         isinstance(each, dict)
         and all(isinstance(offset, int) and name.isdigit() for name, offset in each.items())
         for each in found.values()
     )
+    return found if is_kafkas else None

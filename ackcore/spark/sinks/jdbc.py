@@ -246,7 +246,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
 
     def record(self, transaction: JdbcTransaction, batch: SinkBatch, written: Written) -> None:
         """Write the number and the content into the sink's row of the marker table."""
-        transaction.record(written)
+        transaction.mark("batch_id = ?, content = ?", written.number, written.content)
 
     def commit(self, transaction: JdbcTransaction) -> None:
         """Commit the transaction."""

@@ -105,7 +105,7 @@ def match_columns(
 class JdbcTransaction:
     """The transaction that writes one micro-batch over one connection.
 
-    Call `read_number`, `write_rows` and `record`, commit the connection and, in any case, `end`.
+    Call `read_number`, `write_rows` and `mark`, commit the connection and, in any case, `end`.
     """
 
     def __init__(
@@ -142,16 +142,12 @@ class JdbcTransaction:
         self._others = {
             name: needed for name, needed in columns.items() if name not in own.values()
         }
-        self._mark("staging = ?", self._bare)
+        self.mark("staging = ?", self._bare)
         self.connection.commit()
         self._is_staging = True
         if self._named is not None:
             self._drop(self._names.schema + self.connection.quoted(self._named))
         self._move(self._fill(own))
-
-    def record(self, written: Written) -> None:
-        """Write the number and the content into the sink's row of the marker table."""
-        self._mark("batch_id = ?, content = ?", written.number, written.content)
 
     def end(self) -> None:
         """Roll back, drop the staging table, and delete its name from the marker table.
@@ -177,7 +173,7 @@ class JdbcTransaction:
 
     def read_number(self) -> Written:
         """Return the number and the content in the sink's row of the marker table; lock the row."""
-        self._mark("sink = sink")
+        self.mark("sink = sink")
         found = self.connection.row(
             f"SELECT batch_id, content, staging FROM {self._names.marker}{OF_SINK}", *self._of
         )
@@ -189,7 +185,7 @@ class JdbcTransaction:
         self._named = found[2]
         return Written(int(found[0] or 0), found[1] or "")
 
-    def _mark(self, sets: str, *values: str | int) -> None:
+    def mark(self, sets: str, *values: str | int) -> None:
         """Update the sink's row; ``sets``: the assignments in SQL, with parameters."""
         self.connection.execute(
             f"UPDATE {self._names.marker} SET {sets}{OF_SINK}", *values, *self._of

@@ -212,13 +212,8 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         """
         if self.transactional:
             return super().write(batch)
-        try:
-            with self._as_unavailable(batch.sink):
-                refused = self._send(batch)
-        except BaseException:
-            # The next call starts with a new producer.
-            self.release(batch.sink, batch.deployment)
-            raise
+        with self._sending(batch):
+            refused = self._send(batch)
         if not refused:
             return None
         self.release(batch.sink, batch.deployment)
@@ -232,6 +227,16 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         except producing().DeliveryError as error:
             where = f"topic {self.topic!r} at {self._settings.bootstrap_servers}"
             raise unavailable(sink, where, str(error), _WAY_OUT) from error
+
+    @contextlib.contextmanager
+    def _sending(self, batch: SinkBatch) -> Iterator[None]:
+        """Raise errors as `_as_unavailable`; after any error the next call makes a new producer."""
+        try:
+            with self._as_unavailable(batch.sink):
+                yield
+        except BaseException:
+            self.release(batch.sink, batch.deployment)
+            raise
 
     def release(self, sink: str, deployment: str) -> None:
         """Close the sink's producer. The next micro-batch makes another one."""
@@ -291,14 +296,9 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         After an error the producer is closed, which aborts the transaction. Raises SinkUnavailable
         if the brokers do not answer, or a message was not delivered.
         """
-        try:
-            with self._as_unavailable(batch.sink):
-                messages = self._messages(batch)
-                yield KafkaTransaction(self._transactions(batch), messages, messages.suspects())
-        except BaseException:
-            # The next call starts with a new producer.
-            self.release(batch.sink, batch.deployment)
-            raise
+        with self._sending(batch):
+            messages = self._messages(batch)
+            yield KafkaTransaction(self._transactions(batch), messages, messages.suspects())
 
     def read_number(self, transaction: KafkaTransaction, batch: SinkBatch) -> Written | None:
         """Return number and content of the sink group's committed offset, or None without one.
