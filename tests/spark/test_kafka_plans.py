@@ -36,7 +36,7 @@ from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.kafka import plans
 from ackcore.spark.kafka.group_commits import GroupCommitter, states
 from ackcore.spark.kafka.plans import Intake, OffsetPlan, Position, evenly
-from ackcore.spark.kafka.spout_starts import lost_since, without_deleted
+from ackcore.spark.kafka.spout_starts import without_deleted
 from ackcore.spark.tasks.decoding import ValueDecoder
 from ackcore.spark.tasks.record_ids import RefusedOffsets, SpoutSpec
 from ackcore.topology.tuples import Reason
@@ -430,8 +430,8 @@ def test_of_a_plan_what_is_gone_is_lost_and_the_rest_is_read(ranges, tasks, lows
         patch.setattr(plans, "LEAST", 1)
         before = OffsetPlan(topic_ids={"u": "first"}, tasks=evenly(planned, tasks))
     found = {("tu"[p % 2], p): low for p, low in lows.items()}
-    lost = lost_since(before, found, {"t": None, "u": "second" if anew else "first"})
-    after = without_deleted(before, "lines", lost)
+    ids = {"t": None, "u": "second" if anew else "first"}
+    after, lost = without_deleted(before, "lines", found, ids)
 
     def offsets(ranges):
         return [(one.topic, one.partition, n) for one in ranges for n in range(one.start, one.stop)]

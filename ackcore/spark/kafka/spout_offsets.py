@@ -29,7 +29,6 @@ from ackcore.spark.kafka.spout_starts import (
     PartitionFacts,
     Start,
     decide,
-    lost_since,
     without_deleted,
 )
 
@@ -312,10 +311,11 @@ class SpoutOffsets:
             )
             return plan
         ids = {one.topic: one.topic_id for one in topics}
-        lost = lost_since(plan, {each: found[each].low for each in found}, ids)
+        lows: dict[Key, int] = {each: one.low for each, one in found.items()}
+        after, lost = without_deleted(plan, self.name, lows, ids)
         for one in lost:
             self._report({one.range[:2]: Start(one.range.stop, "out of range", gone=(one,))})
-        return without_deleted(plan, self.name, lost) if lost else plan
+        return after if lost else plan
 
     def replaced(self, plan: OffsetPlan) -> str | None:
         """Return a message if a topic of a plan was created again since; else None.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -160,21 +160,31 @@ def _cut_below(found: PartitionFacts, start: Start, low: int, kind: str, said: s
     )
 
 
-def lost_since(
-    plan: OffsetPlan, lows: Mapping[tuple[str, int], int], topic_ids: Mapping[str, str | None]
-) -> list[SkippedRange]:
-    """Return the planned ranges that were deleted since, joined across tasks.
+def without_deleted(
+    plan: OffsetPlan,
+    name: str,
+    lows: Mapping[tuple[str, int], int],
+    topic_ids: Mapping[str, str | None],
+) -> tuple[OffsetPlan, list[SkippedRange]]:
+    """Return a plan in which ranges that were deleted since are lost and read by no task.
 
-    ``plan``: a stored plan without a decision. ``lows``: the first offset of each partition that
-    answered. ``topic_ids``: the present ids of the topics. If a topic was created again, all its
-    planned offsets are lost.
+    Also returns these ranges, joined across tasks.
+
+    ``plan``: a stored plan without a decision. ``name``: the name of the spout. ``lows``: the first
+    offset of each partition that answered. ``topic_ids``: the present ids of the topics. If a topic
+    was created again, all its planned offsets are lost.
     """
-    gone: list[OffsetRange] = []
     recreated = plan.recreated(topic_ids)
+
+    def rest(one: OffsetRange) -> OffsetRange:
+        """Return the part of a range that was not deleted. It may be empty."""
+        low = one.stop if one.topic in recreated else lows.get(one[:2], 0)
+        return one._replace(start=min(max(one.start, low), one.stop))
+
+    gone: list[OffsetRange] = []
     for one in sorted(one for some in plan.tasks for one in some):
-        low = lows.get((one.topic, one.partition), 0)
-        stop = one.stop if one.topic in recreated else min(low, one.stop)
-        if stop <= one.start:
+        stop = rest(one).start
+        if stop == one.start:
             continue
         before = gone[-1] if gone else None
         # A deleted range may span several tasks; it is joined, and has one dead letter.
@@ -182,36 +192,12 @@ def lost_since(
             gone[-1] = before._replace(stop=stop)
         else:
             gone.append(one._replace(stop=stop))
-    return [SkippedRange(one, *_LOST) for one in gone]
-
-
-def without_deleted(plan: OffsetPlan, name: str, lost: list[SkippedRange]) -> OffsetPlan:
-    """Return a spout's plan in which deleted ranges are lost, and read by no task.
-
-    ``name``: the name of the spout. ``lost``: the result of `lost_since`.
-    """
-    gone = tuple(one.range for one in lost)
-    by_partition: dict[tuple[str, int], list[OffsetRange]] = {}
-    for one in gone:
-        by_partition.setdefault(one[:2], []).append(one)
-    tasks = [
-        tuple(one for each in some if (one := _rest(each, by_partition.get(each[:2], ()))).size)
-        for some in plan.tasks
-    ]
-    return replace(
+    lost = [SkippedRange(one, *_LOST) for one in gone]
+    tasks = (tuple(left for one in some if (left := rest(one)).size) for some in plan.tasks)
+    after = replace(
         plan,
-        tasks=tuple(some for some in tasks if some),
+        tasks=tuple(filter(None, tasks)),
         lost=(*plan.lost, *gone),
         refused=(*plan.refused, *(one.refused(name) for one in lost)),
     )
-
-
-def _rest(one: OffsetRange, gone: Iterable[OffsetRange]) -> OffsetRange:
-    """Return the part of a range that was not deleted. It may be empty.
-
-    ``gone``: the deleted ranges of its partition.
-    """
-    for other in gone:
-        if other.start <= one.start < other.stop:
-            return one._replace(start=min(one.stop, other.stop))
-    return one
+    return after, lost

@@ -145,11 +145,10 @@ class HdfsStore(FileSystemStore):
         """Return the size of a file, and up to ``length`` of its bytes from ``start`` on."""
 
         def read() -> tuple[int, bytes]:
-            with _as_python():
-                reader = self._client.read(f"{self._root}/{file}")
-                size = len(reader)
-                # hdfs-native panics at a range that ends after the file.
-                return size, reader.read_range(start, max(0, min(length, size - start)))
+            reader = self._client.read(f"{self._root}/{file}")
+            size = len(reader)
+            # hdfs-native panics at a range that ends after the file.
+            return size, reader.read_range(start, max(0, min(length, size - start)))
 
         return self._ask(file, "read", read)
 
@@ -159,27 +158,19 @@ class HdfsStore(FileSystemStore):
         below = self._path(prefix) if prefix else self._root
 
         def listed() -> list[tuple[str, int, int]]:
-            with _as_python():
-                return sorted(
-                    (each.path[len(self._root) + 1 :], each.length, each.modification_time)
-                    for each in self._client.list_status(below or "/", True)
-                    if not each.isdir and each.path != below and is_wanted(basename(each.path))
-                )
-
-        def is_there() -> bool:
-            try:
-                with _as_python():
-                    self._client.get_file_info(below or "/")
-            except FileNotFoundError:
-                return False
-            return True
+            return sorted(
+                (each.path[len(self._root) + 1 :], each.length, each.modification_time)
+                for each in self._client.list_status(below or "/", True)
+                if not each.isdir and each.path != below and is_wanted(basename(each.path))
+            )
 
         for _ in range(_LISTS):
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 return self._ask(prefix, "listed", listed)
+            try:
+                self._ask(prefix, "listed", lambda: self._client.get_file_info(below or "/"))
             except FileNotFoundError:
-                if not self._ask(prefix, "listed", is_there):
-                    return []
+                return []
         raise StoreUnavailable(
             f"{self.place(prefix)} could not be listed in {_LISTS} attempts, because directories "
             "in it were deleted meanwhile. Try again"
@@ -249,13 +240,9 @@ class HdfsStore(FileSystemStore):
             except (FileNotFoundError, FileExistsError) as error:
                 raise RuntimeError(str(error)) from None  # of this file, not of the target
 
-        def rename() -> None:
-            with _as_python():
-                self._client.rename(temporary, path, overwrite)
-
         try:
-            self._ask(file, "written", write)
-            self._ask(file, "written", rename)
+            self._repeat(file, "written", write)
+            self._ask(file, "written", lambda: client.rename(temporary, path, overwrite))
         except FileNotFoundError as error:  # the file has another name, or was removed after hours
             raise FileExistsError(str(error)) from None
         except BaseException:
@@ -269,9 +256,8 @@ class HdfsStore(FileSystemStore):
 
     def _names(self, directory: str) -> list[str]:
         def listed() -> list[str]:
-            with _as_python():
-                found = self._client.list_status(f"{self._root}/{directory}")
-                return [basename(each.path) for each in found]
+            found = self._client.list_status(f"{self._root}/{directory}")
+            return [basename(each.path) for each in found]
 
         try:
             return self._ask(directory, "read", listed)
@@ -279,12 +265,8 @@ class HdfsStore(FileSystemStore):
             return []
 
     def _remove_file(self, file: str) -> None:
-        def delete() -> None:
-            with _as_python():
-                self._client.delete(f"{self._root}/{file}")
-
         with contextlib.suppress(FileNotFoundError):
-            self._ask(file, "deleted", delete)
+            self._ask(file, "deleted", lambda: self._client.delete(f"{self._root}/{file}"))
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects, and directories that become empty. Missing objects are ignored."""
@@ -321,6 +303,10 @@ class HdfsStore(FileSystemStore):
     # -- requests -----------------------------------------------------------------------------
 
     def _ask(self, key: str, how: str, request: Callable[[], Answer]) -> Answer:
+        """Call `_repeat`, with the client's errors about files and directories as Python's."""
+        return self._repeat(key, how, _as_python()(request))
+
+    def _repeat(self, key: str, how: str, request: Callable[[], Answer]) -> Answer:
         """Return the answer to a request, which is repeated while a repetition may help.
 
         FileNotFoundError, FileExistsError and IsADirectoryError pass through; raises StateError if
