@@ -195,11 +195,8 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         deliveries = producing().Deliveries(
             self._settings, transactional_id=_id(sink, deployment) if self.transactional else None
         )
-        try:
-            with self._as_unavailable(sink):
-                deliveries.check_broker()
-        finally:
-            deliveries.close()
+        with contextlib.closing(deliveries), self._as_unavailable(sink):
+            deliveries.check_broker()
 
     def write(self, batch: SinkBatch) -> SinkRejects | None:
         """Send the rows of a micro-batch.
@@ -263,21 +260,16 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
 
         def send(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             kafka = producing()
-            deliveries = kafka.Deliveries(settings)
             found: list[tuple[int | None, str]] = []
-            try:
+            with contextlib.closing(kafka.Deliveries(settings)) as deliveries:
                 mine = [files[i] for each in ids for i in each.column(0).to_pylist()]
-                found += replace(messages, files=mine).deliver(deliveries, settings)
-            except kafka.DeliveryError as error:
-                # If it were raised, Spark would retry the task and send delivered messages twice.
-                found.append((None, str(error)))
-            finally:
-                deliveries.close()
-            columns = zip(*found, strict=True) if found else ((), ())
-            yield pa.RecordBatch.from_arrays(
-                [pa.array(column, f.type) for column, f in zip(columns, _ANSWER, strict=True)],
-                schema=_ANSWER,
-            )
+                try:
+                    found += replace(messages, files=mine).deliver(deliveries, settings)
+                except kafka.DeliveryError as error:
+                    # If it were raised, Spark would repeat the task and its delivered messages.
+                    found.append((None, str(error)))
+            rows = [dict(zip(_ANSWER.names, one, strict=True)) for one in found]
+            yield pa.RecordBatch.from_pylist(rows, _ANSWER)
 
         frame = batch.spark.range(0, len(files), 1, tasks)
         refused = []

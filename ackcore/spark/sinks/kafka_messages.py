@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -78,16 +79,13 @@ class Messages:
         refused: list[Refused] = []
         if suspects.count:
             found, before = self.suspects(), 0
-            alone = found.of(producing().Deliveries(settings))
-            try:
+            with closing(found.of(producing().Deliveries(settings))) as alone:
                 for row in self.chosen(lambda content: suspects.includes(*content[:2])):
                     self.send(alone, [row])
                     alone.flush()
                     if found.count > before:
                         refused.append((row[0], found.said))
                         before = found.count
-            finally:
-                alone.close()
             suspects.keyless = suspects.keyless or found.keyless
         return [*self.unfit.items(), *refused, *self.without_key(suspects)]
 

@@ -125,14 +125,11 @@ def making_in(directory: Place) -> Iterator[Path]:
 
     If the block raises, no file is put into a bucket.
     """
-    place = StagingDirectory(directory)
-    try:
+    with contextlib.closing(StagingDirectory(directory)) as place:
         yield place.path
         if is_bucket(directory):
             for path in sorted(place.path.iterdir()):
                 place.publish(path.name)
-    finally:
-        place.close()
 
 
 def read_file(path: Place) -> pa.Buffer | None:
