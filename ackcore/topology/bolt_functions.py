@@ -191,8 +191,6 @@ def answer_parts(
     and a `Misfit` for each other row: for all rows if the answer has other columns or another
     number of rows.
     """
-    batches: list[tuple[int, pa.RecordBatch]] = []
-    misfits: list[Misfit] = []
     try:
         return [(0, columns_of(answer, schema, rows))], []
     except KeyboardInterrupt:
@@ -208,12 +206,10 @@ def answer_parts(
         if not is_one_each:
             return [], [Misfit(row, error) for row in range(rows)]
 
-    def convert(start: int, stop: int) -> None:
-        part = [column[start:stop] for column in columns]
-        batches.append((start, columns_of(part, schema, stop - start)))
+    def convert(start: int, stop: int) -> pa.RecordBatch:
+        return columns_of([column[start:stop] for column in columns], schema, stop - start)
 
-    by_halves(convert, 0, rows, misfits)
-    return batches, misfits
+    return by_halves(convert, rows)
 
 
 def _as_columns(answer: Any, schema: pa.Schema) -> Any:

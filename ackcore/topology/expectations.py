@@ -19,7 +19,7 @@ from ackcore._error_hints import naming_arguments
 from ackcore._records import Int64s
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.condition_nodes import Node
-from ackcore.topology.row_conversion import Misfit, by_halves
+from ackcore.topology.row_conversion import by_halves
 from ackcore.topology.sql_conditions import UnsupportedSql, compile_condition
 
 OnFail = Literal["dead_letter", "drop", "fail"]
@@ -130,15 +130,14 @@ class StreamCheck:
         not meet it. A batch that raises is bisected, so an error concerns only the tuples that
         cause it. Raises WrongResult if a function does not return a boolean for each tuple.
         """
-        found = [np.empty(0, np.int64)]
-        misfits: list[Misfit] = []
 
-        def check(start: int, stop: int) -> None:
-            found.append(self._unmet(batch.slice(start, stop - start)) + start)
+        def check(start: int, stop: int) -> Int64s:
+            return self._unmet(batch.slice(start, stop - start)) + start
 
-        by_halves(check, 0, len(batch), misfits, passed=(KeyboardInterrupt, WrongResult))
+        parts, misfits = by_halves(check, len(batch), passed=(KeyboardInterrupt, WrongResult))
         errors = {row: f"{type(error).__name__}: {error}" for row, error in misfits}
-        return np.sort(np.concatenate([*found, np.array([*errors], np.int64)])), errors
+        unmet = [rows for _, rows in parts]
+        return np.sort(np.concatenate([*unmet, np.array([*errors], np.int64)])), errors
 
     def _unmet(self, batch: pa.RecordBatch) -> Int64s:
         if isinstance(self.condition, Node):

@@ -9,7 +9,7 @@ import copy
 import datetime
 import decimal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from ackcore.topology.tuples import Tuple
 
 #: A row as a tuple of Python values.
 Row = tuple[Any, ...]
+_Part = TypeVar("_Part")
 
 #: Immutable types, whose values need no copy when they are emitted.
 _IMMUTABLE = frozenset(
@@ -81,7 +82,6 @@ def rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Misfit]]:
     lacks, text that is not UTF-8.
     """
     rows: list[Row] = [()] * batch.num_rows
-    misfits: list[Misfit] = []
 
     def convert(start: int, stop: int) -> None:
         part = batch.slice(start, stop - start)
@@ -99,36 +99,36 @@ def rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Misfit]]:
                 ) from error
         rows[start:stop] = zip(*columns, strict=True)
 
-    if batch.num_columns:
-        by_halves(convert, 0, batch.num_rows, misfits)
+    _, misfits = by_halves(convert, batch.num_rows if batch.num_columns else 0)
     return rows, misfits
 
 
 def by_halves(
-    convert: Callable[[int, int], None],
-    start: int,
-    stop: int,
-    misfits: list[Misfit],
+    convert: Callable[[int, int], _Part],
+    rows: int,
     passed: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
-) -> None:
-    """Call ``convert(start, stop)``; if it raises, call it for each half, down to single rows.
+) -> tuple[list[tuple[int, _Part]], list[Misfit]]:
+    """Call ``convert(0, rows)``; if it raises, call it for each half, down to single rows.
 
-    Adds the rows that fail alone to ``misfits``, with their errors. ``passed``: the exceptions that
-    are raised at once. Nothing is called for no rows.
+    Returns the results, each with the number of its first row, and the rows that fail alone.
+    ``passed``: the exceptions that are raised at once. Nothing is called for no rows.
     """
-    if start == stop:
-        return
-    try:
-        convert(start, stop)
-    except passed:
-        raise
-    except BaseException as error:  # a value's own methods are user code: SystemExit too
-        if stop - start == 1:
-            misfits.append(Misfit(start, error))
-            return
-        middle = (start + stop) // 2
-        by_halves(convert, start, middle, misfits, passed)
-        by_halves(convert, middle, stop, misfits, passed)
+    parts: list[tuple[int, _Part]] = []
+    misfits: list[Misfit] = []
+    spans = [(0, rows)] if rows else []
+    while spans:
+        start, stop = spans.pop()
+        try:
+            parts.append((start, convert(start, stop)))
+        except passed:
+            raise
+        except BaseException as error:  # a value's own methods are user code: SystemExit too
+            if stop - start == 1:
+                misfits.append(Misfit(start, error))
+                continue
+            middle = (start + stop) // 2
+            spans += [(middle, stop), (start, middle)]
+    return parts, misfits
 
 
 class RowSchema:
@@ -228,14 +228,7 @@ class RowSchema:
 
         Returns the batches, each with the number of its first row, and the other rows.
         """
-        batches: list[tuple[int, pa.RecordBatch]] = []
-        misfits: list[Misfit] = []
-
-        def convert(start: int, stop: int) -> None:
-            batches.append((start, self.batch(rows[start:stop])))
-
-        by_halves(convert, 0, len(rows), misfits)
-        return batches, misfits
+        return by_halves(lambda start, stop: self.batch(rows[start:stop]), len(rows))
 
 
 def _transposed(rows: Sequence[Row], width: int) -> Iterable[Sequence[Any]]:

@@ -113,7 +113,7 @@ def test_a_values_own_methods_may_raise_what_they_like():
         assert [row for row, _ in misfits] == [1]
         assert sum(batch.num_rows for _, batch in batches) == 2
     with pytest.raises(KeyboardInterrupt):
-        row_conversion.by_halves(lambda *_: Odd(KeyboardInterrupt()).__iter__(), 0, 4, [])
+        row_conversion.by_halves(lambda *_: Odd(KeyboardInterrupt()).__iter__(), 4)
 
 
 def test_what_was_emitted_stays_as_it_was():
