@@ -14,51 +14,25 @@ import pyarrow as pa
 
 from ackcore._arrow.record_batches import offsets_of
 from ackcore.topology.batch_collector import BatchCollector, Piece
-from ackcore.topology.bolt_calls import (
-    cleaned_up,
-    failures_of,
-    joined,
-    overrides_flush,
-    refuse_returned,
-)
-from ackcore.topology.components import BatchBolt, Context, output_streams
-from ackcore.topology.failure_reasons import ReasonMaker, missing_column, with_hint
-from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Identity, Reason, Results
+from ackcore.topology.bolt_calls import BoltExecutor, joined, refuse_returned
+from ackcore.topology.components import BatchBolt
+from ackcore.topology.failure_reasons import missing_column, with_hint
+from ackcore.topology.tuples import Anchors, Emission, Origin, Reason, Results
 
 
-class BatchExecutor:
+class BatchExecutor(BoltExecutor):
     """The `Executor` of one task of a `BatchBolt`."""
 
-    def __init__(self, component: BatchBolt, context: Context, reasons: ReasonMaker) -> None:
-        self.component = component
-        self.reasons = reasons
-        self.context = context
-        self._schemas = output_streams(component)
-        self._seen = 0
-        self._prepared = False
-        self._broken: Reason | None = None
-        # A bolt with a flush may have kept data of each row, so no row is done before it.
-        self._until_flush = overrides_flush(component, BatchBolt)
-        self._failed: set[int] = set()
+    component: BatchBolt
 
-    def process(
-        self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
-    ) -> Results:
-        """Run the bolt on a batch, by halves if it raises; see `Executor.process`."""
-        first, rows = self._seen, batch.num_rows
-        if not rows:
-            return self._results([], {})
-        self._seen += rows
-        if not self._prepared:
-            self._prepare()
-        if self._broken:
-            handles = np.arange(first, self._seen, dtype=np.int64)
-            return Results([], [FailedInputs(handles, [self._broken])], 0)
+    def _process(self, origin: Origin, batch: pa.RecordBatch) -> Results:
+        """Run the bolt on a batch, by halves if it raises."""
+        first, rows, identity = origin.first, batch.num_rows, origin.identity
         emitted: list[Piece] = []
         failures: dict[int, Reason] = {}
         raised = 0
         # Not recursive: a recursive closure would keep the batch until Python collects cycles.
-        spans = [(0, rows)]
+        spans = [(0, rows)] if rows else []
         while spans:
             start, stop = spans.pop()
             part, part_identity = batch, identity
@@ -70,11 +44,11 @@ class BatchExecutor:
                 self._schemas,
                 first + start,
                 stop - start,
-                source,
-                stream,
+                origin.component,
+                origin.stream,
                 part_identity,
             )
-            process = partial(self._process, part, out)
+            process = partial(self.component.process, part, out)
             error = self._call(process, out, part.schema.names)
             if error is None:
                 more, failed = out._close()
@@ -87,16 +61,13 @@ class BatchExecutor:
             else:
                 middle = (start + stop) // 2
                 spans += [(middle, stop), (start, middle)]
-        return self._results(emitted, failures)._replace(raised=raised)
-
-    def _process(self, part: pa.RecordBatch, out: BatchCollector) -> object:
-        return self.component.process(part, out)  # type: ignore[func-returns-value]
+        return self._results(self._joined(emitted), failures)._replace(raised=raised)
 
     def flush(self) -> Results:
         """Flush the bolt; see `Executor.flush`."""
         emitted: list[Piece] = []
         failures: dict[int, Reason] = {}
-        if self._prepared and not self._broken and self._until_flush:
+        if self._prepared and self._until_flush:
             out = BatchCollector(self.reasons, self._schemas, 0, self._seen)
             error = self._call(lambda: self.component.flush(out), out)
             if error is None:
@@ -108,13 +79,7 @@ class BatchExecutor:
                 handle: reason for handle, reason in failures.items() if handle not in self._failed
             }
         self._until_flush = False
-        return self._results(emitted, failures)
-
-    def cleanup(self) -> None:
-        """Call the bolt's ``cleanup``, if ``prepare`` succeeded; log its exception."""
-        if self._prepared and not self._broken:
-            cleaned_up(self.component.cleanup, self.reasons.component)
-        self._prepared = False
+        return self._results(self._joined(emitted), failures)
 
     def _without_gone(self, piece: Piece, failures: dict[int, Reason]) -> Piece:
         """Return a piece of ``flush`` without the rows that have an anchor that failed before.
@@ -138,16 +103,6 @@ class BatchExecutor:
             offsets = offsets_of(counts[kept])
         return stream, batch.filter(pa.array(kept)), Anchors(handles[kept[rows]], offsets)
 
-    def _prepare(self) -> None:
-        self._prepared = True
-        try:
-            self.component.prepare(self.context)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            self._broken = self.reasons.of(error)
-            self._until_flush = False
-
     def _call(
         self, call: Callable[[], object], out: BatchCollector, columns: Sequence[str] = ()
     ) -> Reason | None:
@@ -168,7 +123,7 @@ class BatchExecutor:
             return reason if hint is None else with_hint(reason, hint)
         return None
 
-    def _results(self, emitted: list[Piece], failures: dict[int, Reason]) -> Results:
+    def _joined(self, emitted: list[Piece]) -> list[Emission]:
         emissions: list[Emission] = []
         for stream in self._schemas:
             pieces = [
@@ -177,8 +132,4 @@ class BatchExecutor:
                 if name == stream and batch.num_rows
             ]
             emissions += joined(stream, pieces)
-        still_open = 0
-        if self._until_flush:
-            self._failed.update(failures)
-            still_open = self._seen - len(self._failed)
-        return Results(emissions, failures_of(failures), still_open)
+        return emissions

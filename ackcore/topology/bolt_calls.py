@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -17,9 +17,25 @@ from ackcore._error_hints import near_miss, signature_of
 from ackcore.calls.call_settings import MAX_THREADS, CallSettings
 from ackcore.calls.rate_limits import RateLimit, checked_limit
 from ackcore.calls.threads import NOT_RUN
-from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Component
-from ackcore.topology.failure_reasons import exception_classes
-from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Reason
+from ackcore.topology.components import (
+    AsyncBolt,
+    BasicBolt,
+    BatchBolt,
+    Bolt,
+    Component,
+    Context,
+    output_streams,
+)
+from ackcore.topology.failure_reasons import ReasonMaker, exception_classes
+from ackcore.topology.tuples import (
+    Anchors,
+    Emission,
+    FailedInputs,
+    Identity,
+    Origin,
+    Reason,
+    Results,
+)
 
 #: The maximum number of joined bytes: an Arrow array of text holds up to 2 GiB.
 JOIN_BYTES = 1 << 30
@@ -211,19 +227,12 @@ def refuse_returned(result: object, emit: str) -> None:
         )
 
 
-def failures_of(failures: Mapping[int, Reason]) -> list[FailedInputs]:
-    """Convert failed handles with their reasons to the ``failures`` of `Results`."""
-    if not failures:
-        return []
-    reasons = list(failures.values())
-    if all(reason is reasons[0] for reason in reasons):
-        reasons = reasons[:1]  # encoded once
-    return [FailedInputs(np.array(list(failures), np.int64), reasons)]
-
-
-def overrides_flush(component: object, base: type) -> bool:
-    """Return whether a bolt has a ``flush`` other than that of ``base``, its base class."""
-    return type(component).flush is not base.flush or "flush" in vars(component)  # type: ignore[attr-defined]
+def overrides_flush(component: Component) -> bool:
+    """Return whether a `BasicBolt` or a `BatchBolt` has a ``flush`` of its own."""
+    for base in (BasicBolt, BatchBolt):
+        if isinstance(component, base):
+            return type(component).flush is not base.flush or "flush" in vars(component)
+    return False
 
 
 def journaled(component: Component) -> BasicBolt | AsyncBolt:
@@ -246,7 +255,7 @@ def journaled(component: Component) -> BasicBolt | AsyncBolt:
             "nor a BasicBolt: only these make one call per input, whose result a journal can "
             "keep; derive from one of them, or remove journal"
         )
-    if overrides_flush(component, BasicBolt):
+    if overrides_flush(component):
         raise TypeError(
             f"{made}.journal must be False, got True for a bolt with a flush: execute is not "
             "called for an input whose result is in the journal, so flush would miss it; "
@@ -267,3 +276,77 @@ def cleaned_up(cleanup: Callable[[], object], name: str) -> None:
     except BaseException as error:
         text = "%s: cleanup raised %s: %s; no record is affected"
         log.warning(text, *Reason.of(name, error)[:3], exc_info=True)
+
+
+class BoltExecutor:
+    """The common part of the executors (`ackcore.topology.executors.Executor`): one task of a bolt.
+
+    ``context``: the argument of ``prepare``. ``reasons``: converts the bolt's exceptions.
+    """
+
+    collector: object = None  # the owner of the tuples
+
+    def __init__(self, component: Component, context: Context, reasons: ReasonMaker) -> None:
+        self.component = component
+        self.context = context
+        self.reasons = reasons
+        self._schemas = output_streams(component)
+        self._seen = 0  # the handle of the next row
+        self._prepared = False
+        self._broken: Reason | None = None
+        # A bolt with a flush may keep data of its rows until then, so it acks none before.
+        self._until_flush = overrides_flush(component)
+        self._failed: set[int] = set()
+
+    def process(
+        self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
+    ) -> Results:
+        """Run the bolt on the rows of a batch; see `Executor.process`."""
+        first, rows = self._seen, batch.num_rows
+        self._seen += rows
+        if rows and not self._prepared:
+            self._prepare()
+        if self._broken:
+            return self._results([], dict.fromkeys(range(first, self._seen), self._broken))
+        fields = tuple(batch.schema.names)
+        origin = Origin(self.collector, source, stream, fields, first, identity)
+        return self._process(origin, batch)
+
+    def cleanup(self) -> None:
+        """Call the bolt's ``cleanup``, if its ``prepare`` succeeded; log an exception."""
+        if self._prepared and not self._broken:
+            cleaned_up(self.component.cleanup, self.reasons.component)
+        self._prepared = False
+
+    def _process(self, origin: Origin, batch: pa.RecordBatch) -> Results:
+        """Run the prepared bolt on the rows of a batch."""
+        raise NotImplementedError
+
+    def _prepare(self) -> None:
+        """Prepare the bolt. If that raises, all rows of the task fail."""
+        self._prepared = True
+        try:
+            self._call_prepare()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._broken = self.reasons.of(error)
+            self._until_flush = False
+
+    def _call_prepare(self) -> None:
+        self.component.prepare(self.context)
+
+    def _results(
+        self, emissions: list[Emission], failures: dict[int, Reason], still_open: int = 0
+    ) -> Results:
+        """Return results with the ``failures`` by handle; without ``flush`` all others are done."""
+        if self._until_flush:
+            self._failed.update(failures)
+            still_open = self._seen - len(self._failed)
+        if not failures:
+            return Results(emissions, [], still_open)
+        reasons = list(failures.values())
+        if all(reason is reasons[0] for reason in reasons):
+            reasons = reasons[:1]  # encoded once
+        handles = np.array(list(failures), np.int64)
+        return Results(emissions, [FailedInputs(handles, reasons)], still_open)

@@ -113,12 +113,16 @@ class CallExecutor(RowExecutor):
     def _made_calls(self) -> Calls[Group, None]:
         function: Callable[..., object] = self._execute_in_thread
         if isinstance(self.component, AsyncBolt):
-            function = self._await_execute if self._max_batch == 1 else self._await_execute_many
+            function = self._async_call()
         limit = self._settings.limit
         key_of = None if limit is None else lambda group: limit.key_of(group[0].tuple)
         return self.make_calls(function, self._settings, key_of=key_of, refusal=self._refusal)
 
-    def _run_all(self, origin: Origin, batch: pa.RecordBatch, first: int) -> None:
+    def _async_call(self) -> Callable[..., Awaitable[None]]:
+        """Return the coroutine function that makes the call of a group."""
+        return self._await_execute if self._max_batch == 1 else self._await_execute_many
+
+    def _run_all(self, origin: Origin, batch: pa.RecordBatch) -> None:
         """Execute a batch by calls; arguments and results as for `RowExecutor._run_all`."""
         if not batch.num_rows:
             return
@@ -128,7 +132,7 @@ class CallExecutor(RowExecutor):
         not_made: list[BaseException] = []
 
         def inputs() -> Iterator[CallInput]:
-            for tuples in self._slices(origin, batch, first):
+            for tuples in self._slices(origin, batch):
                 for one in tuples:
                     out.append(CallInput(one))
                     yield out[-1]
@@ -275,7 +279,7 @@ class CallExecutor(RowExecutor):
             input.emitted = collector.close()
 
     def _results(
-        self, emissions: list[Emission], failures: dict[int, Reason], still_open: int
+        self, emissions: list[Emission], failures: dict[int, Reason], still_open: int = 0
     ) -> Results:
         # Rows without a Python value fail when they are pulled, which may be before or after
         # their neighbours raise.  Sort, so that the order is deterministic.

@@ -18,7 +18,7 @@ import struct
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain
 from typing import NamedTuple
@@ -308,13 +308,13 @@ class _Journaled(RowExecutor):
 
         Raises RuntimeError or OSError if the journal fails.
         """
-        first = self._seen
+        fields = tuple(batch.schema.names)
+        origin = Origin(self.collector, source, stream, fields, self._seen, identity)
         self._seen += batch.num_rows
-        origin = Origin(self.collector, source, stream, tuple(batch.schema.names), first, identity)
         inputs: list[tuple[bytes, int]] = []
         failures: dict[int, Reason] = {}
         self._keys = {}
-        asked = self._unanswered(super()._slices(origin, batch, first), inputs)
+        asked = self._unanswered(super()._slices(origin, batch), inputs)
         head = next(asked, None)
         if head is not None:
             if not self._prepared:
@@ -323,7 +323,7 @@ class _Journaled(RowExecutor):
             if self._broken:
                 failures = {one._handle: self._broken for some in self._asked for one in some}
             else:
-                self._run_all(origin, batch, first)
+                self._run_all(origin, batch)
         # If a thread of the bolt emitted too late, the input fails even if it has an answer.
         _, others, _ = self.collector._end_window(self._seen)
         failures |= others
@@ -334,9 +334,9 @@ class _Journaled(RowExecutor):
         ]
         inputs.sort(key=lambda one: one[1])
         emissions, failed = self._answers.settled(inputs)
-        return self._results(emissions, dict(sorted({**failed, **failures}.items())), 0)
+        return self._results(emissions, dict(sorted({**failed, **failures}.items())))
 
-    def _slices(self, origin: Origin, batch: pa.RecordBatch, first: int) -> Iterator[list[Tuple]]:
+    def _slices(self, origin: Origin, batch: pa.RecordBatch) -> Iterator[list[Tuple]]:
         """Return the inputs without an answer, which `process` has found, for `_run_all`."""
         return self._asked
 
@@ -401,24 +401,21 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
         if answers.budget is not None:
             self._refusal = answers.budget.refusal
 
-    async def _await_execute(self, group: Group, endpoint: object = None) -> None:
-        try:
-            await super()._await_execute(group, endpoint)
-        except BaseException:
-            self._pay()
-            raise
-        self._write_down(group[0], self._cost_of())
+    def _async_call(self) -> Callable[..., Awaitable[None]]:
+        execute = super()._async_call()
 
-    async def _await_execute_many(self, group: Group, endpoint: object = None) -> None:
-        try:
-            await super()._await_execute_many(group, endpoint)
-        except BaseException:
-            self._pay()
-            raise
-        cost = self._cost_of()
-        for input in group:
-            self._write_down(input, cost)
-            cost = NO_COST
+        async def call(group: Group, endpoint: object = None) -> None:
+            try:
+                await execute(group, endpoint)
+            except BaseException:
+                self._pay()
+                raise
+            cost = self._cost_of()
+            for input in group:
+                self._write_down(input, cost)
+                cost = NO_COST
+
+        return call
 
     def _cost_of(self) -> Cost:
         """Return the call's cost, add it to the budget, and refuse later reports; 0 without one."""

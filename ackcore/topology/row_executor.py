@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from itertools import repeat
+from itertools import count, repeat
 
-import numpy as np
 import pyarrow as pa
 
 from ackcore._error_hints import counted
 from ackcore.calls.outcomes import as_final
-from ackcore.topology.bolt_calls import cleaned_up, failures_of, overrides_flush, refuse_returned
-from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Context, output_streams
+from ackcore.topology.bolt_calls import BoltExecutor, refuse_returned
+from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Context
 from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.row_collector import InputCollector, RowCollector
 from ackcore.topology.row_conversion import rows_of
-from ackcore.topology.tuples import (
-    ACKED,
-    HELD,
-    OPEN,
-    Emission,
-    FailedInputs,
-    Identity,
-    Origin,
-    Reason,
-    Results,
-    Tuple,
-)
+from ackcore.topology.tuples import ACKED, HELD, OPEN, Origin, Results, Tuple
 
 log = logging.getLogger("ackcore")
 
@@ -36,47 +24,26 @@ log = logging.getLogger("ackcore")
 SLICE_ROWS = 512
 
 
-class RowExecutor:
-    """The `Executor` of one task of a `Bolt` or `BasicBolt`.
+class RowExecutor(BoltExecutor):
+    """The `Executor` of one task of a `Bolt` or `BasicBolt`."""
 
-    ``context``: the argument of ``prepare``. ``reasons``: converts the bolt's exceptions.
-    """
+    component: Bolt | BasicBolt | AsyncBolt
+    collector: RowCollector
 
     def __init__(
         self, component: Bolt | BasicBolt | AsyncBolt, context: Context, reasons: ReasonMaker
     ) -> None:
-        self.component = component
-        self.reasons = reasons
+        super().__init__(component, context, reasons)
         basic = not isinstance(component, Bolt)
         # Whether calls may cost money. Then an emission that does not fit, which another call would
         # only repeat, fails its input without a retry.
         self._is_paid = isinstance(component, AsyncBolt) or component.journal
-        self.collector = RowCollector(reasons, output_streams(component), basic, self._is_paid)
-        self.context = context
+        self.collector = RowCollector(reasons, self._schemas, basic, self._is_paid)
         self._emit = "collector.emit(...)" if basic else "self.collector.emit(...)"
-        self._seen = 0
-        self._prepared = False
-        self._broken: Reason | None = None
-        # A BasicBolt with a flush may keep data of its inputs until then, so it acks none before.
-        self._until_flush = isinstance(component, BasicBolt) and overrides_flush(
-            component, BasicBolt
-        )
-        self._failed: set[int] = set()
 
-    def process(
-        self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
-    ) -> Results:
-        """Run the bolt on every row of a batch; see `Executor.process`."""
-        first, rows = self._seen, batch.num_rows
-        self._seen += rows
-        if rows and not self._prepared:
-            self._prepare()
-        if self._broken:
-            handles = np.arange(first, self._seen, dtype=np.int64)
-            return Results([], [FailedInputs(handles, [self._broken])] if rows else [], 0)
-        fields = tuple(batch.schema.names)
-        origin = Origin(self.collector, source, stream, fields, first, identity)
-        self._run_all(origin, batch, first)
+    def _process(self, origin: Origin, batch: pa.RecordBatch) -> Results:
+        """Run the bolt on every row of a batch."""
+        self._run_all(origin, batch)
         return self._results(*self.collector._end_window(self._seen))
 
     def flush(self) -> Results:
@@ -105,33 +72,21 @@ class RowExecutor:
                 self.reasons.component,
                 counted(collector.ignored, "call"),
             )
-        return self._results(emissions, failures, 0)
-
-    def cleanup(self) -> None:
-        """Call the bolt's ``cleanup``, if ``prepare`` succeeded; log its exception."""
-        if self._prepared and not self._broken:
-            cleaned_up(self.component.cleanup, self.reasons.component)
-        self._prepared = False
+        return self._results(emissions, failures)
 
     def _prepare(self) -> None:
-        self._prepared = True
-        try:
-            if isinstance(self.component, Bolt):
-                self.component.collector = self.collector
-            self._call_prepare()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            self._broken = self.reasons.of(error)
+        super()._prepare()
+        if self._broken:
             self.collector._close(self._broken)
 
     def _call_prepare(self) -> None:
-        assert not isinstance(self.component, AsyncBolt)
-        self.component.prepare(self.context)
+        if isinstance(self.component, Bolt):
+            self.component.collector = self.collector
+        super()._call_prepare()
 
-    def _run_all(self, origin: Origin, batch: pa.RecordBatch, first: int) -> None:
-        """Execute a batch, whose first handle is ``first``; the collector gets the results."""
-        for todo in self._slices(origin, batch, first):
+    def _run_all(self, origin: Origin, batch: pa.RecordBatch) -> None:
+        """Execute a batch; the collector gets the results."""
+        for todo in self._slices(origin, batch):
             if isinstance(self.component, BasicBolt):
                 self._execute_basic(self.component, todo)
             else:
@@ -144,12 +99,11 @@ class RowExecutor:
                             one._state = HELD
             self.collector._convert()
 
-    def _slices(self, origin: Origin, batch: pa.RecordBatch, first: int) -> Iterator[list[Tuple]]:
+    def _slices(self, origin: Origin, batch: pa.RecordBatch) -> Iterator[list[Tuple]]:
         """Yield a batch's rows as tuples, in slices. Rows that Python cannot hold fail instead."""
         for start in range(0, batch.num_rows, SLICE_ROWS):
             rows, misfits = rows_of(batch.slice(start, SLICE_ROWS))
-            handles = range(first + start, first + start + len(rows))
-            tuples = list(map(Tuple, rows, repeat(origin), handles))
+            tuples = list(map(Tuple, rows, repeat(origin), count(origin.first + start)))
             if misfits:
                 for row, error in misfits:
                     self.collector._raised(tuples[row], error)
@@ -194,11 +148,3 @@ class RowExecutor:
             if self._is_paid:
                 as_final(error)
             raise
-
-    def _results(
-        self, emissions: list[Emission], failures: dict[int, Reason], still_open: int
-    ) -> Results:
-        if self._until_flush:
-            self._failed.update(failures)
-            still_open = self._seen - len(self._failed)
-        return Results(emissions, failures_of(failures), still_open)

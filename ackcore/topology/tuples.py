@@ -148,27 +148,27 @@ class Origin:
     stream: str
     fields: tuple[str, ...]
     first: int  # the handle of the batch's first row
-    _identity: Identity | None
+    identity: Identity | None
     _message_ids: list[str | None] | None = None
 
     def message_id(self, handle: int) -> str | None:
         """Return the message id of the row with this handle; None without identity or record."""
-        if self._identity is None:
+        if self.identity is None:
             return None
         # Most bolts never read it, so the column is converted to text at the first access.
         if self._message_ids is None:
-            self._message_ids = self._identity.message_ids.to_pylist()
+            self._message_ids = self.identity.message_ids.to_pylist()
         return self._message_ids[handle - self.first]
 
     def attempt(self, handle: int) -> int:
         """Return the number of earlier attempts of a row, by handle; 0 without identity."""
-        return 0 if self._identity is None else int(self._identity.attempts[handle - self.first])
+        return 0 if self.identity is None else int(self.identity.attempts[handle - self.first])
 
     def stable_id(self, handle: int) -> int | None:
         """Return the stable id of the row with this handle; None without identity."""
-        if self._identity is None:
+        if self.identity is None:
             return None
-        return int(self._identity.stable_ids[handle - self.first])
+        return int(self.identity.stable_ids[handle - self.first])
 
 
 #: The states of a tuple.  HELD: neither acked nor failed when its batch ended.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ackcore._error_hints import listed, near_miss, nearest, refused_call
+from ackcore._error_hints import listed, near_miss, nearest, refused_call, signature_of
 from ackcore.calls import RateLimit, Reject
 from ackcore.calls.call_queues import FairQueues
 from ackcore.calls.usage import CallCounts
@@ -55,41 +55,24 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 class _Shape(NamedTuple):
-    """A base class of bolts, and the methods that ackcore calls on its objects."""
+    """A base class of bolts, whose methods have the signatures that ackcore calls."""
 
     base: type[Component]
     work: str  # the method that each subclass must define
     other: str  # the method that other base classes have instead
     whose: str  # these other classes, in words
-    called: Mapping[str, tuple[str, ...]]  # the arguments of each method
 
 
-_ALL = {"prepare": ("context",), "cleanup": ()}
 _WHOSE = "a BatchBolt's"
 #: A bolt has the first of these shapes that it derives from.
 _SHAPES = (
-    _Shape(
-        BatchBolt,
-        "process",
-        "execute",
-        "a Bolt's or a BasicBolt's",
-        {"process": ("batch", "out"), "flush": ("out",), **_ALL},
-    ),
-    _Shape(
-        BasicBolt,
-        "execute",
-        "process",
-        _WHOSE,
-        {"execute": ("tuple", "collector"), "flush": (), **_ALL},
-    ),
-    _Shape(AsyncBolt, "execute", "process", _WHOSE, {"execute": ("tuple", "collector"), **_ALL}),
-    _Shape(Bolt, "execute", "process", _WHOSE, {"execute": ("tuple",), "flush": (), **_ALL}),
+    _Shape(BatchBolt, "process", "execute", "a Bolt's or a BasicBolt's"),
+    _Shape(BasicBolt, "execute", "process", _WHOSE),
+    _Shape(AsyncBolt, "execute", "process", _WHOSE),
+    _Shape(Bolt, "execute", "process", _WHOSE),
 )
-
 #: The shape of an `AsyncBolt` whose calls have several inputs.
-_MANY = _Shape(
-    AsyncBolt, "execute_many", "process", _WHOSE, {"execute_many": ("tuples", "collectors"), **_ALL}
-)
+_MANY = _Shape(AsyncBolt, "execute_many", "process", _WHOSE)
 
 
 def problems(
@@ -373,7 +356,10 @@ def _methods(bolt: BoltSpec) -> Iterator[str]:
     if isinstance(component, AsyncBolt) and component.max_batch != 1:
         shape = _MANY
     kind = f"{'an' if shape.base is AsyncBolt else 'a'} {shape.base.__name__}"
-    for method, arguments in shape.called.items():
+    for method in (shape.work, "flush", "prepare", "cleanup"):
+        if not hasattr(shape.base, method):
+            continue
+        arguments = tuple(signature_of(getattr(shape.base, method)).parameters)[1:]
         function: Any = getattr(component, method)
         own = ("self",) if inspect.ismethod(function) else ()
         function = function.__func__ if own else function
