@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -176,6 +176,20 @@ def same_length(**columns: Any) -> int:
                 "row by row"
             )
     return rows
+
+
+def message_columns(method: str, given: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns of a call of ``method`` as arrays; raise if one is wrong for it."""
+    columns: dict[str, npt.NDArray[Any]] = {
+        name: task_column(column, name) if name == "tasks" else id_column(column, name)
+        for name, column in given.items()
+    }
+    same_length(**columns)
+    if method == "apply":
+        check_kinds(columns["tasks"])
+    elif method == "init_many":
+        check_init_tasks(columns["tasks"])
+    return columns
 
 
 def check_kinds(tasks: Int32s) -> None:

@@ -20,7 +20,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -35,13 +35,9 @@ from ackcore._columns import (
     as_id,
     as_ms,
     check_entries,
-    check_init_tasks,
-    check_kinds,
-    id_column,
+    message_columns,
     positive,
     read_clock,
-    same_length,
-    task_column,
 )
 from ackcore._error_hints import naming_arguments
 from ackcore._records import Entries, Entry, Outcome, Outcomes, Stats
@@ -399,7 +395,7 @@ class Acker:
 
     def _apply_many(self, method: str, **columns: Any) -> Outcomes:
         # All rows are checked before the first shard receives some.
-        checked = _checked_columns(method, columns)
+        checked = message_columns(method, columns)
         self._turn_if_due()
         root_ids = checked["root_ids"]
         if len(self._shards) == 1 or not len(root_ids):
@@ -479,20 +475,6 @@ def _callable(given: _Given, name: str) -> _Given:
 
 
 _Table = TypeVar("_Table", Entries, Outcomes)
-
-
-def _checked_columns(method: str, given: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns of a call of ``method`` as arrays; raise if one is wrong for it."""
-    columns: dict[str, npt.NDArray[Any]] = {
-        name: task_column(column, name) if name == "tasks" else id_column(column, name)
-        for name, column in given.items()
-    }
-    same_length(**columns)
-    if method == "apply":
-        check_kinds(columns["tasks"])
-    elif method == "init_many":
-        check_init_tasks(columns["tasks"])
-    return columns
 
 
 def _groups_of(labels: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:

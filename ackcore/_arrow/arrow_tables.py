@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore import _columns
-from ackcore._records import Entries, Int64s, Settled, Status, UInt8s
+from ackcore._records import Entries, Settled, Status, UInt8s
 
 #: The names of statuses in settled tables, by number.
 STATUS_NAMES = tuple(status.name for status in Status)
@@ -28,6 +28,8 @@ ENTRY_SCHEMA = pa.schema(
         ("last_ms", pa.int64()),
     ]
 )
+#: The names of the same columns in `Entries` and `Settled`.
+_COLUMNS = ("root_ids", "vals", "tasks", "inits", "flags", "first_ms", "last_ms")
 
 
 def refuse_nulls(column: pa.Array, name: str) -> None:
@@ -71,19 +73,13 @@ def entries_to_batch(entries: Entries | Settled) -> pa.RecordBatch:
 
     The times of entries without times are null.
     """
-    n = len(entries)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(entries.root_ids),
-            pa.array(entries.vals),
-            pa.array(entries.tasks),
-            pa.array(entries.inits.view(np.int8)),
-            pa.array(entries.flags.view(np.int8)),
-            _or_nulls(entries.first_ms, n),
-            _or_nulls(entries.last_ms, n),
-        ],
-        schema=ENTRY_SCHEMA,
-    )
+    arrays = []
+    for column in (getattr(entries, name) for name in _COLUMNS):
+        if column is None:
+            arrays.append(pa.nulls(len(entries), pa.int64()))
+        else:
+            arrays.append(pa.array(column.view(np.int8) if column.dtype == np.uint8 else column))
+    return pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA)
 
 
 def entries_from_batch(batch: pa.RecordBatch, name: str = "entries") -> Entries:
@@ -95,31 +91,15 @@ def entries_from_batch(batch: pa.RecordBatch, name: str = "entries") -> Entries:
     Raises TypeError if a column is missing or does not have integers. Raises ValueError for other
     nulls, and for rows that are not valid in a ledger.
     """
-    columns = {field.name: _member(batch, field.name, name) for field in ENTRY_SCHEMA}
-    times = [columns.pop("first_ms"), columns.pop("last_ms")]
-    timed = any(time.null_count < len(time) for time in times)
-    numbers = {
-        column: integers(values, f"{name}: {column}", ENTRY_SCHEMA.field(column).type)
-        for column, values in columns.items()
-    }
-    first_ms, last_ms = (
-        (
-            integers(time, f"{name}: {column}", pa.int64())
-            for column, time in zip(("first_ms", "last_ms"), times, strict=True)
-        )
-        if timed
-        else (None, None)
-    )
-    entries = Entries(
-        numbers["root_id"],
-        numbers["val"],
-        numbers["task"],
-        numbers["inits"].view(np.uint8),
-        numbers["flags"].view(np.uint8),
-        np.zeros(len(batch), np.uint8),
-        first_ms,
-        last_ms,
-    )
+    columns = {field: _member(batch, field.name, name) for field in ENTRY_SCHEMA}
+    times = {field: column for field, column in columns.items() if field.name.endswith("_ms")}
+    timed = any(column.null_count < len(column) for column in times.values())
+    found: dict[str, Any] = {}
+    for plural, (field, column) in zip(_COLUMNS, columns.items(), strict=True):
+        if timed or field not in times:
+            numbers = integers(column, f"{name}: {field.name}", field.type)
+            found[plural] = numbers.view(np.uint8) if field.type == pa.int8() else numbers
+    entries = Entries(ages=np.zeros(len(batch), np.uint8), **found)
     try:
         return _columns.check_entries(entries, _columns.MIN_BUCKETS, timed)
     except ValueError as error:
@@ -130,10 +110,6 @@ def settled_to_batch(settled: Settled) -> pa.RecordBatch:
     """Return decisions as a record batch: ``root_id, status``, then the rest of `ENTRY_SCHEMA`."""
     batch = entries_to_batch(settled)
     return batch.add_column(1, "status", status_names(settled.statuses))
-
-
-def _or_nulls(column: Int64s | None, n: int) -> pa.Array:
-    return pa.nulls(n, pa.int64()) if column is None else pa.array(column)
 
 
 def _member(batch: pa.RecordBatch, column: str, name: str) -> pa.Array:

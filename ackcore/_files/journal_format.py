@@ -81,7 +81,8 @@ class FileFormat:
                 from_ = first = end
 
     def _sum(self, data: bytes | memoryview) -> bytes:
-        return _sum(data, self._salt)
+        person = b"ackcore.journal"
+        return blake2b(data, digest_size=_SUM_BYTES, salt=self._salt, person=person).digest()
 
     def _sum_of_head(self, head: bytes, at: int) -> bytes:
         return self._sum(head + at.to_bytes(8, "little"))
@@ -105,7 +106,3 @@ def read_header(data: bytes, context: bytes) -> FileFormat | None:
     if data[: found.header_bytes] != found.header(context):
         raise ValueError("the header is damaged, or was written for another context")
     return found
-
-
-def _sum(data: bytes | memoryview, salt: bytes) -> bytes:
-    return blake2b(data, digest_size=_SUM_BYTES, salt=salt, person=b"ackcore.journal").digest()

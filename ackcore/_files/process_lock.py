@@ -81,9 +81,7 @@ class ProcessLock:
     def close_in_child(self) -> None:
         """Close the copy in a forked process, where nobody releases a held `_closing`."""
         self._closing = threading.Lock()
-        file, self._file = self._file, None
-        if file is not None:
-            os.close(file)
+        self.close()
 
 
 _OPEN: WeakSet[ProcessLock] = WeakSet()

@@ -206,28 +206,15 @@ class Ledger:
 
         If it raises, nothing has been applied.
         """
-        ids = _columns.id_column(root_ids, "root_ids")
-        xors = _columns.id_column(vals, "vals")
-        kinds = _columns.task_column(tasks, "tasks")
-        _columns.same_length(root_ids=ids, vals=xors, tasks=kinds)
-        _columns.check_kinds(kinds)
-        return self._apply_rows(ids.tolist(), xors.tolist(), kinds.tolist())
+        return self._apply_many("apply", root_ids=root_ids, vals=vals, tasks=tasks)
 
     def init_many(self, root_ids: Any, init_vals: Any, tasks: Any) -> Outcomes:
         """Apply a batch of INITs; see `apply`. ``tasks`` must be >= 0."""
-        ids = _columns.id_column(root_ids, "root_ids")
-        xors = _columns.id_column(init_vals, "init_vals")
-        spouts = _columns.task_column(tasks, "tasks")
-        _columns.same_length(root_ids=ids, init_vals=xors, tasks=spouts)
-        _columns.check_init_tasks(spouts)
-        return self._apply_rows(ids.tolist(), xors.tolist(), spouts.tolist())
+        return self._apply_many("init_many", root_ids=root_ids, init_vals=init_vals, tasks=tasks)
 
     def ack_many(self, root_ids: Any, ack_vals: Any) -> Outcomes:
         """Apply a batch of ACKs; see `apply`."""
-        ids = _columns.id_column(root_ids, "root_ids")
-        xors = _columns.id_column(ack_vals, "ack_vals")
-        rows = _columns.same_length(root_ids=ids, ack_vals=xors)
-        return self._apply_rows(ids.tolist(), xors.tolist(), [ACK] * rows)
+        return self._apply_many("ack_many", root_ids=root_ids, ack_vals=ack_vals)
 
     def fail_many(self, root_ids: Any) -> Outcomes:
         """Apply a batch of FAILs; see `apply`."""
@@ -257,6 +244,11 @@ class Ledger:
     def reset_timeout(self, root_id: int) -> Outcome | None:
         """Apply one RESET; return its outcome, or None without an INIT."""
         return self._apply_one(_columns.as_id(root_id, "root_id"), 0, RESET)
+
+    def _apply_many(self, method: str, **given: Any) -> Outcomes:
+        columns = _columns.message_columns(method, given)
+        ids, xors, *tasks = [column.tolist() for column in columns.values()]
+        return self._apply_rows(ids, xors, tasks[0] if tasks else [ACK] * len(ids))
 
     def _apply_one(self, root: int, val: int, task: int) -> Outcome | None:
         return next(iter(self._apply_rows([root], [val], [task])), None)
@@ -403,16 +395,9 @@ class Ledger:
             decided = self._entries_of([self._row(root) for root in statuses])
             for root in statuses:
                 del self._pending[root]
-        return Settled(
-            decided.root_ids,
-            np.array(list(statuses.values()), np.uint8),
-            decided.vals,
-            decided.tasks,
-            decided.inits,
-            decided.flags,
-            decided.first_ms,
-            decided.last_ms,
-        )
+        columns = decided.columns()
+        del columns["ages"]
+        return Settled(statuses=np.array(list(statuses.values()), np.uint8), **columns)
 
     # Inspection, saving, loading ------------------------------------------------------------
 

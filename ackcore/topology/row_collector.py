@@ -44,6 +44,15 @@ class _Stream(RowSchema):
         self.rows: list[tuple[Row, Tuple | tuple[Tuple, ...]]] = []
         self.pieces: list[tuple[pa.RecordBatch, Anchors]] = []
 
+    def pop_rows(self, tuple: Tuple) -> list[Row]:
+        """Remove and return the last rows, which are anchored to a tuple alone."""
+        start = len(self.rows)
+        while start and self.rows[start - 1][1] is tuple:
+            start -= 1
+        popped = [row for row, _ in self.rows[start:]]
+        del self.rows[start:]
+        return popped
+
 
 #: The emissions of a call, by stream: rows and their anchors.
 Emitted = dict[_Stream, list[tuple[Row, Tuple | tuple[Tuple, ...]]]]
@@ -266,21 +275,14 @@ class RowCollector:
             self._set_failed(tuple, reason)
             if self._basic:
                 for out in self._streams.values():
-                    while out.rows and out.rows[-1][1] is tuple:
-                        out.rows.pop()
+                    out.pop_rows(tuple)
 
     def _pop_result(self, tuple: Tuple) -> tuple[dict[str, list[Row]], Reason | None]:
         """Remove and return the last executed tuple's rows, by stream, and its failure or None.
 
         Call it under the lock.
         """
-        rows: dict[str, list[Row]] = {}
-        for name, out in self._streams.items():
-            start = len(out.rows)
-            while start and out.rows[start - 1][1] is tuple:
-                start -= 1
-            rows[name] = [row for row, _ in out.rows[start:]]
-            del out.rows[start:]
+        rows = {name: out.pop_rows(tuple) for name, out in self._streams.items()}
         return rows, self._failures.pop(tuple._handle, None)
 
     def _done(self, tuple: Tuple, emitted: Emitted) -> None:
