@@ -44,6 +44,8 @@ from ackcore._records import (
 )
 
 UNSET = -1  # the task of an entry before its init
+#: The types of the columns of `Entries`.
+_ENTRY_TYPES = ("i8", "i8", "i4", "u1", "u1", "u1", "i8", "i8")
 
 
 @dataclass(slots=True)
@@ -454,31 +456,12 @@ class Ledger:
     def _row(self, root: int) -> Entry:
         entry = self._pending[root]
         age = self._turn - entry.turn
-        timed = self.clock is not None
-        return Entry(
-            root,
-            entry.val,
-            entry.task,
-            entry.inits,
-            entry.flags,
-            age,
-            entry.first_ms if timed else None,
-            entry.last_ms if timed else None,
-        )
+        times = (None, None) if self.clock is None else (entry.first_ms, entry.last_ms)
+        return Entry(root, entry.val, entry.task, entry.inits, entry.flags, age, *times)
 
     def _entries_of(self, rows: Sequence[Entry]) -> Entries:
-        ids, vals, tasks, inits, flags, ages, first_ms, last_ms = _columns_of(rows, 8)
-        timed = self.clock is not None
-        return Entries(
-            np.array(ids, np.int64),
-            np.array(vals, np.int64),
-            np.array(tasks, np.int32),
-            np.array(inits, np.uint8),
-            np.array(flags, np.uint8),
-            np.array(ages, np.uint8),
-            np.array(first_ms, np.int64) if timed else None,
-            np.array(last_ms, np.int64) if timed else None,
-        )
+        columns = _columns_of(rows, 6 if self.clock is None else 8)
+        return Entries(*map(np.array, columns, _ENTRY_TYPES))
 
 
 def _columns_of(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:

@@ -5,6 +5,7 @@ The twin of record_buffers.pxi, which documents arguments, results and errors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,22 +29,19 @@ class RecordBuffers:
         self._begin()
 
     def _begin(self) -> None:
-        self._keys: list[bytes | None] = []
-        self._values: list[bytes | None] = []
-        self._headers: list[Any] = []
-        self._offsets: list[int] = []
-        self._timestamps: list[tuple[int, int]] = []
-        self._key_bytes = self._value_bytes = self._header_bytes = 0
+        #: Keys, values, headers, offsets and timestamps.
+        self._records: list[tuple[bytes | None, bytes | None, Any, int, tuple[int, int]]] = []
+        self._sizes = 0, 0, 0  # in bytes, of all keys, values and headers
 
     @property
     def rows(self) -> int:
         """The number of records that were added and not taken yet."""
-        return len(self._offsets)
+        return len(self._records)
 
     @property
     def bytes(self) -> int:
         """The size of all keys, values and headers in bytes; header names count in characters."""
-        return self._key_bytes + self._value_bytes + self._header_bytes
+        return sum(self._sizes)
 
     def add(self, messages: Any, first: int = 0, stop: int = 2**63 - 1) -> int:
         """Add the records from ``messages[first]`` on; return the index of the first not added.
@@ -52,7 +50,7 @@ class RecordBuffers:
         ``most_bytes`` would be exceeded.
         """
         found = []
-        key_bytes, value_bytes = self._key_bytes, self._value_bytes
+        key_bytes, value_bytes, header_bytes = self._sizes
         for place in range(first, len(messages)):
             message = messages[place]
             if message.error() is not None:
@@ -61,36 +59,30 @@ class RecordBuffers:
             if offset >= stop:
                 break
             key, value = message.key(), message.value()
-            key_bytes += _size(key, "key", place)
-            value_bytes += _size(value, "value", place)
-            if max(key_bytes, value_bytes) > self._most_bytes:
+            sizes = key_bytes + _size(key, "key", place), value_bytes + _size(value, "value", place)
+            if max(sizes) > self._most_bytes:
                 break
+            key_bytes, value_bytes = sizes
+            headers = _headers(message)
+            header_bytes += sum(len(name) + len(of or b"") for name, of in headers or ())
             kind, ms = message.timestamp()
-            found.append((key, value, _headers(message), offset, (kind, ms)))
-        for key, value, headers, offset, timestamp in found:
-            self._key_bytes += len(key or b"")
-            self._value_bytes += len(value or b"")
-            self._header_bytes += sum(len(name) + len(of or b"") for name, of in headers or ())
-            self._keys.append(key)
-            self._values.append(value)
-            self._headers.append(headers)
-            self._offsets.append(offset)
-            self._timestamps.append(timestamp)
+            found.append((key, value, headers, offset, (kind, ms)))
+        self._records += found
+        self._sizes = key_bytes, value_bytes, header_bytes
         return first + len(found)
 
     def taken(self) -> GatheredRecords | None:
         """Remove and return all records; None if there are none."""
-        if not self._offsets:
+        if not self._records:
             return None
-        timed = np.array(
-            [kind != 0 and ms != _NO_TIMESTAMP for kind, ms in self._timestamps], np.uint8
-        )
+        keys, values, headers, offsets, timestamps = zip(*self._records, strict=True)
+        timed = np.array([kind != 0 and ms != _NO_TIMESTAMP for kind, ms in timestamps], np.uint8)
         found = GatheredRecords(
-            _column(self._keys),
-            _column(self._values),
-            self._headers if any(self._headers) else None,
-            np.array(self._offsets, np.int64),
-            np.array([ms for _, ms in self._timestamps], np.int64),
+            _column(keys),
+            _column(values),
+            list(headers) if any(headers) else None,
+            np.array(offsets, np.int64),
+            np.array([ms for _, ms in timestamps], np.int64),
             None if timed.all() else timed,
         )
         self._begin()
@@ -114,7 +106,7 @@ def _size(value: Any, name: str, place: int) -> int:
     return len(value)
 
 
-def _column(values: list[bytes | None]) -> BinaryColumn:
+def _column(values: Sequence[bytes | None]) -> BinaryColumn:
     offsets = np.zeros(len(values) + 1, np.int32)
     np.cumsum([len(value or b"") for value in values], out=offsets[1:])
     valid = np.array([value is not None for value in values], np.uint8)

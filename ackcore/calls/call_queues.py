@@ -19,7 +19,7 @@ import heapq
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ackcore.calls.call_settings import CallSettings
@@ -67,6 +67,7 @@ class Call:
         self.done = False
 
 
+@dataclass(eq=False)
 class KeyQueue:
     """The waiting calls of one key, and its own limits.
 
@@ -80,40 +81,20 @@ class KeyQueue:
     time of the earliest scheduled `FairQueues.wake` for it, infinite without one.
     """
 
-    __slots__ = (
-        "_endpoints",
-        "_make",
-        "due",
-        "estimate",
-        "is_rated",
-        "key",
-        "new",
-        "rank",
-        "spent",
-        "tokens",
-        "unfinished",
-        "wakes_ns",
-    )
+    key: Hashable
+    _make: Callable[[], Endpoints]
+    tokens: TokenBucket | None
+    spent: TokenBucket | None
+    estimate: float = 0.0
+    new: deque[Call] = field(default_factory=deque)
+    due: dict[tuple[FlowConsumer, ...], deque[tuple[int, int, Call]]] = field(default_factory=dict)
+    unfinished: int = 0
+    rank: int = -1
+    wakes_ns: float = math.inf
+    _endpoints: Endpoints | None = None
 
-    def __init__(
-        self,
-        key: Hashable,
-        make: Callable[[], Endpoints],
-        tokens: TokenBucket | None,
-        spent: TokenBucket | None,
-    ) -> None:
-        self.key = key
-        self._make = make
-        self._endpoints: Endpoints | None = None
-        self.tokens = tokens
-        self.spent = spent
-        self.is_rated = tokens is not None or spent is not None
-        self.estimate = 0.0
-        self.new: deque[Call] = deque()
-        self.due: dict[tuple[FlowConsumer, ...], deque[tuple[int, int, Call]]] = {}
-        self.unfinished = 0
-        self.rank = -1
-        self.wakes_ns: float = math.inf
+    def __post_init__(self) -> None:
+        self.is_rated = self.tokens is not None or self.spent is not None
 
     @property
     def endpoints(self) -> Endpoints:

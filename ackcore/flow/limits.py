@@ -201,35 +201,6 @@ class DelayTarget:
     queue as in CoDel (RFC 8289). ``bench/README.md`` compares it with the other limits.
     """
 
-    __slots__ = (
-        "_acks",
-        "_began_ns",
-        "_clock",
-        "_known",
-        "_last_ns",
-        "_least_ns",
-        "_max_limit",
-        "_mean_ns",
-        "_most_out",
-        "_noise_ns",
-        "_overtaken",
-        "_probe_ns",
-        "_ramp",
-        "_risen_ns",
-        "_sent_ns",
-        "_shortest_ns",
-        "_spread_ns",
-        "_square_ns",
-        "_stale_ns",
-        "_sum_ns",
-        "_weight",
-        "base_rtt_ns",
-        "limit",
-        "penalty",
-        "service_ns",
-        "threshold_ns",
-    )
-
     _FAILURE, _MOST = 1.5, 64.0
     _STALE_NS, _PROBE_RTTS = 10_000_000_000, 50
     #: There is a queue if the shortest round trip of a block has this part of the mean's excess.

@@ -29,7 +29,6 @@ from ackcore._arrow.shown import shown_rows
 from ackcore._columns import as_count
 from ackcore.calls.calls import in_event_loop
 from ackcore.spark.base.letter_columns import as_letters
-from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.base.sources import emitted_schema, kept_schemas, source_schema
 from ackcore.spark.base.workers import refuse_unpicklable
@@ -76,12 +75,6 @@ _IN_VAIN = 10
 _KEY = 0x5EED
 #: A directory in memory, if there is one, because a checkpoint is synced at each step.
 _MEMORY = Path("/dev/shm")
-
-
-def _as_they_are(
-    inputs: Sequence[InputFrame], directory: Place, epoch: int = 0
-) -> list[InputFrame]:
-    return list(inputs)
 
 
 def run_in_process(
@@ -257,11 +250,9 @@ class LocalRuns:
                 offsets=ClosedRows(topology, None, state),
                 jobs=Jobs(
                     self._run,
-                    _as_they_are,
-                    _as_they_are,
-                    lambda topology, layout, inputs, plan, spilled: self._setup(
-                        topology, layout, plan
-                    ),
+                    lambda inputs, directory, epoch: list(inputs),
+                    lambda inputs, directory: list(inputs),
+                    lambda topology, layout, _, plan, __: self._setup(topology, layout, plan),
                 ),
             )
 

@@ -7,8 +7,9 @@ the stream.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +17,12 @@ import pyarrow as pa
 from ackcore._arrow.lossless import array_of, as_mapping, cast
 from ackcore._arrow.record_batches import is_list, offsets_of
 from ackcore._arrow.shown import shown_values
-from ackcore._error_hints import counted, listed, near_miss
+from ackcore._error_hints import counted, listed
 from ackcore._records import Int64s
-from ackcore.topology.bolt_calls import no_stream, refuse_attribute
+from ackcore.topology.bolt_calls import FixedAttributes, no_stream
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.failure_reasons import ReasonMaker
+from ackcore.topology.row_conversion import by_name
 from ackcore.topology.tuples import Anchors, Identity, Reason
 
 _NOT_GIVEN: Any = object()
@@ -29,7 +31,8 @@ _NOT_GIVEN: Any = object()
 Piece: TypeAlias = tuple[str, pa.RecordBatch, Anchors]
 
 
-class BatchCollector:
+@dataclass(repr=False, eq=False)
+class BatchCollector(FixedAttributes):
     """The `BatchOutput` of one call of ``process`` or ``flush``, which collects its results.
 
     ``reasons``: converts the exceptions that the bolt passes to `fail`. ``schemas``: the schema of
@@ -38,23 +41,15 @@ class BatchCollector:
     ``identity``: those of `BatchOutput`.
     """
 
-    def __init__(
-        self,
-        reasons: ReasonMaker,
-        schemas: Mapping[str, pa.Schema],
-        first_row: int,
-        rows: int,
-        component: str = "",
-        stream: str = "",
-        identity: Identity | None = None,
-    ) -> None:
-        self.component = component
-        self.stream = stream
-        self.first_row = first_row
-        self.identity = identity
-        self._reasons = reasons
-        self._schemas = schemas
-        self._rows = rows
+    _reasons: ReasonMaker
+    _schemas: Mapping[str, pa.Schema]
+    first_row: int
+    _rows: int
+    component: str = ""
+    stream: str = ""
+    identity: Identity | None = None
+
+    def __post_init__(self) -> None:
         self._lock = threading.RLock()
         self._closed = False
         self._emitted: list[Piece] = []
@@ -65,9 +60,6 @@ class BatchCollector:
             "the `out` of a BatchBolt cannot be pickled, because it works only in the call that "
             "received it; call out.emit() and out.fail() in that call"
         )
-
-    if not TYPE_CHECKING:  # with it, mypy would accept any attribute
-        __getattr__ = refuse_attribute
 
     def emit(
         self, columns: Any, *, parents: Any = _NOT_GIVEN, stream: str = DEFAULT_STREAM
@@ -243,9 +235,9 @@ def columns_in(columns: Any, schema: pa.Schema, title: str) -> list[Any]:
             raise ValueError(
                 f"columns must have each field of {title} once, got {listed(twice)} several times"
             )
-        return _by_name(given, names, title)
+        return by_name(given, names, "columns", title)
     if (named := as_mapping(columns)) is not None:
-        return _by_name(named, names, title)
+        return by_name(named, names, "columns", title)
     if isinstance(columns, list | tuple):
         if len(columns) != len(names):
             raise ValueError(
@@ -257,21 +249,6 @@ def columns_in(columns: Any, schema: pa.Schema, title: str) -> list[Any]:
         f"columns must be a RecordBatch, a Table, a mapping or a list of columns for {title}, "
         f"got {type(columns).__name__}"
     )
-
-
-def _by_name(columns: Mapping[Any, Any], names: Sequence[str], title: str) -> list[Any]:
-    for name in columns:
-        if name not in names:
-            raise ValueError(
-                f"columns must be fields of {title}, got {name!r}; "
-                + near_miss(str(name), names, "fields")
-            )
-    missing = [name for name in names if name not in columns]
-    if missing:
-        raise ValueError(
-            f"columns must have every field of {title}, got none for {listed(missing)}"
-        )
-    return [columns[name] for name in names]
 
 
 def _column(column: Any, field: pa.Field, title: str) -> pa.Array:

@@ -117,10 +117,8 @@ class BatchExecutor(BoltExecutor):
         except BaseException as error:
             # SystemExit as well: a bolt that exits must not end its worker.
             out._close()
-            reason = self.reasons.of(error)
             batch = f"the batch of {out.component}'s stream {out.stream!r}"
-            hint = missing_column(error, columns, batch)
-            return reason if hint is None else with_hint(reason, hint)
+            return with_hint(self.reasons.of(error), missing_column(error, columns, batch))
         return None
 
     def _joined(self, emitted: list[Piece]) -> list[Emission]:

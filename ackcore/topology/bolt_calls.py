@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -109,18 +109,22 @@ _METHODS = {
 }
 
 
-def refuse_attribute(collector: object, name: str) -> NoReturn:
-    """Raise the `AttributeError` for an attribute that a collector does not have, with advice."""
-    kind = type(collector).__name__
-    if name not in _METHODS:
-        raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=collector)
-    owners, way_out = _METHODS[name]
-    raise AttributeError(
-        f"this bolt's collector has no method {name}, which only the collector of {owners} has; "
-        f"{way_out}",
-        name=name,
-        obj=collector,
-    )
+class FixedAttributes:
+    """The base class of collectors: an attribute that one does not have is an error with advice."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # with it, mypy would accept any attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _METHODS:
+                owners, way_out = _METHODS[name]
+                text = (
+                    f"this bolt's collector has no method {name}, which only the collector of "
+                    f"{owners} has; {way_out}"
+                )
+            raise AttributeError(text, name=name, obj=self)
 
 
 #: The largest number of inputs of one call.

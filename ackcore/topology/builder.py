@@ -97,6 +97,7 @@ class Topology(Parts):
 
 
 @naming_arguments
+@dataclass(repr=False, eq=False)
 class BoltDeclarer:
     """The inputs of a bolt. Every method adds one, and returns the declarer for the next call.
 
@@ -104,18 +105,11 @@ class BoltDeclarer:
     rows of windows that the micro-batch before has closed. ``stream`` is one of its streams.
     """
 
-    def __init__(
-        self,
-        name: str,
-        bolt: Component,
-        parallelism: int | None,
-        expect: tuple[Expectations, ...] = (),
-    ) -> None:
-        self.name = name
-        self.component = bolt
-        self.parallelism = parallelism
-        self.expect = expect
-        self.inputs: list[Input] = []
+    name: str
+    component: Component
+    parallelism: int | None
+    expect: tuple[Expectations, ...]
+    inputs: list[Input] = field(default_factory=list)
 
     def shuffle(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
         """Read a stream, spread evenly over the bolt's tasks if the bolt has a parallelism.
@@ -497,15 +491,10 @@ class TopologyBuilder:
                 )
             )
         tables, closed, misfits = with_closed(self._tables, self._spouts, bolts)
-        found.extend(
-            validation.problems(
-                self._spouts, bolts, self._sinks, self._tables, closed, broken, settings.reject
-            )
-        )
+        parts = validation.Declared(self._spouts, bolts, self._sinks, self._tables)
+        found.extend(validation.problems(parts, closed, broken, settings.reject))
         found.extend(misfits)
-        checks, wrong = validation.compiled_checks(
-            self._spouts, bolts, [*self._sinks, *self._tables], broken
-        )
+        checks, wrong = validation.compiled_checks(parts, broken)
         found.extend(wrong)
         try:
             found_again = duplicates.with_dedup(self._spouts, bolts, self._sinks, tables)

@@ -121,12 +121,13 @@ class ReasonMaker:
     def _of_error(self, error: BaseException) -> Reason:
         final = isinstance(error, self._reject) or not isinstance(error, self._retry_on)
         made = Reason.of(self.component, error, final or is_marked_final(error))
-        hint = _hint(error)
-        return made if hint is None else with_hint(made, hint)
+        return with_hint(made, _hint(error))
 
 
-def with_hint(reason: Reason, hint: str) -> Reason:
-    """Return a reason with a hint appended to its message."""
+def with_hint(reason: Reason, hint: str | None) -> Reason:
+    """Return a reason with a hint, if there is one, appended to its message."""
+    if hint is None:
+        return reason
     return reason._replace(message=Reason.of("", f"{reason.message}; {hint}").message)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -248,22 +249,20 @@ class RowCalls:
                     yield Tuple(rows[row], origin, row)
 
 
+@dataclass(eq=False)
 class _Slice:
     """Some rows of a batch, and the outcomes of their calls so far.
 
     ``called``: the rows that the function is called with. ``failed``: the other rows.
     """
 
-    def __init__(
-        self, batch: pa.RecordBatch, called: list[int], failed: dict[int, FailedRow]
-    ) -> None:
-        self._batch = batch
-        self._called = called
-        self._taken = 0
-        self._failed = failed
-        self._values: list[Row] = []  # of the rows that were answered
-        self._rows: list[int] = []
-        self._attempts: list[int] = []
+    _batch: pa.RecordBatch
+    _called: list[int]
+    _failed: dict[int, FailedRow]
+    _taken: int = 0
+    _values: list[Row] = field(default_factory=list)  # of the rows that were answered
+    _rows: list[int] = field(default_factory=list)
+    _attempts: list[int] = field(default_factory=list)
 
     @property
     def is_open(self) -> bool:

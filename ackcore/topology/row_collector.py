@@ -29,7 +29,7 @@ from ackcore._arrow.record_batches import offsets_of
 from ackcore._error_hints import naming_arguments
 from ackcore.calls.outcomes import as_final, marked_final
 from ackcore.calls.usage import USAGE, report
-from ackcore.topology.bolt_calls import joined, no_stream, refuse_attribute
+from ackcore.topology.bolt_calls import FixedAttributes, joined, no_stream
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.row_conversion import Row, RowSchema, no_values
@@ -58,7 +58,7 @@ class _Stream(RowSchema):
 Emitted = dict[_Stream, list[tuple[Row, Tuple | tuple[Tuple, ...]]]]
 
 
-class RowCollector:
+class RowCollector(FixedAttributes):
     """The `Collector` of one task, with further methods for its executor.
 
     ``reasons``: converts exceptions and texts to reasons. ``schemas``: the schema of each stream
@@ -89,9 +89,6 @@ class RowCollector:
             "a collector belongs to one task and cannot be pickled; use self.collector, which is "
             "set in each task before prepare() is called"
         )
-
-    if not TYPE_CHECKING:  # with it, mypy would accept any attribute
-        __getattr__ = refuse_attribute
 
     # -- called by a bolt ---------------------------------------------------------------------
 
@@ -373,7 +370,7 @@ def _not_a_tuple(name: str, got: object) -> TypeError:
     )
 
 
-class InputCollector:
+class InputCollector(FixedAttributes):
     """The collector of a `BasicBolt` while it executes one input."""
 
     __slots__ = ("_collector", "_input")
@@ -386,11 +383,8 @@ class InputCollector:
         """Emit a tuple, as described in `BasicCollector.emit`."""
         self._collector.emit(values, self._input, stream)
 
-    if not TYPE_CHECKING:  # with it, mypy would accept any attribute
-        __getattr__ = refuse_attribute
 
-
-class CallCollector:
+class CallCollector(FixedAttributes):
     """The collector of a bolt for one of several inputs that are executed at once.
 
     Its emissions are stored separately, and emitted in the order of the inputs.
@@ -419,9 +413,6 @@ class CallCollector:
             emitted, self._emitted = self._emitted, None
         return emitted or {}
 
-    if not TYPE_CHECKING:  # with it, mypy would accept any attribute
-        __getattr__ = refuse_attribute
-
 
 class AsyncCallCollector(CallCollector):
     """The `AsyncCollector` of one input. Create it in the coroutine that makes the call."""
@@ -440,10 +431,7 @@ class AsyncCallCollector(CallCollector):
         report(self._usage, tokens, cost)
 
     if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            with marked_final():
-                refuse_attribute(self, name)
+        __getattr__ = marked_final()(FixedAttributes.__getattr__)
 
 
 class GroupCollector(AsyncCallCollector):

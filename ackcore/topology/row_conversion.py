@@ -158,7 +158,7 @@ class RowSchema:
         if kind is tuple or kind is list:  # nearly always
             row = tuple(values)
         elif (named := as_mapping(values)) is not None:
-            row = self._by_name(named)
+            row = tuple(by_name(named, self.names, "values", self.title, "; emit None for a null"))
         elif isinstance(values, list | tuple):
             row = tuple(values)
         else:
@@ -176,21 +176,6 @@ class RowSchema:
             f"({types}{more}); write ({', '.join(self.names)}{',' if self.width == 1 else ''}), "
             "or a dict by field"
         )
-
-    def _by_name(self, values: Mapping[Any, Any]) -> Row:
-        for name in values:
-            if name not in self.names:
-                raise ValueError(
-                    f"values must be fields of {self.title}, got {name!r}; "
-                    + near_miss(str(name), self.names, "fields")
-                )
-        missing = [name for name in self.names if name not in values]
-        if missing:
-            raise ValueError(
-                f"values must have every field of {self.title}, got none for {listed(missing)}; "
-                "emit None for a null"
-            )
-        return tuple([values[name] for name in self.names])
 
     def batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
         """Convert rows to a batch of the schema.
@@ -235,6 +220,25 @@ def _transposed(rows: Sequence[Row], width: int) -> Iterable[Sequence[Any]]:
     if width <= 2:  # zip first makes an iterator per row, which costs more than two passes
         return [[row[at] for row in rows] for at in range(width)]
     return zip(*rows, strict=True)
+
+
+def by_name(
+    given: Mapping[Any, Any], names: Sequence[str], what: str, title: str, way_out: str = ""
+) -> list[Any]:
+    """Return values or columns by name in the order of ``names``; raise if these differ.
+
+    ``what``, ``title``, ``way_out``: the argument, the stream and the advice in the ValueError.
+    """
+    for name in given:
+        if name not in names:
+            hint = near_miss(str(name), names, "fields")
+            raise ValueError(f"{what} must be fields of {title}, got {name!r}; {hint}")
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise ValueError(
+            f"{what} must have every field of {title}, got none for {listed(missing)}{way_out}"
+        )
+    return [given[name] for name in names]
 
 
 def no_values(values: object, title: str) -> TypeError:

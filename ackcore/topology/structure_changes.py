@@ -64,33 +64,32 @@ def _by_name(show: Callable[[Any, Any], str]) -> Callable[[Any, Any], str]:
     return differences
 
 
-def _columns(was: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> str:
-    """Describe an old and a new list of columns by the columns that only one has.
+def _items(show: Callable[..., str]) -> Callable[[Any, Any], str]:
+    """Return a function that describes an old and a new list by the items that only one has.
 
-    If there are none, because only the order differs, describe all.
+    If there are none, because only the order differs, it describes all. ``show``: describes an
+    item, whose parts are its arguments.
     """
-    only = [[one for one in some if one not in others] for some, others in ((was, now), (now, was))]
-    texts = [
-        ", ".join(
-            f"{name} {kind}{'' if all(nullable) else ' not null'}" for name, kind, *nullable in some
-        )
-        for some in (only if any(only) else (was, now))
-    ]
-    return _values(*(text or "no other" for text in texts))
+
+    def differences(was: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> str:
+        only = [
+            [one for one in some if one not in others] for some, others in ((was, now), (now, was))
+        ]
+        texts = [
+            ", ".join(show(*one) for one in some) for some in (only if any(only) else (was, now))
+        ]
+        return _values(*(text or "no other" for text in texts))
+
+    return differences
 
 
-def _inputs(was: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> str:
-    texts = [
-        ", ".join(
-            (name if stream == DEFAULT_STREAM else f"{name}/{stream}")
-            + f" by {grouping}"
-            + (f"({', '.join(keys)})" if keys else "")
-            for name, stream, grouping, *keys in some
-            if [name, stream, grouping, *keys] not in others
-        )
-        for some, others in ((was, now), (now, was))
-    ]
-    return _values(*(text or "no other" for text in texts))
+def _column(name: str, kind: str, *nullable: bool) -> str:
+    return f"{name} {kind}{'' if all(nullable) else ' not null'}"
+
+
+def _input(name: str, stream: str, grouping: str, *keys: str) -> str:
+    source = name if stream == DEFAULT_STREAM else f"{name}/{stream}"
+    return f"{source} by {grouping}" + (f"({', '.join(keys)})" if keys else "")
 
 
 def shown_aggregate(structure: Mapping[str, Any]) -> str:
@@ -110,10 +109,10 @@ def shown_window(structure: Mapping[str, Any] | None) -> str:
 #: The words for entries of structures whose names users do not know.
 _WORDS = {"message_id": "message id", "tracked": "tracking", "aggregates": "values"}
 _VALUES: Mapping[str, Callable[[Any, Any], str]] = {
-    "inputs": _inputs,
-    "streams": _by_name(_columns),
+    "inputs": _items(_input),
+    "streams": _by_name(_items(_column)),
     "from": lambda was, now: _values("/".join(was), "/".join(now)),
-    "key": _columns,
+    "key": _items(_column),
     "aggregates": _by_name(lambda was, now: _values(shown_aggregate(was), shown_aggregate(now))),
     "window": lambda was, now: _values(shown_window(was), shown_window(now)),
 }

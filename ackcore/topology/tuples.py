@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, NoReturn, final, overload
 
 import numpy as np
@@ -138,7 +139,7 @@ class Identity(NamedTuple):
         return Identity(message_ids, self.attempts[start:stop], self.stable_ids[start:stop])
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Origin:
     """The emitting component, stream, fields and records of a batch, which its tuples share."""
 
@@ -149,26 +150,11 @@ class Origin:
     fields: tuple[str, ...]
     first: int  # the handle of the batch's first row
     identity: Identity | None
-    _message_ids: list[str | None] | None = None
 
-    def message_id(self, handle: int) -> str | None:
-        """Return the message id of the row with this handle; None without identity or record."""
-        if self.identity is None:
-            return None
-        # Most bolts never read it, so the column is converted to text at the first access.
-        if self._message_ids is None:
-            self._message_ids = self.identity.message_ids.to_pylist()
-        return self._message_ids[handle - self.first]
-
-    def attempt(self, handle: int) -> int:
-        """Return the number of earlier attempts of a row, by handle; 0 without identity."""
-        return 0 if self.identity is None else int(self.identity.attempts[handle - self.first])
-
-    def stable_id(self, handle: int) -> int | None:
-        """Return the stable id of the row with this handle; None without identity."""
-        if self.identity is None:
-            return None
-        return int(self.identity.stable_ids[handle - self.first])
+    @cached_property
+    def message_ids(self) -> list[str | None]:
+        """The message ids of an identity, converted at the first access: most bolts read none."""
+        return [] if self.identity is None else list(self.identity.message_ids.to_pylist())
 
 
 #: The states of a tuple.  HELD: neither acked nor failed when its batch ended.
@@ -214,17 +200,22 @@ class Tuple:
     @property
     def message_id(self) -> str | None:
         """The source's id of the record; None without a record, and in `attempt`."""
-        return self._origin.message_id(self._handle)
+        origin = self._origin
+        return None if origin.identity is None else origin.message_ids[self._handle - origin.first]
 
     @property
     def attempt(self) -> int:
         """The number of earlier attempts of this record: 0 at the first."""
-        return self._origin.attempt(self._handle)
+        origin = self._origin
+        identity = origin.identity
+        return 0 if identity is None else int(identity.attempts[self._handle - origin.first])
 
     @property
     def stable_id(self) -> int | None:
         """An id of this tuple, equal in every attempt: a key for upserts. None in `attempt`."""
-        return self._origin.stable_id(self._handle)
+        origin = self._origin
+        identity = origin.identity
+        return None if identity is None else int(identity.stable_ids[self._handle - origin.first])
 
     @overload
     def __getitem__(self, key: int | str) -> Any: ...

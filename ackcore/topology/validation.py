@@ -12,7 +12,7 @@ import inspect
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -32,7 +32,7 @@ from ackcore.topology.components import (
     Bolt,
     Component,
 )
-from ackcore.topology.expectations import Expectations, StreamCheck, checks_of
+from ackcore.topology.expectations import StreamCheck, checks_of
 from ackcore.topology.failure_reasons import exception_classes
 from ackcore.topology.parts import BoltSpec, DeclaredTable, Input, Parts, SinkSpec, Spout
 from ackcore.topology.settings import MAX_PARALLELISM
@@ -75,22 +75,25 @@ _SHAPES = (
 _MANY = _Shape(AsyncBolt, "execute_many", "process", _WHOSE)
 
 
+class Declared(NamedTuple):
+    """The components and tables of a topology as declared; several may have the same name."""
+
+    spouts: Sequence[Spout]
+    bolts: Sequence[BoltSpec]
+    sinks: Sequence[SinkSpec]
+    tables: Sequence[DeclaredTable]
+
+
 def problems(
-    spouts: Sequence[Spout],
-    bolts: Sequence[BoltSpec],
-    sinks: Sequence[SinkSpec],
-    tables: Sequence[DeclaredTable],
-    closed: Sequence[Spout],
-    broken: set[str],
-    reject: Sequence[type[Exception]] = (),
+    declared: Declared, closed: Sequence[Spout], broken: set[str], reject: Sequence[type[Exception]]
 ) -> Iterator[str]:
     """Yield all problems of a topology, except those of the keys and values of tables.
 
-    ``spouts``, ``bolts``, ``sinks``, ``tables``: the components as declared; several may have the
-    same name. ``closed``: the spouts of closed windows. ``broken``: the bolts whose ``outputs``
-    have a problem, so that their streams are unknown. ``reject``: the setting.
+    ``closed``: the spouts of closed windows. ``broken``: the bolts whose ``outputs`` have a
+    problem, so that their streams are unknown. ``reject``: the setting.
     """
-    yield from _names(spouts, bolts, sinks, tables)
+    yield from _names(declared)
+    spouts, bolts, sinks, tables = declared
     yield from _directories(sinks)
     names = [table.name for table in tables]
     for bolt in bolts:
@@ -138,7 +141,7 @@ def problems(
                 "declared types, because its source is a DataFrame; let a bolt read the spout, "
                 "and the table that bolt"
             )
-    yield from _unread(spouts, bolts, sinks, tables)
+    yield from _unread(declared._replace(sinks=sinks))
     yield from _cycle([bolt for bolt in bolts if bolt.name not in broken], tables)
 
 
@@ -151,12 +154,8 @@ class _DeclaredStream:
         self.types = dict(zip(fields, types, strict=False))
 
 
-def _names(
-    spouts: Sequence[Spout],
-    bolts: Sequence[BoltSpec],
-    sinks: Sequence[SinkSpec],
-    tables: Sequence[DeclaredTable],
-) -> Iterator[str]:
+def _names(declared: Declared) -> Iterator[str]:
+    spouts, bolts, sinks, tables = declared
     if not spouts:
         yield "the topology has no spout; declare one with .spout(name, source)"
     components = [("spout", spout.name) for spout in spouts]
@@ -712,12 +711,8 @@ def _has_map(type_: pa.DataType) -> bool:
     return any(_has_map(type_.field(at).type) for at in range(type_.num_fields))
 
 
-def _unread(
-    spouts: Sequence[Spout],
-    bolts: Sequence[BoltSpec],
-    sinks: Sequence[SinkSpec],
-    tables: Sequence[DeclaredTable],
-) -> Iterator[str]:
+def _unread(declared: Declared) -> Iterator[str]:
+    spouts, bolts, sinks, tables = declared
     read = {each.component for bolt in bolts for each in bolt.inputs}
     read |= {sink.component for sink in sinks} | {table.component for table in tables}
     read -= {f"{table.name}{CLOSED}" for table in tables}
@@ -760,24 +755,36 @@ def _stream_title(component: str, stream: str) -> str:
 
 
 def compiled_checks(
-    spouts: Sequence[Spout],
-    bolts: Sequence[BoltSpec],
-    readers: Iterable[SinkSpec | DeclaredTable],
-    broken: set[str],
+    declared: Declared, broken: set[str]
 ) -> tuple[dict[tuple[str, str], tuple[StreamCheck, ...]], list[str]]:
     """Return the compiled expectations by component and stream, and the problems found.
 
-    ``readers``: the sinks and the tables. ``broken``: the bolts whose ``outputs`` have a problem.
+    ``broken``: the bolts whose ``outputs`` have a problem.
     """
-    read = {(each.component, each.stream) for bolt in bolts for each in bolt.inputs}
-    read |= {(reader.component, reader.stream) for reader in readers}
+    read = {(each.component, each.stream) for bolt in declared.bolts for each in bolt.inputs}
+    read |= {(sink.component, sink.stream) for sink in declared.sinks}
+    read |= {(table.component, table.stream) for table in declared.tables}
     checks: dict[tuple[str, str], tuple[StreamCheck, ...]] = {}
     wrong: list[str] = []
-
-    def add(
-        subject: str, name: str, expected: Sequence[Expectations], schemas: Mapping[str, Any]
-    ) -> None:
-        for stream in dict.fromkeys(one.stream for one in expected):
+    emitters: list[tuple[str, Spout | BoltSpec, Mapping[str, Any]]] = []
+    for spout in declared.spouts:
+        if not spout.expect:
+            continue
+        subject = f"spout {spout.name!r}"
+        if not spout.tracked and any(one.on_fail == "dead_letter" for one in spout.expect):
+            wrong.append(
+                f"expect of {subject} sends records to the dead letters, and untracked records "
+                "have none; set on_fail to 'drop' or 'fail', or remove tracked=False"
+            )
+        source: Any = spout.source
+        schema = source.schema if spout.kind is None else source.emits
+        emitters.append((subject, spout, {DEFAULT_STREAM: schema}))
+    for bolt in declared.bolts:
+        if bolt.name not in broken:
+            emitters.append((f"bolt {bolt.name!r}", bolt, bolt.schemas))
+    for subject, emitter, schemas in emitters:
+        name = emitter.name
+        for stream in dict.fromkeys(one.stream for one in emitter.expect):
             if stream not in schemas:
                 wrong.append(
                     f"{subject} expects conditions of stream {stream!r}, which it does not have; "
@@ -789,26 +796,10 @@ def compiled_checks(
                     f"{subject} expects conditions of {_stream_title(name, stream)}, which no "
                     "bolt, sink or table reads; let one read it, or remove them"
                 )
-            some = [one for one in expected if one.stream == stream]
+            some = [one for one in emitter.expect if one.stream == stream]
             found = list(checks_of(some, _types_of(schemas[stream])))
             wrong.extend(f"expect of {subject} {one}" for one in found if isinstance(one, str))
             checks[name, stream] = tuple(one for one in found if isinstance(one, StreamCheck))
-
-    for spout in spouts:
-        if not spout.expect:
-            continue
-        subject = f"spout {spout.name!r}"
-        if not spout.tracked and any(one.on_fail == "dead_letter" for one in spout.expect):
-            wrong.append(
-                f"expect of {subject} sends records to the dead letters, and untracked records "
-                "have none; set on_fail to 'drop' or 'fail', or remove tracked=False"
-            )
-        source: Any = spout.source
-        schema = source.schema if spout.kind is None else source.emits
-        add(subject, spout.name, spout.expect, {DEFAULT_STREAM: schema})
-    for bolt in bolts:
-        if bolt.name not in broken:
-            add(f"bolt {bolt.name!r}", bolt.name, bolt.expect, bolt.schemas)
     return checks, wrong
 
 
