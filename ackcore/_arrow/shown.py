@@ -7,7 +7,6 @@ Arrow may hold text that is not UTF-8, and dates and times before year 1 and aft
 from __future__ import annotations
 
 import base64
-import decimal
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -255,7 +254,7 @@ def _encoder(arrow_type: pa.DataType, binary: Callable[[bytes], str]) -> _Encode
     if kind.is_floating(arrow_type):
         return _float
     if kind.is_decimal(arrow_type):
-        return _decimal
+        return lambda value: f"{value:f}"
     if kind.is_date(arrow_type) or kind.is_timestamp(arrow_type):
         return lambda value: f'"{value.isoformat()}"'
     if kind.is_binary(arrow_type) or kind.is_large_binary(arrow_type):
@@ -286,7 +285,3 @@ def _struct(arrow_type: pa.StructType, binary: Callable[[bytes], str]) -> _Encod
 def _float(value: float) -> str:
     text = repr(value)
     return f'"{_SPECIAL[text]}"' if text in _SPECIAL else text
-
-
-def _decimal(value: decimal.Decimal) -> str:
-    return format(value, "f")

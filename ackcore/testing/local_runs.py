@@ -101,7 +101,9 @@ def run_in_process(
             return runs.run(Path(directory))
 
     bolts = (bolt.component for bolt in topology.bolts.values())
-    if not in_event_loop() or not any(map(_has_loop, bolts)):
+    # Their executors, or the bolts themselves, run event loops.
+    have_loops = (isinstance(bolt, BatchFunction) or call_settings(bolt) for bolt in bolts)
+    if not in_event_loop() or not any(have_loops):
         return run()
     # In a notebook or a coroutine: the event loops of bolts need another thread.
     thread = ThreadPoolExecutor(1)
@@ -109,11 +111,6 @@ def run_in_process(
         return thread.submit(copy_context().run, run).result()
     finally:
         thread.shutdown(wait=False)  # an interrupt must not wait for the calls of bolts
-
-
-def _has_loop(bolt: Any) -> bool:
-    """Return whether a bolt's executor, or the bolt itself, runs an event loop."""
-    return isinstance(bolt, BatchFunction) or call_settings(bolt) is not None
 
 
 class _Recorder(Sink):

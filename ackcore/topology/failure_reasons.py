@@ -97,7 +97,9 @@ class ReasonMaker:
         A text and None are never final. Raises TypeError if it is another object.
         """
         if isinstance(reason, BaseException):
-            return self._of_error(reason)
+            final = isinstance(reason, self._reject) or not isinstance(reason, self._retry_on)
+            made = Reason.of(self.component, reason, final or is_marked_final(reason))
+            return with_hint(made, _hint(reason))
         if isinstance(reason, Reason):
             # A user may put anything into its fields: convert them to values that can be stored.
             text = Reason.of(str(reason.component), str(reason.message), bool(reason.final))
@@ -117,11 +119,6 @@ class ReasonMaker:
     def not_acked(self) -> Reason:
         """Return the reason of an input that was neither acked nor failed."""
         return Reason(self.component, "NotAcked", f"not acked by {self.component}")
-
-    def _of_error(self, error: BaseException) -> Reason:
-        final = isinstance(error, self._reject) or not isinstance(error, self._retry_on)
-        made = Reason.of(self.component, error, final or is_marked_final(error))
-        return with_hint(made, _hint(error))
 
 
 def with_hint(reason: Reason, hint: str | None) -> Reason:

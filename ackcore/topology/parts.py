@@ -166,16 +166,6 @@ class DeclaredTable(NamedTuple):
     ttl_s: float | None
     window: Window | None = None
 
-    def spec(self, schema: pa.Schema) -> TableSpec:
-        """Return the checked table, given the schema of its stream.
-
-        Raises TypeError or ValueError if the key or a value does not fit the schema.
-        """
-        shape = TableShape.of(
-            self.name, schema, self.key, self.value, self.ttl_s, window=self.window
-        )
-        return TableSpec(self.name, self.component, self.stream, shape)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableSpec:
@@ -333,17 +323,19 @@ def with_closed(
     while ready := [one for one in left if (one.component, one.stream) in schemas]:
         left = [one for one in left if one not in ready]
         for table in ready:
+            name, component, stream, key, value, ttl_s, window = table
+            schema = schemas[component, stream]
             try:
-                spec = table.spec(schemas[table.component, table.stream])
+                shape = TableShape.of(name, schema, key, value, ttl_s, window=window)
             except (TypeError, ValueError) as error:
                 wrong.append(str(error))
                 continue
-            tables[table.name] = spec
-            name = f"{table.name}{CLOSED}"
-            if name in read and table.window is not None:
-                source = ClosedWindows(spec.shape)
-                ids = (*table.key, START)
-                closed.append(Spout(name, source, tuple(source.schema.names), ids, True, True))
-                schemas[name, DEFAULT_STREAM] = source.emits
+            tables[name] = TableSpec(name, component, stream, shape)
+            spout = f"{name}{CLOSED}"
+            if spout in read and window is not None:
+                source = ClosedWindows(shape)
+                ids = (*key, START)
+                closed.append(Spout(spout, source, tuple(source.schema.names), ids, True, True))
+                schemas[spout, DEFAULT_STREAM] = source.emits
     order = [table.name for table in declared]
     return sorted(tables.values(), key=lambda one: order.index(one.name)), closed, wrong

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import datetime
 import decimal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -184,7 +184,7 @@ class RowSchema:
         is None in a field that is not nullable. For a single row, the error names the field.
         """
         columns = []
-        for field, values in zip(self.schema, _transposed(rows, self.width), strict=True):
+        for field, values in zip(self.schema, zip(*rows, strict=True), strict=True):
             try:
                 column = array_of(values, field.type, projects=self.projects)
             except Exception as error:
@@ -214,12 +214,6 @@ class RowSchema:
         Returns the batches, each with the number of its first row, and the other rows.
         """
         return by_halves(lambda start, stop: self.batch(rows[start:stop]), len(rows))
-
-
-def _transposed(rows: Sequence[Row], width: int) -> Iterable[Sequence[Any]]:
-    if width <= 2:  # zip first makes an iterator per row, which costs more than two passes
-        return [[row[at] for row in rows] for at in range(width)]
-    return zip(*rows, strict=True)
 
 
 def by_name(

@@ -12,16 +12,11 @@ independent of Spark, and deterministic: a topology has the same layout everywhe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TypeVar
 
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import Grouping, Parts
-
-_Key = TypeVar("_Key")
-_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +123,16 @@ class Layout:
 
     def at(self, level: int) -> tuple[str, ...]:
         """Return the names of the bolts of a level, each after those it reads; () if none."""
-        return self._at.get(level, ())
+        return tuple(name for name in self.order if self.levels[name] == level)
 
     def out(self, component: str, stream: str = DEFAULT_STREAM) -> tuple[Subscription, ...]:
         """Return the subscriptions of all bolts to a stream."""
-        return self._out.get((component, stream), ())
+        read = component, stream
+        return tuple(sub for sub in self.subscriptions if (sub.source, sub.stream) == read)
 
     def into(self, component: str) -> tuple[Subscription, ...]:
         """Return the subscriptions of the bolt ``component`` to the streams that it reads."""
-        return self._into.get(component, ())
+        return tuple(sub for sub in self.subscriptions if sub.target == component)
 
     def crossing(self, level: int) -> tuple[Subscription, ...]:
         """Return the subscriptions whose tuples pass the exchange behind a level.
@@ -148,25 +144,6 @@ class Layout:
     def sunk(self, component: str, stream: str = DEFAULT_STREAM) -> bool:
         """Return whether a sink or a table reads a stream."""
         return (component, stream) in self.sinks
-
-    @cached_property
-    def _at(self) -> dict[int, tuple[str, ...]]:
-        return _grouped((self.levels[name], name) for name in self.order)
-
-    @cached_property
-    def _out(self) -> dict[tuple[str, str], tuple[Subscription, ...]]:
-        return _grouped(((sub.source, sub.stream), sub) for sub in self.subscriptions)
-
-    @cached_property
-    def _into(self) -> dict[str, tuple[Subscription, ...]]:
-        return _grouped((sub.target, sub) for sub in self.subscriptions)
-
-
-def _grouped(pairs: Iterable[tuple[_Key, _Item]]) -> dict[_Key, tuple[_Item, ...]]:
-    found: dict[_Key, tuple[_Item, ...]] = {}
-    for key, item in pairs:
-        found[key] = (*found.get(key, ()), item)
-    return found
 
 
 def _in_order(topology: Parts) -> tuple[str, ...]:
