@@ -21,8 +21,6 @@ _FUNCTIONS = {
     ">": "greater",
     ">=": "greater_equal",
 }
-#: For floats: the functions whose negation is the operator. So NaN is the largest value.
-_NEGATED = {"<>": "equal", ">": "less_equal", ">=": "less"}
 
 
 @dataclass(frozen=True)
@@ -147,12 +145,8 @@ class ComparisonNode(Node):
         return pc.or_(equal, pc.and_(pc.is_null(left), pc.is_null(right)))
 
     def _compared(self, operator: str, left: Values, right: Values) -> Values:
-        # Spark: NaN equals NaN, and is larger than any other value.  No literal is NaN.
+        # Spark: NaN equals NaN, and is larger than any other value.
         if not pa.types.is_floating(self.left.type or pa.null()):
-            return pc.call_function(_FUNCTIONS[operator], [left, right])
-        if isinstance(self.right, LiteralNode):
-            if operator in _NEGATED:
-                return pc.invert(pc.call_function(_NEGATED[operator], [left, right]))
             return pc.call_function(_FUNCTIONS[operator], [left, right])
         if operator in ("=", "<>"):
             both = pc.and_kleene(pc.is_nan(left), pc.is_nan(right))
@@ -175,11 +169,7 @@ class InNode(Node):
     def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
         """Return booleans: NULL for NULL, unlike Arrow's function."""
         values = self.node.evaluate(batch, alone)
-        found = pc.is_in(values, value_set=self.literals)
-        # For a batch of one row the values may be a scalar, such as the first of a coalesce.
-        if isinstance(values, pa.Array) and not values.null_count:
-            return found
-        return pc.if_else(pc.is_valid(values), found, None)
+        return pc.if_else(pc.is_valid(values), pc.is_in(values, value_set=self.literals), None)
 
 
 @dataclass(frozen=True)

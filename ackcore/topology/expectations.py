@@ -145,8 +145,6 @@ class StreamCheck:
             met = pa.array([met.as_py()], pa.bool_()) if isinstance(met, pa.Scalar) else met
         else:
             met = self._function_result(batch)
-        if not met.false_count:
-            return np.empty(0, np.int64)
         return pc.indices_nonzero(pc.invert(met)).to_numpy().astype(np.int64)  # type: ignore[no-any-return]
 
     def _function_result(self, batch: pa.RecordBatch) -> pa.BooleanArray:
