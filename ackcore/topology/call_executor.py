@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
 from ackcore.calls.outcomes import Unavailable, is_marked_final
@@ -27,7 +25,7 @@ from ackcore.topology.row_collector import (
     GroupCollector,
 )
 from ackcore.topology.row_executor import SLICE_ROWS, RowExecutor
-from ackcore.topology.tuples import Emission, Origin, Reason, Results, Tuple
+from ackcore.topology.tuples import Emission, Reason, Results, Tuple
 
 
 @dataclass(slots=True, eq=False)
@@ -122,17 +120,15 @@ class CallExecutor(RowExecutor):
         """Return the coroutine function that makes the call of a group."""
         return self._await_execute if self._max_batch == 1 else self._await_execute_many
 
-    def _run_all(self, origin: Origin, batch: pa.RecordBatch) -> None:
-        """Execute a batch by calls; arguments and results as for `RowExecutor._run_all`."""
-        if not batch.num_rows:
-            return
+    def _run_all(self, slices: Iterator[list[Tuple]]) -> None:
+        """Execute the inputs of a batch by calls; the collector gets the results."""
         assert self._calls is not None
         out: deque[CallInput] = deque()  # inputs whose call has begun and not ended, in order
         called: deque[Group] = deque()
         not_made: list[BaseException] = []
 
         def inputs() -> Iterator[CallInput]:
-            for tuples in self._slices(origin, batch):
+            for tuples in slices:
                 for one in tuples:
                     out.append(CallInput(one))
                     yield out[-1]

@@ -299,7 +299,6 @@ class _Journaled(RowExecutor):
 
     _answers: Answers
     _keys: dict[int, bytes]
-    _asked: Iterator[list[Tuple]]
 
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
@@ -314,16 +313,16 @@ class _Journaled(RowExecutor):
         inputs: list[tuple[bytes, int]] = []
         failures: dict[int, Reason] = {}
         self._keys = {}
-        asked = self._unanswered(super()._slices(origin, batch), inputs)
+        asked = self._unanswered(self._slices(origin, batch), inputs)
         head = next(asked, None)
         if head is not None:
             if not self._prepared:
                 self._prepare()
-            self._asked = chain([head], asked)
+            asked = chain([head], asked)
             if self._broken:
-                failures = {one._handle: self._broken for some in self._asked for one in some}
+                failures = {one._handle: self._broken for some in asked for one in some}
             else:
-                self._run_all(origin, batch)
+                self._run_all(asked)
         # If a thread of the bolt emitted too late, the input fails even if it has an answer.
         _, others, _ = self.collector._end_window(self._seen)
         failures |= others
@@ -335,10 +334,6 @@ class _Journaled(RowExecutor):
         inputs.sort(key=lambda one: one[1])
         emissions, failed = self._answers.settled(inputs)
         return self._results(emissions, dict(sorted({**failed, **failures}.items())))
-
-    def _slices(self, origin: Origin, batch: pa.RecordBatch) -> Iterator[list[Tuple]]:
-        """Return the inputs without an answer, which `process` has found, for `_run_all`."""
-        return self._asked
 
     def _unanswered(
         self, slices: Iterator[list[Tuple]], inputs: list[tuple[bytes, int]]

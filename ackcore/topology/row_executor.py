@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import count, repeat
 
 import pyarrow as pa
 
 from ackcore._error_hints import counted
-from ackcore.calls.outcomes import as_final
+from ackcore.calls.outcomes import marked_final
 from ackcore.topology.bolt_calls import BoltExecutor, refuse_returned
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Context
 from ackcore.topology.failure_reasons import ReasonMaker
@@ -43,7 +44,8 @@ class RowExecutor(BoltExecutor):
 
     def _process(self, origin: Origin, batch: pa.RecordBatch) -> Results:
         """Run the bolt on every row of a batch."""
-        self._run_all(origin, batch)
+        if batch.num_rows:
+            self._run_all(self._slices(origin, batch))
         return self._results(*self.collector._end_window(self._seen))
 
     def flush(self) -> Results:
@@ -84,9 +86,9 @@ class RowExecutor(BoltExecutor):
             self.component.collector = self.collector
         super()._call_prepare()
 
-    def _run_all(self, origin: Origin, batch: pa.RecordBatch) -> None:
-        """Execute a batch; the collector gets the results."""
-        for todo in self._slices(origin, batch):
+    def _run_all(self, slices: Iterator[list[Tuple]]) -> None:
+        """Execute the inputs of a batch; the collector gets the results."""
+        for todo in slices:
             if isinstance(self.component, BasicBolt):
                 self._execute_basic(self.component, todo)
             else:
@@ -142,9 +144,5 @@ class RowExecutor(BoltExecutor):
 
     def _refuse_returned(self, result: object, emit: str | None = None) -> None:
         """Call `refuse_returned`; its error is final if another call could cost money again."""
-        try:
+        with marked_final() if self._is_paid else nullcontext():
             refuse_returned(result, emit or self._emit)
-        except TypeError as error:
-            if self._is_paid:
-                as_final(error)
-            raise
