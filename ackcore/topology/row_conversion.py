@@ -184,7 +184,9 @@ class RowSchema:
         is None in a field that is not nullable. For a single row, the error names the field.
         """
         columns = []
-        for field, values in zip(self.schema, zip(*rows, strict=True), strict=True):
+        for at, field in enumerate(self.schema):
+            # Not zip(*rows): with an iterator per row, the garbage collector would run often.
+            values = [row[at] for row in rows]
             try:
                 column = array_of(values, field.type, projects=self.projects)
             except Exception as error:

@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple, NoReturn, final, overload
 
 import numpy as np
@@ -139,7 +138,7 @@ class Identity(NamedTuple):
         return Identity(message_ids, self.attempts[start:stop], self.stable_ids[start:stop])
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, eq=False)
 class Origin:
     """The emitting component, stream, fields and records of a batch, which its tuples share."""
 
@@ -150,11 +149,16 @@ class Origin:
     fields: tuple[str, ...]
     first: int  # the handle of the batch's first row
     identity: Identity | None
+    _message_ids: list[str | None] | None = None
 
-    @cached_property
-    def message_ids(self) -> list[str | None]:
-        """The message ids of an identity, converted at the first access: most bolts read none."""
-        return [] if self.identity is None else list(self.identity.message_ids.to_pylist())
+    def message_id(self, handle: int) -> str | None:
+        """Return the message id of the row with this handle; None without identity or record."""
+        if self.identity is None:
+            return None
+        # Most bolts never read it, so the column is converted to text at the first access.
+        if self._message_ids is None:
+            self._message_ids = self.identity.message_ids.to_pylist()
+        return self._message_ids[handle - self.first]
 
 
 #: The states of a tuple.  HELD: neither acked nor failed when its batch ended.
@@ -200,8 +204,7 @@ class Tuple:
     @property
     def message_id(self) -> str | None:
         """The source's id of the record; None without a record, and in `attempt`."""
-        origin = self._origin
-        return None if origin.identity is None else origin.message_ids[self._handle - origin.first]
+        return self._origin.message_id(self._handle)
 
     @property
     def attempt(self) -> int:
