@@ -75,12 +75,13 @@ class RecordBuffers:
         """Remove and return all records; None if there are none."""
         if not self._records:
             return None
-        keys, values, headers, offsets, timestamps = zip(*self._records, strict=True)
+        columns: Any = ([record[at] for record in self._records] for at in range(5))
+        keys, values, headers, offsets, timestamps = columns
         timed = np.array([kind != 0 and ms != _NO_TIMESTAMP for kind, ms in timestamps], np.uint8)
         found = GatheredRecords(
             _column(keys),
             _column(values),
-            list(headers) if any(headers) else None,
+            headers if any(headers) else None,
             np.array(offsets, np.int64),
             np.array([ms for _, ms in timestamps], np.int64),
             None if timed.all() else timed,
