@@ -36,6 +36,14 @@ def plain(self, *arguments):
     pass
 
 
+def two(self, a):
+    pass
+
+
+def three(self, a, b):
+    pass
+
+
 def lazy(self, *arguments):
     yield
 
@@ -52,6 +60,14 @@ def not_run(method):
     )
 
 
+def must_have(arguments, because, has):
+    return f"bolt 'x' must have a method {arguments}, because it is {because}, and Split has {has}"
+
+
+def must_take(arguments, of, got, method="execute"):
+    return f"bolt 'x': Split.{method} must take {arguments}, as in a {of}, got {got}"
+
+
 def not_awaited(method):
     return (
         f"bolt 'x': Split.{method} must be a coroutine function, because the bolt is an AsyncBolt; "
@@ -62,50 +78,49 @@ def not_awaited(method):
 @pytest.mark.parametrize(
     ("bolt", "problem"),
     [
+        (one(Bolt), must_have("execute(self, tuple)", "a Bolt", "none")),
+        (one(AsyncBolt), must_have("execute(self, tuple, collector)", "an AsyncBolt", "none")),
         (
-            one(Bolt),
-            "bolt 'x' must have a method execute(self, tuple), because it is a Bolt, and Split has "
-            "none",
+            one(BasicBolt, process=plain),
+            must_have(
+                *("execute(self, tuple, collector)", "a BasicBolt"),
+                "process, which is a BatchBolt's; rename it or derive from that class",
+            ),
         ),
         (
-            one(BasicBolt, process=lambda self, batch, out: None),
-            "bolt 'x' must have a method execute(self, tuple, collector), because it is a "
-            "BasicBolt, and Split has process, which is a BatchBolt's; rename it or derive "
-            "from that class",
+            one(BatchBolt, execute=plain),
+            must_have(
+                *("process(self, batch, out)", "a BatchBolt"),
+                "execute, which is a Bolt's or a BasicBolt's; rename it or derive from that class",
+            ),
+        ),
+        (one(Bolt, execute=three), must_take("(self, tuple)", "Bolt", "(self, a, b)")),
+        (
+            one(BasicBolt, execute=two),
+            must_take("(self, tuple, collector)", "BasicBolt", "(self, a)"),
         ),
         (
-            one(BatchBolt, execute=lambda self, tuple: None),
-            "bolt 'x' must have a method process(self, batch, out), because it is a BatchBolt, "
-            "and Split has execute, which is a Bolt's or a BasicBolt's; "
-            "rename it or derive from that class",
-        ),
-        (
-            one(Bolt, execute=lambda self, tuple, collector: None),
-            "bolt 'x': Split.execute must take (self, tuple), as in a Bolt, "
-            "got (self, tuple, collector)",
-        ),
-        (
-            one(BasicBolt, execute=lambda self, tuple: None),
-            "bolt 'x': Split.execute must take (self, tuple, collector), as in a BasicBolt, "
-            "got (self, tuple)",
-        ),
-        (
-            one(BatchBolt, process=lambda self, batch: None),
-            "bolt 'x': Split.process must take (self, batch, out), as in a BatchBolt, "
-            "got (self, batch)",
+            one(BatchBolt, process=two),
+            must_take("(self, batch, out)", "BatchBolt", "(self, a)", "process"),
         ),
         (
             one(BatchBolt, process=lambda self, batch, *, out: None),
-            "bolt 'x': Split.process must take (self, batch, out), as in a BatchBolt, "
-            "got (self, batch, *, out)",
+            must_take("(self, batch, out)", "BatchBolt", "(self, batch, *, out)", "process"),
+        ),
+        (one(Bolt, execute=lambda: None), must_take("(self, tuple)", "Bolt", "()")),
+        (one(Bolt, execute=staticmethod(lambda: None)), must_take("(tuple)", "Bolt", "()")),
+        (
+            one(BatchBolt, process=plain, flush=lambda self: None),
+            must_take("(self, out)", "BatchBolt", "(self)", "flush"),
+        ),
+        (one(Bolt, execute=plain, flush=two), must_take("(self)", "Bolt", "(self, a)", "flush")),
+        (
+            one(Bolt, execute=plain, prepare=lambda self: None),
+            must_take("(self, context)", "Bolt", "(self)", "prepare"),
         ),
         (
-            one(Bolt, execute=lambda: None),
-            "bolt 'x': Split.execute must take (self, tuple), as in a Bolt, got ()",
-        ),
-        (
-            one(Bolt, execute=staticmethod(lambda: None)),
-            "bolt 'x': Split.execute must take (tuple), as in a Bolt, got ()",
+            one(Bolt, execute=plain, cleanup=two),
+            must_take("(self)", "Bolt", "(self, a)", "cleanup"),
         ),
         (one(Bolt, execute=5), "bolt 'x': Split.execute must be a method, got int"),
         (one(BasicBolt, execute=lazy), not_run("execute")),
@@ -119,27 +134,6 @@ def not_awaited(method):
             one(AsyncBolt, execute=later, flush=later),
             "bolt 'x': Split.flush would never be called, because an input of an AsyncBolt is "
             "done when its execute returns; emit in execute",
-        ),
-        (
-            one(AsyncBolt),
-            "bolt 'x' must have a method execute(self, tuple, collector), because it is an "
-            "AsyncBolt, and Split has none",
-        ),
-        (
-            one(BatchBolt, process=lambda self, batch, out: None, flush=lambda self: None),
-            "bolt 'x': Split.flush must take (self, out), as in a BatchBolt, got (self)",
-        ),
-        (
-            one(Bolt, execute=lambda self, tuple: None, flush=lambda self, out: None),
-            "bolt 'x': Split.flush must take (self), as in a Bolt, got (self, out)",
-        ),
-        (
-            one(Bolt, execute=lambda self, tuple: None, prepare=lambda self: None),
-            "bolt 'x': Split.prepare must take (self, context), as in a Bolt, got (self)",
-        ),
-        (
-            one(Bolt, execute=lambda self, tuple: None, cleanup=lambda self, why: None),
-            "bolt 'x': Split.cleanup must take (self), as in a Bolt, got (self, why)",
         ),
     ],
 )
@@ -175,7 +169,7 @@ def test_a_bolt_that_would_fail_every_record_is_refused(builder, bolt, problem):
     ],
 )
 def test_what_a_bolt_is_to_retry_is_checked(builder, attributes, problem):
-    bolt = one(BasicBolt, execute=lambda self, tuple, collector: None, **attributes)
+    bolt = one(BasicBolt, execute=plain, **attributes)
     builder.bolt("x", bolt).shuffle("split")
     with pytest.raises(TopologyError) as caught:
         builder.build(reject=[KeyError])
@@ -187,31 +181,19 @@ def test_what_a_bolt_is_to_retry_is_checked(builder, attributes, problem):
     ("bolt", "problem"),
     [
         (
-            one(BatchBolt, process=lambda self, batch, out: None, journal=True),
-            "bolt 'x': Split.journal must be False, got True for a bolt that is neither an",
+            one(BatchBolt, process=plain, journal=True),
+            "must be False, got True for a bolt that is neither an",
         ),
         (
-            one(
-                BasicBolt,
-                execute=lambda self, tuple, collector: None,
-                flush=lambda self: None,
-                journal=True,
-            ),
-            "bolt 'x': Split.journal must be False, got True for a bolt with a flush",
+            one(BasicBolt, execute=plain, flush=plain, journal=True),
+            "must be False, got True for a bolt with a flush",
         ),
-        (
-            one(BasicBolt, execute=lambda self, tuple, collector: None, journal="yes"),
-            "bolt 'x': Split.journal must be True or False, got str 'yes'",
-        ),
+        (one(BasicBolt, execute=plain, journal="yes"), "must be True or False, got str 'yes'"),
     ],
 )
 def test_a_journal_that_cannot_be_is_refused(builder, bolt, problem):
     builder.bolt("x", bolt).shuffle("split")
-    assert refusal(builder).startswith(problem)
-
-
-async def answer(self, tuple, collector):
-    """Do nothing."""
+    assert refusal(builder).startswith(f"bolt 'x': Split.journal {problem}")
 
 
 @pytest.mark.parametrize(
@@ -226,7 +208,7 @@ async def answer(self, tuple, collector):
 )
 @pytest.mark.parametrize("of_class", [True, False])
 def test_a_misspelt_setting_is_refused(builder, attribute, meant, of_class):
-    bolt = one(AsyncBolt, execute=answer, **{attribute: DelayTarget} if of_class else {})
+    bolt = one(AsyncBolt, execute=later, **{attribute: DelayTarget} if of_class else {})
     if not of_class:
         setattr(bolt, attribute, 5)
     builder.bolt("b", bolt).shuffle("split")
@@ -237,7 +219,7 @@ def test_a_misspelt_setting_is_refused(builder, attribute, meant, of_class):
 
 
 def test_a_limit_under_another_name_is_refused(builder):
-    bolt = one(AsyncBolt, execute=answer, rate_limit=RateLimit(calls_per_s=1))
+    bolt = one(AsyncBolt, execute=later, rate_limit=RateLimit(calls_per_s=1))
     builder.bolt("b", bolt).shuffle("split")
     assert "attribute 'rate_limit' of bolt 'b' is a RateLimit, and its limit is None" in refusal(
         builder
@@ -248,15 +230,14 @@ def test_names_near_a_setting_are_the_users_own(builder):
     near = "output input thread rejected rejects table endpoint endpoints_ limits timeout timeouts"
     near += " timeout_ms max_batches max_concurrent journals retries_on uses_s max_batch_size"
     own = dict.fromkeys(near.split(), 5)
-    builder.bolt("b", one(AsyncBolt, execute=answer, **own)).shuffle("split")
-    nothing = one(BatchBolt, process=lambda self, batch, out: None, **own, timout_s=1)
-    builder.bolt("c", nothing).shuffle("split")
+    builder.bolt("b", one(AsyncBolt, execute=later, **own)).shuffle("split")
+    builder.bolt("c", one(BatchBolt, process=plain, **own, timout_s=1)).shuffle("split")
     builder.build()
 
 
 def test_what_a_bolt_may_retry_beside_what_it_rejects(builder):
     attributes = {"reject": [TimeoutError], "retry_on": (OSError, "Exception")}
-    bolt = one(BasicBolt, execute=lambda self, tuple, collector: None, **attributes)
+    bolt = one(BasicBolt, execute=plain, **attributes)
     builder.bolt("x", bolt).shuffle("split")
     builder.build(reject=["KeyError"])
 
@@ -377,7 +358,5 @@ def test_what_is_nested_may_be_null_whatever_is_declared():
 
     builder = TopologyBuilder()
     builder.spout("in", Source(pa.schema([("n", pa.int64())])))
-    builder.bolt(
-        "a", one(BasicBolt, outputs=columns(False), execute=lambda self, tuple, collector: None)
-    ).shuffle("in")
+    builder.bolt("a", one(BasicBolt, outputs=columns(False), execute=plain)).shuffle("in")
     assert builder.build().bolts["a"].schemas["default"].equals(columns(True))

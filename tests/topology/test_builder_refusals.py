@@ -11,10 +11,149 @@ from acting import refusal
 from ackcore.tables import count
 from ackcore.topology import TopologyBuilder, TopologyError
 
-# --- what does not fit, refused by build ---------------------------------------------------------
+
+def ints(*names):
+    return pa.schema([(name, pa.int64()) for name in names])
 
 
-def test_nothing_but_spouts_makes_records(make):
+class Group:
+    """A stand-in for a Kafka spout, as `TopologyBuilder.spout` sees it."""
+
+    commits_to = "kafka"
+
+
+def sink_of_spout(b, m, *columns, **arguments):
+    b.spout("s", m.frame(*columns), **arguments)
+    b.sink("s", m.write)
+
+
+#: What is declared beside the word count, and the only problem of the topology then.
+REFUSED = {
+    "an empty name": (
+        lambda b, m: b.bolt("", m.batches()).shuffle("split"),
+        "the name of bolt '' must be 1 to 64 letters, digits, '_', '.' or '-', the first a letter "
+        "or '_', since files are named after it; got ''",
+    ),
+    "a table named like the rows of another": (
+        lambda b, m: b.table("totals.changes", from_="split", key="word", value={"n": count()}),
+        "table 'totals.changes' must not end in '.changes' or '.closed': these are the ends of "
+        "the names under which the rows of tables are read; rename it",
+    ),
+    "a spout and a bolt of one name": (
+        lambda b, m: b.bolt("lines", m.batches()).shuffle("split"),
+        "2 components are named 'lines' (a spout, a bolt); rename all but one",
+    ),
+    "names that differ in case only": (
+        lambda b, m: b.bolt("Split", m.batches()).shuffle("lines"),
+        "components 'Split' and 'split' differ only in case, and Spark's columns and some "
+        "file systems ignore case; rename one",
+    ),
+    "two sinks of one name": (
+        lambda b, m: b.sink("split", m.write, name="counts"),
+        "2 sinks are named 'counts' (a sink, a sink); set another name with name=",
+    ),
+    "a sink on an unknown component": (
+        lambda b, m: b.sink("counts", m.write, name="x"),
+        "sink 'x' reads 'counts', which is not declared; did you mean 'count'?",
+    ),
+    "another stream of a spout": (
+        lambda b, m: b.bolt("x", m.batches()).shuffle("lines", stream="errors"),
+        "bolt 'x' reads stream 'errors' of 'lines', which is a spout, and a spout's only "
+        "stream is 'default'",
+    ),
+    "a stream of a bolt that emits nothing": (
+        lambda b, m: [
+            b.bolt("silent", m.batches()).shuffle("lines"),
+            b.bolt("x", m.batches()).shuffle("silent"),
+        ],
+        "bolt 'x' reads stream 'default' of 'silent', which declares no outputs; declare the "
+        "stream in its outputs",
+    ),
+    "a bolt that reads itself": (
+        lambda b, m: b.bolt("a", m.batches(m.words)).shuffle("a"),
+        "bolts read one another in a cycle: a -> a; a tuple tree must end within its micro-batch; "
+        "remove one of these inputs, or write the tuples to a sink and read them with a spout",
+    ),
+    "a bolt without an input": (
+        lambda b, m: b.bolt("alone", m.batches()),
+        "bolt 'alone' reads nothing; give it an input, "
+        "such as .bolt('alone', ...).shuffle(<component>)",
+    ),
+    "a spout that nothing reads": (
+        lambda b, m: b.spout("clicks", m.frame("user")),
+        "no bolt, sink or table reads spout 'clicks'; let one read it, or remove it",
+    ),
+    "a stream that a bolt reads twice": (
+        lambda b, m: b.bolt("x", m.batches()).shuffle("split").fields("split", "word"),
+        "bolt 'x' reads 'split' twice; a bolt can read a stream by one grouping only; remove "
+        "one of them",
+    ),
+    "two fields of one name": (
+        lambda b, m: b.bolt("x", m.batches(ints("a", "b", "a"))).shuffle("split"),
+        "'x' has 2 fields named 'a'; rename one in outputs",
+    ),
+    "two fields of one name, one of them read": (
+        lambda b, m: [
+            b.bolt("x", m.batches(ints("a", "a"))).shuffle("split"),
+            b.bolt("y", m.batches()).fields("x", "a"),
+        ],
+        "'x' has 2 fields named 'a'; rename one in outputs",
+    ),
+    "a field named like ours": (
+        lambda b, m: b.bolt("x", m.batches(ints("_ackcore_root"))).shuffle("split"),
+        "'x' has a field named '_ackcore_root', and names that begin with '_ackcore_' "
+        "are reserved for ackcore; rename it",
+    ),
+    "streams that differ in case only": (
+        lambda b, m: b.bolt("x", m.batches({"bad": m.words, "Bad": m.words})).shuffle("split"),
+        "streams of bolt 'x', 'Bad' and 'bad' differ only in case, and Spark's columns and some "
+        "file systems ignore case; rename one",
+    ),
+    "a stream with a name of another kind": (
+        lambda b, m: b.bolt("x", m.batches({"a/b": m.words})).shuffle("split"),
+        "the name of stream of bolt 'x', 'a/b' must be 1 to 64 letters, digits, '_', '.' or '-', "
+        "the first a letter or '_', since files are named after it; got 'a/b': 'a_b' would do",
+    ),
+    "a source without columns": (
+        lambda b, m: sink_of_spout(b, m),
+        "the source of spout 's' has no fields; a tuple has at least one",
+    ),
+    "two columns of one name": (
+        lambda b, m: sink_of_spout(b, m, "x", "y", "x"),
+        "the source of spout 's' has 2 fields named 'x'; drop or rename one",
+    ),
+    "a column named like ours": (
+        lambda b, m: sink_of_spout(b, m, "x", "_ACKCORE_y"),
+        "the source of spout 's' has a field named '_ACKCORE_y', and names that begin "
+        "with '_ackcore_' are reserved for ackcore; rename it",
+    ),
+    "unique without a message id": (
+        lambda b, m: sink_of_spout(b, m, "x", unique=True),
+        "unique=True of spout 's' applies to message ids, and message_id is not set; name "
+        "their columns in message_id, or remove unique",
+    ),
+    "a commit group without offsets": (
+        lambda b, m: sink_of_spout(b, m, "topic", "value", commit_group=Group()),
+        "commit_group of spout 's' needs the offset columns of Spark's Kafka source, and its "
+        "source lacks 'partition', 'offset'; keep these columns",
+    ),
+    "a commit group of untracked records": (
+        lambda b, m: sink_of_spout(
+            b, m, "topic", "partition", "offset", commit_group=Group(), tracked=False
+        ),
+        "commit_group of spout 's' commits the offsets of tracked records, and the spout is "
+        "untracked; remove tracked=False",
+    ),
+}
+
+
+@pytest.mark.parametrize(("declare", "problem"), REFUSED.values(), ids=REFUSED)
+def test_a_declaration_that_does_not_fit_is_refused(builder, make, declare, problem):
+    declare(builder, make)
+    assert refusal(builder) == problem
+
+
+def test_nothing_but_spouts_makes_records():
     assert refusal(TopologyBuilder()) == (
         "the topology has no spout; declare one with .spout(name, source)"
     )
@@ -40,12 +179,6 @@ def test_a_name_that_is_no_file_name_is_refused(builder, make, name, usable):
     assert problem.endswith(f"{usable!r} would do")
 
 
-def test_the_empty_name_is_refused(make):
-    builder = make.word_count()
-    builder.bolt("", make.batches()).shuffle("split")
-    assert refusal(builder).endswith("since files are named after it; got ''")
-
-
 def test_a_name_of_64_characters_with_every_mark_will_do(builder, make):
     builder.bolt("_Az09.-" + "x" * 57, make.batches()).shuffle("split")
     assert len(builder.build().bolts) == 3
@@ -67,33 +200,6 @@ def test_names_like_ours_are_refused(builder, make, kind):
     )
 
 
-def test_a_table_may_not_be_named_like_the_rows_of_another(builder):
-    builder.table("totals.changes", from_="split", key="word", value={"n": count()})
-    assert "table 'totals.changes' must not end in '.changes' or '.closed'" in refusal(builder)
-
-
-def test_a_name_may_be_had_once_over_spouts_and_bolts(builder, make):
-    builder.bolt("lines", make.batches()).shuffle("split")
-    assert refusal(builder) == (
-        "2 components are named 'lines' (a spout, a bolt); rename all but one"
-    )
-
-
-def test_names_that_differ_in_case_only_are_refused(builder, make):
-    builder.bolt("Split", make.batches()).shuffle("lines")
-    assert refusal(builder) == (
-        "components 'Split' and 'split' differ only in case, and Spark's columns and some "
-        "file systems ignore case; rename one"
-    )
-
-
-def test_two_sinks_of_one_name_are_refused(builder, make):
-    builder.sink("split", make.write, name="counts")
-    assert refusal(builder) == (
-        "2 sinks are named 'counts' (a sink, a sink); set another name with name="
-    )
-
-
 def test_a_sink_may_have_a_components_name_and_a_stream_may_have_two_sinks(builder, make):
     builder.sink("count", make.write)
     assert list(builder.build().sinks) == ["counts", "count"]
@@ -112,13 +218,6 @@ def test_an_unknown_component_is_named_with_its_near_miss(builder, make, compone
     assert refusal(builder) == (f"bolt 'x' reads {component!r}, which is not declared; {way_out}")
 
 
-def test_a_sink_on_an_unknown_component_is_named_with_its_near_miss(builder, make):
-    builder.sink("counts", make.write, name="x")
-    assert refusal(builder) == (
-        "sink 'x' reads 'counts', which is not declared; did you mean 'count'?"
-    )
-
-
 def test_an_unknown_stream_is_named_with_its_near_miss(builder, make):
     builder.bolt("p", make.batches({"default": make.words, "errors": make.words})).shuffle("lines")
     builder.bolt("x", make.batches()).shuffle("p", stream="erors")
@@ -129,23 +228,6 @@ def test_an_unknown_stream_is_named_with_its_near_miss(builder, make):
         "bolt 'x' reads stream 'erors' of 'p', which does not exist; did you mean 'errors'?",
         "sink 'y' reads stream 'late' of 'p', which does not exist; the streams are "
         "'default', 'errors'",
-    )
-
-
-def test_a_spout_has_one_stream(builder, make):
-    builder.bolt("x", make.batches()).shuffle("lines", stream="errors")
-    assert refusal(builder) == (
-        "bolt 'x' reads stream 'errors' of 'lines', which is a spout, and a spout's only "
-        "stream is 'default'"
-    )
-
-
-def test_a_bolt_that_emits_nothing_has_no_stream_to_read(builder, make):
-    builder.bolt("silent", make.batches()).shuffle("lines")
-    builder.bolt("x", make.batches()).shuffle("silent")
-    assert refusal(builder) == (
-        "bolt 'x' reads stream 'default' of 'silent', which declares no outputs; declare the "
-        "stream in its outputs"
     )
 
 
@@ -223,34 +305,6 @@ def test_a_circle_is_named_alike_wherever_it_is_entered(builder, make, entered):
     assert "in a cycle: b -> c -> d -> b;" in refusal(builder)
 
 
-def test_a_bolt_that_reads_itself_is_a_circle(builder, make):
-    builder.bolt("a", make.batches(make.words)).shuffle("a")
-    assert "in a cycle: a -> a;" in refusal(builder)
-
-
-def test_a_bolt_has_an_input(builder, make):
-    builder.bolt("alone", make.batches())
-    assert refusal(builder) == (
-        "bolt 'alone' reads nothing; give it an input, "
-        "such as .bolt('alone', ...).shuffle(<component>)"
-    )
-
-
-def test_a_spout_that_is_not_read_is_refused(builder, make):
-    builder.spout("clicks", make.frame("user"))
-    assert refusal(builder) == (
-        "no bolt, sink or table reads spout 'clicks'; let one read it, or remove it"
-    )
-
-
-def test_a_stream_is_read_once_by_a_bolt(builder, make):
-    builder.bolt("x", make.batches()).shuffle("split").fields("split", "word")
-    assert refusal(builder) == (
-        "bolt 'x' reads 'split' twice; a bolt can read a stream by one grouping only; remove "
-        "one of them"
-    )
-
-
 @pytest.mark.parametrize("parallelism", [0, -1, 65_537])
 def test_parallelism_is_a_number_of_tasks(builder, make, parallelism):
     builder.bolt("x", make.batches(), parallelism=parallelism).shuffle("split")
@@ -286,59 +340,6 @@ def test_outputs_that_are_no_schema_are_refused_and_their_readers_are_not(
     assert message in refusal(builder)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (["a", "b", "a"], "'x' has 2 fields named 'a'; rename one in outputs"),
-        (
-            ["_ackcore_root"],
-            "'x' has a field named '_ackcore_root', and names that begin with '_ackcore_' "
-            "are reserved for ackcore; rename it",
-        ),
-    ],
-)
-def test_fields_of_a_stream_have_names_of_their_own(builder, make, fields, message):
-    builder.bolt("x", make.batches(pa.schema([(f, pa.int64()) for f in fields]))).shuffle("split")
-    assert refusal(builder) == message
-
-
-def test_a_field_that_two_have_can_be_asked_for(builder, make):
-    twice = pa.schema([("a", pa.int64()), ("a", pa.int64())])
-    builder.bolt("x", make.batches(twice)).shuffle("split")
-    builder.bolt("y", make.batches()).fields("x", "a")
-    assert refusal(builder) == "'x' has 2 fields named 'a'; rename one in outputs"
-
-
-def test_streams_that_differ_in_case_only_are_refused(builder, make):
-    builder.bolt("x", make.batches({"bad": make.words, "Bad": make.words})).shuffle("split")
-    assert refusal(builder).startswith(
-        "streams of bolt 'x', 'Bad' and 'bad' differ only in case, and Spark's"
-    )
-
-
-def test_a_named_stream_has_a_name_of_its_kind(builder, make):
-    builder.bolt("x", make.batches({"a/b": make.words})).shuffle("split")
-    assert refusal(builder).startswith("the name of stream of bolt 'x', 'a/b' must be 1 to 64")
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ((), "the source of spout 's' has no fields; a tuple has at least one"),
-        (("x", "y", "x"), "the source of spout 's' has 2 fields named 'x'; drop or rename one"),
-        (
-            ("x", "_ACKCORE_y"),
-            "the source of spout 's' has a field named '_ACKCORE_y', and names that begin "
-            "with '_ackcore_' are reserved for ackcore; rename it",
-        ),
-    ],
-)
-def test_columns_of_a_source_have_names_of_their_own(builder, make, columns, message):
-    builder.spout("s", make.frame(*columns))
-    builder.sink("s", make.write)
-    assert refusal(builder) == message
-
-
 def test_columns_of_a_message_id_are_the_sources_each_once(builder, make):
     builder.spout("s", make.frame("user", "time"), message_id=("usr", "time", "time"))
     builder.sink("s", make.write)
@@ -348,37 +349,6 @@ def test_columns_of_a_message_id_are_the_sources_each_once(builder, make):
         "message_id of spout 's' must name a column once, got 'usr', 'time', 'time'",
         "message_id of spout 's' names 'usr', which its source does not have; did you mean 'user'?",
     )
-
-
-def test_unique_is_said_of_a_message_id(builder, make):
-    builder.spout("s", make.frame("x"), unique=True)
-    builder.sink("s", make.write)
-    assert refusal(builder) == (
-        "unique=True of spout 's' applies to message ids, and message_id is not set; name "
-        "their columns in message_id, or remove unique"
-    )
-
-
-class Group:
-    """A stand-in for a Kafka spout, as `TopologyBuilder.spout` sees it."""
-
-    commits_to = "kafka"
-
-
-def test_a_commit_group_needs_offsets(make):
-    builder = make.word_count()
-    builder.spout("x", make.frame("topic", "value"), commit_group=Group())
-    builder.sink("x", make.write)
-    said = refusal(builder)
-    assert "and its source lacks 'partition', 'offset'" in said
-
-
-def test_a_commit_group_needs_tracked_records(make):
-    builder = make.word_count()
-    columns = ("topic", "partition", "offset")
-    builder.spout("x", make.frame(*columns), commit_group=Group(), tracked=False)
-    builder.sink("x", make.write)
-    assert "commits the offsets of tracked records" in refusal(builder)
 
 
 def test_a_commit_group_is_one(make):
