@@ -8,9 +8,6 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
-
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from consumer_counts import take
 from servers import wait_until

@@ -6,12 +6,9 @@ import re
 import threading
 import time
 
-import pytest
-
-pytest.importorskip("confluent_kafka")
-
 import mock_broker
 import numpy as np
+import pytest
 from confluent_kafka import Consumer, Producer
 from servers import TIMEOUT_S, wait_until
 

@@ -4,9 +4,6 @@ import threading
 
 import numpy as np
 import pytest
-
-pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
-
 from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st

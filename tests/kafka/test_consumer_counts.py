@@ -5,9 +5,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-
-pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
-
 from consumer_counts import Counts, Effect, Taken
 
 from ackcore import OffsetTracker

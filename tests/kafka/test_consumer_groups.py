@@ -6,9 +6,6 @@ import struct
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
-pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
-
 from confluent_kafka import ConsumerGroupState, KafkaError
 from consumer_counts import (
     Counts,

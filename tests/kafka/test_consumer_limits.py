@@ -6,9 +6,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
-
 from consumer_counts import (
     Counts,
     Effects,

@@ -1,13 +1,10 @@
 """Consumers while logs change under them: topics made anew, logs truncated, records deleted."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
-
 from consumer_world import world_of
 from fake_cluster import At
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ackcore import OffsetTracker
 from ackcore.offsets import encode_metadata

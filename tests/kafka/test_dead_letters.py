@@ -10,9 +10,6 @@ import threading
 from contextlib import nullcontext
 
 import pytest
-
-pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
-
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, OffsetSpec
 from consumer_counts import QUICK, Counts, consuming, take

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
-
 from ackcore import OffsetTracker
 from ackcore.dead_limit import DeadLimit
 from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord

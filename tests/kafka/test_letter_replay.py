@@ -7,9 +7,6 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import pytest
-
-pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
-
 from consumer_counts import Counts, consuming, take
 from servers import wait_until
 

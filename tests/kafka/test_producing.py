@@ -5,11 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 
-import pytest
-
-pytest.importorskip("confluent_kafka")
-
 import mock_broker
+import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from ackcore.kafka import producing

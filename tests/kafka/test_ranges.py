@@ -9,9 +9,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("confluent_kafka")
-
-
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.kafka_errors import OffsetsLost, ReadFailed, ReadTimedOut
 from ackcore.kafka.ranges import OffsetRange

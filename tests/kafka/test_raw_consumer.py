@@ -7,9 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
-pytest.importorskip("confluent_kafka")
-
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from servers import wait_until
 

@@ -9,11 +9,8 @@ import time
 from functools import partial
 from types import SimpleNamespace
 
-import pytest
-
-pytest.importorskip("confluent_kafka")
-
 import pyarrow as pa
+import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 from mock_broker import library_path
 from servers import wait_until

@@ -8,8 +8,6 @@ from datetime import datetime
 import pyarrow as pa
 import pytest
 
-pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
-
 from ackcore.kafka import KafkaSpout
 from ackcore.topology import TopologyBuilder
 

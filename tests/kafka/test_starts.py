@@ -6,11 +6,8 @@ import logging
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
-import pytest
-
-pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
-
 import mock_broker
+import pytest
 from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions

@@ -13,9 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
-
-pytest.importorskip("confluent_kafka")
-
 from confluent_kafka import KafkaError
 
 from ackcore.kafka import Consumer, ConsumerError

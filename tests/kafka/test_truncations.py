@@ -5,10 +5,6 @@ from __future__ import annotations
 import struct
 
 import pytest
-
-pytest.importorskip("confluent_kafka")
-
-
 from consumer_counts import take
 from servers import wait_until
 
