@@ -92,7 +92,7 @@ def test_callbacks_are_told_of_each_partition_as_it_comes_and_goes_and_seek_in_i
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_members_join_and_leave_under_load(counts, protocol, tmp_path):
+def test_members_join_and_leave_under_load(counts, protocol):
     """F8: nothing is lost, and done again is only what was out when its partition went."""
     counts.produce(2000)
     poison = {b"%d" % i for i in range(0, 4000, 200)}
