@@ -1,11 +1,12 @@
 """The acker: what it does with messages, Storm's routing, and callbacks; in simulated time."""
 
 import asyncio
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
 from ledger_scripts import Clock, int32s, int64s
+from separately import run_threads
 
 from ackcore import ACK, FAIL, RESET, Acker
 from ackcore._records import ACKED, FAILED, RESET_TIMEOUT, Outcomes
@@ -351,11 +352,7 @@ def test_four_threads_lose_nothing(make_acker):
         for some in np.split(roots, 20):
             acker.ack(-1 - int(some[0]), 1)
 
-    threads = [threading.Thread(target=work, args=(task,)) for task in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*(partial(work, task) for task in range(4)))
     assert len(acker) == 0
     roots = np.concatenate(received)
     assert len(roots) == len(np.unique(roots)) == 8_080

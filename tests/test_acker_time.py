@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger_scripts import Clock, int32s, int64s
+from separately import run_threads
 
 from ackcore import Acker, Entries
 
@@ -199,11 +200,7 @@ def test_of_two_threads_that_start_it_one_is_refused(make_acker):
         except RuntimeError as error:
             refused.append(error)
 
-    starters = [threading.Thread(target=starting) for _ in range(2)]
-    for each in starters:
-        each.start()
-    for each in starters:
-        each.join()
+    run_threads(starting, starting)
     assert (len(refused), len(running())) == (1, 1)
     acker.stop()
     assert not running()

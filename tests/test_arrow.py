@@ -3,12 +3,12 @@
 import datetime
 import decimal
 import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 from ledger_scripts import Clock, entries_of, int32s, int64s
+from separately import run_python
 
 from ackcore import ACK, FAIL, RESET, Status
 
@@ -390,10 +390,8 @@ def test_taken_rows_are_the_same_bytes_whatever_memory_held():
     """Spark compares what a task wrote with what it writes when it runs again."""
     found = []
     for fill in ("85", "170"):
-        env = {**os.environ, "MALLOC_PERTURB_": fill, "ARROW_DEFAULT_MEMORY_POOL": "system"}
-        command = [sys.executable, "-c", SERIALIZED, os.path.dirname(__file__)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-        found.append(done.stdout.splitlines())
+        memory = {"MALLOC_PERTURB_": fill, "ARROW_DEFAULT_MEMORY_POOL": "system"}
+        found.append(run_python(SERIALIZED, os.path.dirname(__file__), **memory).splitlines())
     assert len(found[0]) == 3 * 3 * 11
     assert found[0] == found[1]
 

@@ -2,12 +2,11 @@
 
 import importlib.metadata
 import json
-import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
+from separately import run_python
 
 import ackcore
 from ackcore import _backend, _reference
@@ -49,18 +48,8 @@ print(json.dumps(found))
 
 def imported(order, before=""):
     """Return the result of importing ackcore under an order in a fresh interpreter."""
-    environment = {name: text for name, text in os.environ.items() if name != "ACKCORE_BACKEND"}
-    if order is not None:
-        environment["ACKCORE_BACKEND"] = order
-    environment["PYTHONPATH"] = str(pathlib.Path(ackcore.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-c", before + REPORT],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout)
+    path = str(pathlib.Path(ackcore.__file__).parents[1])
+    return json.loads(run_python(before + REPORT, ACKCORE_BACKEND=order, PYTHONPATH=path))
 
 
 @pytest.mark.parametrize("order", [None, "", "native"])

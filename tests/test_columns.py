@@ -4,12 +4,12 @@ import array
 import ctypes
 import importlib
 import mmap
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 from ledger_scripts import int32s, int64s
+from separately import run_python
 
 from ackcore import _columns
 from ackcore._records import ACKED, RESET
@@ -285,7 +285,7 @@ def test_arrow_is_not_imported():
         "_columns.id_column(array.array('q', [1]), 'root_ids');"
         "assert not {'pyarrow', 'pandas', 'pyspark'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python(code)
 
 
 def test_signed():

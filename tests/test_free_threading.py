@@ -1,26 +1,22 @@
 """On a free-threaded Python the GIL is off, and using ackcore leaves it off."""
 
-import os
-import subprocess
-import sys
 import sysconfig
 
 import pytest
+from separately import run_python
 
 pytestmark = pytest.mark.skipif(
     not sysconfig.get_config_var("Py_GIL_DISABLED"),
     reason="this Python has a GIL for good; free-threaded ones are called python3.13t, python3.14t",
 )
 
-#: Another package that the tests load may turn the GIL on, and PYTHON_GIL=0 would keep it off: so
-#: in a process of their own, where warnings (that it was turned on) are errors.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHON_GIL"}
-
 
 def run(script):
-    command = [sys.executable, "-W", "error", "-c", script]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    """Run a script in a process of its own, where the warning that the GIL was turned on fails.
+
+    Another package that the tests load may turn it on, and PYTHON_GIL=0 would keep it off.
+    """
+    run_python(script, options=("-W", "error"), PYTHON_GIL=None)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
 """Columns are hashed alike by both backends, as defined, and so for ever."""
 
-import threading
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from separately import run_threads
 
 from ackcore import _reference
 
@@ -271,11 +270,7 @@ def test_threads_do_not_disturb_each_other(native):
         native.hash_fixed(hashes, data, 8)
         found.append((native.fingerprint(data), native.fingerprint(hashes)))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*[work] * 4)
     assert len(found) == 4
     assert len(set(found)) == 1
 

@@ -3,12 +3,12 @@
 import array
 import hashlib
 import pickle
-import threading
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from separately import run_threads
 
 import ackcore.ids
 from ackcore._columns import signed
@@ -434,11 +434,7 @@ def test_source_gives_each_id_once_to_all_threads(backend):
             drawn.append([source.next()])
             drawn.append(source.next_many(37).tolist())
 
-    threads = [threading.Thread(target=draw) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*[draw] * 4)
     together = [each for some in drawn for each in some]
     assert source.given == len(together) == 4 * 20 * 38
     assert len(set(together)) == len(together)

@@ -5,11 +5,12 @@ import os
 import pickle
 import random
 import sys
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
 from offset_oracle import STEPS, Machine
+from separately import run_threads
 
 from ackcore._records import OffsetState, OffsetStats
 
@@ -422,43 +423,28 @@ def test_what_cannot_be_had_is_refused_and_nothing_is_applied(native):
 def test_threads_that_share_a_tracker_lose_nothing(backend):
     tracker = backend.OffsetTracker("lines", 0, 0, 0)
     rows, batch, threads = 20_000, 100, 4
-    counts, errors = [0] * threads, []
+    counts = [0] * threads
     tracker.emitted(np.arange(rows))
-    start = threading.Barrier(threads + 1)
 
     def acking(mine):
         order = np.random.default_rng(mine).permutation(rows // batch) * batch
-        start.wait()
-        try:
-            for at in order:
-                counts[mine] += tracker.acked(np.arange(at, at + batch))
-                counts[mine] += tracker.acked(int(at))
-        except BaseException as error:
-            errors.append(error)
+        for at in order:
+            counts[mine] += tracker.acked(np.arange(at, at + batch))
+            counts[mine] += tracker.acked(int(at))
 
     def looking():
-        start.wait()
-        try:
-            while tracker.pending:
-                seen = tracker.state()
-                assert seen.committable <= seen.end
-                assert len(seen.hole_starts) == 0 or seen.hole_starts[0] == seen.committable
-                pickle.dumps(tracker)
-        except BaseException as error:
-            errors.append(error)
+        while tracker.pending:
+            seen = tracker.state()
+            assert seen.committable <= seen.end
+            assert len(seen.hole_starts) == 0 or seen.hole_starts[0] == seen.committable
+            pickle.dumps(tracker)
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        workers = [threading.Thread(target=acking, args=(mine,)) for mine in range(threads)]
-        workers.append(threading.Thread(target=looking))
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        run_threads(looking, *(partial(acking, mine) for mine in range(threads)))
     finally:
         sys.setswitchinterval(interval)
-    assert not errors
     assert sum(counts) == rows
     assert tracker.committable == rows
     assert tracker.stats.repeated == (threads - 1) * rows + threads * (rows // batch)

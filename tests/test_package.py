@@ -6,7 +6,6 @@ import importlib
 import inspect
 import os
 import re
-import subprocess
 import sys
 import tomllib
 import zipfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from separately import run_python
 
 import ackcore
 from ackcore import _reference
@@ -133,14 +133,7 @@ ackcore.testing.check_backend(ackcore.Ledger)
 @pytest.mark.parametrize("backend_name", ["native", "python"])
 def test_check_backend_accepts_it_and_needs_nothing_of_posix(backend_name: str) -> None:
     """The acker runs on Windows, too: on its Python backend at least."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_POSIX],
-        env={**os.environ, "ACKCORE_BACKEND": backend_name},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(WITHOUT_POSIX, ACKCORE_BACKEND=backend_name)
 
 
 def test_both_backends_are_registered() -> None:

@@ -3,12 +3,12 @@ before the first row."""
 
 import os
 import re
-import subprocess
 import sys
 import threading
 
 import numpy as np
 import pytest
+from separately import run_python
 
 ROWS = 300_000
 ROOTS = np.arange(ROWS) * 0x5DEECE66D
@@ -248,8 +248,7 @@ print(resource.getrlimit(resource.RLIMIT_AS)[0] == 1 << 40)
 @pytest.fixture(scope="module")
 def bounded_memory():
     """Skip where a bound on memory is taken and not set, as QEMU does."""
-    said = subprocess.run([sys.executable, "-c", BOUND_IS_KEPT], capture_output=True, check=True)
-    if said.stdout.split() != [b"True"]:
+    if run_python(BOUND_IS_KEPT) != "True\n":
         pytest.skip("memory cannot be bounded here")
 
 
@@ -261,15 +260,8 @@ def bounded_memory():
     ids=["refused", "suffices", "frugal"],
 )
 def test_a_batch_is_applied_if_memory_suffices_and_else_not_at_all(native, bounded_memory, script):
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        # Threads of numpy's would take address space of their own.
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    # Threads of numpy's would take address space of their own.
+    run_python(script, OPENBLAS_NUM_THREADS="1")
 
 
 def test_a_table_that_no_machine_holds_is_refused(native):

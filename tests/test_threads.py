@@ -7,29 +7,9 @@ import threading
 import numpy as np
 import pytest
 from ledger_scripts import Clock, int32s
+from separately import run_threads
 
 THREADS = 4
-
-
-def run_threads(*works):
-    """Run each in a thread of its own, all let go at once; what one raises comes out."""
-    start = threading.Barrier(len(works))
-    errors = []
-
-    def run(work):
-        try:
-            start.wait()
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from checkpoints import with_dead_letters
+from separately import run_python
 
 HEAVY = ("pyspark", "py4j", "pandas")
 
@@ -88,5 +89,4 @@ with PageServer([{str(checkpoint)!r}]) as server:
 print(*sorted({{"pyspark", "py4j"}} & sys.modules.keys()))
 """
     pytest.importorskip("uvicorn")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "\n"
+    assert run_python(code) == "\n"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-import sys
 import threading
 from contextlib import nullcontext
 
@@ -13,6 +11,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, OffsetSpec
 from consumer_counts import QUICK, Counts, consuming, take
+from separately import run_python
 from servers import raise_errors, wait_until
 
 from ackcore.calls import Reject
@@ -144,7 +143,7 @@ store.close()
 
 
 def test_a_function_for_dead_letters_that_hangs_does_not_keep_the_process_alive():
-    subprocess.run([sys.executable, "-c", HANGS], check=True, timeout=30)
+    run_python(HANGS)
 
 
 def test_a_letter_whose_function_has_not_run_is_not_stored():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import ClassVar
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from separately import run_python
 
 from ackcore.topology import BasicBolt, BatchBolt, Bolt, TopologyBuilder
 from ackcore.topology.stage_layout import Layout
@@ -246,16 +244,7 @@ print(topology.fingerprint, hash("ackcore"))
 
 
 def test_the_fingerprint_is_the_same_in_every_process():
-    printed = [
-        subprocess.run(
-            [sys.executable, "-c", PRINTS],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
-        for seed in ("1", "2")
-    ]
+    printed = [run_python(PRINTS, PYTHONHASHSEED=seed).split() for seed in ("1", "2")]
     assert len({hashed for _, hashed in printed}) == 2  # the seeds were heard
     # And in every version: a checkpoint that was written with another is refused.
     assert {fingerprint for fingerprint, _ in printed} == {"4b3ad0277f46184df7b7206adaadb862"}
