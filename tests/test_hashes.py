@@ -127,59 +127,47 @@ def test_backends_hash_alike(native, data):
 
 
 def test_what_hashes_refuse(backend):
-    hashes = np.zeros(3, np.int64)
-    fixed = np.arange(3)
-    with pytest.raises(TypeError, match="hashes must be an array"):
-        backend.hash_fixed([0, 0, 0], fixed, 8)
-    frozen = np.zeros(3, np.int64)
+    hashes, fixed = np.zeros(3, np.int64), np.arange(3)
+    frozen = hashes.copy()
     frozen.setflags(write=False)
-    with pytest.raises(ValueError, match="hashes must be writable"):
-        backend.hash_fixed(frozen, fixed, 8)
-    for width in (3, 64):
-        with pytest.raises(ValueError, match=f"width must be one of 1, .*, 32 bytes, got {width}"):
-            backend.hash_fixed(hashes, fixed, width)
-    with pytest.raises(ValueError, match="width must be in 1"):
-        backend.hash_fixed(hashes, fixed, 0)
-    with pytest.raises(TypeError, match="width must be an integer"):
-        backend.hash_fixed(hashes, fixed, 8.0)
-    with pytest.raises(ValueError, match="must have 12 bytes for 3 rows of width 4, got 24"):
-        backend.hash_fixed(hashes, fixed, 4)
-    with pytest.raises(TypeError, match="data must be bytes or another buffer, got list"):
-        backend.hash_fixed(hashes, [1, 2, 3], 8)
-    with pytest.raises(TypeError, match="data must be bytes or another buffer, got ndarray"):
-        backend.hash_fixed(hashes, fixed.view("M8[s]"), 8)
-    with pytest.raises(ValueError, match="data must be C-contiguous"):
-        backend.hash_fixed(hashes, np.arange(6)[::2], 8)
-    with pytest.raises(ValueError, match="hashes has 3 rows and valid has 2"):
-        backend.hash_fixed(hashes, fixed, 8, np.ones(2, np.bool_))
+    for arguments, error, words in (
+        (([0, 0, 0], fixed, 8), TypeError, "hashes must be an array"),
+        ((frozen, fixed, 8), ValueError, "hashes must be writable"),
+        ((hashes, fixed, 3), ValueError, "width must be one of 1, .*, 32 bytes, got 3"),
+        ((hashes, fixed, 64), ValueError, "width must be one of 1, .*, 32 bytes, got 64"),
+        ((hashes, fixed, 0), ValueError, "width must be in 1"),
+        ((hashes, fixed, 8.0), TypeError, "width must be an integer"),
+        ((hashes, fixed, 4), ValueError, "must have 12 bytes for 3 rows of width 4, got 24"),
+        ((hashes, [1, 2, 3], 8), TypeError, "data must be bytes or another buffer, got list"),
+        ((hashes, fixed.view("M8[s]"), 8), TypeError, "bytes or another buffer, got ndarray"),
+        ((hashes, np.arange(6)[::2], 8), ValueError, "data must be C-contiguous"),
+        ((hashes, fixed, 8, np.ones(2, np.bool_)), ValueError, "hashes has 3 rows and valid has 2"),
+    ):
+        with pytest.raises(error, match=words):
+            backend.hash_fixed(*arguments)
+    of_arrow = "offsets of an Arrow column must be a numpy array of int32 or int64, got "
+    within = "within the 4 bytes of data, got "
+    for offsets, error, words in (
+        (np.zeros(4, np.uint32), TypeError, f"{of_arrow}ui"),
+        ([0, 0, 0, 0], TypeError, f"{of_arrow}lis"),
+        (np.zeros(8, np.int32)[::2], ValueError, "offsets must be one-dimensional"),
+        (np.zeros(3, np.int32), ValueError, "4 items, the bounds of the bytes of 3 rows, got 3"),
+        *(
+            (np.array(offsets, dtype), ValueError, f"{within}{row}")
+            for dtype in (np.int32, np.int64)
+            for offsets, row in (
+                ([0, 1, 5, 3], "1..5 in row 1"),
+                ([-1, 0, 1, 2], "-1..0 in row 0"),
+                ([0, 1, 2, 5], "2..5 in row 2"),
+                ([2, 1, 1, 1], "2..1 in row 0"),
+                ([9, 9, 9, 9], "9..9 in row 0"),
+            )
+        ),
+    ):
+        with pytest.raises(error, match=words):
+            backend.hash_binary(hashes, offsets, b"abcd")
     with pytest.raises(TypeError, match="valid must hold 8-bit"):
         backend.hash_binary(hashes, np.zeros(4, np.int32), b"", np.ones(3))
-    with pytest.raises(
-        TypeError,
-        match="offsets of an Arrow column must be a numpy array of int32 or int64, got ui",
-    ):
-        backend.hash_binary(hashes, np.zeros(4, np.uint32), b"")
-    with pytest.raises(
-        TypeError,
-        match="offsets of an Arrow column must be a numpy array of int32 or int64, got lis",
-    ):
-        backend.hash_binary(hashes, [0, 0, 0, 0], b"")
-    with pytest.raises(ValueError, match="offsets must be one-dimensional"):
-        backend.hash_binary(hashes, np.zeros(8, np.int32)[::2], b"")
-    with pytest.raises(
-        ValueError, match="must have 4 items, the bounds of the bytes of 3 rows, got 3"
-    ):
-        backend.hash_binary(hashes, np.zeros(3, np.int32), b"")
-    for dtype in (np.int32, np.int64):
-        for offsets, row in (
-            ([0, 1, 5, 3], r"1..5 in row 1"),
-            ([-1, 0, 1, 2], "-1..0 in row 0"),
-            ([0, 1, 2, 5], r"2..5 in row 2"),
-            ([2, 1, 1, 1], r"2..1 in row 0"),
-            ([9, 9, 9, 9], r"9..9 in row 0"),
-        ):
-            with pytest.raises(ValueError, match=f"within the 4 bytes of data, got {row}"):
-                backend.hash_binary(hashes, np.array(offsets, dtype), b"abcd")
     assert hashes.tolist() == [0, 0, 0]
 
 

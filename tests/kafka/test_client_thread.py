@@ -325,8 +325,7 @@ def test_leaders_are_asked_for_the_log_of_the_last_marker_that_was_passed(monkey
 
     client.script += [message(0, epoch=4), passed]
     with consuming(monkeypatch, client, out_of_range="fail") as consumer:
-        (record,) = take(consumer, 1)
-        consumer.ack(record)
+        consumer.ack(*take(consumer, 1))
         wait_until(lambda: client.committed_offset == 3, "the marker is passed")
         client.script.append(out_of_range(3))
         wait_until(lambda: asked, "leaders are asked")
@@ -413,8 +412,7 @@ def test_a_keeper_that_keeps_nothing_does_not_hold_up_the_end(monkeypatch):
 
     arguments = {"max_dead": 0, "dead_letters": refuse, "drain_s": 0.01}
     consumer = consumer_of(monkeypatch, client, **arguments)
-    (record,) = take(consumer, 1)
-    consumer.fail(record, Reject("no"))
+    consumer.fail(*take(consumer, 1), Reject("no"))
     with pytest.raises(TooManyDead):
         consumer.poll(1, 20.0)
     assert client.committed_offset == 0
@@ -423,8 +421,7 @@ def test_a_keeper_that_keeps_nothing_does_not_hold_up_the_end(monkeypatch):
 def test_too_many_dead_without_dead_letters_name_the_setting_for_them(monkeypatch):
     arguments = {"max_dead": 0, "dead_letters": None}
     consumer = consumer_of(monkeypatch, Client(message(0)), **arguments)
-    (record,) = take(consumer, 1)
-    consumer.fail(record, Reject("no"))
+    consumer.fail(*take(consumer, 1), Reject("no"))
     with pytest.raises(TooManyDead, match="Remove the cause: set dead_letters to a topic"):
         consumer.poll(1, 20.0)
 
@@ -444,8 +441,7 @@ def test_an_error_without_a_text_is_a_reason_to_try_again_as_any_other(monkeypat
         kept.append(failure)
 
     consumer = consumer_of(monkeypatch, client, dead_letters=keep, max_attempts=1)
-    (record,) = take(consumer, 1)
-    consumer.fail(record, Mute())
+    consumer.fail(*take(consumer, 1), Mute())
     wait_until(lambda: client.committed_offset == 1, "the letter is kept")
     consumer.close()
     assert kept[1].kind == "Mute"

@@ -32,6 +32,12 @@ def holder(offset=0, metadata=None, key=KEY, generation=1, committed=True, **arg
     return held
 
 
+def restarted(held, generation=2, **arguments):
+    """Return a holder that begins where another one has committed."""
+    (one,) = held.commits()
+    return holder(*one.commit, generation=generation, **arguments)
+
+
 def read(held, *offsets, key=KEY, now=0, size=1):
     return held.read(key, records(*offsets, key=key), [size] * len(offsets), now)
 
@@ -192,8 +198,7 @@ def test_what_had_died_when_its_dead_letter_was_lost_dies_again():
     held = holder(max_attempts=1)
     read(held, 0)
     held.fail(held.take(1, 0)[0], NO, 0)
-    (one,) = held.commits()
-    again = holder(*one.commit, generation=2, max_attempts=1)
+    again = restarted(held, max_attempts=1)
     read(again, 0)
     assert again.take(1, 0) == []
     (letter,) = again.take_dying()
@@ -358,15 +363,13 @@ def test_a_range_that_is_passed_over_is_not_done_before_its_letter_is_kept():
     read(held, 10, 11)
     for record in held.take(2, 0):
         held.ack(record)
-    (sent,) = held.commits()
-    again = holder(*sent.commit, generation=2)
+    again = restarted(held)
     assert read(again, *range(1, 12)) == 8
     taken = again.take(20, 0)
     assert offsets(taken) == [1, *range(3, 10)]
     assert taken[0].attempt == 1
     held.letter_stored(letter)
-    (sent,) = held.commits()
-    assert read(holder(*sent.commit, generation=2), *range(1, 12)) == 1
+    assert read(restarted(held), *range(1, 12)) == 1
 
 
 def holes_of(*undone, n):
@@ -390,8 +393,7 @@ def test_of_what_was_deleted_only_what_was_not_done_is_lost():
         "offsets 0, 2000 to 2001, 5000 to 5009 were deleted before they were read"
     )
     # Nor does a restart before the letter is kept make more of it.
-    (sent,) = held.commits()
-    again = holder(*sent.commit, generation=3)
+    again = restarted(held, 3)
     assert again.skip_lost(KEY, 5010, 0, keep=True) == 13
     assert again.take_dying()[0].failure == letter.failure
     held.letter_stored(letter)
@@ -405,13 +407,11 @@ def test_one_that_is_lost_above_records_in_flight_makes_none_of_them_done():
     taken = held.take(6, 0)
     held.ack(taken[1])
     assert held.skip_lost(KEY, 7, 0, keep=True) == 1
-    (sent,) = held.commits()
-    again = holder(*sent.commit, generation=2)
+    again = restarted(held)
     read(again, *range(9))
     assert offsets(again.take(9, 0)) == [0, 2, 3, 4, 5, 6, 7, 8]
     held.fail(taken[2], NO, 0)
-    (sent,) = held.commits()
-    assert sent.commit.offset == 0
+    assert committed(held) == [0]
 
 
 def test_a_letter_names_some_of_many_ranges_and_counts_all():

@@ -203,66 +203,57 @@ def test_every_way_of_giving_columns(columns):
     assert emission.batch.to_pydict() == {"x": [1, 2], "y": ["a", "b"]}
 
 
-ONE = [[1]]
 POINT = collections.namedtuple("Point", "x")
-BAD_CALLS = [
-    (lambda out: out.emit(ONE, parents=[0], stream="sid"), ValueError, "did you mean 'side'?"),
-    (lambda out: out.emit([1], parents=[0]), TypeError, "'x' of b's stream 'default' must be a c"),
-    (lambda out: out.emit(["ab"], parents=[0]), TypeError, "must be a column, got str; repeat"),
-    (lambda out: out.emit([{1}], parents=[0]), TypeError, "must be a column, got set; pass list"),
-    (lambda out: out.emit([map(int, "1")], parents=[0]), TypeError, "got map; pass list"),
+#: Columns of one row that are emitted, and the error.
+BAD_COLUMNS = [
+    ([1], TypeError, "'x' of b's stream 'default' must be a c"),
+    (["ab"], TypeError, "must be a column, got str; repeat"),
+    ([{1}], TypeError, "must be a column, got set; pass list"),
+    ([map(int, "1")], TypeError, "got map; pass list"),
     # Rows with names, as many as there are columns, must not become columns by position.
-    (lambda out: out.emit([POINT(1)], parents=[0]), TypeError, "got Point; a list holds columns"),
-    (lambda out: out.emit([Row((1,))], parents=[0]), TypeError, "got Row; a list holds columns"),
-    (lambda out: out.emit([{"x": 1}], parents=[0]), TypeError, "got dict; a list holds columns"),
-    (lambda out: out.emit(7, parents=[0]), TypeError, "must be a RecordBatch, a Table, .* got int"),
-    (
-        lambda out: out.emit([[1], [2]], parents=[0]),
-        ValueError,
-        "be a list of 1 .* got a list of 2",
-    ),
-    (lambda out: out.emit({"y": [1]}, parents=[0]), ValueError, "got 'y'; "),
-    (lambda out: out.emit({}, parents=[0]), ValueError, "got none for 'x'"),
-    (
-        lambda out: out.emit(pa.RecordBatch.from_arrays([[1], [2]], ["x", "x"]), parents=[0]),
-        ValueError,
-        "got 'x' several times",
-    ),
-    (lambda out: out.emit([["a"]], parents=[0]), ValueError, "must be int64, got list"),
-    (
-        lambda out: out.emit([np.array([1.5])], parents=[0]),
-        ValueError,
-        "must be int64, got float64",
-    ),
-    (lambda out: out.emit([pa.array([1.5])], parents=[0]), ValueError, "must be int64, got double"),
-    (lambda out: out.emit([[2**63]], parents=[0]), ValueError, "must be int64"),
-    (lambda out: out.emit(ONE, parents=[0, 1]), ValueError, "item for each emitted row, got 2"),
-    (lambda out: out.emit(ONE, parents=[]), ValueError, "got 0 items for 1 row;"),
-    (lambda out: out.emit(ONE, parents=[[0], [1]]), ValueError, "got 2 items for 1 row;"),
-    (
-        lambda out: out.emit(ONE, parents=[3]),
-        ValueError,
-        "of the 3 rows that the bolt received, from 0 to 2, got 3",
-    ),
-    (lambda out: out.emit(ONE, parents=[-1]), ValueError, "got -1"),
-    (lambda out: out.emit(ONE, parents=[[0, 3]]), ValueError, "got 3"),
-    (lambda out: out.emit(ONE, parents=[2**63]), ValueError, "got 9223372036854775808"),
-    (lambda out: out.emit(ONE, parents=[0.0]), TypeError, "which are integers, got 1 dimension"),
-    (lambda out: out.emit(ONE, parents=[True]), TypeError, r"take np.flatnonzero\(\) of a mask"),
-    (lambda out: out.emit(ONE, parents=np.array([[0]])), TypeError, "got 2 dimensions"),
-    (lambda out: out.emit(ONE, parents=0), TypeError, "got 0 dimensions"),
-    (lambda out: out.emit(ONE, parents=pa.array([None], pa.int64())), ValueError, "got 1 of them"),
-    (lambda out: out.emit(ONE, parents=pa.array([None, [1]])), ValueError, "an empty list leaves"),
+    ([POINT(1)], TypeError, "got Point; a list holds columns"),
+    ([Row((1,))], TypeError, "got Row; a list holds columns"),
+    ([{"x": 1}], TypeError, "got dict; a list holds columns"),
+    (7, TypeError, "must be a RecordBatch, a Table, .* got int"),
+    ([[1], [2]], ValueError, "be a list of 1 .* got a list of 2"),
+    ({"y": [1]}, ValueError, "got 'y'; "),
+    ({}, ValueError, "got none for 'x'"),
+    (pa.RecordBatch.from_arrays([[1], [2]], ["x", "x"]), ValueError, "got 'x' several times"),
+    ([["a"]], ValueError, "must be int64, got list"),
+    ([np.array([1.5])], ValueError, "must be int64, got float64"),
+    ([pa.array([1.5])], ValueError, "must be int64, got double"),
+    ([[2**63]], ValueError, "must be int64"),
+]
+#: The parents of one row that is emitted, and the error.
+BAD_PARENTS = [
+    ([0, 1], ValueError, "item for each emitted row, got 2"),
+    ([], ValueError, "got 0 items for 1 row;"),
+    ([[0], [1]], ValueError, "got 2 items for 1 row;"),
+    ([3], ValueError, "of the 3 rows that the bolt received, from 0 to 2, got 3"),
+    ([-1], ValueError, "got -1"),
+    ([[0, 3]], ValueError, "got 3"),
+    ([2**63], ValueError, "got 9223372036854775808"),
+    ([0.0], TypeError, "which are integers, got 1 dimension"),
+    ([True], TypeError, r"take np.flatnonzero\(\) of a mask"),
+    (np.array([[0]]), TypeError, "got 2 dimensions"),
+    (0, TypeError, "got 0 dimensions"),
+    (pa.array([None], pa.int64()), ValueError, "got 1 of them"),
+    (pa.array([None, [1]]), ValueError, "an empty list leaves"),
+    (["a"], TypeError, "dimensions of <U1"),
+]
+#: The arguments of `fail`, and the error.
+BAD_FAILS = [
+    (([3], "x"), ValueError, "rows must be numbers of the 3 rows that"),
+    (([True, False, True], "x"), TypeError, "of a mask"),
+    (([0, 1], ["x"]), ValueError, "got 1 reason for 2 rows"),
+    (([0], [5]), TypeError, "must be an exception, a text or a Reason, got int"),
+]
+BAD_CALLS = [
+    *((lambda out, c=c: out.emit(c, parents=[0]), *error) for c, *error in BAD_COLUMNS),
+    *((lambda out, p=p: out.emit([[1]], parents=p), *error) for p, *error in BAD_PARENTS),
+    *((lambda out, a=a: out.fail(*a), *error) for a, *error in BAD_FAILS),
+    (lambda out: out.emit([[1]], parents=[0], stream="sid"), ValueError, "did you mean 'side'?"),
     (lambda out: out.emit([[1, 2]], parents=[[0], 1]), TypeError, "got 1 list among 2"),
-    (lambda out: out.emit(ONE, parents=["a"]), TypeError, "dimensions of <U1"),
-    (lambda out: out.fail([3], "x"), ValueError, "rows must be numbers of the 3 rows that"),
-    (lambda out: out.fail([True, False, True], "x"), TypeError, "of a mask"),
-    (lambda out: out.fail([0, 1], ["x"]), ValueError, "got 1 reason for 2 rows"),
-    (
-        lambda out: out.fail([0], [5]),
-        TypeError,
-        "must be an exception, a text or a Reason, got int",
-    ),
     (lambda out: pickle.dumps(out), TypeError, ".out. of a BatchBolt cannot be pick"),
 ]
 
