@@ -58,35 +58,17 @@ class Short(BatchFold):
         return later.rename_columns(["w"])
 
 
-class OneName(Short):
-    columns = "v"
+def own(base=Short, **attributes):
+    """A fold that differs from a class in these attributes."""
+    return type("Own", (base,), attributes)()
 
 
-class OneUse(Short):
-    columns = iter(["v"])
+def finish_plus_one(self, states):
+    return pa.array([value + 1 for value in states[0].to_pylist()])
 
 
-class Twice(Short):
-    state = pa.schema([("v", pa.int64())] * 2)
-
-
-class TypedBatch(Short):
-    def __init__(self, kind):
-        self.state = pa.schema([("s", kind)])
-
-
-class Viewed(Short):
-    def finish(self, states):
-        return pa.array([[value] for value in states[0].to_pylist()], LIST_VIEW)
-
-
-class Dotted(Short):
-    state = pa.schema([("v.v", pa.int64())])
-
-
-class Untyped(Short):
-    def finish(self, states):
-        return pa.array([value + 1 for value in states[0].to_pylist()])
+def finish_as_list_views(self, states):
+    return pa.array([[value] for value in states[0].to_pylist()], LIST_VIEW)
 
 
 class OneValue(Fold):
@@ -106,11 +88,6 @@ class OneValue(Fold):
 
     def finish(self, states):
         return states[0].slice(0, 1)
-
-
-class Typed(OneValue):
-    def __init__(self, kind):
-        self.type = kind
 
 
 class Greedy(Short):
@@ -136,15 +113,27 @@ class Greedy(Short):
         ("k", {"n": min_of("m")}, "must read a column of numbers, times, booleans, text or"),
         ("k", {"n": first("m", "v")}, "bytes, got 'm' of map<string, int8>; name another c"),
         ("k", {"n": first("v", "o")}, "must have a type that can be stored, got 'o' of"),
-        ("k", {"n": OneName()}, "attribute columns is a tuple of names, got 'v'"),
-        ("k", {"n": OneUse()}, "attribute columns is a tuple of names, got <list_iter"),
-        ("k", {"n": Twice()}, "a pyarrow.Schema .* of different names, got v: int64 v: int64"),
+        ("k", {"n": own(columns="v")}, "attribute columns is a tuple of names, got 'v'"),
         (
             "k",
-            {"n": Untyped()},
+            {"n": own(columns=iter(["v"]))},
+            "attribute columns is a tuple of names, got <list_iter",
+        ),
+        (
+            "k",
+            {"n": own(state=pa.schema([("v", pa.int64())] * 2))},
+            "a pyarrow.Schema .* of different names, got v: int64 v: int64",
+        ),
+        (
+            "k",
+            {"n": own(finish=finish_plus_one)},
             "method finish returns a pyarrow.Array .* for no states, got <pyarr",
         ),
-        ("k", {"n.v": Short(), "n": Dotted()}, "of the same name, got 'n.v.v' .* twice; rename"),
+        (
+            "k",
+            {"n.v": Short(), "n": own(state=pa.schema([("v.v", pa.int64())]))},
+            "of the same name, got 'n.v.v' .* twice; rename",
+        ),
     ],
 )
 def test_a_wrong_shape_is_refused_by_name(key, value, words):
@@ -152,7 +141,11 @@ def test_a_wrong_shape_is_refused_by_name(key, value, words):
         TableShape.of("t", SCHEMA, key, value)
 
 
-@pytest.mark.parametrize("own", [Typed, TypedBatch])
+@pytest.mark.parametrize(
+    "of",
+    [lambda kind: own(OneValue, type=kind), lambda kind: own(state=pa.schema([("s", kind)]))],
+    ids=["Fold", "BatchFold"],
+)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -165,12 +158,12 @@ def test_a_wrong_shape_is_refused_by_name(key, value, words):
         pa.map_(pa.string(), pa.string_view()),
     ],
 )
-def test_a_state_that_arrow_cannot_merge_is_refused(own, kind):
+def test_a_state_that_arrow_cannot_merge_is_refused(of, kind):
     for each in (kind, pa.list_(kind), pa.struct([("s", kind)])):
         with pytest.raises(TypeError, match=r"table 't': value\['n'\] must be .* state can be sto"):
-            TableShape.of("t", SCHEMA, "k", {"n": own(each)})
+            TableShape.of("t", SCHEMA, "k", {"n": of(each)})
     for each in (pa.dictionary(pa.int32(), pa.string()), pa.large_list(pa.int8())):
-        TableShape.of("t", SCHEMA, "k", {"n": own(each)})
+        TableShape.of("t", SCHEMA, "k", {"n": of(each)})
 
 
 def test_a_state_with_only_nulls_is_no_state():
@@ -195,14 +188,8 @@ def test_a_state_with_only_nulls_is_no_state():
 )
 def test_extension_types_of_states_are_refused(kind):
     """Python has no values for some of them, and no DataFrame can read the table."""
-
-    class Own(Fold):
-        columns = ("v",)
-        type = kind
-        empty = fold = merge = None
-
     with pytest.raises(TypeError, match=r"whose state can be stored, got 'value' of .*extension<"):
-        TableShape.of("t", SCHEMA, "k", {"n": Own()})
+        TableShape.of("t", SCHEMA, "k", {"n": own(OneValue, type=kind)})
 
 
 def test_list_views_are_refused():
@@ -210,7 +197,7 @@ def test_list_views_are_refused():
     with pytest.raises(TypeError, match=r"table 't': key must have a type that can be stored"):
         TableShape.of("t", schema, "k", {"n": count()})
     with pytest.raises(TypeError, match=r"finish returns values that can be stored, got list_view"):
-        TableShape.of("t", SCHEMA, "k", {"n": Viewed()})
+        TableShape.of("t", SCHEMA, "k", {"n": own(finish=finish_as_list_views)})
     shape = TableShape.of("t", pa.schema([("k", pa.list_(pa.int64()))]), "k", {"n": count()})
     with pytest.raises(TypeError, match=r"column 'k' of keys must be list.*, got list_view"):
         shape.key_arrays(pa.table({"k": pa.array([[1]], LIST_VIEW)}))
@@ -263,15 +250,13 @@ def test_added_aggregates_start_empty_and_removed_ones_are_ignored():
 
 
 def test_results_of_users_folds_are_checked():
-    shape = TableShape.of("t", ROWS.schema, "k", {"n": Unfit()})
-    with pytest.raises(ValueError, match=r"Unfit\.fold must return values of int8: .*much"):
-        fold_rows(shape, [ROWS], 0)
-    shape = TableShape.of("t", ROWS.schema, "k", {"n": Short()})
-    with pytest.raises(ValueError, match=r"Short.fold must return 2 rows, one per key, got 1"):
-        fold_rows(shape, [ROWS], 0)
-    shape = TableShape.of("t", ROWS.schema, "k", {"n": Greedy(), "v": sum_of("v")})
-    with pytest.raises(ValueError, match="read-only"):
-        fold_rows(shape, [ROWS], 0)
+    for value, says in (
+        ({"n": Unfit()}, r"Unfit\.fold must return values of int8: .*much"),
+        ({"n": Short()}, r"Short.fold must return 2 rows, one per key, got 1"),
+        ({"n": Greedy(), "v": sum_of("v")}, "read-only"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            fold_rows(TableShape.of("t", ROWS.schema, "k", value), [ROWS], 0)
     shape = TableShape.of("t", ROWS.schema, "k", {"n": OneValue()})
     with pytest.raises(ValueError, match=r"OneValue.finish must return 2 values of int64, .*got 1"):
         finished(shape, fold_rows(shape, [ROWS], 0))

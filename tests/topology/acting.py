@@ -18,9 +18,10 @@ def batch_of(*values):
     return pa.record_batch({"n": pa.array(values, pa.int64())})
 
 
-def identity_of(rows):
-    ids = pa.array([f"m{row}" for row in range(rows)], pa.string())
-    return Identity(ids, np.zeros(rows, np.int32), np.arange(rows, dtype=np.int64))
+def identity_of(rows, attempt=0, stable=None):
+    ids = np.arange(rows) if stable is None else np.array(stable)
+    messages = pa.array([f"m{n}" for n in ids.tolist()], pa.string())
+    return Identity(messages, np.full(rows, attempt, np.int32), ids)
 
 
 def run(executor, *batches):

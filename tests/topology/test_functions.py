@@ -6,13 +6,13 @@ import asyncio
 import functools
 import re
 import sys
-from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from acting import failed as failed_of
 
 from ackcore.calls import RateLimit, Reject, Retry, used
 from ackcore.calls.call_settings import CallSettings
@@ -295,21 +295,17 @@ def square_batch(batch: pa.RecordBatch):
 def run(bolt, *batches):
     """Return the bolt's rows, and the reasons of the failed ones."""
     executor = executor_for("fn", bolt)
-    emitted, failed, first = {}, {}, count()
+    rows, results, first = {}, [], 0
     for batch in batches:
-        numbers = [next(first) for _ in range(batch.num_rows)]
+        numbers = range(first, first := first + batch.num_rows)
         ids = pa.array([str(n) for n in numbers])
-        attempts = np.full(len(numbers), 4, np.int32)
-        identity = Identity(ids, attempts, np.array(numbers, np.int64))
-        results = executor.process("frame", "default", batch, identity)
-        for _, rows, anchors in results.emissions:
-            emitted.update(zip(anchors.handles.tolist(), rows.to_pylist(), strict=True))
-        for handles, reasons in results.failures:
-            each = reasons * len(handles) if len(reasons) == 1 else reasons
-            failed.update(zip(handles.tolist(), each, strict=True))
+        identity = Identity(ids, np.full(len(numbers), 4, np.int32), np.array(numbers, np.int64))
+        results.append(executor.process("frame", "default", batch, identity))
+        for _, emitted, anchors in results[-1].emissions:
+            rows.update(zip(anchors.handles.tolist(), emitted.to_pylist(), strict=True))
     executor.flush()
     executor.cleanup()
-    return emitted, failed
+    return rows, failed_of(results)
 
 
 def batch_of(start, stop):

@@ -9,7 +9,7 @@ import tracemalloc
 import numpy as np
 import pyarrow as pa
 import pytest
-from acting import TWO, Basically, batch_of, emitted, failed
+from acting import TWO, Basically, batch_of, emitted, failed, identity_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,14 +20,6 @@ from ackcore.topology import journaled_executor as answers_module
 from ackcore.topology.components import AsyncBolt, BasicBolt, BatchBolt, Bolt
 from ackcore.topology.executors import executor_for
 from ackcore.topology.journaled_executor import Answers, context_of
-from ackcore.topology.tuples import Identity
-
-
-def identity_of(batch, attempt=0, stable=None):
-    rows = batch.num_rows
-    ids = np.arange(rows) if stable is None else np.array(stable)
-    attempts = np.full(rows, attempt, np.int32)
-    return Identity(pa.array([f"m{n}" for n in ids.tolist()], pa.string()), attempts, ids)
 
 
 class Task:
@@ -42,7 +34,7 @@ class Task:
 
     def process(self, *values, attempt=0, stable=None, source="src"):
         batch = batch_of(*values)
-        identity = identity_of(batch, attempt, stable)
+        identity = identity_of(len(batch), attempt, stable)
         return self.executor.process(source, "default", batch, identity)
 
     def end(self):
@@ -263,7 +255,7 @@ def test_a_row_that_python_cannot_show_fails(task):
     one = task(counting([]))
     column = pa.array([1, 2], pa.timestamp("s", tz="No/Such"))
     batch = pa.record_batch({"n": column.cast(pa.int64()), "at": column})
-    found = one.executor.process("src", "default", batch, identity_of(batch))
+    found = one.executor.process("src", "default", batch, identity_of(len(batch)))
     assert "without a Python value" in failed([found])[0].message
 
 
