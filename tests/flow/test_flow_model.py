@@ -39,7 +39,7 @@ class FlowMachine(RuleBasedStateMachine):
             clock=self.clock,
         )
         self.cap, self.keyed = cap, chooser == "key"
-        self.names, self.count = set(), 0
+        self.names, self.count, self.paused_until = set(), 0, {}
         self.out, self.waiting, self.ended, self.old = [], {}, set(), []
 
     @rule(name=st.integers(0, 4))
@@ -53,6 +53,7 @@ class FlowMachine(RuleBasedStateMachine):
     def goes(self, data):
         name = data.draw(st.sampled_from(sorted(self.names)))
         self.names.remove(name)
+        self.paused_until.pop(name, None)
         theirs = [lease for lease in self.out if lease.name == name]
         assert self.flow.remove(name) == sorted(theirs, key=lambda lease: lease.sent_ns)
         for lease in theirs:
@@ -65,7 +66,7 @@ class FlowMachine(RuleBasedStateMachine):
         if lease is None:
             return
         assert before[lease.name].in_flight < before[lease.name].limit
-        assert before[lease.name].is_open or self.clock.now_ns  # a pause may just have ended
+        assert self.clock.now_ns >= self.paused_until.get(lease.name, 0)
         assert lease.name in self.names
         if self.keyed:
             live = [*self.out, *self.waiting.values()]
@@ -135,7 +136,10 @@ class FlowMachine(RuleBasedStateMachine):
     def pauses(self, data):
         if self.names:
             name = data.draw(st.sampled_from(sorted(self.names)))
-            self.flow.pause(name, data.draw(st.sampled_from([0.001, 0.5, 5])))
+            pause_s = data.draw(st.sampled_from([0.001, 0.5, 5]))
+            self.flow.pause(name, pause_s)
+            ends_ns = self.clock.now_ns + int(pause_s * S)
+            self.paused_until[name] = max(ends_ns, self.paused_until.get(name, 0))
 
     @rule(passes=st.integers(0, 2 * S) | st.integers(0, 5 * MS))
     def time_passes(self, passes):
