@@ -160,15 +160,23 @@ class Job:
         self.seen = found
         return found
 
-    def check(self, *, finished=True, **expected):
-        """Hold the counts to the model."""
+    def check(self, dead=None, *, finished=True, alive=None):
+        """Hold the counts to the model.
+
+        ``dead`` has the keys of the records that must be dead, or is a predicate of keys. All
+        others must be ACKED, unless ``alive`` says of which keys. Without it each may be either.
+        """
         stamped = self.config.get("message_id") is None
+        is_dead = dead if callable(dead) or dead is None else set(dead).__contains__
+        if is_dead is not None:
+            alive = alive or (lambda key: not is_dead(key))
+        expected = {"dead": is_dead, "alive": alive}
         arguments = {
             "rows": fault_job.rows_of,
             "tag": "run",
             "message_id": None if stamped else str,
             "max_attempts": self.config.get("settings", {}).get("max_attempts", 5),
-            **expected,
+            **{name: each for name, each in expected.items() if each is not None},
         }
         found = self.found()
         problems = []

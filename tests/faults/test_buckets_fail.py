@@ -14,7 +14,8 @@ import fault_job
 import pytest
 from places import PROXIES
 from s3_server import DENIED, ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_DOWN
-from test_driver_dies import RULES, STEPS, alive, dead
+from separately import run_threads
+from test_driver_dies import DEAD, RULES, STEPS
 
 pytestmark = pytest.mark.faults
 
@@ -44,7 +45,7 @@ def test_a_driver_that_is_killed_at_every_step(bucket_job, mode, place):
         assert ended.killed or (step.endswith(":1") and ended.error is None), (step, ended.said)
         it.check(finished=False)
     assert it.run().error is None
-    it.check(dead=dead, alive=alive)
+    it.check(DEAD)
 
 
 def test_the_name_node_restarts_all_the_time(bucket_job, own_hdfs):
@@ -66,7 +67,7 @@ def test_the_name_node_restarts_all_the_time(bucket_job, own_hdfs):
         restarting.join()
     assert ended.error is None
     assert len(times) >= 1
-    it.check(dead=dead, alive=alive)
+    it.check(DEAD)
 
 
 #: What every fifth request meets.
@@ -90,7 +91,7 @@ def test_a_store_that_fails_every_few_requests(request, bucket_job, how, place, 
     assert it.run().error is None
     s3.before = None
     assert len(met) > 10
-    it.check(dead=dead, alive=alive)
+    it.check(DEAD)
 
 
 @MODES
@@ -102,7 +103,7 @@ def test_lists_lag_and_answers_are_slow(bucket_job, s3, mode):
         assert it.run(failpoints=step).killed
     assert it.run().error is None
     s3.lagging, s3.before = False, None
-    it.check(dead=dead, alive=alive)
+    it.check(DEAD)
 
 
 @MODES
@@ -125,7 +126,7 @@ def test_a_store_that_does_not_answer_in_time(bucket_job, s3, mode, what):
         done.set()
     request, before = held
     assert request in s3.requests[before:]  # it was asked again in the meantime
-    it.check(dead=dead, alive=alive)
+    it.check(DEAD)
 
 
 @MODES
@@ -139,7 +140,7 @@ def test_a_store_that_is_away_ends_the_query_and_it_goes_on_when_it_is_back(buck
     s3.before = None
     it.check(finished=False)
     assert it.run().error is None
-    it.check(dead=dead, alive=alive)
+    it.check(DEAD)
 
 
 @MODES
@@ -154,16 +155,12 @@ def test_two_drivers_at_once(bucket_job, mode):
             if errors[-1] is None:
                 return
 
-    both = [threading.Thread(target=insist) for _ in range(2)]
-    for one in both:
-        one.start()
-    for one in both:
-        one.join()
+    run_threads(insist, insist)
     lost = [error for error in errors if error is not None]
     assert lost
     assert len(errors) - len(lost) == 2, errors
     assert all(error.startswith("CheckpointInUse: ") for error in lost), errors
-    it.check(dead=dead, alive=alive)
+    it.check(DEAD)
 
 
 #: The name of a key, which a refusal repeats, and what goes with it.
@@ -202,7 +199,7 @@ def test_no_credential_is_in_a_plan_a_log_an_error_or_an_object(bucket_job, s3, 
         assert "403 AccessDenied" in ended_with(method, part), (method, part)
         it.check(finished=False)
     assert ended_with("none", "") is None
-    it.check(dead=dead, alive=alive)
+    it.check(DEAD)
     it.place.fetched()
     written = {path: path.read_bytes() for path in it.directory.rglob("*") if path.is_file()}
     assert b"403 AccessDenied" in written[jvm_log]

@@ -70,7 +70,7 @@ def test_workers_are_killed_between_calls_and_in_one(spark, job, service):
     assert it.marks("*kill*") == ["count-kill-7", "enrich-kill-45", "enrich-kill-9"]
     assert calls.counted("begun") == twice(*killed)
     assert calls.counted("answered") == twice()
-    it.check(alive=lambda key: True)
+    it.check(dead=())
 
 
 def test_a_service_that_answers_otherwise_has_no_run_repeated(spark, job, service, monkeypatch):
@@ -88,7 +88,7 @@ def test_a_service_that_answers_otherwise_has_no_run_repeated(spark, job, servic
     assert it.marks("lost-*")
     assert [one["runs"] for one in said["progress"]] == [1]
     assert calls.counted("begun") == twice()
-    it.check(alive=lambda key: True)
+    it.check(dead=())
 
 
 @PLACE
@@ -103,7 +103,7 @@ def test_a_run_that_is_repeated_calls_nobody(spark, job, service, failing_at, pl
     failing_at()
     assert it.run_here(spark) is None
     assert calls.counted("begun") == twice()
-    it.check(alive=lambda key: True)
+    it.check(dead=())
     left = (it.place.fetched() / "checkpoint/ackcore/work").glob("*")
     assert list(left) == []  # the journal went with the micro-batch's work
 
@@ -122,7 +122,7 @@ def test_workers_are_killed_with_many_calls_out(spark, job, service):
     most = fault_job.EnrichAsync.max_concurrency
     assert sum(begun.values()) - len(CALLS) <= most * len(killed)
     assert sum(answered.values()) - len(CALLS) <= (most - 1) * len(killed)
-    it.check(alive=lambda key: True)
+    it.check(dead=())
 
 
 @pytest.mark.faults
@@ -136,7 +136,7 @@ def test_drivers_are_killed(job, service, enrich, place):
         it.check(finished=False)
     assert it.run().error is None
     assert calls.counted("begun") == twice()
-    it.check(alive=lambda key: True)
+    it.check(dead=())
 
 
 @pytest.mark.faults
@@ -149,4 +149,4 @@ def test_executors_are_killed(job, service):
     assert len(it.marks("*executor*")) == 3
     assert calls.counted("begun") == twice("21-3-0")
     assert calls.counted("answered") == twice()
-    it.check(alive=lambda key: True)
+    it.check(dead=())

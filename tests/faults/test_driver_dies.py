@@ -24,6 +24,7 @@ STEPS = [
     "pruned",
 ]
 POISON, HOPELESS = {3, 17, 31, 44}, {5}
+DEAD = POISON | HOPELESS
 RULES = {
     "enrich": {
         "reject": sorted(POISON),
@@ -37,14 +38,6 @@ RULES = {
 #: Once a crash for each step was not counted against it, a record still has attempts left.
 SETTINGS = {"max_attempts": 5, "max_runs": 1, "max_sink_attempts": 1}
 VARIANTS = [("id", "row"), (None, "batch")]
-
-
-def dead(key):
-    return key in POISON | HOPELESS
-
-
-def alive(key):
-    return key not in POISON | HOPELESS
 
 
 @pytest.mark.parametrize(
@@ -64,13 +57,13 @@ def test_a_driver_that_fails_at_every_step(spark, job, failing_at, message_id, e
     for step in STEPS:
         failing_at(step)
         assert "failpoint" in it.run_here(spark), step
-        it.check(finished=False, alive=alive)
+        it.check(DEAD, finished=False)
     failing_at()
     assert it.run_here(spark) is None
-    it.check(dead=dead, alive=alive)
+    it.check(DEAD)
     # And once more, now that there is nothing to do.
     assert it.run_here(spark) is None
-    it.check(dead=dead, alive=alive)
+    it.check(DEAD)
 
 
 @pytest.mark.faults
@@ -79,9 +72,9 @@ def test_a_killed_driver_of_a_file_spout_goes_on(job, tmp_path):
     it = job(fault_job.lines(50), rules=RULES, files=5, state=5, bucket_files=f"{tmp_path}/job/in")
     for step in ("decided:1", "tables-recorded:2", "changes-recorded:3"):
         assert it.run(failpoints=step).killed
-        it.check(finished=False, alive=alive)
+        it.check(DEAD, finished=False)
     assert it.run().error is None
-    it.check(dead=dead, alive=alive)
+    it.check(DEAD)
 
 
 @pytest.mark.faults
@@ -108,7 +101,7 @@ def test_a_driver_that_is_killed_at_every_step(job, message_id, enrich, otherwis
         assert ended.killed, (step, ended.said, ended.log[-2000:])
         it.check(finished=False)
     assert it.run().error is None
-    it.check(dead=lambda key: dead(key) or key in more)
+    it.check(DEAD | more, alive=lambda key: False)
 
 
 #: Records of five keys, some of which fail for a while, one for good; those behind them wait.
@@ -136,5 +129,5 @@ def test_order_by_key_outlives_a_driver_that_fails(spark, job, failing_at):
         check_order(it, 4)
     failing_at()
     assert it.run_here(spark) is None
-    it.check(dead=lambda key: key in {14, 30}, alive=lambda key: key not in {14, 30})
+    it.check({14, 30})
     assert len(check_order(it, 4)) > 1

@@ -64,4 +64,4 @@ def test_workers_find_the_disk_full(spark, job, small_disk, where, kib, named):
     assert errors[0].startswith(named)
     assert error is None
     assert all("No space left on device" in error for error in errors), errors
-    it.check(dead=lambda key: key == 17, alive=lambda key: key != 17)
+    it.check(dead={17})

@@ -144,9 +144,7 @@ class SparkCluster:
 
     def check(self):
         """Hold the counts to the model."""
-        found = self.job.check(
-            dead=fault_job.poisoned, alive=lambda key: not fault_job.poisoned(key)
-        )
+        found = self.job.check(fault_job.poisoned)
         assert found.totals["records"] == len(self.job.records) == self.files * FILE_ROWS
 
 

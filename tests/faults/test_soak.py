@@ -93,15 +93,11 @@ def test_chaos_loses_nothing_and_writes_nothing_twice(job):
         if running is not None:
             running.end()
     said = {"seed": SEED, "records": len(it.records), "drivers": starts, "chaos": dict(done)}
-    it.check(finished=False, alive=alive)
+    it.check(fault_job.poisoned, finished=False)
     ended = it.run(trigger={"availableNow": True}, master="local[2,4]")
     assert ended.error is None, said
-    found = it.check(dead=fault_job.poisoned, alive=alive)
+    found = it.check(fault_job.poisoned)
     said |= {"micro-batches": found.last.number + 1, "totals": found.totals}
     print(json.dumps(said))
     assert found.totals["records"] == len(it.records), said
     assert done, said
-
-
-def alive(key):
-    return not fault_job.poisoned(key)

@@ -31,7 +31,7 @@ def test_one_percent_raises_and_some_are_poison(spark, job, enrich):
         settings={"max_attempts": 12},
     )
     assert it.run_here(spark) is None
-    found = it.check(dead=poison.__contains__, alive=lambda key: key not in poison)
+    found = it.check(poison)
     assert found.totals["retried"] >= 8
     assert {letter.error_type for letter in found.dead} == {"Reject"}
 
@@ -47,7 +47,7 @@ def test_a_task_is_tried_again(spark, job, otherwise):
     )
     assert it.run_here(spark) is None
     assert it.marks("*kill*") == ["count-kill-7", "enrich-kill-45", "enrich-kill-5"]
-    it.check(alive=lambda key: True)
+    it.check(dead=())
 
 
 #: Spark compares what a map task writes with what it wrote before, and then runs all of its
@@ -113,7 +113,7 @@ def test_shuffle_files_are_lost(request, lost, otherwise, checks, inline):
     if not checks:
         request.getfixturevalue("unchecked")
     it, ran = lost(otherwise, inline)
-    it.check(alive=lambda key: True)
+    it.check(dead=())
     assert ran == (2 if otherwise else 1)
 
 
@@ -135,7 +135,7 @@ def test_a_record_that_kills_its_worker(job, place, enrich, where, how):
     )
     ended = it.run(master="local[2]")
     assert ended.error is None, ended.error
-    found = it.check(dead=killers.__contains__, alive=lambda key: key not in killers)
+    found = it.check(killers)
     assert {letter.error_type for letter in found.dead} == {"KilledWorker"}
 
 
@@ -150,7 +150,7 @@ def test_a_record_that_kills_its_worker_once_in_a_batch(spark, job, shuffled):
         shuffled=shuffled,
     )
     assert it.run_here(spark) is None
-    it.check(dead=lambda key: key == 13, alive=lambda key: key != 13)
+    it.check(dead={13})
 
 
 def letter_of(spark, it, kind):
@@ -172,7 +172,7 @@ def test_a_record_that_crashes_is_isolated_by_the_tasks_that_spark_tries_again(
         rules={where: {"kill": [13], "raise": [5]}},
     )
     assert it.run_here(spark) is None
-    it.check(dead={5, 13}.__contains__, alive=lambda key: key not in {5, 13})
+    it.check(dead={5, 13})
     assert len(it.marks(f"{where}-killed-13-*")) == 3 * tasks
     assert letter_of(spark, it, "KilledWorker").error_message == "killed its worker"
     assert caplog.text.count("crashed, with one record in flight") == 2 * tasks
@@ -191,7 +191,7 @@ def test_a_record_that_hangs_is_parked(spark, job, how, enrich):
         settings={"bolt_call_timeout_s": 1},
     )
     assert it.run_here(spark) is None
-    it.check(dead=lambda key: key == 13, alive=lambda key: key != 13)
+    it.check(dead={13})
     assert len(it.marks("enrich-hung-13-*")) == 3
     letter = letter_of(spark, it, "TimedOut")
     assert letter.component == "enrich"
@@ -203,7 +203,7 @@ def test_waiting_for_rows_is_not_timed(spark, job):
     settings = {"bolt_call_timeout_s": 1}
     it = job(fault_job.lines(40), mode="batch", slow_source=1.5, settings=settings)
     assert it.run_here(spark) is None
-    it.check(dead=lambda key: False, alive=lambda key: True)
+    it.check(dead=())
     assert it.run_here(spark, settings={}) is None
 
 
@@ -227,7 +227,7 @@ def test_what_was_shuffled_is_lost_in_a_cluster(job, place, lose, otherwise):
     ended = it.run(master=CLUSTER, conf=UNCHECKED)
     assert ended.error is None, ended.error
     assert it.marks("lost-*")
-    it.check(alive=lambda key: True)
+    it.check(dead=())
     assert ended.said["progress"][0]["runs"] == (2 if otherwise else 1)
 
 
@@ -251,7 +251,7 @@ def test_an_executor_is_killed(job, place, where, otherwise):
     ended = it.run(master=CLUSTER, conf=UNCHECKED)
     assert ended.error is None, ended.error
     assert it.marks("*-executor-*")
-    it.check(alive=lambda key: True)
+    it.check(dead=())
 
 
 SPECULATION = {
@@ -281,7 +281,7 @@ def test_speculation(two_hosts, job, place, otherwise):
     assert ended.error is None, ended.error
     copies = [mark.rpartition("-")[0] for mark in it.marks("*-copy-*")]  # and its stage
     assert copies == ["count-copy", "enrich-copy"]
-    it.check(alive=lambda key: True)
+    it.check(dead=())
 
 
 def killed(it):
@@ -307,7 +307,7 @@ def test_a_record_that_kills_its_executor(job, where, rules, runs, crashes):
     it = job(fault_job.lines(40), mode="batch", message_id="id", rules={where: rules})
     ended = it.run(master=CLUSTER)
     assert ended.error is None, ended.error
-    found = it.check(dead=bad.__contains__, alive=lambda key: key not in bad)
+    found = it.check(bad)
     assert {letter.error_type for letter in found.dead} == {"KilledWorker"}
     assert ended.log.count("no run was accepted") == 0
     assert ended.log.count("crashed, crash") < runs
@@ -330,5 +330,5 @@ def test_no_record_is_rejected_for_executors_that_are_killed_from_outside(job, p
     )
     ended = it.run(master=CLUSTER)
     assert ended.error is None, ended.error
-    it.check(dead=lambda key: False, alive=lambda key: True)
+    it.check(dead=())
     assert len(it.marks("*executor-once*")) == 3
