@@ -47,8 +47,11 @@ def test_the_lowest_versions_that_are_allowed_are_tested() -> None:
     )
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     needed = sum(project["optional-dependencies"].values(), project["dependencies"])
-    bounds = [re.match(r"([\w-]+).*?>=([\d.]+)", one) for one in needed]
-    for name, lowest in {one.groups() for one in bounds if one and one[1] != "pyspark"}:
+    bounds = {
+        found.groups() for one in needed if (found := re.match(r"([\w-]+).*?>=([\d.]+)", one))
+    }
+    assert {re.match(r"[\w-]+", one)[0] for one in needed} == {name for name, _ in bounds}
+    for name, lowest in (bound for bound in bounds if bound[0] != "pyspark"):
         assert re.fullmatch(rf"{re.escape(lowest)}(\.0)*", pins[name]), name
 
 
