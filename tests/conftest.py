@@ -395,15 +395,19 @@ def mock_kafka():
     mock.close()
 
 
-@contextmanager
-def _real_kafka(directory):
-    module = kafka_module("broker")
+def _made(module, class_name, required, *arguments):
+    """Make a server where it can be had; skip the test, or fail, where it cannot."""
     try:
-        broker = module.Broker(directory)
+        return getattr(module, class_name)(*arguments)
     except module.Unavailable as error:
-        if os.environ.get("ACKCORE_REQUIRE_KAFKA"):
+        if os.environ.get(required):
             raise
         pytest.skip(str(error))
+
+
+@contextmanager
+def _real_kafka(directory):
+    broker = _made(kafka_module("broker"), "Broker", "ACKCORE_REQUIRE_KAFKA", directory)
     try:
         yield broker.start()
     finally:
@@ -433,16 +437,10 @@ def own_kafka_broker(tmp_path):
 
 @contextmanager
 def _real_postgres():
-    required = bool(os.environ.get("ACKCORE_REQUIRE_POSTGRES"))
-    if not required:
+    if not os.environ.get("ACKCORE_REQUIRE_POSTGRES"):
         pytest.importorskip("psycopg", reason="psycopg is not installed")
     module = importlib.import_module("postgres_server")
-    try:
-        server = module.PostgresServer()
-    except module.Unavailable as error:
-        if required:
-            raise
-        pytest.skip(str(error))
+    server = _made(module, "PostgresServer", "ACKCORE_REQUIRE_POSTGRES")
     try:
         yield server.start()
     finally:
@@ -470,14 +468,7 @@ def postgres(postgres_server):
 
 
 def _server_of(module_name, class_name, required="ACKCORE_REQUIRE_S3"):
-    """Yield a server where it can be had, and skip the test, or fail, where it cannot."""
-    module = importlib.import_module(module_name)
-    try:
-        server = getattr(module, class_name)()
-    except module.Unavailable as error:
-        if os.environ.get(required):
-            raise
-        pytest.skip(str(error))
+    server = _made(importlib.import_module(module_name), class_name, required)
     yield server
     server.close()
 

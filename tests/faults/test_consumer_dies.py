@@ -17,10 +17,10 @@ import pytest
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 import mock_broker
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import ConfigResource
 from consumer_counts import Counts, Effect, Taken
 from consumer_job import POINTS
-from servers import raise_errors, wait_until
+from servers import wait_until
 
 pytestmark = pytest.mark.faults
 
@@ -170,15 +170,8 @@ def test_a_member_that_was_stopped_wakes_as_a_zombie(counts):
 
 def shorten_session(broker, group):
     """Have a group (KIP-848) take a member for dead after a second, as `consumer_job` asks for."""
-    entries = [
-        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        for name, value in (
-            ("consumer.heartbeat.interval.ms", "200"),
-            ("consumer.session.timeout.ms", "1000"),
-        )
-    ]
-    resource = ConfigResource(ConfigResource.Type.GROUP, group, incremental_configs=entries)
-    raise_errors(broker.admin.incremental_alter_configs([resource]))
+    beats = {"consumer_heartbeat_interval_ms": 200, "consumer_session_timeout_ms": 1000}
+    broker.configure(ConfigResource.Type.GROUP, group, **beats)
 
 
 @pytest.mark.parametrize("others", [0, 1], ids=["alone", "beside another"])

@@ -15,7 +15,13 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    OffsetSpec,
+)
 
 #: Longer than anything here takes, on a machine that does other things too.
 TIMEOUT_S = 30.0
@@ -77,6 +83,11 @@ class KafkaServer(ABC):
         self.produce(topic, values)
         return topic
 
+    def compacted_topic(self) -> str:
+        """Make a topic of a real broker that is compacted as soon as that can be."""
+        soon = {"segment_ms": 1, "min_cleanable_dirty_ratio": 0.001, "delete_retention_ms": 0}
+        return self.new_topic(cleanup_policy="compact", **soon)
+
     def make_anew(self, topic: str) -> None:
         """Delete a topic, and make one of its name as soon as that can be."""
 
@@ -91,6 +102,17 @@ class KafkaServer(ABC):
 
         self.delete_topic(topic)
         wait_until(is_made, f"{topic} can be made again")
+
+    def configure(self, kind: ConfigResource.Type, name: str, **config: object) -> None:
+        """Change settings of a topic or a group: ``retention_ms=5`` is ``retention.ms``."""
+        entries = [
+            ConfigEntry(
+                each.replace("_", "."), str(to), incremental_operation=AlterConfigOpType.SET
+            )
+            for each, to in config.items()
+        ]
+        resource = ConfigResource(kind, name, incremental_configs=entries)
+        raise_errors(self.admin.incremental_alter_configs([resource]))
 
     def new_group(self) -> str:
         """Return the name of a group that no other test has."""

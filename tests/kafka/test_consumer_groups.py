@@ -288,12 +288,7 @@ def test_aborted_transactions_are_not_handed_out_and_markers_passed(kafka_broker
 def test_what_was_compacted_away_is_passed_over(kafka_broker, tmp_path):
     """F13: the lag becomes 0, and what had failed before is retried from memory."""
     counts = Counts(kafka_broker, tmp_path, partitions=1)
-    counts.topic = kafka_broker.new_topic(
-        cleanup_policy="compact",
-        segment_ms=1,
-        min_cleanable_dirty_ratio=0.001,
-        delete_retention_ms=0,
-    )
+    counts.topic = kafka_broker.compacted_topic()
     keyed = [{"key": b"%d" % (n % 3), "value": b"%d" % n} for n in range(30)]
     arguments = {"partitions": [(counts.topic, 0)], "backoff_s": 0.001, "max_backoff_s": 0.001}
     with consuming(counts, **arguments) as consumer:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, OffsetSpec
+from confluent_kafka.admin import ConfigResource, OffsetSpec
 from consumer_counts import QUICK, Counts, consuming, take
 from separately import run_python
 from servers import raise_errors, wait_until
@@ -22,7 +22,6 @@ from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.held_partition import DyingRecord
 
-SET = AlterConfigOpType.SET
 #: Of a record that is older than any broker keeps by itself.
 LONG_AGO_MS = 1_000_000_000_000
 
@@ -61,7 +60,7 @@ def test_a_letter_is_as_large_as_its_topic_takes_and_what_is_larger_says_what_to
 ):
     """librdkafka's producer refuses 1 MB by itself, and its partition stood still for good."""
     counts = Counts(kafka_broker, tmp_path, partitions=1)
-    large = {"max.message.bytes": 5_000_000}
+    large = {"max_message_bytes": 5_000_000}
     counts.topic = kafka_broker.new_topic(1, **large)
     value = b"x" * 2_000_000
     kafka_broker.produce(counts.topic, [value], message_max_bytes=5_000_000)
@@ -72,9 +71,7 @@ def test_a_letter_is_as_large_as_its_topic_takes_and_what_is_larger_says_what_to
         wait_until(lambda: "is not stored" in caplog.text, "the topic does not take it")
         assert "MSG_SIZE_TOO_LARGE); raise max.message.bytes of the topic" in caplog.text
         assert counts.committed()[0][0] < 1
-        to = [ConfigEntry(name, str(of), incremental_operation=SET) for name, of in large.items()]
-        there = ConfigResource(ConfigResource.Type.TOPIC, counts.dead_topic, incremental_configs=to)
-        raise_errors(kafka_broker.admin.incremental_alter_configs([there]))
+        kafka_broker.configure(ConfigResource.Type.TOPIC, counts.dead_topic, **large)
         wait_until(lambda: not counts.lag(), "it is kept")
     (letter,) = kafka_broker.consume(counts.dead_topic)
     assert letter.value() == value

@@ -273,12 +273,7 @@ def test_a_range_ends_behind_markers_and_aborted_records(kafka_broker):
 
 @pytest.mark.broker
 def test_a_range_ends_where_its_last_offsets_were_compacted_away(kafka_broker):
-    topic = kafka_broker.new_topic(
-        cleanup_policy="compact",
-        segment_ms=1,
-        min_cleanable_dirty_ratio=0.001,
-        delete_retention_ms=0,
-    )
+    topic = kafka_broker.compacted_topic()
     keyed = [{"key": b"%d" % (n % 3), "value": b"%d" % n} for n in range(30)]
     for n in range(0, 30, 10):
         kafka_broker.produce(topic, keyed[n : n + 10])
