@@ -250,7 +250,9 @@ def test_a_consumer_to_which_nothing_refers_any_more_leaves_its_group(counts, ca
     """Made anew in a loop after an error, for instance: it would keep its partitions for ever."""
     counts.produce(8)
     revoked = []
-    consumer = consumer_of(counts, on_revoke=lambda consumer, keys: revoked.append(consumer))
+    consumer = consumer_of(
+        counts, on_revoke=lambda consumer, keys: revoked.append(consumer), options=SHORT
+    )
     first, *others = take(consumer, 8)
     consumer.ack(first)
     thread = consumer._thread
@@ -259,7 +261,7 @@ def test_a_consumer_to_which_nothing_refers_any_more_leaves_its_group(counts, ca
     thread.join(60)
     assert (thread.ended, thread.error, revoked) == (True, None, [])
     assert "was not closed, and nothing refers to it" in caplog.text
-    with consuming(counts) as consumer:
+    with consuming(counts, options=SHORT) as consumer:
         again = take(consumer, 7)
     assert sorted(each.value for each in again) == sorted(each.value for each in others)
 
@@ -351,7 +353,7 @@ def test_a_record_that_died_too_often_ends_it_and_is_not_committed_over(counts):
     """Its dead letters come back: the consumer ends, and says what to change."""
     headers = [("ackcore-deaths", b"20")]
     counts.server.produce(counts.topic, [{"value": b"x", "headers": headers}], 0)
-    consumer = consumer_of(counts)
+    consumer = consumer_of(counts, **by_hand(counts))
     consumer.fail(*take(consumer, 1), Reject("again"))
     words = r"has died 20 times: .*; stop that program, and set dead_letters to a callable that"
     with pytest.raises(ConsumerError, match=words):
@@ -361,7 +363,8 @@ def test_a_record_that_died_too_often_ends_it_and_is_not_committed_over(counts):
     assert counts.server.consume(counts.dead_topic) == []
     assert counts.committed()[0][0] == 0
     kept = []
-    with consuming(counts, dead_letters=lambda record, failure: kept.append(record)) as consumer:
+    keep = {"dead_letters": lambda record, failure: kept.append(record)}
+    with consuming(counts, **by_hand(counts), **keep) as consumer:
         consumer.fail(*take(consumer, 1), Reject("again"))
         wait_until(lambda: counts.committed()[0][0] == 1, "the callable has stored it")
     assert [record.value for record in kept] == [b"x"]

@@ -73,72 +73,16 @@ def is_refused(make, text):
         ({"sink": {"component": "hour.changes"}}, "not declared; did you mean 'hours.changes'?"),
         ({"sink": {"component": "hours"}}, "no stream; read 'hours.changes' or 'hours.closed'"),
         ({"sink": {"component": "totals"}}, "whose rows are no stream; read 'totals.changes'"),
-        ({"table": {"from_": "totals"}}, "whose rows are no stream; read 'sales'"),
         (
             {"sink": {"component": "hours.closed", "stream": "upserts"}},
             "stream 'upserts' of the closed windows of table 'hours', which does not exist; the "
             "streams are 'default'",
         ),
         (
-            {"table": {"key": ["shop", "window_start"]}},
-            "key must not name 'window_start', which is",
-        ),
-        ({"table": {"key": "shp"}}, "key must name a column of the stream (shop, euros, at), g"),
-        ({"table": {"key": "shp"}}, "got 'shp'; did you mean 'shop'?"),
-        ({"table": {"value": {"n": sum_of("euro")}}}, "got 'euro'; did you mean 'euros'?"),
-        ({"table": {"window": tumbling(1, "att")}}, "got 'att'; did you mean 'at'?"),
-        (
-            {"table": {"key": []}},
-            "key of table 'hours' must name at least one column, got none; na",
-        ),
-        (
-            {"table": {"key": None}},
-            "key of table 'hours' must be the name of a column or a list of",
-        ),
-        ({"table": {"key": 3}}, "key of table 'hours' must be the name of a column or a list of"),
-        (
-            {"table": {"value": {}}},
-            "value of table 'hours' must have at least one aggregate, got n",
-        ),
-        (
-            {"table": {"value": sum_of("euros")}},
-            "map names of columns to aggregates, got an aggreg",
-        ),
-        (
-            {"table": {"value": [count()]}},
-            "value of table 'hours' must map names of columns to agg",
-        ),
-        ({"table": {"value": {1: count()}}}, "got the name 1; write it as text"),
-        ({"table": {"value": {"n": count}}}, "value['n'] of table 'hours' must be an aggregate of"),
-        ({"table": {"value": {"n": count}}}, "; write count()"),
-        ({"table": {"value": {"n": "sum"}}}, "got 'sum'; write sum_of(...)"),
-        ({"table": {"value": {"n": len}}}, "; write count() or sum_of('euros')"),
-        (
-            {"table": {"window": 3600}},
-            "window of table 'hours' must be made by tumbling, sliding or",
-        ),
-        (
-            {"table": {"ttl_s": "1 day"}},
-            "ttl_s of table 'hours' must be a number of seconds, got s",
-        ),
-        (
-            {"table": {"ttl_s": 0}},
-            "ttl_s of table 'hours' must be from 0.001 to 10,000,000,000 sec",
-        ),
-        ({"table": {"ttl_s": math.nan}}, "ttl_s of table 'hours' must be from 0.001 to"),
-        (
-            {"table": {"ttl": 5}},
-            "TopologyBuilder.table() has no argument 'ttl'; did you mean 'ttl_",
-        ),
-        (
             {"spout": {"dedupe": "shop"}},
             "TopologyBuilder.spout() has no argument 'dedupe'; did you",
         ),
         ({"spout": {"tracked": "no"}}, "tracked of spout 'orders' must be True or False, got s"),
-        ({"table": {"from_": Sales()}}, "; pass the name under which it is declared"),
-        ({"table": {"value": {"n": "count"}}}, "got 'count'; write count()"),
-        ({"table": {"value": {"n": sum_of("shop")}}}, "of string; name another column, or e"),
-        ({"table": {"window": tumbling(5, "euros")}}, "of int64; name another column, or e"),
         (
             {"bolt": {"limit": 5}},
             "TopologyBuilder.bolt() has no argument 'limit'; the arguments are",
@@ -156,6 +100,41 @@ def is_refused(make, text):
 )
 def test_a_mistake_in_a_declaration(changes, text):
     is_refused(lambda: declared(**changes), text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"from_": "totals"}, "whose rows are no stream; read 'sales'"),
+        ({"key": ["shop", "window_start"]}, "key must not name 'window_start', which is"),
+        ({"key": "shp"}, "key must name a column of the stream (shop, euros, at), g"),
+        ({"key": "shp"}, "got 'shp'; did you mean 'shop'?"),
+        ({"value": {"n": sum_of("euro")}}, "got 'euro'; did you mean 'euros'?"),
+        ({"window": tumbling(1, "att")}, "got 'att'; did you mean 'at'?"),
+        ({"key": []}, "key of table 'hours' must name at least one column, got none; na"),
+        ({"key": None}, "key of table 'hours' must be the name of a column or a list of"),
+        ({"key": 3}, "key of table 'hours' must be the name of a column or a list of"),
+        ({"value": {}}, "value of table 'hours' must have at least one aggregate, got n"),
+        ({"value": sum_of("euros")}, "map names of columns to aggregates, got an aggreg"),
+        ({"value": [count()]}, "value of table 'hours' must map names of columns to agg"),
+        ({"value": {1: count()}}, "got the name 1; write it as text"),
+        ({"value": {"n": count}}, "value['n'] of table 'hours' must be an aggregate of"),
+        ({"value": {"n": count}}, "; write count()"),
+        ({"value": {"n": "sum"}}, "got 'sum'; write sum_of(...)"),
+        ({"value": {"n": len}}, "; write count() or sum_of('euros')"),
+        ({"window": 3600}, "window of table 'hours' must be made by tumbling, sliding or"),
+        ({"ttl_s": "1 day"}, "ttl_s of table 'hours' must be a number of seconds, got s"),
+        ({"ttl_s": 0}, "ttl_s of table 'hours' must be from 0.001 to 10,000,000,000 sec"),
+        ({"ttl_s": math.nan}, "ttl_s of table 'hours' must be from 0.001 to"),
+        ({"ttl": 5}, "TopologyBuilder.table() has no argument 'ttl'; did you mean 'ttl_"),
+        ({"from_": Sales()}, "; pass the name under which it is declared"),
+        ({"value": {"n": "count"}}, "got 'count'; write count()"),
+        ({"value": {"n": sum_of("shop")}}, "of string; name another column, or e"),
+        ({"window": tumbling(5, "euros")}, "of int64; name another column, or e"),
+    ],
+)
+def test_a_mistake_in_a_table(changes, text):
+    is_refused(lambda: declared(table=changes), text)
 
 
 @pytest.mark.parametrize(
