@@ -87,26 +87,17 @@ def test_roots_go_to_the_shard_that_storm_sends_them_to(Ledger):
     assert len(acker) == len(acker.entries()) == 1000
 
 
+ONES, TASKS = int64s([1, 1]), int32s([1, 2])
+
+
 @pytest.mark.parametrize(
     ("error", "words", "call"),
     [
-        (TypeError, "root_ids must be an array", lambda a: a.apply([1], int64s([1]), int32s([1]))),
-        (TypeError, "ack_vals must", lambda a: a.ack_many(int64s([1]), np.array([1.0]))),
-        (
-            ValueError,
-            "init_vals has 1",
-            lambda a: a.init_many(int64s([1, 2]), int64s([1]), int32s([1, 2])),
-        ),
-        (
-            ValueError,
-            "got -4 in row 1",
-            lambda a: a.apply(int64s([1, 2]), int64s([1, 2]), int32s([1, -4])),
-        ),
-        (
-            ValueError,
-            "got -1 in row 1",
-            lambda a: a.init_many(int64s([1, 2]), int64s([1, 2]), int32s([1, -1])),
-        ),
+        (TypeError, "root_ids must be an array", lambda a: a.apply([1], ONES, TASKS)),
+        (TypeError, "ack_vals must", lambda a: a.ack_many(ONES, np.array([1.0]))),
+        (ValueError, "init_vals has 1", lambda a: a.init_many(ONES, ONES[:1], TASKS)),
+        (ValueError, "got -4 in row 1", lambda a: a.apply(ONES, ONES, int32s([1, -4]))),
+        (ValueError, "got -1 in row 1", lambda a: a.init_many(ONES, ONES, int32s([1, -1]))),
         (OverflowError, "root_id must fit", lambda a: a.ack(2**64, 1)),
         (TypeError, "root_id must be an integer", lambda a: a.fail("1")),
         (TypeError, "root_id must be an integer", lambda a: 1.5 in a),
@@ -156,16 +147,8 @@ def test_wrong_arguments_are_refused_by_name(make_acker, arguments, error, words
     ("backend", "error", "words"),
     [
         ("rust", ValueError, "no backend has the name 'rust'"),
-        (
-            5,
-            TypeError,
-            "backend must be the name of a backend, or a callable that .*, got int; leave",
-        ),
-        (
-            {},
-            TypeError,
-            "backend must be the name of a backend, or a callable that .*, got dict; leave",
-        ),
+        (5, TypeError, "backend must be the name of a backend, or a callable .*, got int; leave"),
+        ({}, TypeError, "backend must be the name of a backend, or a callable .*, got dict; leave"),
         (lambda: 5, TypeError, "unexpected keyword argument"),
         (lambda *_, **__: {}, TypeError, "lack .*apply.*rotate"),
     ],

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ledger_scripts import int64s
 from separately import run_threads
 
 from ackcore import _reference
@@ -12,10 +13,6 @@ from ackcore import _reference
 ANY_BITS = st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63), 2**64 - 1]) | st.integers(
     -(2**63), 2**64 - 1
 )
-
-
-def int64s(items):
-    return np.array([item % 2**64 for item in items], np.uint64).view(np.int64)
 
 
 def lay_out(strings, dtype, before=b"", after=b""):
