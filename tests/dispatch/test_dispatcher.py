@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from in_processes import Panic
 from round_robin import RoundRobin
 from scripted import Clock, coroutine, dispatched, failing, one
 
@@ -419,10 +420,6 @@ def test_a_record_that_no_consumer_takes_for_too_long_dies(caplog, monkeypatch):
     assert str(dead["one"]) == "busy (again after 0 s)"
     told = "consumer 'a' of a Dispatcher has refused {} calls in a row, the last one with busy"
     assert [told.format(n) in caplog.text for n in range(1, 5)] == [False, True, False, True]
-
-
-class Panic(BaseException):
-    """A panic in a Rust extension has no other base."""
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), Panic("!"), asyncio.CancelledError()])

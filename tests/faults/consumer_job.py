@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "kafka"))
 
-from consumer_counts import Effects, work
+from consumer_counts import Effects, is_committed, work
 from servers import wait_until
 
 from ackcore.kafka import Consumer
@@ -59,11 +59,6 @@ def plant(point: str, after: int, number: int) -> None:
         return answer
 
     setattr(owner, name, dying)
-
-
-def is_committed(consumer: Consumer) -> bool:
-    with consumer._changed:
-        return not consumer._held.commits()
 
 
 def answer_late(consumer: Consumer, effects: Effects, may_fail, out: threading.Event) -> None:

@@ -55,14 +55,18 @@ def test_poison_is_dead_and_all_else_is_done_once(counts):
     assert tallies.retried == 4 * 20 + once
 
 
+def committed_by(consumer):
+    consumer.commit()
+    (found,) = consumer.stats().partitions
+    return found.committed
+
+
 def test_commit_now_commits_what_is_done_and_nothing_above_it(counts):
     counts.server.produce(counts.topic, [b"%d" % i for i in range(6)], 0)
-    with consuming(counts, commit_interval_s=3600) as consumer:
+    with consuming(counts, partitions=[(counts.topic, 0)], commit_interval_s=3600) as consumer:
         records = {record.offset: record for record in take(consumer, 6)}
         consumer.ack_many(records[offset] for offset in (0, 1, 3))
-        consumer.commit()
-        (found,) = (one for one in consumer.stats().partitions if one.partition == 0)
-        assert found.committed == 2
+        assert committed_by(consumer) == 2
         consumer.commit(1e-6)  # nothing has changed: it has not to wait
         for timeout_s in (0, 1e10):
             with pytest.raises(ValueError, match="timeout_s must be"):
@@ -70,9 +74,7 @@ def test_commit_now_commits_what_is_done_and_nothing_above_it(counts):
         consumer.ack(records[2])
         with pytest.raises(TimeoutError, match="call commit\\(\\) again"):
             consumer.commit(1e-6)
-        consumer.commit()
-        (found,) = (one for one in consumer.stats().partitions if one.partition == 0)
-        assert found.committed == 4
+        assert committed_by(consumer) == 4
         consumer.ack_many(records[offset] for offset in (4, 5))
 
 
@@ -91,12 +93,6 @@ def test_a_commit_while_the_consumer_closes_and_after_it_says_that_it_was_refuse
         for end in consumer.close, committing.result, consumer.commit:
             with pytest.raises(ConsumerError, match=r"last commit of .* was refused: .*Group auth"):
                 end()
-
-
-def committed_by(consumer):
-    consumer.commit()
-    (found,) = consumer.stats().partitions
-    return found.committed
 
 
 def test_a_seek_delivers_again_and_the_committed_offset_follows(counts):

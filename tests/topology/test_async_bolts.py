@@ -6,6 +6,7 @@ import pickle
 import socket
 import threading
 
+import acting
 import pyarrow as pa
 import pytest
 from acting import OUT, TWO, Basically, batch_of, emitted, failed, whys
@@ -66,8 +67,7 @@ async def emit_n(t, collector):
 
 def run(executor, *batches):
     """Process batches of values, flush and clean up; return what each call returned."""
-    results = [executor.process("src", "default", batch_of(*values), None) for values in batches]
-    results.append(executor.flush())
+    results = acting.run(executor, *batches)
     executor.cleanup()
     return results
 

@@ -70,7 +70,7 @@ def test_a_task_without_rows_calls_nothing(make):
 def test_an_interrupt_passes(make, method):
     bolt = make(**{method: raising(KeyboardInterrupt())})
     if isinstance(bolt, AsyncBolt) and method == "flush":
-        return
+        pytest.skip("an AsyncBolt has no flush")
     executor = executor_for("b", bolt)
 
     def whole_task():
