@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -86,6 +87,32 @@ def ackcore():
 def lines():
     """The JSON objects that a command printed."""
     return lambda done: [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture
+def doctor(ackcore, lines):
+    """``doctor(place)`` returns the findings of ``ackcore doctor`` by their names."""
+
+    def run(place, code=0):
+        done = ackcore("doctor", place, "--master", "none", "--json", code=code)
+        return {each["what"]: each for each in lines(done)}
+
+    return run
+
+
+@pytest.fixture
+def without():
+    """``without(modules, *words)`` runs a command in a process where modules are missing."""
+
+    def run(modules, *words):
+        code = (
+            f"import sys; sys.modules.update(dict.fromkeys({modules!r}))\n"
+            f"sys.argv = ['ackcore', *{[*map(str, words)]!r}]\n"
+            "from ackcore.cli.entry import main; main()"
+        )
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    return run
 
 
 @pytest.fixture

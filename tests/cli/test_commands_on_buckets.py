@@ -108,18 +108,10 @@ def test_what_may_not_be_read_is_told_without_a_secret(ackcore, url, s3, monkeyp
     assert done.stderr.count("\n") == 1
 
 
-def test_the_doctor_tries_what_a_bucket_promises(ackcore, lines, bucket):
-    found = {
-        each["what"]: each
-        for each in lines(ackcore("doctor", bucket, "--master", "none", "--json"))
-    }
-    for what in (
-        "obstore",
-        "read and write",
-        "put if absent",
-        "replace if unchanged",
-        "one of many at once",
-    ):
+def test_the_doctor_tries_what_a_bucket_promises(doctor, bucket):
+    found = doctor(bucket)
+    conditions = ["put if absent", "replace if unchanged", "one of many at once"]
+    for what in ("obstore", "read and write", *conditions):
         assert found[what]["ok"], what
     assert " ms; a micro-batch takes" in found["round trip"]["found"]
     assert "file system" not in found
@@ -127,30 +119,28 @@ def test_the_doctor_tries_what_a_bucket_promises(ackcore, lines, bucket):
 
 
 @pytest.mark.faults
-def test_the_doctor_tries_what_hdfs_promises(ackcore, lines, hdfs_place):
-    told = lines(ackcore("doctor", hdfs_place, "--master", "none", "--json"))
-    found = {each["what"]: each["ok"] for each in told}
-    assert found["hdfs-native"]
-    assert found["one of many at once"]
+def test_the_doctor_tries_what_hdfs_promises(doctor, hdfs_place):
+    found = doctor(hdfs_place)
+    assert found["hdfs-native"]["ok"]
+    assert found["one of many at once"]["ok"]
     assert "obstore" not in found
 
 
 @pytest.mark.parametrize("scheme", ["hdfs", "HDFS"])
-def test_the_doctor_names_a_wrong_host(ackcore, lines, scheme):
-    told = lines(ackcore("doctor", f"{scheme}://nowhere/a", "--master", "none", "--json", code=1))
-    assert "hdfs-native" in [each["what"] for each in told]
-    (bad,) = [each for each in told if each["ok"] is False]
+def test_the_doctor_names_a_wrong_host(doctor, scheme):
+    told = doctor(f"{scheme}://nowhere/a", code=1)
+    assert "hdfs-native" in told
+    (bad,) = [each for each in told.values() if each["ok"] is False]
     assert "'nowhere' must be the NameNode's host and port" in bad["found"]
     assert "HADOOP_CONF_DIR" in bad["mend"]
 
 
-def test_the_doctor_finds_a_server_without_conditions(ackcore, lines, bucket, monkeypatch):
+def test_the_doctor_finds_a_server_without_conditions(doctor, bucket, monkeypatch):
     whole = ObjectStore._put
     monkeypatch.setattr(
         ObjectStore, "_put", lambda store, key, data, *_: whole(store, key, data, "overwrite", None)
     )
-    said = lines(ackcore("doctor", bucket, "--master", "none", "--json", code=1))
-    bad = {each["what"]: each for each in said if each["ok"] is False}
+    bad = {what: each for what, each in doctor(bucket, code=1).items() if each["ok"] is False}
     assert {*bad} == {"put if absent", "replace if unchanged", "one of many at once"}
     assert "though the condition did not hold" in bad["put if absent"]["found"]
     assert "two drivers could write" in bad["put if absent"]["mend"]

@@ -23,7 +23,7 @@ import typer
 from pyspark import cloudpickle
 from screens import recorded
 
-from ackcore.cli import doctor_command as doctor
+from ackcore.cli import doctor_command
 from ackcore.cli import run_command as cli_run
 from ackcore.cli.explain_command import load_topology
 from ackcore.spark.base.errors import StateError
@@ -242,11 +242,8 @@ def test_nothing_can_be_drawn():
 # doctor and bench
 
 
-def test_the_doctor_tells_what_is_here(ackcore, tmp_path, lines):
-    found = {
-        each["what"]: each
-        for each in lines(ackcore("doctor", tmp_path / "new", "--master", "none", "--json"))
-    }
+def test_the_doctor_tells_what_is_here(ackcore, doctor, tmp_path):
+    found = doctor(tmp_path / "new")
     assert {"Python", "acker", "pyarrow", "pyspark", "Java", "file operations"} <= found.keys()
     assert all(each["ok"] for each in found.values() if each["what"] != "confluent-kafka")
     assert list(tmp_path.iterdir()) == []
@@ -254,20 +251,18 @@ def test_the_doctor_tells_what_is_here(ackcore, tmp_path, lines):
 
 
 @pytest.mark.parametrize("place", ["", "http://x/y?token=hush", "viewfs://x/y"])
-def test_the_doctor_tells_of_a_place_that_can_be_no_checkpoint(ackcore, place, lines):
+def test_the_doctor_tells_of_a_place_that_can_be_no_checkpoint(doctor, place):
     """A URL was looked for among the files, and an empty text was this directory."""
-    done = ackcore("doctor", place, "--master", "none", "--json", code=1)
-    (found,) = [each for each in lines(done) if each["what"] == "checkpoint"]
+    told = doctor(place, code=1)
+    found = told["checkpoint"]
     assert found["ok"] is False
     assert found["found"].startswith("checkpoint must ")
     assert "directory" in found["mend"]
-    assert "hush" not in done.stdout
+    assert "hush" not in str(told)
 
 
-def test_the_doctor_knows_a_file_url(ackcore, tmp_path, lines):
-    found = lines(ackcore("doctor", tmp_path.as_uri(), "--master", "none", "--json"))
-    (kind,) = [each["found"] for each in found if each["what"] == "file system"]
-    assert kind.startswith(f"{tmp_path}: ")
+def test_the_doctor_knows_a_file_url(doctor, tmp_path):
+    assert doctor(tmp_path.as_uri())["file system"]["found"].startswith(f"{tmp_path}: ")
 
 
 def test_the_doctor_knows_a_file_system_at_a_path_with_a_space(monkeypatch):
@@ -278,7 +273,7 @@ def test_the_doctor_knows_a_file_system_at_a_path_with_a_space(monkeypatch):
     assert file_system("/mnt/team") == "ext4"
 
 
-def test_the_doctor_knows_a_pyspark_of_another_distribution(ackcore, tmp_path, monkeypatch, lines):
+def test_the_doctor_knows_a_pyspark_of_another_distribution(doctor, tmp_path, monkeypatch):
     """Such as pyspark-client's: without it, a bucket was looked for among the files."""
 
     def version(name):
@@ -286,23 +281,15 @@ def test_the_doctor_knows_a_pyspark_of_another_distribution(ackcore, tmp_path, m
             raise PackageNotFoundError(name)
         return real(name)
 
-    real = doctor.version
-    monkeypatch.setattr(doctor, "version", version)
-    done = ackcore("doctor", tmp_path, "--master", "none", "--json")
-    (found,) = [each for each in lines(done) if each["what"] == "pyspark"]
+    real = doctor_command.version
+    monkeypatch.setattr(doctor_command, "version", version)
+    found = doctor(tmp_path)["pyspark"]
     assert (found["ok"], found["found"]) == (True, pyspark.__version__)
 
 
-def test_the_doctor_tells_that_pyarrow_is_missing(tmp_path, lines):
+def test_the_doctor_tells_that_pyarrow_is_missing(without, tmp_path, lines):
     """PySpark does not require it: to look for buckets, the doctor loaded it and failed."""
-    code = (
-        "import sys\n"
-        "sys.modules['pyarrow'] = None\n"
-        f"sys.argv = ['ackcore', 'doctor', {str(tmp_path)!r}, '--json']\n"
-        "from ackcore.cli.entry import main\n"
-        "main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = without(["pyarrow"], "doctor", tmp_path, "--json")
     found = {each["what"]: each for each in lines(done)}
     assert (done.returncode, done.stderr) == (1, "")
     assert found["pyarrow"]["mend"] == "pip install 'ackcore[spark]'"

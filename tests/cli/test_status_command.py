@@ -160,16 +160,9 @@ def test_duplicates_and_unmet_expectations_are_shown_if_there_are_any():
     assert "unmet" not in text
 
 
-def test_what_is_not_installed_is_said_in_one_line(checkpoint):
+def test_what_is_not_installed_is_said_in_one_line(without, checkpoint):
     for name, extra in [("typer", "cli"), ("rich", "cli"), ("pyarrow", "cli,spark")]:
-        code = (
-            "import sys\n"
-            f"sys.modules[{name!r}] = None\n"
-            f"sys.argv = ['ackcore', 'status', {str(checkpoint)!r}]\n"
-            "from ackcore.cli.entry import main\n"
-            "main()"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        done = without([name], "status", checkpoint)
         assert done.returncode == 2
         assert done.stderr.endswith(f" is not installed; pip install 'ackcore[{extra}]'\n")
         assert done.stderr.count("\n") == 1
@@ -188,15 +181,9 @@ def test_letters_that_the_output_lacks_are_escaped(checkpoint, tmp_path):
     assert str(named) in json.loads(done.stdout)["checkpoint"]
 
 
-def test_help_is_there_where_some_commands_cannot_be():
-    code = (
-        "import sys\n"
-        "sys.modules['pyspark'] = sys.modules['uvicorn'] = None\n"
-        "sys.argv = ['ackcore', '--help']\n"
-        "from ackcore.cli.entry import main\n"
-        "main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+def test_help_is_there_where_some_commands_cannot_be(without):
+    done = without(["pyspark", "uvicorn"], "--help")
+    assert done.returncode == 0
     assert "status" in done.stdout
     assert "ackcore: ui needs uvicorn; pip install 'ackcore[cli,spark,ui]'\n" in done.stderr
     assert "Traceback" not in done.stderr
