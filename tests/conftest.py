@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, settings
 
 from ackcore import Acker
 
-sys.path.insert(0, str(Path(__file__).parent))  # `mutations`
-sys.path.insert(1, str(Path(__file__).parent / "kafka"))  # `broker`, `mock_broker`, `servers`
+# The modules beside the tests: tests are no package.
+PLACES = ("", "kafka", "calls", "flow", "tables", "topology", "dispatch", "cli", "ui", "spark")
+sys.path[:0] = [str(Path(__file__).parent / name) for name in (*PLACES, "faults")]
 
 # The first two are deterministic: a run that fails on one machine fails on the next.
 for name, examples in (("fast", 60), ("few", 20)):

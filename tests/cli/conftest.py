@@ -6,14 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-# `checkpoints` and `worlds` are beside the tests of what is below.
-sys.path.insert(0, str(Path(__file__).parents[1] / "spark"))
-sys.path.insert(0, str(Path(__file__).parent))
-
 from checkpoints import with_dead_letters
 from typer.testing import CliRunner
 

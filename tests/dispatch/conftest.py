@@ -1,14 +1,10 @@
-"""Fixtures of the tests of a dispatcher; tests are no package."""
+"""Fixtures of the tests of a dispatcher."""
 
 import inspect
-import sys
-from pathlib import Path
 
 import pytest
 
 from ackcore.dispatch import Dispatcher
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

@@ -13,19 +13,16 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import counts
+import fault_job
+import places
 import pyspark
 import pytest
+from processes import Processes
+
+from ackcore.spark.inspect.table_reading import first_rows, read_table
 
 HERE = Path(__file__).parent
-# `counts` and `fault_job` are no tests, and tests are no package.
-sys.path.insert(0, str(HERE))
-
-import counts  # noqa: E402
-import fault_job  # noqa: E402
-import places  # noqa: E402
-from processes import Processes  # noqa: E402
-
-from ackcore.spark.inspect.table_reading import first_rows, read_table  # noqa: E402
 
 #: Longer than any of these jobs takes, on a machine that does other things too.
 TIMEOUT_S = 900

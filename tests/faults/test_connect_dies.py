@@ -7,13 +7,9 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "spark"))
 
 import connect_client
+import pytest
 from connect_server import ConnectServer
 from processes import eventually
 

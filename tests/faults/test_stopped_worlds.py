@@ -9,9 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 from contextvars import Context
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,12 +18,9 @@ from counts import letter_files
 from places import PROXIES, Bucket, Disk
 from processes import eventually, state_of
 from s3_server import ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_DOWN
+from stopped_worlds import DEAD, KEPT, PlacedWorld, drive, run_here
 from test_driver_dies import STEPS as DRIVERS_STEPS
 from test_driver_dies import TABLE_STEPS
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "spark"))
-
-from stopped_worlds import DEAD, KEPT, PlacedWorld, drive, run_here
 
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.inspect.table_reading import first_rows, read_table

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
 from ackcore.topology import BatchBolt, Bolt, TopologyBuilder
-
-# `acting` is no test, and tests are no package.
-sys.path.insert(0, str(Path(__file__).parent))
 
 WORDS = pa.schema([("word", pa.string())])
 COUNTS = pa.schema([("word", pa.string()), ("n", pa.int64())])

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "spark"))
-sys.path.insert(0, str(Path(__file__).parent))
-
 from checkpoints import with_dead_letters
 
 from ackcore.spark.checkpoint.progress_log import ProgressLog
