@@ -7,7 +7,6 @@ reason; with ``ACKCORE_REQUIRE_S3=1`` they fail.
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import tempfile
@@ -17,6 +16,7 @@ import urllib.request
 from pathlib import Path
 
 from broker import Unavailable, downloaded, free_ports, java
+from s3_server import Endpoint
 
 __all__ = ["S3Proxy", "Unavailable"]
 
@@ -35,11 +35,11 @@ jclouds.credential=local
 # Else each request leaves dozens of lines.
 _LOGBACK = '<configuration><root level="WARN"/></configuration>'
 
-_numbers = itertools.count()
 
+class S3Proxy(Endpoint):
+    """s3proxy."""
 
-class S3Proxy:
-    """s3proxy; `new_bucket` makes what a test works in."""
+    prefix = "second"  # stores are kept by URL
 
     def __init__(self) -> None:
         default = HERE.parent / "build" / "s3proxy-jars"
@@ -85,17 +85,6 @@ class S3Proxy:
             assert self._process.poll() is None, "s3proxy ended as it started"
             assert time.monotonic() < until, "s3proxy does not answer"
             time.sleep(0.05)
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def new_bucket(self) -> str:
-        """Make a bucket of a name that the first server has not: stores are kept by URL."""
-        name = f"second-{next(_numbers)}"
-        request = urllib.request.Request(f"{self.endpoint}/{name}", method="PUT")
-        urllib.request.urlopen(request).close()
-        return name
 
     def close(self) -> None:
         self._process.kill()

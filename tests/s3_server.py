@@ -27,8 +27,29 @@ class Unavailable(RuntimeError):
     """No server can run here."""
 
 
-class S3Server:
-    """moto; `new_bucket` makes what a test works in."""
+class Endpoint:
+    """A server that listens on ``port``; `new_bucket` makes what a test works in."""
+
+    port: int
+    #: How the names of buckets begin: no two servers have one of the same name.
+    prefix: str
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def new_bucket(self) -> str:
+        """Make a bucket, and return its name."""
+        name = f"{self.prefix}-{next(_numbers)}"
+        request = urllib.request.Request(f"{self.endpoint}/{name}", method="PUT")
+        urllib.request.urlopen(request).close()
+        return name
+
+
+class S3Server(Endpoint):
+    """moto."""
+
+    prefix = "bucket"
 
     def __init__(self) -> None:
         if find_spec("moto") is None or find_spec("obstore") is None:
@@ -45,17 +66,6 @@ class S3Server:
         if not line:
             raise Unavailable("moto did not start")
         self.port = int(line)
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def new_bucket(self) -> str:
-        """Make a bucket, and return its name."""
-        name = f"bucket-{next(_numbers)}"
-        request = urllib.request.Request(f"{self.endpoint}/{name}", method="PUT")
-        urllib.request.urlopen(request).close()
-        return name
 
     def close(self) -> None:
         self._process.stdin.close()

@@ -120,6 +120,15 @@ def check(place, counts):
     assert counts.balanced
 
 
+def check_fenced(place, role, *stopped):
+    """Have another driver end the work; the stopped ones then wake, and write nothing."""
+    check(place, run_here(place, role))
+    before = place.contents()
+    for one in stopped:
+        assert one.wake().startswith("CheckpointInUse: ")
+    assert place.contents() == before
+
+
 @pytest.mark.parametrize(
     ("step", "number"),
     [slow(step, number, unless=number and step in QUICK) for step in STEPS for number in (0, 1)],
@@ -131,10 +140,7 @@ def test_stopped_at_a_step_it_wakes_and_writes_nothing(place, driver, step, numb
         with pytest.raises(CheckpointInUse, match=rf"in use by another query \(pid {first.pid} on"):
             PlacedWorld(place, "second").driver()
         place.lose_lock()
-    check(place, run_here(place, "second"))
-    before = place.contents()
-    assert first.wake().startswith("CheckpointInUse: ")
-    assert place.contents() == before
+    check_fenced(place, "second", first)
 
 
 @pytest.mark.parametrize("place", ["disk"], indirect=True)
@@ -142,10 +148,7 @@ def test_it_is_fenced_where_its_checkpoint_was_put_back_from_a_copy(place, drive
     first = driver("first", "checked=stop")
     first.wait_until_it_stops()
     place.lose_lock("copied")
-    check(place, run_here(place, "second"))
-    before = place.contents()
-    assert first.wake().startswith("CheckpointInUse: ")
-    assert place.contents() == before
+    check_fenced(place, "second", first)
 
 
 @pytest.mark.faults
@@ -157,11 +160,7 @@ def test_each_of_several_is_fenced(place, driver):
         stopped.append(driver(role, f"{step}=stop"))
         stopped[-1].wait_until_it_stops()
         place.lose_lock()
-    check(place, run_here(place, "first"))
-    before = place.contents()
-    for one in stopped:
-        assert one.wake().startswith("CheckpointInUse: ")
-    assert place.contents() == before
+    check_fenced(place, "first", *stopped)
 
 
 @pytest.mark.faults
