@@ -603,13 +603,15 @@ def test_a_partition_that_brokers_do_not_list_is_waited_for_until_time_is_up_or_
 
 
 def test_a_consumer_that_is_stopped_while_it_waits_for_a_partition_begins_none(monkeypatch):
-    client = Client()
+    client, asked = Client(), []
     thread = thread_of(monkeypatch, client, partitions=(("t", 7),))
 
     def list_topics(topic, timeout):
+        asked.append(topic)
         thread.stop()
         return listing().list_topics(topic, timeout)
 
     client.list_topics = list_topics
     client.assign = pytest.fail
     thread._subscribe()
+    assert asked == ["t"]

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 
 import mock_broker
 import pytest
@@ -352,10 +353,9 @@ def test_a_record_that_died_too_often_ends_it_and_is_not_committed_over(counts):
     consumer = consumer_of(counts, **by_hand(counts))
     consumer.fail(*take(consumer, 1), Reject("again"))
     words = r"has died 20 times: .*; stop that program, and set dead_letters to a callable that"
-    with pytest.raises(ConsumerError, match=words):
-        consumer.poll(1, 20.0)
-    with pytest.raises(ConsumerError):
-        consumer.close()
+    for ends in (partial(consumer.poll, 1, 20.0), consumer.close):
+        with pytest.raises(ConsumerError, match=words):
+            ends()
     assert counts.server.consume(counts.dead_topic) == []
     assert counts.committed()[0][0] == 0
     kept = []
@@ -619,12 +619,10 @@ def test_without_dead_letters_it_ends_and_says_so(counts):
     assert consumer.ack_many(done) == 39
     (poison,) = [record for record in taken if record.value == b"7"]
     consumer.fail(poison, ValueError("no"))
-    with pytest.raises(
-        RecordDead, match="failed 1 time, the last time with ValueError: no; set dead"
-    ):
-        consumer.poll(1, 20.0)
-    with pytest.raises(RecordDead):
-        consumer.close()
+    words = "failed 1 time, the last time with ValueError: no; set dead"
+    for ends in (partial(consumer.poll, 1, 20.0), consumer.close):
+        with pytest.raises(RecordDead, match=words):
+            ends()
     assert counts.done_by_commits() == {
         at for at, value in counts.delivered.items() if value != b"7"
     }
