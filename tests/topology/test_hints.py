@@ -14,6 +14,7 @@ import pytest
 
 from ackcore.tables import collect, count, latest, session, sum_of, tumbling
 from ackcore.topology import BatchBolt, Settings, TopologyBuilder, Unavailable
+from ackcore.topology.explain import draw
 from ackcore.topology.settings import OF_RUNS
 
 SALE = pa.schema([("shop", pa.string()), ("euros", pa.int64()), ("at", pa.timestamp("us"))])
@@ -25,6 +26,9 @@ class Source:
 
 class Sales(BatchBolt):
     outputs = SALE
+
+    def __init__(self, uses=()):
+        self.uses = uses
 
     def process(self, batch, out):
         """Never called: nothing here runs."""
@@ -221,3 +225,50 @@ def test_the_arguments_of_runs_are_known():
     arguments = {*inspect.signature(spark.start).parameters}
     arguments |= {*inspect.signature(spark.run_batch).parameters}
     assert set(OF_RUNS) <= arguments - set(Settings.names())
+
+
+# --- Readers of tables in build(): the tables of bolts, and the sinks of changed rows.
+
+
+def built(*, uses=(), value=None, changes="totals.changes", bolt="sales", **sink):
+    builder = TopologyBuilder()
+    builder.spout("lines", Source())
+    builder.bolt(bolt, Sales(uses)).shuffle("lines")
+    value = {"euros": sum_of("euros"), "orders": count()} if value is None else value
+    builder.table("totals", from_=bolt, key="shop", value=value)
+    builder.sink(changes, write, **sink)
+    return builder.build()
+
+
+def test_sinks_of_changed_rows_have_the_schema_of_their_stream():
+    topology = built(uses=["totals"])
+    sink = topology.sinks["totals.changes"]
+    assert topology.table_read(sink) is topology.tables["totals"]
+    names = ["shop", "euros", "orders", "old_euros", "old_orders"]
+    assert topology.sink_schema(sink).names == names
+    upserts = built(stream="upserts")
+    assert upserts.sink_schema(upserts.sinks["totals.changes.upserts"]).names == names[:3]
+    assert topology.fingerprint != upserts.fingerprint
+    assert "sink totals.changes: write, of changes to totals" in topology.explain()
+    assert ">totals.changes<" in draw(topology.structure)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"uses": "totals"}, "uses of bolt 'sales' must be a list of names of tables, got str"),
+        ({"uses": [1]}, "uses of bolt 'sales' must be a list of names of tables, got list"),
+        ({"uses": ["total"]}, "uses table 'total', which is not declared; did you mean 'totals'"),
+        ({"changes": "total.changes"}, "reads 'total.changes', which is not declared"),
+        ({"stream": "upsert"}, "stream 'upsert' of the changes of table 'totals'.*'upserts'"),
+        ({"isolate": True}, "isolate of sink 'totals.changes' makes .* remove isolate"),
+        (
+            {"value": {"n": count(), "old_n": count()}},
+            "has 2 fields named 'old_n'; rename a value of the table, or read stream 'upserts'",
+        ),
+        ({"bolt": "totals.changes"}, "'totals.changes' must have another name"),
+    ],
+)
+def test_wrong_readers_are_refused(wrong, text):
+    with pytest.raises(ValueError, match=text):
+        built(**wrong)
