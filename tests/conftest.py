@@ -638,12 +638,22 @@ def conf(spark, live_spark):
 
 @pytest.fixture
 def failing_at(monkeypatch):
-    """``failing_at(name)`` has the driver fail where a failpoint would kill it."""
+    """``failing_at(name)`` has the driver fail where a failpoint would kill it.
+
+    ``with failing_at(name):`` expects that it fails in the block, and ends this.
+    """
     from ackcore.spark.base import failpoints  # noqa: PLC0415
 
     def failing_at(name=None):
         points = {} if name is None else failpoints.parse(f"{name}=raise")
         monkeypatch.setattr(failpoints, "_POINTS", points)
+        return expected(*(name or "").partition(":"))
+
+    @contextmanager
+    def expected(step, _, number):
+        with pytest.raises(Exception, match=f"failpoint {step} reached in micro-batch {number}"):
+            yield
+        failing_at()
 
     return failing_at
 

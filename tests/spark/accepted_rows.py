@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from small_disk import SmallDisk
 
 from ackcore._arrow.shown import text_of
+from ackcore.spark import SinkUnavailable
 from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, files_and_places
 from ackcore.spark.tasks.row_files import ROOT, ROOTS, RowFileWriter
@@ -59,6 +62,11 @@ def refused(rejects):
     return dict(zip(zip(*places, strict=True), why, strict=True))
 
 
+def kinds(told):
+    """The types of the errors for which rows were refused."""
+    return {at: type(error).__name__ for at, error in told.items()}
+
+
 def written_without_refused(sink, batch):
     """Write; return why rows are refused, by file and place, having written the others then."""
     with pytest.raises(SinkRejects) as raised:
@@ -71,6 +79,29 @@ def written_without_refused(sink, batch):
     for _ in range(2):
         assert sink.write(replace(batch, files=known)) is None
     return why
+
+
+def check_full_disk(tmp_path, on_disk):
+    """Check that a table is as it was while its disk is full, and gets the rows once it is not.
+
+    ``on_disk(directory)`` makes a sink there, and a function that returns the table's rows.
+    """
+    texts = random.Random(7)  # that cannot be compressed
+    some = [(texts.randbytes(32).hex(), n, None) for n in range(60_000)]
+    file = row_file(tmp_path, some, batch=10_000)
+    disk = SmallDisk(tmp_path / "disk", 1)
+    try:
+        sink, rows = on_disk(disk.path)
+        for _ in range(2):
+            with pytest.raises(SinkUnavailable, match="No space left"):
+                sink.write(accepted([file]))
+            assert rows() == []
+        disk.resize(64)
+        for _ in range(2):
+            sink.write(accepted([file]))
+        assert len(rows()) == 60_000
+    finally:
+        disk.remove()
 
 
 def accepted(files, batch_id=0, nonacked=(11,), **changes):

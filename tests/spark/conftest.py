@@ -20,6 +20,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 sys.path.insert(0, str(Path(__file__).parent))
 
 import one_run
+from accepted_rows import two_files
 from checkpoints import OPEN, VALUE, run_one
 from s3_server import FaultProxy, environment
 from streams import Folder, Store
@@ -90,6 +91,12 @@ def place(request):
     """The same on a disk, in a bucket, and in HDFS."""
     fixtures = {"disk": "checkpoint", "bucket": "bucket", "hdfs": "hdfs_place"}
     return request.getfixturevalue(fixtures[request.param])
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two files with words, as sinks get them."""
+    return two_files(tmp_path)
 
 
 @pytest.fixture

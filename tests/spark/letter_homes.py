@@ -55,6 +55,18 @@ class Home(NamedTuple):
         )()
         return state, DeadLetters(found.place, clock)
 
+    def wrote(self, end):
+        """Write the letters of the first micro-batches by a driver that then ends."""
+        state, letters = self.driver()
+        with state:
+            write(letters, 0, end)
+        return letters
+
+    @property
+    def letters(self):
+        """The store of the letters, as objects."""
+        return open_store(store_of(self.checkpoint).url, "path")
+
 
 def write(letters, first, end):
     for n in range(first, end):
@@ -90,14 +102,11 @@ def asked(home):
 
 def files_there(home):
     """All files of letters that there are, whether they count or not."""
-    place = store_of(home.checkpoint)
-    store = open_store(place.url, "path")
-    return {each.key for each in store.list() if "/batch" in f"/{each.key}"}
+    return {each.key for each in home.letters.list() if "/batch" in f"/{each.key}"}
 
 
 def contents(home):
     """Return the letters of all files, also of those that do not count."""
-    store = open_store(store_of(home.checkpoint).url, "path")
     for key in files_there(home):
-        table = pq.read_table(pa.BufferReader(store.read(key)))
+        table = pq.read_table(pa.BufferReader(home.letters.read(key)))
         yield str(table["message_id"].to_pylist()).encode()

@@ -9,6 +9,7 @@ import time
 import pyarrow as pa
 from pyspark import cloudpickle
 
+from ackcore.spark import start
 from ackcore.topology import BasicBolt, BatchBolt, Reject, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -54,6 +55,27 @@ class Store:
     @property
     def words(self):
         return sorted(itertools.chain.from_iterable(self.rows.values()))
+
+
+def in_line(parts, sink=None, *, spout=None, **settings):
+    """Build a topology of a spout, bolts one after the other, and a sink of the last of them.
+
+    ``parts``: the source and the bolts by name; ``spout``: arguments of the spout.
+    """
+    builder, before = TopologyBuilder(), None
+    for name, part in parts.items():
+        if before is None:
+            builder.spout(name, part, **(spout or {}))
+        else:
+            builder.bolt(name, part).shuffle(before)
+        before = name
+    if sink is not None:
+        builder.sink(before, sink)
+    return builder.build(**settings)
+
+
+def ignored(frame, number):
+    """A sink that keeps nothing."""
 
 
 def word_count(source, sink, **settings):
@@ -103,3 +125,10 @@ def until(found, on, seconds=300):
         assert on.is_active, on.exception
         assert time.monotonic() < end, on.recent_progress
         time.sleep(0.02)
+
+
+def available_now(topology, spark, checkpoint, **options):
+    """Run a query to the end of what is available now, and return it."""
+    on = start(topology, spark, checkpoint, trigger={"availableNow": True}, **options)
+    assert on.await_termination(300)
+    return on

@@ -119,8 +119,7 @@ def test_what_is_unavailable_for_too_long_counts(tmp_path):
         assert progress.uncounted == (not counted)
         assert progress.failed == 1
     assert (counts.dead, counts.waiting, world.parked) == (1, 0, ["a"])
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         dead = state.decision(4).dead["lines"]
     assert dead[ATTEMPT].to_pylist() == [2]
     reason = Reason("upper", "Unavailable", "open")
@@ -143,8 +142,7 @@ def test_who_shares_a_row_with_what_was_no_attempt_has_made_none(tmp_path, b, co
     world.shared_rows = [("A", "C"), ("D", "C"), ("D", "B")]
     progress, _ = world.process(0, ["a", "b", "c", "d"])
     assert (progress.failed, progress.uncounted) == (4, 1 if counted else 4)
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         (waits,) = state.decision(0).waiting.tables("lines")
     attempts = dict(zip(waits["line"].to_pylist(), waits[ATTEMPT].to_pylist(), strict=True))
     assert attempts == {"a": 0, "b": counted, "c": counted, "d": counted}
@@ -155,14 +153,12 @@ def test_what_waits_is_bounded(tmp_path):
     world.behaves = fails("a", "b", "c", "d")
     progress, _ = world.process(0, ["a", "b", "c", "d", "e"])
     assert (progress.waiting, progress.dead) == (2, 2)
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         dead = state.decision(0).dead["lines"]
     reason = Reason(**dead["_ackcore_reason"][0].as_py())
     assert (reason.component, reason.type) == ("upper", "WaitingFull")
-    assert reason.message == (
-        "2 records wait already (max_waiting); it failed with ValueError: no c"
-    )
+    said = "2 records wait already (max_waiting); it failed with ValueError: no c"
+    assert reason.message == said
     assert dead[ATTEMPT].to_pylist() == [1, 1]
     counts = world.drain(1)
     assert world.rows == ["A", "B", "E"]
@@ -350,9 +346,7 @@ def test_decided_rows_are_not_dropped_with_their_sink(world, dying_at, name, way
         world.driver(accept_changes=True)
     # The refused start has not recorded its topology.
     world.topology = former
-    state, engine = world.driver()
-    with state:
-        engine.process(0, [])
+    world.process(0)
     assert world.rows == ["A", "B"]
 
 
@@ -373,9 +367,7 @@ def test_a_removed_sink_of_two_is_missed_and_a_renamed_one_is_not(world, dying_a
     with pytest.raises(CheckpointForeign, match=said):
         world.driver(accept_changes=True)
     world.topology = with_sinks("lake", "other")
-    state, engine = world.driver(accept_changes=True)
-    with state:
-        engine.process(0, [])
+    world.process(0, accept_changes=True)
     assert world.rows == ["A", "B"]
 
 

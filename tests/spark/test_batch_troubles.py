@@ -40,8 +40,7 @@ def test_a_run_whose_session_has_ended_is_one_crash(world):
         error = beside.submit(world.process, 0, ["a"]).exception()
     assert isinstance(error, RunFailed)
     assert "run 1 time and" in str(error)
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         assert state.plan(0).crashes == 1
 
 
@@ -56,8 +55,7 @@ def test_a_query_that_looks_stopped_as_its_jvm_has_ended_counts_a_crash(world):
     with ThreadPoolExecutor(1) as beside:
         error = beside.submit(world.process, 0, ["a"]).exception()
     assert isinstance(error, insist.Stopped)
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         assert not state.plan(0).interrupted
 
 
@@ -378,7 +376,6 @@ def test_what_is_damaged_before_the_decision_costs_a_run(world, which, caplog):
     assert len(damaged) == 1
     assert (progress.runs, progress.waiting) == (2, 2)
     assert "micro-batch 1 is run again: " in caplog.text
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         assert state.plan(1).crashes == 0
     assert world.drain(2).balanced

@@ -176,9 +176,8 @@ def test_a_payload_keeps_its_types_there_and_back(spark, checkpoint):
 def test_a_store_whose_index_was_removed_is_nobodys_to_write_to(store, tmp_path):
     with OPEN(tmp_path / "other") as state:
         remove_all(Path(store.place.url) / "index.json")
-        with pytest.raises(
-            CheckpointCorrupt, match=r"index\.json is missing, though the directory"
-        ):
+        said = r"index\.json is missing, though the directory"
+        with pytest.raises(CheckpointCorrupt, match=said):
             DeadLetters.checked(tmp_path / "other", state.deployment_key, Path(store.place.url))()
 
 
@@ -270,9 +269,8 @@ def test_a_store_whose_checkpoint_is_gone_or_another_is_told(checkpoint, tmp_pat
     with pytest.raises(FileNotFoundError, match="which was deleted"):
         replay(tmp_path / "dead")
     OPEN(checkpoint).close()
-    with pytest.raises(
-        CheckpointForeign, match=r"belong to deployment .* now belongs to deployment"
-    ):
+    said = r"belong to deployment .* now belongs to deployment"
+    with pytest.raises(CheckpointForeign, match=said):
         replay(tmp_path / "dead")
 
 

@@ -18,7 +18,7 @@ from branching import ROWS, Branch, RowBranch, expected
 from checkpoints import tracked
 from hypothesis import given
 from hypothesis import strategies as st
-from test_stages import Hold, Simulation, roots
+from test_stages import Hold, Simulation, chunks_of, roots
 
 from ackcore.retry import Policy
 from ackcore.spark.base.errors import RowFileDamaged
@@ -108,22 +108,16 @@ class FailsLater(Bolt):
     def flush(self):
         for tuple in self.open:
             self.collector.fail(tuple, Reject("at last"))
+        self.open.clear()
 
 
-class FailsWithTheNext(Bolt):
+class FailsWithTheNext(FailsLater):
     """Fails each tuple, but those with a 1 only when the next one comes."""
 
-    outputs = ROWS
-
-    def prepare(self, context):
-        self.open = []
-
     def execute(self, tuple):
-        self.open.append(tuple)
+        super().execute(tuple)
         if tuple["value"] != 1:
-            for one in self.open:
-                self.collector.fail(one, Reject("no"))
-            self.open.clear()
+            self.flush()
 
 
 class Says(BatchBolt):
@@ -164,40 +158,31 @@ def topologies(draw):
 
 @pytest.fixture(scope="module")
 def simulate(tmp_path_factory):
-    def simulate(topology, rules=RULES):
+    def simulate(topology, rules=RULES, inline_bytes=0):
         made = Simulation(topology, tmp_path_factory.mktemp("work"))
+        rules = rules and dataclasses.replace(rules, inline_bytes=inline_bytes)
         made.work = dataclasses.replace(made.work, rules=rules)
         return made
 
     return simulate
 
 
-def once(bolts, **settings):
-    """A spout, and bolts one after the other."""
-    builder = TopologyBuilder()
+#: Failed records are in files, or in the report of their task.
+in_files_and_inline = pytest.mark.parametrize("inline_bytes", [0, 1 << 20])
+
+
+def begun(*bolts):
+    """Return a builder with a spout and bolts one after the other, and the last one's name."""
+    builder, before = TopologyBuilder(), "spout"
     builder.spout("spout", Source(ROWS))
-    before = "spout"
-    for name, bolt in bolts.items():
-        builder.bolt(name, bolt).local_or_shuffle(before)
-        before = name
-    return builder.build(**settings)
+    for number, bolt in enumerate(bolts):
+        builder.bolt(f"b{number}", bolt).local_or_shuffle(before)
+        before = f"b{number}"
+    return builder, before
 
 
-def chunks_of(values, partitions=2, batch_rows=5):
-    """Batches by partition, as `Simulation.first` cuts them."""
-    cuts = [len(values) * i // partitions for i in range(partitions + 1)]
-    for partition in range(partitions):
-        some = range(cuts[partition], cuts[partition + 1])
-        yield (
-            partition,
-            [
-                pa.RecordBatch.from_pylist(
-                    [{"record": i, "value": values[i]} for i in some[start : start + batch_rows]],
-                    ROWS,
-                )
-                for start in range(0, len(some), batch_rows)
-            ],
-        )
+def once(*bolts, **settings):
+    return begun(*bolts)[0].build(**settings)
 
 
 def written(done):
@@ -224,7 +209,7 @@ def unwritten(simulate, topology, values):
     simulation = simulate(topology, rules=None)
     plain = through(simulation, values)
     assert not plain.judged.found
-    return plain.failed.take(pa.array(np.argsort(plain.failed["root_id"].to_numpy())))
+    return plain.failed.sort_by("root_id")
 
 
 def read_again(simulation, done, failed, values):
@@ -248,24 +233,23 @@ def read_again(simulation, done, failed, values):
 
 def in_front(*bolts, behind=None, name="behind", sends=False, **options):
     """A spout, bolts one after the other, and one behind an exchange."""
-    builder = TopologyBuilder()
-    builder.spout("spout", Source(ROWS))
-    before = "spout"
-    for number, bolt in enumerate(bolts):
-        builder.bolt(f"b{number}", bolt).local_or_shuffle(before)
-        before = f"b{number}"
+    builder, before = begun(*bolts)
     last = builder.bolt(name, behind or Branch(9, 0)).fields(before, "value")
     if sends:
         last.fields("spout", "value")
     return builder.build(**options)
 
 
-def through(simulation, values, seed=0):
-    return simulation.rest(simulation.first(values), np.random.default_rng(seed))
+def through(simulation, values):
+    done = simulation.rest(simulation.first(values), np.random.default_rng(0))
+    assert done.problems == ()
+    return done
 
 
-def kinds_sent(simulation, values):
-    return [row["kind"] for task in simulation.first(values) for row in task]
+def setup_of(simulation):
+    """Return the parts of a run's setup by which its failed records are judged."""
+    plan = SimpleNamespace(work=simulation.directory, number=0, retries={})
+    return SimpleNamespace(plan=plan, sources={"spout": simulation.source}, inputs=())
 
 
 SIZES = {
@@ -287,7 +271,7 @@ def test_judged_in_the_run_or_not_each_record_has_the_same_outcome(
     simulate, topology, values, seed, sizes, inline_bytes
 ):
     """The same records, for the same first reasons, and the same rows for the sinks."""
-    simulation = simulate(topology, dataclasses.replace(RULES, inline_bytes=inline_bytes))
+    simulation = simulate(topology, inline_bytes=inline_bytes)
     with pytest.MonkeyPatch.context() as patch:
         for name, size in sizes.items():
             patch.setattr(failed_writer, name, size)
@@ -310,7 +294,7 @@ def test_judged_in_the_run_or_not_each_record_has_the_same_outcome(
 
 
 def test_a_file_of_roots_that_is_damaged_has_the_run_repeated(simulate):
-    simulation = simulate(once({"asks": Asks(1, 1)}))
+    simulation = simulate(once(Asks(1, 1)))
     sent = simulation.first([n * 3 for n in range(30)])
     path = next(Path(simulation.directory).rglob("found-spout-1.*"))
     path.write_bytes(path.read_bytes()[:-1])
@@ -323,8 +307,7 @@ def test_a_file_of_roots_that_is_damaged_has_the_run_repeated(simulate):
 
 def test_a_wait_that_is_asked_for_begins_when_the_run_has_ended(simulate):
     """So nobody can tell in the run when it is over."""
-    simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
-    done = through(simulation, range(30))
+    done = through(simulate(once(Asks(1, 1), chunk_rows=4)), range(30))
     assert [len(rows) for rows in written(done)] == [10, 10]
     assert len(done.failed) == 10
 
@@ -336,8 +319,8 @@ def test_an_outage_is_written_without_a_search(simulate, monkeypatch):
         raise AssertionError("there is nothing to look for")
 
     values = [n * 3 for n in range(30)]
-    failed = unwritten(simulate, once({"asks": Asks(1, 1)}, chunk_rows=4), values)
-    simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
+    failed = unwritten(simulate, once(Asks(1, 1), chunk_rows=4), values)
+    simulation = simulate(once(Asks(1, 1), chunk_rows=4))
     monkeypatch.setattr(failed_writer, "first_reasons", never)
     monkeypatch.setattr(failed_writer, "among", never)
     done = through(simulation, values)
@@ -345,28 +328,21 @@ def test_an_outage_is_written_without_a_search(simulate, monkeypatch):
     assert not len(done.failed)
 
 
-def test_what_fails_again_when_it_was_written_is_read_again(simulate):
-    """The second reason may go before the first one: here it is final."""
-    simulation = simulate(once({"twice": FailsTwice(), "later": FailsLater()}, chunk_rows=4))
-    done = through(simulation, range(30))
-    assert len(done.failed) == 30
+@pytest.mark.parametrize("made", [once, lambda *bolts, **rest: in_front(*bolts, **rest)])
+@pytest.mark.parametrize("bolts", [(FailsTwice(), FailsLater()), (FailsLater(),)])
+def test_what_may_fail_later_is_judged_by_the_driver(simulate, made, bolts):
+    """A tuple is open yet when its chunk is through; the later reason is final: it is the first."""
+    done = through(simulate(made(*bolts, chunk_rows=4)), range(30))
+    assert not done.judged.found
     assert {reason[0] for reason in done.failed["reason"].to_pylist()} == {"!"}
-    assert not done.judged.found
-
-
-def test_what_fails_when_its_chunk_is_gone_is_read_again(simulate):
-    simulation = simulate(once({"later": FailsLater()}, chunk_rows=4))
-    done = through(simulation, range(30))
     assert len(done.failed) == 30
-    assert not done.judged.found
 
 
 def test_what_fails_beside_what_is_written_is_read_again(simulate):
     """The last record of each task's first batch fails with those of the second."""
     values = [int(n % 15 == 4) for n in range(30)]
-    simulation = simulate(once({"late": FailsWithTheNext()}, chunk_rows=5))
-    done = through(simulation, values)
-    failed = unwritten(simulate, once({"late": FailsWithTheNext()}, chunk_rows=5), values)
+    done = through(simulate(once(FailsWithTheNext(), chunk_rows=5)), values)
+    failed = unwritten(simulate, once(FailsWithTheNext(), chunk_rows=5), values)
     assert len(done.failed) == 2
     assert len(in_order(*done.judged.roots())) == 28
     roots = sorted([*done.failed["root_id"].to_pylist(), *in_order(*done.judged.roots())])
@@ -379,12 +355,10 @@ def test_what_fails_beside_what_is_written_is_read_again(simulate):
 def test_who_shares_a_row_with_what_was_written_has_made_an_attempt_if_that_had(
     simulate, error, counts
 ):
-    builder = TopologyBuilder()
-    builder.spout("spout", Source(ROWS))
-    builder.bolt("pairs", FailsTheFirst(error)).local_or_shuffle("spout")
-    builder.sink("pairs", lambda frame, number: None)
+    builder, pairs = begun(FailsTheFirst(error))
+    builder.sink(pairs, lambda frame, number: None)
     simulation = simulate(builder.build())
-    done = simulation.rest(simulation.first([0] * 8), np.random.default_rng(0))
+    done = through(simulation, [0] * 8)
     assert not len(done.failed)
     written = set(in_order(*done.judged.roots()).tolist())
     found = propagate_failures(
@@ -396,11 +370,8 @@ def test_who_shares_a_row_with_what_was_written_has_made_an_attempt_if_that_had(
 
 
 def test_a_task_that_runs_again_leaves_the_same_files(simulate):
-    simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
-    one, two = (
-        simulation.rest(simulation.first([0, 2, 3] * 9), np.random.default_rng(0)).judged
-        for _ in range(2)
-    )
+    simulation = simulate(once(Asks(1, 1), chunk_rows=4))
+    one, two = (through(simulation, [0, 2, 3] * 9).judged for _ in range(2))
     assert one.files == two.files
     names = {path.name for path in Path(simulation.directory, "failed").iterdir()}
     assert {name for name in names if not name.startswith("found-")} == {
@@ -411,7 +382,7 @@ def test_a_task_that_runs_again_leaves_the_same_files(simulate):
 
 def test_what_was_due_keeps_what_is_known_of_it(simulate, tmp_path):
     """When it was first seen, how often it was sent again, and its place among those due."""
-    simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
+    simulation = simulate(once(Asks(1, 1), chunk_rows=4))
     n = 20
     table = tracked(
         pa.table([list(range(n)), [2] * n], schema=ROWS),
@@ -425,10 +396,8 @@ def test_what_was_due_keeps_what_is_known_of_it(simulate, tmp_path):
     for batch in table.to_batches(6):
         file.write(batch)
     name, rows, _ = file.finish()
-    slices = (
-        Slice("spout", RowFile(f"{tmp_path}/{name}", rows), 0, 8),
-        Slice("spout", RowFile(f"{tmp_path}/{name}", rows), 8, 12),
-    )
+    due = RowFile(f"{tmp_path}/{name}", rows)
+    slices = (Slice("spout", due, 0, 8), Slice("spout", due, 8, 12))
     stage = RetryStage(simulation.work, {"spout": simulation.source}, None, slices)
     sent = [simulation.task(stage, n, [pa.record_batch({"id": [n]})]) for n in range(len(slices))]
     done = simulation.rest(sent, np.random.default_rng(0))
@@ -454,10 +423,9 @@ def test_what_was_due_keeps_what_is_known_of_it(simulate, tmp_path):
 def test_few_failed_records_are_in_no_file(simulate):
     """They go to the driver with the task's report."""
     values = [0] * 30
-    failed = unwritten(simulate, once({"asks": Asks(1, 1)}), values)
+    failed = unwritten(simulate, once(Asks(1, 1)), values)
     for inline_bytes, sizes in ((0, (2, 4, 0)), (1 << 11, (0, 0, 30))):
-        topology = once({"asks": Asks(1, 1)})
-        simulation = simulate(topology, dataclasses.replace(RULES, inline_bytes=inline_bytes))
+        simulation = simulate(once(Asks(1, 1)), inline_bytes=inline_bytes)
         done = through(simulation, values)
         assert written(done) == read_again(simulation, done, failed, values)
         assert not len(done.failed)
@@ -473,15 +441,13 @@ def test_few_failed_records_are_in_no_file(simulate):
 def test_what_is_told_of_many_roots_is_in_files(simulate, monkeypatch, sends):
     def outcome(inline_bytes):
         topology = in_front(Says("in front"), behind=Says("behind"), sends=sends, chunk_rows=4)
-        simulation = simulate(topology, dataclasses.replace(RULES, inline_bytes=inline_bytes))
+        simulation = simulate(topology, inline_bytes=inline_bytes)
         done = through(simulation, range(30))
-        assert done.problems == ()
-        names = {
-            path.name.partition(".")[0] for path in Path(simulation.directory).rglob("*.arrow")
-        }
+        paths = Path(simulation.directory).rglob("*.arrow")
+        names = {path.name.partition(".")[0] for path in paths}
         told = {name for name in names if name.startswith(("found-", "not-acked-"))}
         put = in_order(*done.judged.roots()).tolist()
-        return told, (put, sorted(done.failed.to_pylist(), key=lambda one: one["root_id"]))
+        return told, (put, done.failed.sort_by("root_id").to_pylist())
 
     few, before = outcome(1 << 20)
     assert not few
@@ -492,23 +458,21 @@ def test_what_is_told_of_many_roots_is_in_files(simulate, monkeypatch, sends):
     assert after == before
 
 
-@pytest.mark.parametrize("inline_bytes", [0, 1 << 20])
+@in_files_and_inline
 def test_of_what_fails_in_front_nothing_crosses_the_exchange(simulate, inline_bytes):
-    rules = dataclasses.replace(RULES, inline_bytes=inline_bytes)
-    simulation = simulate(in_front(Says("away"), chunk_rows=4), rules)
-    kinds = kinds_sent(simulation, range(30))
+    simulation = simulate(in_front(Says("away"), chunk_rows=4), inline_bytes=inline_bytes)
+    kinds = [row["kind"] for task in simulation.first(range(30)) for row in task]
     assert LEDGER not in kinds
     assert TUPLES not in kinds
     # Of each task the rows, if they are inline, and the roots.
     assert kinds.count(RESULT) == (4 if inline_bytes else 0)
     done = through(simulation, range(30))
-    assert done.problems == ()
     assert not len(done.failed)
     assert len(in_order(*done.judged.roots())) == 30
     assert bool(done.judged.files) == (not inline_bytes)
 
 
-@pytest.mark.parametrize("inline_bytes", [0, 1 << 20])
+@in_files_and_inline
 def test_what_fails_behind_is_judged_by_the_driver_from_the_rows_that_tasks_kept(
     simulate, inline_bytes
 ):
@@ -516,12 +480,10 @@ def test_what_fails_behind_is_judged_by_the_driver_from_the_rows_that_tasks_kept
     values = [1] * 8 + list(range(22))
     simulation = simulate(in_front(Branch(1, 0), behind=FailsEven(), chunk_rows=4))
     done = through(simulation, values)
-    assert done.problems == ()
     assert not done.judged.found
-    failed = done.failed.take(pa.array(np.argsort(done.failed["root_id"].to_numpy())))
+    failed = done.failed.sort_by("root_id")
     assert 0 < len(failed) < 30
-    plan = SimpleNamespace(work=simulation.directory, number=0, retries={})
-    setup = SimpleNamespace(plan=plan, sources={"spout": simulation.source}, inputs=())
+    setup = setup_of(simulation)
     rules = dataclasses.replace(RULES, inline_bytes=inline_bytes)
     judged = reread.judge(setup, done, failed, rules)
     assert bool(judged.files) == (not inline_bytes)
@@ -540,20 +502,17 @@ def test_refused_rows_of_untracked_spouts_alone_are_no_failure(simulate):
     """There are files of other records: those that are due, or rows of a DataFrame."""
     simulation = simulate(in_front(Branch(1, 0), behind=FailsEven(), chunk_rows=4))
     done = through(simulation, [1] * 8)
-    plan = SimpleNamespace(work=simulation.directory, number=0, retries={})
-    setup = SimpleNamespace(plan=plan, sources={"spout": simulation.source}, inputs=())
     spilled = dataclasses.replace(done, spilled=done.kept)
     assert spilled.spilled
-    assert not reread.judge(setup, spilled, FAILED.empty_table(), RULES).found
+    assert not reread.judge(setup_of(simulation), spilled, FAILED.empty_table(), RULES).found
 
 
-@pytest.mark.parametrize("inline_bytes", [0, 1 << 20])
+@in_files_and_inline
 def test_what_fails_after_it_was_sent_is_judged_by_its_task(simulate, inline_bytes):
     """The settle stage settles it as well, and finds no other reason."""
     topology = in_front(Says("away"), sends=True, chunk_rows=4)
-    simulation = simulate(topology, dataclasses.replace(RULES, inline_bytes=inline_bytes))
+    simulation = simulate(topology, inline_bytes=inline_bytes)
     done = through(simulation, range(30))
-    assert done.problems == ()
     failed = unwritten(simulate, topology, range(30))
     assert in_order(*done.judged.roots()).tolist() == failed["root_id"].to_pylist()
     assert not len(done.judged.without(done.failed))
@@ -566,35 +525,18 @@ def test_what_fails_on_both_sides_has_the_first_reason_of_both(simulate, name, f
     """Judgements of tasks in front do not count, since they may be for the other reason."""
     back = Says("behind")
     topology = in_front(Says("in front"), behind=back, name=name, sends=True, chunk_rows=4)
-    simulation = simulate(topology)
-    done = through(simulation, range(30))
-    assert done.problems == ()
+    done = through(simulate(topology), range(30))
     assert not done.judged.found
     assert len(done.failed) == 30
     assert {reason.split("\x1f")[-1] for reason in done.failed["reason"].to_pylist()} == {first}
 
 
-@pytest.mark.parametrize("bolts", [(FailsTwice(), FailsLater()), (FailsLater(),)])
-def test_what_may_fail_later_is_settled_with_the_others(simulate, bolts):
-    """A tuple is open yet when its chunk is through; the later reason is final: it is the first."""
-    simulation = simulate(in_front(*bolts, chunk_rows=4))
-    done = through(simulation, range(30))
-    assert done.problems == ()
-    assert not done.judged.found
-    assert {reason[0] for reason in done.failed["reason"].to_pylist()} == {"!"}
-    assert len(done.failed) == 30
-
-
 def test_what_may_be_emitted_later_is_settled_and_judged(simulate):
     """All records wait in a bolt to be sent across, and have failed in another one."""
-    builder = TopologyBuilder()
-    builder.spout("spout", Source(ROWS))
-    builder.bolt("fails", Says("away")).local_or_shuffle("spout")
+    builder, _ = begun(Says("away"))
     builder.bolt("hold", Hold(1, 0)).local_or_shuffle("spout")
     builder.bolt("behind", Branch(9, 0)).fields("hold", "value")
-    simulation = simulate(builder.build(chunk_rows=4))
-    done = through(simulation, range(30))
-    assert done.problems == ()
+    done = through(simulate(builder.build(chunk_rows=4)), range(30))
     judged = in_order(*done.judged.roots()).tolist()
     assert judged == sorted(done.failed["root_id"].to_pylist())
     assert len(judged) == 30
@@ -603,19 +545,16 @@ def test_what_may_be_emitted_later_is_settled_and_judged(simulate):
 def test_what_bolts_hold_of_other_chunks_keeps_nothing_from_being_written(simulate):
     """The last record of each task's first batch is open until the next one has come."""
     values = [int(n % 15 == 4) for n in range(30)]
-    simulation = simulate(in_front(FailsWithTheNext(), chunk_rows=5))
-    done = through(simulation, values)
-    assert done.problems == ()
+    done = through(simulate(in_front(FailsWithTheNext(), chunk_rows=5)), values)
     # All records of the chunk with the open tuple are settled: which is open is not known.
     assert len(in_order(*done.judged.roots())) == 28
     assert len(done.failed) == 10
 
 
-@pytest.mark.parametrize("inline_bytes", [0, 1 << 20])
+@in_files_and_inline
 def test_files_alone_tell_two_runs_of_a_task_apart(simulate, inline_bytes):
     """The same records fail, for another reason: what is written of them, or inline, differs."""
-    rules = dataclasses.replace(RULES, inline_bytes=inline_bytes)
-    simulation = simulate(in_front(Says("one"), chunk_rows=4), rules)
+    simulation = simulate(in_front(Says("one"), chunk_rows=4), inline_bytes=inline_bytes)
     sent = simulation.first(range(40))
     simulation.work.components["b0"].text = "two"
     again = simulation.first(range(40))
@@ -629,8 +568,7 @@ def test_files_alone_tell_two_runs_of_a_task_apart(simulate, inline_bytes):
 
 def test_a_record_that_is_lost_on_the_way_to_the_driver_is_noticed(simulate):
     """Settled are as many as were sent, those included that their tasks have written."""
-    rules = dataclasses.replace(RULES, inline_bytes=1 << 20)
-    simulation = simulate(in_front(Says("away"), chunk_rows=4), rules)
+    simulation = simulate(in_front(Says("away"), chunk_rows=4), inline_bytes=1 << 20)
     sent = simulation.first(range(30))
     done = simulation.rest(sent, np.random.default_rng(0))
     (found,) = done.judged.found.values()
@@ -645,5 +583,4 @@ def test_traced_records_are_counted_once(simulate):
     simulation = simulate(in_front(Says("away"), chunk_rows=4))
     simulation.work = dataclasses.replace(simulation.work, trace_per_million=1_000_000)
     done = through(simulation, range(30))
-    assert done.problems == ()
     assert len(done.failed) == len(in_order(*done.judged.roots())) == 30

@@ -72,6 +72,14 @@ def read(spout, plan, tasks=1):
     return table.to_pylist()
 
 
+def rows_in(folder, format, schema=None, content=None, name="a"):
+    """Write a file if its content is given, and return the rows of all files."""
+    if content is not None:
+        put(folder, name, 1, content)
+    spout = FileSpout(folder, format, schema)
+    return read(spout, spout.plan(None))
+
+
 def test_files_are_taken_in_the_order_of_time_and_name_each_once(folder):
     spout = FileSpout(folder, "text", max_files_per_batch=2)
     for name, time_s in (("c", 10), ("b", 20), ("a", 20), ("d", 5)):
@@ -240,9 +248,8 @@ def test_any_name_is_read(folder):
 def test_a_directory_that_is_not_there_may_come(tmp_path):
     with pytest.raises(OSError, match="No such file"):
         FileSpout(tmp_path / "nowhere", "text").plan(None)
-    with pytest.raises(
-        SourceError, match=r"no directory .*nowhere. Create it, or correct the path"
-    ):
+    said = r"no directory .*nowhere. Create it, or correct the path"
+    with pytest.raises(SourceError, match=said):
         FileSpout(tmp_path / "nowhere", "text").bounded().plan(None)
 
 
@@ -263,39 +270,32 @@ def gz(content):
     ],
 )
 def test_lines_of_text_are_read_plain_and_compressed(folder, name, content):
-    spout = FileSpout(folder, "text")
-    put(folder, name, 10, content)
-    assert [row["value"] for row in read(spout, spout.plan(None))] == ["one", "two", "", "last"]
+    found = rows_in(folder, "text", None, content, name)
+    assert [row["value"] for row in found] == ["one", "two", "", "last"]
 
 
 def test_lines_that_cross_the_pieces_of_a_read_are_whole(folder, monkeypatch):
     monkeypatch.setattr("ackcore.spark.planned.file_reading.BLOCK_BYTES", 3)
     monkeypatch.setattr("ackcore.spark.planned.file_reading.ROWS", 2)
     lines = ["", "a", "bcdefgh", "ij"] * 3
-    put(folder, "a", 10, "\n".join(lines).encode())
-    spout = FileSpout(folder, "text")
-    assert [row["value"] for row in read(spout, spout.plan(None))] == lines
+    found = rows_in(folder, "text", None, "\n".join(lines).encode())
+    assert [row["value"] for row in found] == lines
 
 
 def test_a_line_that_is_not_utf8_keeps_its_bytes(folder):
     put(folder, "a", 10, b"caf\xe9\n")
     spout = FileSpout(folder, "text")
-    plan = spout.plan(None)
     found = FileReader(spout._root, (("a",),), "text", spout.schema)
     (batch,) = found([pa.record_batch([pa.array([0])], ["id"])])
     assert batch.column(0).view(pa.binary()).to_pylist() == [b"caf\xe9"]
-    assert names(plan) == ["a"]
 
 
 def test_a_line_of_text_is_bounded(folder, monkeypatch):
     monkeypatch.setattr("ackcore.spark.planned.file_reading.BLOCK_BYTES", 3)
     monkeypatch.setattr("ackcore.spark.planned.file_reading._LINE_BYTES", 9)
-    spout = FileSpout(folder, "text")
-    put(folder, "a", 10, b"x" * 9 + b"\n")
-    assert len(read(spout, spout.plan(None))) == 1
-    put(folder, "a", 10, b"x" * 20 + b"\n")
+    assert len(rows_in(folder, "text", None, b"x" * 9 + b"\n")) == 1
     with pytest.raises(FileUnreadable, match=r"in/a cannot be read as text: .* more than 9 bytes"):
-        read(spout, spout.plan(None))
+        rows_in(folder, "text", None, b"x" * 20 + b"\n")
 
 
 def test_texts_of_csv_are_kept(folder):
@@ -304,9 +304,7 @@ def test_texts_of_csv_are_kept(folder):
     rows = [{"id": n, "name": text} for n, text in enumerate(texts)]
     lines = "".join(f'{row["id"]},"{row["name"]}"\n' for row in rows[4:])
     start = "id,name\n" + "".join(f"{n},{text}\n" for n, text in enumerate(texts[:4]))
-    put(folder, "a", 10, (start + lines).encode())
-    spout = FileSpout(folder, "csv", ROWS)
-    assert read(spout, spout.plan(None)) == rows
+    assert rows_in(folder, "csv", ROWS, (start + lines).encode()) == rows
 
 
 @pytest.mark.parametrize(
@@ -318,9 +316,7 @@ def test_texts_of_csv_are_kept(folder):
 )
 def test_dates_are_read(folder, format, content):
     nested = [("s", pa.struct([("l", pa.list_(pa.date32()))]))] * (format == "json")
-    put(folder, "a", 1, content)
-    spout = FileSpout(folder, format, pa.schema([("d", pa.date32()), *nested]))
-    found = read(spout, spout.plan(None))
+    found = rows_in(folder, format, pa.schema([("d", pa.date32()), *nested]), content)
     assert found[0]["d"] == datetime.date(2026, 3, 29)
     if nested:
         assert found[0]["s"] == {"l": [datetime.date(1, 1, 1), None]}
@@ -338,20 +334,15 @@ def test_rows_of_each_format_are_the_same(folder):
     spout = FileSpout(folder, "json", ROWS)
     assert read(spout, spout.plan(None), 2) == [*TABLE, {"id": None, "name": "only"}]
 
-    put(folder, "t/a.csv", 1, b'more,name,id\n9,a,1\n9,"",\n9,,3\n')
-    spout = FileSpout(folder / "t", "csv", ROWS)
-    assert read(spout, spout.plan(None)) == TABLE
+    assert rows_in(folder / "t", "csv", ROWS, b'more,name,id\n9,a,1\n9,"",\n9,,3\n') == TABLE
 
     (folder / "p").mkdir()
     table = pa.Table.from_pylist(TABLE, pa.schema([("name", pa.string()), ("id", pa.int32())]))
     pq.write_table(table.append_column("more", [[1, 2, 3]]), folder / "p/a.parquet")
     pq.write_table(pa.table({"name": ["only"]}), folder / "p/b.parquet")
-    spout = FileSpout(folder / "p", "parquet", ROWS)
-    assert read(spout, spout.plan(None)) == [*TABLE, {"id": None, "name": "only"}]
-    spout = FileSpout(
-        folder / "p", "parquet", ROWS.append(CORRUPT)
-    )  # Spark's name of such a column
-    assert len(spout.plan(None)["files"]) == 2
+    assert rows_in(folder / "p", "parquet", ROWS) == [*TABLE, {"id": None, "name": "only"}]
+    named_as_by_spark = FileSpout(folder / "p", "parquet", ROWS.append(CORRUPT))
+    assert len(named_as_by_spark.plan(None)["files"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -364,10 +355,8 @@ def test_rows_of_each_format_are_the_same(folder):
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(folder, name, content, format):
-    put(folder, name, 1, content)
-    spout = FileSpout(folder, format, ROWS)
     with pytest.raises(FileUnreadable, match=f"in/{name} cannot be read as {format}: "):
-        read(spout, spout.plan(None))
+        rows_in(folder, format, ROWS, content, name)
 
 
 def test_a_file_that_cannot_be_reached_is_not_damaged(folder):
@@ -383,11 +372,9 @@ def test_a_file_for_which_there_is_no_memory_is_not_unreadable(folder, monkeypat
     def read_file(reader, name):
         raise error("no more")
 
-    put(folder, "a", 1, b"{}")
-    spout = FileSpout(folder, "json", ROWS)
     monkeypatch.setattr(FileReader, "_read", read_file)
-    with pytest.raises(error):
-        read(spout, spout.plan(None))
+    with pytest.raises(error, match="no more"):
+        rows_in(folder, "json", ROWS, b"{}")
 
 
 DAMAGED = {
@@ -430,7 +417,7 @@ def test_lines_that_cannot_be_read_are_rows_apart(tmp_path_factory, format, data
     needed = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
     spout = FileSpout(folder, format, needed)
     found = FileReader(spout._root, (("a",),), format, spout.emits)
-    (numbers,) = (pa.record_batch([pa.array([0])], ["id"]),)
+    numbers = pa.record_batch([pa.array([0])], ["id"])
     rows = [tuple(row.values()) for batch in found([numbers]) for row in batch.to_pylist()]
     assert [row[:3] for row in rows] == [row[:3] for row in wanted]
     for (*_, said), (*_, start) in zip(rows, wanted, strict=True):
@@ -471,9 +458,8 @@ def test_the_reason_of_a_damaged_line_names_the_column(folder, format, line, rea
             ("d", pa.date32()),
         ]
     )
-    put(folder, "a", 1, b"s,n,t,id,d,more\n" * (format == "csv") + line)
-    spout = FileSpout(folder, format, schema)
-    (row,) = read(spout, spout.plan(None))
+    content = b"s,n,t,id,d,more\n" * (format == "csv") + line
+    (row,) = rows_in(folder, format, schema, content)
     said = row["_corrupt_reason"]
     assert said.startswith(f"line {1 + (format == 'csv')} of a cannot be read: {reason}")
     assert len(said) <= 4096
@@ -492,9 +478,8 @@ def test_a_long_line_and_a_header_alone_can_be_read(folder, monkeypatch):
 def test_nulls_in_a_column_without_nulls_are_refused(folder):
     needed = pa.schema([pa.field("id", pa.int64(), nullable=False)])
     pq.write_table(pa.table({"id": pa.array([1, None], pa.int64())}), folder / "a")
-    spout = FileSpout(folder, "parquet", needed)
     with pytest.raises(FileUnreadable, match=r"in/a cannot be read as parquet: .* id has nulls"):
-        read(spout, spout.plan(None))
+        rows_in(folder, "parquet", needed)
 
 
 def test_columns_that_occur_twice_or_not_at_all_are_refused(folder):
@@ -521,16 +506,22 @@ def test_columns_that_occur_twice_or_not_at_all_are_refused(folder):
 )
 def test_a_csv_file_that_may_have_misnamed_columns_is_refused(folder, header, words):
     """The values of such columns would be lost. A file that only has fewer columns is read."""
-    put(folder, "a", 1, header + b"\n7" + b",b" * header.count(b",") + b"\n")
-    spout = FileSpout(folder, "csv", ROWS.set(0, ROWS.field(0).with_nullable(False)))
+    content = header + b"\n7" + b",b" * header.count(b",") + b"\n"
+    schema = ROWS.set(0, ROWS.field(0).with_nullable(False))
     if words is None:
-        assert read(spout, spout.plan(None)) == [{"id": 7, "name": None}]
+        assert rows_in(folder, "csv", schema, content) == [{"id": 7, "name": None}]
         return
     with pytest.raises(FileUnreadable, match=f"in/a cannot be read as csv: ValueError: {words}"):
-        read(spout, spout.plan(None))
+        rows_in(folder, "csv", schema, content)
 
 
 _DAY = datetime.datetime(2026, 1, 1)
+STRUCT = pa.struct([("b", pa.float32()), ("c", pa.int64())])
+X, X_REQUIRED = pa.struct([("x", pa.int64())]), pa.struct([pa.field("x", pa.int32(), False)])
+
+
+def map_of(kind):
+    return pa.map_(pa.string(), kind)
 
 
 @pytest.mark.parametrize(
@@ -551,26 +542,20 @@ _DAY = datetime.datetime(2026, 1, 1)
         (pa.array([1], pa.timestamp("ns")), pa.timestamp("us")),
         (pa.array([b"a"]), pa.int64()),
         (pa.array([None, [0.5, None, 0.1]]), pa.list_(pa.float32())),
-        (
-            pa.array([None, {"a": 1, "b": 0.1}]),
-            pa.struct([("b", pa.float32()), ("c", ROWS[0].type)]),
-        ),
-        (
-            pa.array([[("k", 0.1)]], pa.map_(pa.string(), pa.float64())),
-            pa.map_(pa.string(), pa.float32()),
-        ),
+        (pa.array([None, {"a": 1, "b": 0.1}]), STRUCT),
+        (pa.array([[("k", 0.1)]], map_of(pa.float64())), map_of(pa.float32())),
     ],
     ids=str,
 )
 def test_a_parquet_file_whose_values_do_not_fit_the_schema_is_refused(folder, column, kind):
     """Arrow rounds such numbers, takes them for times, or cuts the time of day."""
     pq.write_table(pa.table({"x": column}), folder / "a")
-    spout = FileSpout(folder, "parquet", pa.schema([("x", kind)]))
+    there, schema = pq.read_schema(folder / "a")[0].type, pa.schema([("x", kind)])
+    declared = FileSpout(folder, "parquet", schema).schema[0].type
     with pytest.raises(FileUnreadable, match=r"/a cannot be read as parquet: ValueError") as caught:
-        read(spout, spout.plan(None))
-    there = pq.read_schema(folder / "a")[0].type
+        rows_in(folder, "parquet", schema)
     assert f"column x is {there} in the file" in str(caught.value)
-    assert f"do not fit the schema's {spout.schema[0].type}: " in str(caught.value)
+    assert f"do not fit the schema's {declared}: " in str(caught.value)
     assert f". Declare it as {there}, and convert" in str(caught.value)
 
 
@@ -606,24 +591,14 @@ def test_a_parquet_file_whose_values_do_not_fit_the_schema_is_refused(folder, co
         (pa.array([datetime.time(1)]), pa.string()),
         (pa.array([np.float16(1.5)]), pa.float32()),
         (pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2)), pa.list_(pa.int64())),
-        (
-            pa.array([None, {"a": 1, "b": 0.5}]),
-            pa.struct([("b", pa.float32()), ("c", ROWS[0].type)]),
-        ),
-        (
-            pa.array(
-                [[("k", {"x": 1})], None],
-                pa.map_(pa.string(), pa.struct([pa.field("x", pa.int32(), False)])),
-            ),
-            pa.map_(pa.string(), pa.struct([("x", pa.int64())])),
-        ),
+        (pa.array([None, {"a": 1, "b": 0.5}]), STRUCT),
+        (pa.array([[("k", {"x": 1})], None], map_of(X_REQUIRED)), map_of(X)),
     ],
     ids=str,
 )
 def test_a_parquet_file_of_other_types_is_read_if_its_values_fit(folder, column, kind):
     pq.write_table(pa.table({"x": column}), folder / "a")
-    spout = FileSpout(folder, "parquet", pa.schema([("x", kind)]))
-    found = [row["x"] for row in read(spout, spout.plan(None))]
+    found = [row["x"] for row in rows_in(folder, "parquet", pa.schema([("x", kind)]))]
     assert repr(found) == repr(column.cast(kind).to_pylist())
 
 
@@ -633,9 +608,8 @@ def test_a_number_that_is_too_large_is_a_corrupt_line(folder, format, kind):
     """Arrow would take infinity for it, which another line may have."""
     texts = ["0.1", "1e39" if kind == pa.float32() else "1e400", "Infinity", "-1.5"]
     lines = [f'{{"x": {text}}}' for text in texts] if format == "json" else ["x", *texts]
-    put(folder, "a", 1, "\n".join(lines).encode())
-    spout = FileSpout(folder, format, pa.schema([("x", kind)]))
-    good, bad, *others = read(spout, spout.plan(None))
+    schema, content = pa.schema([("x", kind)]), "\n".join(lines).encode()
+    good, bad, *others = rows_in(folder, format, schema, content)
     assert good["x"] == pa.scalar(0.1, kind).as_py()
     assert [row["x"] for row in others] == [float("inf"), -1.5]
     assert (bad["x"], bad["_corrupt_record"]) == (None, lines[1 + (format == "csv")])
@@ -643,9 +617,8 @@ def test_a_number_that_is_too_large_is_a_corrupt_line(folder, format, kind):
 
 
 def test_a_number_in_a_list_that_is_too_large_is_a_corrupt_line(folder):
-    put(folder, "a", 1, b'{"x": [1.5, null]}\n{"x": [0.5, -1e39]}\n')
-    spout = FileSpout(folder, "json", pa.schema([("x", pa.list_(pa.float32()))]))
-    good, bad = read(spout, spout.plan(None))
+    schema = pa.schema([("x", pa.list_(pa.float32()))])
+    good, bad = rows_in(folder, "json", schema, b'{"x": [1.5, null]}\n{"x": [0.5, -1e39]}\n')
     assert (good["x"], bad["x"]) == ([1.5, None], None)
     said = "line 2 of a cannot be read: column x has a number too large for list<"
     assert bad["_corrupt_reason"].startswith(said)
@@ -656,8 +629,7 @@ def test_times_of_every_year_are_read(folder):
     times = [datetime.datetime(year, 1, 1, tzinfo=datetime.UTC) for year in (1, 2026, 9999)]
     table = pa.table({"time": pa.array(times, pa.timestamp("us", "UTC"))})
     pq.write_table(table, folder / "a", use_deprecated_int96_timestamps=True)
-    spout = FileSpout(folder, "parquet", table.schema)
-    assert [row["time"] for row in read(spout, spout.plan(None))] == times
+    assert [row["time"] for row in rows_in(folder, "parquet", table.schema)] == times
 
 
 @pytest.mark.parametrize(
@@ -665,21 +637,18 @@ def test_times_of_every_year_are_read(folder):
 )
 def test_old_dates_of_another_calendar_are_refused(folder, about):
     """Day -171655 is 1500-01-01 in the calendar of such files, and 1500-01-10 in Arrow's."""
-    day, time = (
-        pa.array([-141_428], pa.date32()),
-        pa.array([-2_208_988_800_001], pa.timestamp("ms")),
-    )
-    within = pa.array([[[("k", {"x": datetime.date(1500, 1, 1)})]]], NESTED)
-    young = [pa.array([-141_427], pa.date32()), pa.array([-2_208_988_800_000], pa.timestamp("ms"))]
-    for n, column in enumerate([day, time, within, *young, pa.array([None], NESTED)]):
+    columns = [pa.array([day], pa.date32()) for day in (-141_428, -141_427)]
+    times = (-2_208_988_800_001, -2_208_988_800_000)
+    columns += [pa.array([time], pa.timestamp("ms")) for time in times]
+    columns += [pa.array([[[("k", {"x": datetime.date(1500, 1, 1)})]]], NESTED)]
+    for n, column in enumerate([*columns, pa.array([None], NESTED)]):
         schema = pa.schema([("at", column.type)])
         pq.write_table(pa.table([column], schema.with_metadata(about)), folder / "a")
-        spout = FileSpout(folder, "parquet", schema)
-        if n < 3:
+        if n % 2 == 0:
             with pytest.raises(FileUnreadable, match=r"column at has a date .* set to CORRECTED"):
-                read(spout, spout.plan(None))
+                rows_in(folder, "parquet", schema)
         else:
-            assert len(read(spout, spout.plan(None))) == 1
+            assert len(rows_in(folder, "parquet", schema)) == 1
 
 
 def test_a_plan_has_the_same_partitions_for_each_driver(spark, folder):
@@ -708,18 +677,10 @@ def test_files_are_dealt_out_whole_in_order_and_about_evenly(sizes, tasks):
         (("/in", "xml"), ValueError, "format must be one of text, json, csv, parquet, got 'xml'"),
         (("/in", "json"), ValueError, "schema must be given for json"),
         (("/in", "text", ROWS), ValueError, "schema must not be given for text"),
-        (
-            ("/in", "csv", ROWS.append(CORRUPT)),
-            ValueError,
-            "not have the column _corrupt_record: a",
-        ),
+        (("/in", "csv", ROWS.append(CORRUPT)), ValueError, "not have the column _corrupt_record: "),
         (("/in", "parquet", REASONS), ValueError, "must not have the column _corrupt_reason: ack"),
         (("/in", "json", pa.schema({"d": pa.duration("s")})), ValueError, "conversion to duration"),
-        (
-            ("/in", "json", pa.schema({"t": pa.time64("us")})),
-            ValueError,
-            "types that Spark and json",
-        ),
+        (("/in", "json", pa.schema({"t": pa.time64("us")})), ValueError, "hat Spark and json"),
         (("/in", "csv", pa.schema({"l": pa.list_(pa.int8())})), ValueError, "conversion to list"),
         (("/in", "csv", pa.schema({"f": pa.float16()})), ValueError, "types that Spark and csv"),
         (("/in", "json", "id bigint"), TypeError, "must be a .*Schema, got str 'id bigint'; "),

@@ -95,6 +95,18 @@ def of(monkeypatch):
     return of
 
 
+@pytest.fixture
+def begun(of):
+    """``begun(*marks, **settings)`` makes a cluster, offsets of a spout, and their first plan."""
+
+    def begun(*marks, **settings):
+        cluster = Cluster(*marks)
+        it = of(cluster, **settings)
+        return cluster, it, it.plan(None, 1, bounded=True)
+
+    return begun
+
+
 def taken(plan):
     return [tuple(one[1:]) for some in plan.tasks for one in some]
 
@@ -210,10 +222,8 @@ def test_what_comes_after_it_began_is_not_taken_where_it_ends(of):
     assert it.is_through
 
 
-def test_without_kafka_the_plan_is_to_take_nothing(of, caplog):
-    cluster = Cluster((0, 5))
-    it = of(cluster)
-    first = it.plan(None, 1, bounded=True)
+def test_without_kafka_the_plan_is_to_take_nothing(begun, caplog):
+    cluster, it, first = begun((0, 5))
     cluster.marks["t", 0] = (0, 9)
     cluster.down = True
     second = it.plan(first, 1, bounded=True)
@@ -279,10 +289,8 @@ def test_where_it_begins_is_asked_of_all(of, settings, why):
     assert set(it._starts(None, cluster.marks).values()) == {Start(3, why)}
 
 
-def test_lost_offsets_are_one_record_that_dies(of, caplog):
-    cluster = Cluster((0, 5))
-    it = of(cluster)
-    first = it.plan(None, 1, bounded=True)
+def test_lost_offsets_are_one_record_that_dies(of, begun, caplog):
+    cluster, it, first = begun((0, 5))
     cluster.marks["t", 0] = (8, 9)
     second = it.plan(first, 1, bounded=True)
     assert taken(second) == [(0, 8, 9)]
@@ -295,9 +303,8 @@ def test_lost_offsets_are_one_record_that_dies(of, caplog):
         of(cluster, lost="refuse").plan(first, 1, bounded=True)
 
 
-def test_a_topic_that_was_made_anew_is_read_from_its_beginning(of):
-    cluster = Cluster((0, 5))
-    first = of(cluster).plan(None, 1, bounded=True)
+def test_a_topic_that_was_made_anew_is_read_from_its_beginning(of, begun):
+    cluster, _, first = begun((0, 5))
     cluster.topic_id = "two"
     second = of(cluster).plan(first, 1, bounded=True)
     assert taken(second) == [(0, 0, 5)]
@@ -322,11 +329,9 @@ def test_each_way_out_of_refused_offsets_is_one(of, low, way_out, settings):
     of(cluster, **refused | {"lost": "dead-letter"}).plan(None, 1, bounded=True)
 
 
-def test_a_group_is_not_told_of_a_topic_what_is_done_of_the_one_before(of, caplog):
+def test_a_group_is_not_told_of_a_topic_what_is_done_of_the_one_before(of, begun, caplog):
     """Not by a driver that begins, nor after a micro-batch; another checkpoint reads all of it."""
-    cluster = Cluster((0, 5))
-    it = of(cluster)
-    first = it.plan(None, 1, bounded=True)
+    cluster, it, first = begun((0, 5))
     it.commit(first, [])
     told = dict(cluster.told)
     cluster.told.clear()  # as brokers do, with the topic
@@ -348,9 +353,8 @@ def test_a_group_is_not_told_of_a_topic_what_is_done_of_the_one_before(of, caplo
     assert taken(of(cluster).plan(None, 1, bounded=True)) == []
 
 
-def test_a_topic_made_anew_is_read_whole_when_its_partitions_answer_late(of):
-    cluster = Cluster((0, 100), (0, 100))
-    first = of(cluster).plan(None, 1, bounded=True)
+def test_a_topic_made_anew_is_read_whole_when_its_partitions_answer_late(of, begun):
+    cluster, _, first = begun((0, 100), (0, 100))
     cluster.topic_id = "two"
     cluster.mute = {1}
     it = of(cluster)
@@ -363,9 +367,8 @@ def test_a_topic_made_anew_is_read_whole_when_its_partitions_answer_late(of):
     assert third.positions["t", 1].began == "new partition"
 
 
-def test_a_topic_made_anew_of_which_nothing_answers_is_known_to_be_later(of):
-    cluster = Cluster((0, 100))
-    first = of(cluster).plan(None, 1, bounded=True)
+def test_a_topic_made_anew_of_which_nothing_answers_is_known_to_be_later(of, begun):
+    cluster, _, first = begun((0, 100))
     cluster.topic_id = "two"
     cluster.mute = {0}
     cluster.marks["u", 1] = (0, 1)  # of another topic, that answers
@@ -415,11 +418,9 @@ def test_a_cluster_that_is_away_silences_no_other(of, caplog):
 
 
 @pytest.mark.parametrize(("topic_id", "taken_then"), [("one", []), ("two", [(0, 0, 98)])])
-def test_a_partition_that_ends_below_what_was_read_has_a_micro_batch(of, topic_id, taken_then):
+def test_a_partition_that_ends_below_what_was_read_has_a_micro_batch(begun, topic_id, taken_then):
     """Not only when it is as long again, and what came first would be passed over."""
-    cluster = Cluster((0, 100))
-    it = of(cluster)
-    first = it.plan(None, 1, bounded=True)
+    cluster, it, first = begun((0, 100))
     it.commit(first, [])
     assert not it.has_new()
     cluster.marks["t", 0] = (0, 98)
@@ -435,10 +436,8 @@ def test_a_partition_that_ends_below_what_was_read_has_a_micro_batch(of, topic_i
     assert taken(it.plan(second, 1, bounded=True)) == [(0, 98, 130)]
 
 
-def test_a_topic_made_anew_of_the_same_length_has_a_micro_batch(of):
-    cluster = Cluster((0, 5))
-    it = of(cluster)
-    first = it.plan(None, 1, bounded=True)
+def test_a_topic_made_anew_of_the_same_length_has_a_micro_batch(begun):
+    cluster, it, first = begun((0, 5))
     it.commit(first, [])
     cluster.topic_id = "two"
     it._refresh_at = 0
@@ -451,10 +450,8 @@ def test_a_topic_made_anew_of_the_same_length_has_a_micro_batch(of):
     assert not it.has_new()
 
 
-def test_a_truncated_partition_goes_on_at_its_end(of):
-    cluster = Cluster((0, 100))
-    it = of(cluster)
-    first = it.plan(None, 1, bounded=True)
+def test_a_truncated_partition_goes_on_at_its_end(of, begun):
+    cluster, it, first = begun((0, 100))
     cluster.marks["t", 0] = (0, 98)
     second = it.plan(first, 1, bounded=True)
     assert taken(second) == []
@@ -546,10 +543,8 @@ def test_the_first_plan_without_kafka_may_be_tried_again(of):
         it.plan(None, 1, bounded=True)
 
 
-def test_a_commit_that_fails_is_repeated_with_the_next(of, caplog):
-    cluster = Cluster((0, 5))
-    it = of(cluster)
-    first = it.plan(None, 1, bounded=True)
+def test_a_commit_that_fails_is_repeated_with_the_next(begun, caplog):
+    cluster, it, first = begun((0, 5))
     cluster.mute, cluster.failure = {0}, PartitionFailure("UNKNOWN_MEMBER_ID", "unknown member")
     for _ in range(2):
         assert it.commit(first, []) == 5
@@ -561,12 +556,10 @@ def test_a_commit_that_fails_is_repeated_with_the_next(of, caplog):
     assert cluster.told["t", 0][0] == 5
 
 
-def test_a_group_is_told_again_what_its_brokers_may_have_forgotten(of, monkeypatch):
+def test_a_group_is_told_again_what_its_brokers_may_have_forgotten(begun, monkeypatch):
     now = SimpleNamespace(s=0.0)
     monkeypatch.setattr(spout_offsets.time, "monotonic", lambda: now.s)
-    cluster = Cluster((0, 5))
-    it = of(cluster)
-    plan = it.plan(None, 1, bounded=True)
+    cluster, it, plan = begun((0, 5))
     for s, known in ((0, 1), (3599, 0), (3601, 1)):
         now.s = s
         it.commit(plan, [])
@@ -594,7 +587,7 @@ def test_the_end_of_a_query_is_what_is_raised_when_its_cluster_is_closed():
     closing = SimpleNamespace(is_closed=False, reaching_ends=reaching_ends)
     stream = SimpleNamespace(_rows=closing)
     closes = False
-    with pytest.raises(AttributeError):
+    with pytest.raises(AttributeError, match="_admin"):
         SparkStream._reaching_ends(stream)
     closes = True
     assert SparkStream._reaching_ends(stream) is None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from checkpoints import OPEN, died, run_one
 from letter_homes import VALUE, Home, asked, contents, every, files_there, listed, named, write
@@ -22,14 +20,8 @@ from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters, _new_file
 from ackcore.spark.inspect.reason_counts import DeadCounter
-from ackcore.spark.stores.opening import open_store
 
-
-@pytest.fixture(scope="module", autouse=True)
-def no_syncing():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
-        yield
+pytestmark = pytest.mark.usefixtures("no_syncing")
 
 
 @pytest.fixture(params=["directory", "bucket", "directory with letters in a bucket"])
@@ -93,9 +85,8 @@ def test_many_files_become_few_and_no_letter_moves(home, monkeypatch):
             (20, 20, 0),
             (21, 21, 0),
         ]
-        with pytest.raises(
-            CheckpointCorrupt, match="micro-batch 15, but the checkpoint is only at"
-        ):
+        said = "micro-batch 15, but the checkpoint is only at"
+        with pytest.raises(CheckpointCorrupt, match=said):
             write(letters, 7, 8)
 
 
@@ -118,9 +109,7 @@ def test_files_that_were_merged_stay_for_an_hour_and_are_then_removed(home, monk
 
 
 def test_letters_are_sent_once_and_a_request_is_made_once(home):
-    state, letters = home.driver()
-    with state:
-        write(letters, 0, 3)
+    home.wrote(3)
     assert asked(home) == []
     assert replay(home.checkpoint, where=named(1), dry_run=True).records == {"lines": 2}
     first = replay(home.checkpoint, where=named(1), request="one")
@@ -165,11 +154,8 @@ def test_dropped_letters_are_gone_and_no_other_moves(home, monkeypatch):
 
 
 def test_the_store_and_the_checkpoint_are_both_a_way_in(home):
-    state, letters = home.driver()
-    with state:
-        write(letters, 0, 2)
-    url = store_of(home.checkpoint).url
-    assert url == letters.place.url
+    url = home.wrote(2).place.url
+    assert url == store_of(home.checkpoint).url
     assert url == (home.elsewhere or f"{home.checkpoint}/ackcore/dead_letters")
     found = list_letters(store_of(url), LetterFilter())
     assert {str(each.id): each.message_id for each in found} == every(2)
@@ -179,9 +165,7 @@ def test_the_store_and_the_checkpoint_are_both_a_way_in(home):
 
 
 def test_two_checkpoints_do_not_share_a_store(home, tmp_path):
-    state, letters = home.driver()
-    with state:
-        write(letters, 0, 1)
+    letters = home.wrote(1)
     other = Home(str(tmp_path / "other"), letters.place.url)
     with pytest.raises(CheckpointForeign, match="would overwrite them"):
         other.driver()
@@ -191,9 +175,7 @@ def test_two_checkpoints_do_not_share_a_store(home, tmp_path):
 
 
 def test_letters_are_a_frame(home, spark, tasks_reach):
-    state, letters = home.driver()
-    with state:
-        write(letters, 0, 3)
+    home.wrote(3)
     replay(home.checkpoint, where=named(1), request="r")
     before = dead_letters(home.checkpoint, spark)
     drop(home.checkpoint, named(2))
@@ -211,17 +193,14 @@ def test_letters_are_a_frame(home, spark, tasks_reach):
 
 
 def test_a_frame_of_no_letters_has_the_columns_of_the_source(home, spark):
-    state, _ = home.driver()
-    state.close()
+    home.wrote(0)
     frame = dead_letters(home.checkpoint, spark)
     assert frame.count() == 0
     assert frame.schema["payload"].dataType.simpleString() == "struct<value:string>"
 
 
 def test_who_began_to_read_before_a_drop_reads_on(home):
-    state, letters = home.driver()
-    with state:
-        write(letters, 0, 3)
+    home.wrote(3)
     store = store_of(home.checkpoint)
     files, notes = store.files("lines"), notes_of(store)
     drop(home.checkpoint, named(1))
@@ -259,12 +238,11 @@ def test_who_began_to_read_before_merges_and_a_drop_reads_on(home, monkeypatch, 
 
 
 def index_of(home):
-    return open_store(store_of(home.checkpoint).url, "path").get(INDEX).data
+    return home.letters.get(INDEX).data
 
 
 def put_back(home, index):
-    store = open_store(store_of(home.checkpoint).url, "path")
-    store.replace(INDEX, index, store.get(INDEX).version)
+    home.letters.replace(INDEX, index, home.letters.get(INDEX).version)
 
 
 def start(home):
@@ -302,7 +280,7 @@ def test_an_older_index_is_refused_if_it_lacks_letters_that_count(home, three):
     assert len(files_there(home)) == 2
     # As the error says.
     put_back(home, older)
-    open_store(store_of(home.checkpoint).url, "path").delete([lacking])
+    home.letters.delete([lacking])
     start(home)
     assert listed(home) == every(1)
 
@@ -311,10 +289,9 @@ def test_an_older_index_is_refused_if_it_lacks_letters_that_count(home, three):
 def test_a_driver_that_dies_while_it_gives_a_file_up_leaves_no_older_index(
     home, three, monkeypatch, at
 ):
-    place = open_store(store_of(home.checkpoint).url, "path")
     (last,) = (each for each in files_there(home) if "/batch-1." in each)
     put_back(home, three[1])
-    place.put(f"{last}.given-up", b"")
+    home.letters.put(f"{last}.given-up", b"")
     calls = []
 
     def die(letters, keys, delete=Letters._delete):
@@ -328,4 +305,4 @@ def test_a_driver_that_dies_while_it_gives_a_file_up_leaves_no_older_index(
             start(home)
     start(home)
     assert listed(home) == every(1)
-    assert not any("/batch-1." in each.key for each in place.list())
+    assert not any("/batch-1." in each.key for each in home.letters.list())

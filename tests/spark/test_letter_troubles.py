@@ -12,6 +12,7 @@ from checkpoints import Killed, Killer, died
 from letter_homes import VALUE, Home, asked, contents, every, listed, named, write
 from pyspark import cloudpickle
 from s3_server import DENIED, ERROR_AFTER, LOST, SLOW_DOWN
+from streams import in_line
 
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointInUse
@@ -26,18 +27,13 @@ from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.query import run_batch
 from ackcore.spark.stores.interface import StoreUnavailable
 from ackcore.spark.stores.objects import ObjectStore
-from ackcore.spark.stores.opening import open_store
-from ackcore.topology import BasicBolt, TopologyBuilder
+from ackcore.topology import BasicBolt
 
 # Workers do not have the tests on their path.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_syncing():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
-        yield
+pytestmark = pytest.mark.usefixtures("no_syncing")
 
 
 @pytest.fixture(params=["in the checkpoint", "elsewhere"])
@@ -48,8 +44,10 @@ def in_bucket(request, bucket, tmp_path):
 
 
 @pytest.fixture(params=["disk", "bucket"])
-def place(request, tmp_path):
-    return str(tmp_path / "here") if request.param == "disk" else request.getfixturevalue("bucket")
+def home(request, tmp_path):
+    return Home(
+        str(tmp_path / "here") if request.param == "disk" else request.getfixturevalue("bucket")
+    )
 
 
 def test_a_driver_that_was_taken_over_from_publishes_nothing(in_bucket):
@@ -136,24 +134,21 @@ def meanwhile(monkeypatch, name, do):
     return todo
 
 
-def test_what_a_driver_sweeps_that_starts_meanwhile_is_put_anew(place, monkeypatch):
-    home = Home(place)
-    state, letters = home.driver()
-    with state:
-        write(letters, 0, 3)
+def test_what_a_driver_sweeps_that_starts_meanwhile_is_put_anew(home, monkeypatch):
+    home.wrote(3)
     left = meanwhile(monkeypatch, "_put", lambda: home.driver()[0].close())
-    assert drop(place, named(1)).records == {"lines": 2}
+    assert drop(home.checkpoint, named(1)).records == {"lines": 2}
     assert not left
     assert listed(home) == every(3, but=(1,))
     assert b"id-2" not in b"".join(contents(home))
     left = meanwhile(monkeypatch, "_put_request", lambda: home.driver()[0].close())
-    assert replay(place, where=named(0)).records == {"lines": 2}
+    assert replay(home.checkpoint, where=named(0)).records == {"lines": 2}
     assert not left
     assert asked(home) == ["id-0", "id-1"]
 
 
-def test_a_request_that_another_was_faster_than_is_made_anew(place, monkeypatch):
-    home = Home(place)
+def test_a_request_that_another_was_faster_than_is_made_anew(home, monkeypatch):
+    place = home.checkpoint
     state, letters = home.driver()
     with state:
         write(letters, 0, 3)
@@ -163,9 +158,8 @@ def test_a_request_that_another_was_faster_than_is_made_anew(place, monkeypatch)
     assert asked(home) == [f"id-{row}" for row in range(6)]
 
 
-def test_a_drop_in_the_midst_of_a_merge(place, monkeypatch):
+def test_a_drop_in_the_midst_of_a_merge(home, monkeypatch):
     monkeypatch.setattr(compaction, "_FEWEST", 4)
-    home = Home(place)
     state, letters = home.driver()
     with state:
         write(letters, 0, 4)
@@ -174,7 +168,7 @@ def test_a_drop_in_the_midst_of_a_merge(place, monkeypatch):
         def copy(file, schema, letters):
             monkeypatch.setattr(compaction, "write_letters", whole)
             whole(file, schema, letters)
-            assert drop(place, named(1)).records == {"lines": 2}
+            assert drop(home.checkpoint, named(1)).records == {"lines": 2}
 
         monkeypatch.setattr(compaction, "write_letters", copy)
         write(letters, 4, 5)
@@ -229,9 +223,7 @@ def test_killed_at_any_instant_no_letter_is_lost_doubled_or_sent_twice(
     hour = wall_clock_ms() + 2 * compaction.KEPT_MS
     for fatal in range(0, 400, every_nth if "://" not in root else 1):
         home = Home(f"{root}/{fatal}")
-        state, letters = home.driver()
-        with state:
-            write(letters, 0, 4)
+        home.wrote(4)
         state, _ = home.driver()
         ended = False
         arm(fatal)
@@ -261,7 +253,7 @@ def test_killed_at_any_instant_no_letter_is_lost_doubled_or_sent_twice(
         assert asked(home) == ["id-2", "id-3"], f"killed at {fatal}"
         assert not any(b"'id-4'" in each for each in contents(home)), f"killed at {fatal}"
         home.driver()[0].close()
-        store = open_store(letters.place.url, "path")
+        store = home.letters
         told = store.get("index.json").data
         told += b"".join(store.get(each.key).data for each in store.list(".merged"))
         unnamed = {each.key for each in store.list() if each.key.encode() not in told}
@@ -272,12 +264,9 @@ def test_killed_at_any_instant_no_letter_is_lost_doubled_or_sent_twice(
     assert fatal > 12
 
 
-def test_what_died_before_it_was_named_is_swept(place):
-    home = Home(place)
-    state, letters = home.driver()
-    with state:
-        write(letters, 0, 1)
-    store = open_store(letters.place.url, "path")
+def test_what_died_before_it_was_named_is_swept(home):
+    home.wrote(1)
+    store = home.letters
     digits = "0123456789abcdef01234567"
     left = [
         f"lines/batch-7.e1.{digits}.parquet",
@@ -287,29 +276,23 @@ def test_what_died_before_it_was_named_is_swept(place):
     kept = ["lines/notes of mine.txt", "elsewhere/e1/file", f"lines/batch-7.e9.{digits}.parquet"]
     for key in [*left, *kept]:
         store.put(key, b"x")
-    state, _ = home.driver()
-    state.close()
+    home.wrote(0)
     there = {entry.key for entry in store.list()}
     assert not there & {*left}
     assert there >= {*kept}
     assert listed(home) == every(1)
 
 
-def test_damage_is_told_and_nothing_is_sent(place):
-    home = Home(place)
-    state, letters = home.driver()
-    with state:
-        write(letters, 0, 2)
-    store = open_store(letters.place.url, "path")
-    (file, _) = letters.place.files("lines")
+def test_damage_is_told_and_nothing_is_sent(home):
+    (file, _) = home.wrote(2).place.files("lines")
+    store = home.letters
     data = store.get(file.path.key).data
     store.put(file.path.key, data[:99] + bytes([data[99] ^ 1]) + data[100:])
     with pytest.raises(CheckpointCorrupt, match=r"batch-0\.e1\..*differs from that in index\.json"):
-        replay(place)
+        replay(home.checkpoint)
     store.delete([file.path.key])
-    with pytest.raises(
-        CheckpointCorrupt, match=r"/lines/batch-0\.e1\..*parquet is missing, though index"
-    ):
+    said = r"/lines/batch-0\.e1\..*parquet is missing, though index"
+    with pytest.raises(CheckpointCorrupt, match=said):
         listed(home)
     assert asked(home) == []
     index = store.get("index.json")
@@ -319,18 +302,17 @@ def test_damage_is_told_and_nothing_is_sent(place):
         listed(home)
 
 
-def test_many_notes_are_objects_of_their_own(place, monkeypatch):
-    home = Home(place)
+def test_many_notes_are_objects_of_their_own(home):
+    place = home.checkpoint
     state, letters = home.driver()
     with state:
         letters.write(0, {"lines": died(0, 2000)})
     odd = tuple(LetterId("lines", 0, at) for at in range(0, 2000, 2))
     assert replay(place, where=LetterFilter(odd), request="odd").records == {"lines": 1000}
-    store = open_store(letters.place.url, "path")
+    store = home.letters
     (note,) = store.list(".notes")
     assert len(store.get("index.json").data) < 3000
-    with home.driver()[0]:
-        pass
+    home.wrote(0)
     assert count_letters(store_of(place), LetterFilter(sent=True)) == 1000
     store.delete([note.key])
     with pytest.raises(CheckpointCorrupt, match=r"missing or damaged, though index\.json name"):
@@ -360,10 +342,7 @@ def test_what_it_costs(bucket, s3):
 
 def test_no_credential_is_told(bucket, s3, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "this-is-secret")
-    home = Home(bucket)
-    state, letters = home.driver()
-    with state:
-        write(letters, 0, 1)
+    Home(bucket).wrote(1)
     s3.fail(DENIED, "GET", times=50)
     with pytest.raises(Exception, match="s3://") as caught:
         store_of(bucket)
@@ -388,10 +367,8 @@ class Take(BasicBolt):
 
 def test_a_run_whose_letters_go_to_a_bucket(spark, bucket, tmp_path):
     def run():
-        builder = TopologyBuilder()
-        builder.spout("lines", spark.createDataFrame([("a",), ("bad",)], "word string"))
-        builder.bolt("take", Take()).shuffle("lines")
-        topology = builder.build(max_attempts=1)
+        lines = spark.createDataFrame([("a",), ("bad",)], "word string")
+        topology = in_line({"lines": lines, "take": Take()}, max_attempts=1)
         return run_batch(topology, spark, tmp_path / "cp", dead_letters=f"{bucket}/letters")
 
     assert run().dead == 1
@@ -400,7 +377,5 @@ def test_a_run_whose_letters_go_to_a_bucket(spark, bucket, tmp_path):
     assert replay(tmp_path / "cp").records == {"lines": 1}
     counts = run()
     assert (counts.replayed, counts.dead, counts.balanced) == (1, 2, True)
-    assert [each.replays for each in list_letters(store_of(tmp_path / "cp"), LetterFilter())] == [
-        1,
-        0,
-    ]
+    found = list_letters(store_of(tmp_path / "cp"), LetterFilter())
+    assert [each.replays for each in found] == [1, 0]

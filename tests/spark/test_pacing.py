@@ -145,13 +145,13 @@ def test_a_source_that_is_away_is_polled_more_and_more_rarely_and_named_once(cap
 def test_an_error_of_the_source_itself_ends_the_query():
     world = World()
     world.error = SourceError("the same rows twice")
-    with pytest.raises(SourceError):
+    with pytest.raises(SourceError, match="the same rows twice"):
         world.pacing.next()
 
 
 def test_a_session_that_ended_ends_the_query_within_a_second():
     world = World([(5, "gone", True)])
-    with pytest.raises(RunFailed):
+    with pytest.raises(RunFailed, match="gone"):
         world.pacing.next()
     assert 5 <= world.now <= 6.1
 

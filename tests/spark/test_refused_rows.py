@@ -123,14 +123,12 @@ def test_a_retried_record_that_is_refused_is_dead_with_its_attempts(tmp_path):
     assert (progress.retried, progress.acked, progress.failed, progress.dead) == (2, 2, 1, 1)
     assert (world.rows, world.parked, counts.dead) == (["A", "C", "D"], ["b"], 1)
     assert (progress.latency_s.p50, progress.latency_s.p99) == (0, 10)  # of d and c
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         assert state.decision(1).all_dead["lines"][ATTEMPT].to_pylist() == [2]
 
 
 def test_a_row_that_hangs_from_two_records_takes_both_along(tmp_path):
     world = Refusing(tmp_path, bad={"a&b"}, shared_rows=[("A", "B")])
-    world.bad = {"a&b"}
     _, counts = world.process(0, ["a", "b", "c"])
     # The rows of these records that were not refused are there.
     assert (world.rows, world.parked) == (["A", "B", "C"], ["a", "b"])
@@ -141,10 +139,8 @@ def test_the_records_of_several_spouts_are_told_apart(tmp_path):
     world = Refusing(tmp_path, bad={"b", "x"}, spouts=("lines", "others"))
     _, counts = world.process(0, ["a", "b", ("others", "x"), ("others", "y")])
     assert world.parked == ["b", "x"]
-    assert {name: account.dead for name, account in counts.spouts.items()} == {
-        "lines": 1,
-        "others": 1,
-    }
+    dead = {name: account.dead for name, account in counts.spouts.items()}
+    assert dead == {"lines": 1, "others": 1}
     assert counts.balanced
 
 
@@ -178,9 +174,8 @@ def test_a_mistake_in_what_is_refused_ends_the_query_at_once(tmp_path, rejects, 
     world = Refusing(tmp_path, {"max_sink_attempts": 3}, how=how)
     world._named = lambda refused: rejects()
     world.bad = {"a"}
-    with pytest.raises(
-        InvalidRejects, match=rf"sink 'upper' refused rows of .* in an invalid way: .*{words}"
-    ):
+    said = rf"sink 'upper' refused rows of .* in an invalid way: .*{words}"
+    with pytest.raises(InvalidRejects, match=said):
         world.process(0, ["a", "b"])
     assert (len(world.calls), world.paused) == (1, [])
     world.bad = set()
@@ -229,8 +224,7 @@ def test_a_decision_of_another_driver_stands(tmp_path, dying_at):
     world = Refusing(tmp_path, bad={"b"})
     with dying_at("refused"):
         world.process(0, ["a", "b"])
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         (one,) = state.refusals.of(0)
         assert (one.sink, one.written) == ("upper", True)
         with pytest.raises(insist.CheckpointInUse):
@@ -267,12 +261,14 @@ class Raising(World):
 
     def __init__(self, path, settings=None, *, bad=(), isolate=True):
         self.bad, self.isolate, self.calls, self.out = set(bad), isolate, [], False
+        self.before = lambda accepted: None  # called before each call of the sink
         super().__init__(path, settings or {})
 
     def _sink(self, builder):
         builder.sink("upper", self, isolate=self.isolate)
 
     def write(self, accepted):
+        self.before(accepted)
         lines = [
             line.lower()
             for file in accepted.files
@@ -302,8 +298,7 @@ def test_a_batch_is_bisected_to_the_rows_that_fail(tmp_path, bad):
     assert world.calls[:3] == [LINES, LINES, LINES[:10]]
     assert world.calls[-1] == [line for line in LINES if line not in bad]
     assert world.paused == [1.0]
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         (dead,) = state.decision(0).all_dead.values()
     said = {one["message"] for one in dead[REASON].to_pylist()}
     assert said == {f"no {line}" for line in bad}
@@ -320,13 +315,8 @@ def test_a_batch_is_bisected_over_what_is_no_exception(tmp_path, error):
 def test_a_part_of_a_batch_is_named_in_a_few_bytes(tmp_path):
     """It goes along with each of the calls, to tasks, too: not a list of all other rows."""
     world = Raising(tmp_path, bad=["77"])
-    write, sizes = world.write, []
-
-    def measured(accepted):
-        sizes.append(len(pickle.dumps(accepted.files)))
-        write(accepted)
-
-    world.write = measured
+    sizes = []
+    world.before = lambda accepted: sizes.append(len(pickle.dumps(accepted.files)))
     _, counts = world.process(0, list(map(str, range(3000))))
     assert (counts.acked, counts.dead, world.parked) == (2999, 1, ["77"])
     assert max(sizes) - min(sizes) < 100
@@ -376,13 +366,11 @@ def test_rows_that_fail_are_looked_for_up_to_a_number(tmp_path, monkeypatch, iso
 def test_an_outage_amid_the_search_is_no_refusal_of_too_many(tmp_path, monkeypatch):
     monkeypatch.setattr(act, "MAX_REFUSED", 3)
     world = Raising(tmp_path, bad=["line-0"])
-    write = world.write
 
     def out_until_the_next_try(accepted):
         world.out = len(world.calls) >= 4 and len(world.paused) < 2
-        write(accepted)
 
-    world.write = out_until_the_next_try
+    world.before = out_until_the_next_try
     _, counts = world.process(0, LINES)
     assert (world.parked, counts.acked, counts.dead) == (["line-0"], 19, 1)
     assert world.paused == [1.0, 2.0]
@@ -413,14 +401,11 @@ def test_a_sink_that_fails_without_rows_is_not_searched(tmp_path):
 
 def test_an_outage_amid_the_search_ends_it(tmp_path):
     world = Raising(tmp_path, bad=["line-3"], isolate=[ValueError])
-    write, count = world.write, [0]
 
     def out_for_a_while(accepted):
-        count[0] += 1
-        world.out = 4 <= count[0] <= 6
-        write(accepted)
+        world.out = 3 <= len(world.calls) <= 5
 
-    world.write = out_for_a_while
+    world.before = out_for_a_while
     _, counts = world.process(0, LINES)
     assert (world.parked, counts.dead) == (["line-3"], 1)
 
@@ -467,15 +452,14 @@ def test_a_row_over_which_a_sink_was_away_twice_is_not_refused(tmp_path):
 def test_rows_are_not_refused_while_none_go_in(tmp_path, out):
     """Rows are tried once more in these calls: others, both rows, others."""
     world = Raising(tmp_path, bad=["line-3", "line-4"])
-    write, since = world.write, []
+    since = []
 
     def out_for_a_while(accepted):
         world.out = len(since) in out
         if since or accepted.files[0].within == (4, 5):
             since.append(accepted)
-        write(accepted)
 
-    world.write = out_for_a_while
+    world.before = out_for_a_while
     _, counts = world.process(0, LINES)
     assert len(since) > 5
     assert world.paused == [1.0, 2.0]  # the search began anew
@@ -484,17 +468,15 @@ def test_rows_are_not_refused_while_none_go_in(tmp_path, out):
 
 def test_a_crash_amid_the_search_begins_it_anew(tmp_path):
     world = Raising(tmp_path, bad=["line-3"])
-    write = world.write
 
     def dying(accepted):
         if len(world.calls) == 5:
             raise KilledInCall
-        write(accepted)
 
-    world.write = dying
+    world.before = dying
     with pytest.raises(Killed):
         world.process(0, LINES)
-    world.write = write
+    world.before = lambda accepted: None
     _, counts = world.process(0, LINES)
     assert (world.parked, counts.acked, counts.dead) == (["line-3"], 19, 1)
     assert len(world.rows) == 19
@@ -502,16 +484,14 @@ def test_a_crash_amid_the_search_begins_it_anew(tmp_path):
 
 def test_a_stop_amid_the_search_is_heard(tmp_path):
     world = Raising(tmp_path, bad=["line-3"])
-    write = world.write
 
     def stopping(accepted):
         world.stopping = len(world.calls) >= 2
-        write(accepted)
 
-    world.write = stopping
+    world.before = stopping
     with pytest.raises(insist.Stopped):
         world.process(0, LINES)
-    world.stopping, world.write = False, write
+    world.stopping, world.before = False, lambda accepted: None
     assert world.process(0, LINES)[1].dead == 1
 
 
@@ -567,13 +547,11 @@ def test_an_order_that_came_since_leaves_nobody_suspected(tmp_path, dying_at, or
     world = Refusing(tmp_path)
     with dying_at("planned"):
         world.process(0, ["a", "b"])
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         state.write_plan(replace(state.plan(0), crashes=3, careful=True, rejected=(7,)))
     world.topology = ordered(world)
     world.process(0, ["a", "b"])
     assert world.rows == ["A", "B"]
     assert [run.rejected for run in world.runs] == [()]
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         assert state.plan(0).ordered_by == {"lines": ("line",)}

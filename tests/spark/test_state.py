@@ -253,18 +253,15 @@ def test_the_order_of_the_protocol_is_insisted_on(checkpoint):
     with OPEN(checkpoint) as state:
         with pytest.raises(ValueError, match="micro-batch 0 cannot be marked as done"):
             state.write_done(0)
-        with pytest.raises(
-            ValueError, match="decision of micro-batch 0 cannot be written: there is no plan"
-        ):
+        said = "decision of micro-batch 0 cannot be written: there is no plan"
+        with pytest.raises(ValueError, match=said):
             state.write_decision(decision(0))
         run_one(state, 0)
-        with pytest.raises(
-            ValueError, match="plan of micro-batch 0 cannot change: the micro-batch has a decision"
-        ):
+        said = "plan of micro-batch 0 cannot change: the micro-batch has a decision"
+        with pytest.raises(ValueError, match=said):
             state.write_plan(replace(state.plan(0), crashes=1))
-        with pytest.raises(
-            ValueError, match="micro-batch 0 cannot be written: there is one already"
-        ):
+        said = "micro-batch 0 cannot be written: there is one already"
+        with pytest.raises(ValueError, match=said):
             state.write_decision(decision(0))
         with pytest.raises(ValueError, match="micro-batch 0 cannot be planned: it is done already"):
             state.make_plan(0, 1)
@@ -279,9 +276,8 @@ def test_a_micro_batch_out_of_turn_is_refused(checkpoint, number):
         for each in range(3):
             run_one(state, each)
         for ask in (state.is_done, partial(state.make_plan, clock_ms=0)):
-            with pytest.raises(
-                CheckpointCorrupt, match=f"with micro-batch 3, but Spark runs {number}"
-            ):
+            said = f"with micro-batch 3, but Spark runs {number}"
+            with pytest.raises(CheckpointCorrupt, match=said):
                 ask(number)
 
 
@@ -344,8 +340,8 @@ def test_a_checkpoint_on_which_nothing_ran_becomes_anothers(checkpoint):
     with OPEN(checkpoint, topology=other, kind="stream") as state:
         assert state.deployment_key == key  # sinks know it by now
         state.write_plan(state.make_plan(0, 0))
-    with pytest.raises(CheckpointForeign):
-        OPEN(checkpoint)
+    with pytest.raises(CheckpointForeign, match="belongs to another topology"):
+        OPEN(checkpoint, kind="stream")
 
 
 def test_a_checkpoint_for_which_spark_has_read_stays_its_topologys(checkpoint):
@@ -360,7 +356,7 @@ def test_a_checkpoint_for_which_spark_has_read_stays_its_topologys(checkpoint):
 def test_a_refused_opening_holds_no_lock(checkpoint):
     with OPEN(checkpoint) as state:
         run_one(state, 0)
-    with pytest.raises(CheckpointForeign):
+    with pytest.raises(CheckpointForeign, match="belongs to another topology"):
         OPEN(checkpoint, topology=Topology(other=()))
     OPEN(checkpoint).close()
 
@@ -402,7 +398,7 @@ def test_another_topology_is_told_what_differs(checkpoint):
     assert "accept_changes=True" in said
     OPEN(checkpoint, topology=other, accept_changes=True).close()
     OPEN(checkpoint, topology=other).close()
-    with pytest.raises(CheckpointForeign):
+    with pytest.raises(CheckpointForeign, match="belongs to another topology"):
         OPEN(checkpoint)
 
 

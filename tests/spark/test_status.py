@@ -188,7 +188,7 @@ def test_damage_is_told_of(tmp_path):
         return line + b"\nblake2b %s\n" % digest
 
     damage_head(tmp_path / "c", newer)
-    with pytest.raises(CheckpointFormat):
+    with pytest.raises(CheckpointFormat, match="format 9"):
         read_status(tmp_path / "c")
 
 

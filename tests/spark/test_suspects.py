@@ -43,8 +43,7 @@ def test_a_crashing_record_is_found_and_rejected(world):
     assert set(last.rejected) == {root_of(key, "lines", line, 0) for line in ("poison", "venom")}
     assert progress.runs == 9
     assert world.snapshot_epochs == [1]
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         dead = state.decision(0).dead["lines"]
     reasons = {(one["type"], one["message"]) for one in dead["_ackcore_reason"].to_pylist()}
     assert reasons == {("KilledWorker", "killed its worker")}
@@ -92,8 +91,7 @@ def suspicious(world):
     world.behaves = behaves
     with pytest.raises(Killed):
         world.process(0, ["a", "b"])
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         assert state.plan(0).suspects
         return state.runs.snapshot(0)
 

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark import cloudpickle
 from pyspark.sql import Row
+from streams import in_line
 
 from ackcore import testing
 from ackcore._arrow.shown import text_of
@@ -176,9 +177,8 @@ def test_it_is_printed_and_checked():
     ):
         assert line in said
     assert ran.check(dead=1) is ran
-    with pytest.raises(
-        AssertionError, match=r"1 record is dead, and dead=0 was expected\n.*\n  spout"
-    ):
+    told = r"1 record is dead, and dead=0 was expected\n.*\n  spout"
+    with pytest.raises(AssertionError, match=told):
         ran.check()
     many = testing.run(words(Check()), lines(*["some poison" * 30] * 12))
     assert str(many).endswith("  dead: 2 more")
@@ -193,15 +193,10 @@ def test_it_is_printed_and_checked():
 
 
 def test_duplicates_and_unmet_expectations_are_printed_and_what_carries_dedup_out_is_not():
-    builder = TopologyBuilder()
-    given = {
-        "dedup": "line",
-        "within_s": 60,
-        "expect": expect(lambda rows: pc.not_equal(rows["line"], "no")),
-    }
-    builder.spout("lines", testing.Source(LINE), **given)
-    builder.sink("lines", print)
-    said = str(testing.run(builder.build(), lines("to", "be", "no", "to", "to")))
+    known = expect(lambda rows: pc.not_equal(rows["line"], "no"))
+    given = {"dedup": "line", "within_s": 60, "expect": known}
+    topology = in_line({"lines": testing.Source(LINE)}, nothing, spout=given)
+    said = str(testing.run(topology, lines("to", "be", "no", "to", "to")))
     assert "\n  duplicates: 2 records were not run\n" in said
     assert "\n  expectation '<lambda>' of lines: not met by 1 tuple\n" in said
     assert "lines.dedup" not in said
@@ -214,12 +209,8 @@ def test_the_same_again():
 
 def test_each_task_has_a_copy_of_a_bolt():
     """One that dies leaves nothing to the one that is run in its place."""
-    builder = TopologyBuilder()
-    builder.spout("lines", testing.Source(LINE))
     bolt = Numbered()
-    builder.bolt("numbered", bolt).shuffle("lines")
-    builder.sink("numbered", nothing)
-    topology = builder.build()
+    topology = in_line({"lines": testing.Source(LINE), "numbered": bolt}, nothing)
     for kills in (None, {"numbered": 2}):
         ran = testing.run(topology, lines("a", "b", "c", "d"), kills=kills)
         assert sorted(row["number"] for row in ran.outputs["numbered"]) == [1, 1, 2, 2]
@@ -285,23 +276,21 @@ def test_a_record_that_always_kills_is_found_and_the_others_go_on():
     assert ran.kills == 3
 
 
-def test_time_of_async_bolts_is_simulated():
-    """Half a minute for each call, and an hour for one."""
-    ran = testing.run(words(Ask()), lines("now later", "now"), kills={"check": 2})
+@pytest.mark.parametrize("in_event_loop", [False, True])
+def test_time_of_async_bolts_is_simulated(in_event_loop):
+    """Half a minute for each call, and an hour for one.
+
+    The cells of a notebook run in an event loop, and so do async tests.
+    """
+
+    async def run():
+        return testing.run(*of, kills={"check": 2})
+
+    of = words(Ask()), lines("now later", "now")
+    ran = asyncio.run(run()) if in_event_loop else testing.run(*of, kills={"check": 2})
     assert sorted(row["word"] for row in ran.outputs["words"]) == ["LATER", "NOW", "NOW"]
     assert ran.attempts == {"lines": [2, 1]}
     assert ran.elapsed_s >= 3600
-
-
-def test_async_bolts_run_in_a_thread_of_an_event_loop():
-    """A notebook's cells run in one, and so do async tests."""
-
-    async def run():
-        return testing.run(words(Ask()), lines("now later", "now"))
-
-    ran = asyncio.run(run())
-    assert sorted(row["word"] for row in ran.outputs["words"]) == ["LATER", "NOW", "NOW"]
-    assert ran.attempts == {"lines": [2, 1]}
 
 
 @pytest.mark.parametrize("bolt", [Interrupts(), HangingCalls()], ids=["plain", "async"])
@@ -320,15 +309,16 @@ def test_an_interrupt_in_an_event_loop_ends_the_wait_for_a_bolt_that_hangs(bolt)
         loop.close()
 
 
+def decoded(deserializer, values, value_type=None, tasks=2):
+    """Run the values of a topic through a deserializer."""
+    of = {"deserializer": deserializer, "value_type": value_type or pa.string()}
+    spout = KafkaSpout("topic", bootstrap_servers="nobody:9092", **of)
+    rows = {"in": [{"value": value} for value in values]}
+    return testing.run(in_line({"in": spout}, nothing, max_attempts=1), rows, tasks=tasks)
+
+
 def test_rows_of_a_kafka_spout_are_given_and_decoded():
-    spout = KafkaSpout(
-        "topic", bootstrap_servers="nobody:9092", deserializer=json.loads, value_type=pa.string()
-    )
-    builder = TopologyBuilder()
-    builder.spout("in", spout)
-    builder.sink("in", nothing)
-    values = [b'"one"', b"no JSON", None]
-    ran = testing.run(builder.build(max_attempts=1), {"in": [{"value": one} for one in values]})
+    ran = decoded(json.loads, [b'"one"', b"no JSON", None])
     assert [(row["offset"], row["value"]) for row in ran.outputs["in"]] == [(0, "one"), (2, None)]
     (dead,) = ran.dead
     assert (dead.error_type, dead.message_id) == ("JSONDecodeError", '["topic", 0, 1]')
@@ -353,21 +343,14 @@ def test_a_deserializer_may_fill_the_same_object_again(value_type, values):
         )
         return made
 
-    builder = TopologyBuilder()
-    servers = "nobody:9092"
-    spout = KafkaSpout("t", bootstrap_servers=servers, deserializer=reader, value_type=value_type)
-    builder.spout("in", spout)
-    builder.sink("in", nothing)
-    ran = testing.run(builder.build(), {"in": [{"value": b"1"}, {"value": b"2"}]}, tasks=1)
+    ran = decoded(reader, [b"1", b"2"], value_type, tasks=1)
     assert [row["value"] for row in ran.outputs["in"]] == values
 
 
 def test_rows_given_to_a_source_are_held_to_its_columns():
     point = pa.struct([("x", pa.int64()), ("y", pa.int64())])
-    builder = TopologyBuilder()
-    builder.spout("in", testing.Source(pa.schema([("n", pa.int64()), ("at", point)])))
-    builder.sink("in", nothing)
-    topology = builder.build()
+    schema = pa.schema([("n", pa.int64()), ("at", point)])
+    topology = in_line({"in": testing.Source(schema)}, nothing)
     ran = testing.run(topology, {"in": [Row(at=Row(y=2, x=1), n=5), {"n": 2.0}, (3, (1, 2))]})
     xy = {"x": 1, "y": 2}
     assert ran.outputs["in"] == [{"n": 5, "at": xy}, {"n": 2, "at": None}, {"n": 3, "at": xy}]
@@ -383,13 +366,7 @@ def test_a_deserializer_that_exits_or_panics_fails_its_record_alone():
     def strict(value):
         raise {b"exit": SystemExit(3), b"panic": Panic("index")}.get(value, ValueError("no"))
 
-    builder = TopologyBuilder()
-    servers = "nobody:9092"
-    spout = KafkaSpout("t", bootstrap_servers=servers, deserializer=strict, value_type=pa.string())
-    builder.spout("in", spout)
-    builder.sink("in", nothing)
-    rows = [{"value": one} for one in (b"exit", None, b"panic", b"odd")]
-    ran = testing.run(builder.build(max_attempts=1), {"in": rows})
+    ran = decoded(strict, [b"exit", None, b"panic", b"odd"])
     assert [dead.error_type for dead in ran.dead] == ["SystemExit", "Panic", "ValueError"]
     assert [row["offset"] for row in ran.outputs["in"]] == [1]
 
@@ -402,11 +379,9 @@ class Unloadable(Split):
 
 
 def test_a_bolt_that_exits_where_it_is_loaded_ends_the_run_and_not_the_test():
-    builder = TopologyBuilder()
-    builder.spout("lines", testing.Source(LINE))
-    builder.bolt("split", Unloadable()).shuffle("lines")
+    topology = in_line({"lines": testing.Source(LINE), "split": Unloadable()}, max_runs=1)
     with pytest.raises(RunFailed, match=r"raised SystemExit\('no licence'\)"):
-        testing.run(builder.build(max_runs=1), lines("a"))
+        testing.run(topology, lines("a"))
 
 
 def test_message_ids_that_repeat_and_untracked_spouts():
@@ -435,17 +410,14 @@ def test_what_is_wrong_is_named():
         testing.run(topology, {"lines": [{"line": "a"}, {"word": "b"}]})
     with pytest.raises(TypeError, match=r"row 0 of spout 'lines': .* a dict .* got str"):
         testing.run(topology, {"lines": ["a"]})
-    with pytest.raises(
-        ValueError, match=r"row 0 .*'line' of .* must be string, got int: 1 does not"
-    ):
+    said = r"row 0 .*'line' of .* must be string, got int: 1 does not"
+    with pytest.raises(ValueError, match=said):
         testing.run(topology, {"lines": [(1,)]})
     with pytest.raises(ValueError, match=r"fields of the source of spout 'lines', got 'word'"):
         testing.run(topology, {"lines": pa.table({"word": ["a"]})})
     with pytest.raises(ValueError, match=r"'line' of the source of spout 'lines' .* got timestamp"):
         testing.run(topology, {"lines": pa.table({"line": pa.array([1], pa.timestamp("s"))})})
-    with pytest.raises(
-        ValueError, match="kills must name bolts \\('split', 'check'\\), got 'chek'"
-    ):
+    with pytest.raises(ValueError, match=r"kills must name bolts \('split', 'check'\), got 'chek'"):
         testing.run(topology, lines("a"), kills={"chek": 1})
     with pytest.raises(ValueError, match="must be a tuple's position from 1"):
         testing.run(topology, lines("a"), kills={"check": [0]})
@@ -573,8 +545,6 @@ def test_text_that_is_not_utf8_is_shown_escaped():
 def test_rows_of_a_planned_source_whose_columns_are_not_null_reach_a_sink(tmp_path):
     """Rows are kept with nullable columns, so the sink's table has them, too."""
     schema = pa.schema([pa.field("a", pa.int64(), nullable=False)])
-    builder = TopologyBuilder()
-    builder.spout("numbers", FileSpout(tmp_path, "json", schema))
-    builder.sink("numbers", lambda frame, number: None)
-    ran = testing.run(builder.build(), {"numbers": [(1,), (2,)]})
+    topology = in_line({"numbers": FileSpout(tmp_path, "json", schema)}, nothing)
+    ran = testing.run(topology, {"numbers": [(1,), (2,)]})
     assert ran.outputs == {"numbers": [{"a": 1}, {"a": 2}]}

@@ -333,8 +333,7 @@ def _take(world, oracle, number, lines, steps):
     dead = set(world.dead.get(number, []))
     refused = {line for _, line, ok in world.ran[number] if ok and world.refuses(line.upper())}
     now_s = world.now_ms // 1000
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         now_s = state.plan(number).now_ms // 1000
         late = oracle.micro_batch(now_s, world.ran[number], refused)
         assert late <= dead
@@ -383,8 +382,7 @@ def test_rows_of_several_records_are_late_for_each_and_rows_of_none_are_logged(t
     world.process(3, ["a.7.o", "a.34.o"])
     assert "table 'hours' leaves out 1 row without a record" in caplog.text
     assert sorted(world.dead[3]) == ["a.34.o", "a.7.o"]
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         letters = state.decision(3).all_dead["lines"]["_ackcore_reason"].to_pylist()
         assert {(one["component"], one["type"]) for one in letters} == {("hours", "Late")}
         # Short, since `ackcore status` shows 120 characters of a message.
@@ -406,8 +404,7 @@ def test_a_replay_that_is_late_for_one_table_is_a_dead_letter_with_its_own_way_o
     world.replay()
     world.process(2, ["a.7.o"])
     assert sorted(world.dead[2]) == ["a.3.xf", "a.7.o"]
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         letters = state.decision(2).all_dead["lines"].to_pylist()
         reasons = {one["line"]: one["_ackcore_reason"] for one in letters}
         assert {(one["component"], one["type"]) for one in reasons.values()} == {("hours", "Late")}
@@ -429,9 +426,8 @@ def test_late_s_may_change_and_windows_may_not(tmp_path):
     assert world.dead == {2: ["a.4.o"]}  # a closed window stays closed
     world.window = tumbling(20, "ts")
     world.__post_init__()
-    with pytest.raises(
-        CheckpointForeign, match=r"had window=tumbling\(10, 'ts'\), and has tumbling\(20, 'ts'\)"
-    ):
+    said = r"had window=tumbling\(10, 'ts'\), and has tumbling\(20, 'ts'\)"
+    with pytest.raises(CheckpointForeign, match=said):
         world.driver(accept_changes=True)
 
 
@@ -494,19 +490,15 @@ def test_open_windows_are_looked_up_and_change_and_close_at_the_end_of_a_run():
 
 
 @pytest.mark.parametrize(
-    ("of", "error", "text"),
+    ("window", "of", "text"),
     [
-        ((None, ["hours.closed"]), TopologyError, "closed windows of table 'hours', which has no"),
-        ((session(5, "ts"), ["hours.changes"]), TopologyError, "window may merge with others"),
-        ((tumbling(5, "at"), []), TopologyError, "time of window must name a column"),
-        ((tumbling(5, "shop"), []), TopologyError, "must be a column of timestamps, got 'shop'"),
+        (None, {}, "closed windows of table 'hours', which has no"),
+        (session(5, "ts"), {"reads": ["hours.changes"]}, "window may merge with others"),
+        (tumbling(5, "at"), {"reads": []}, "time of window must name a column"),
+        (tumbling(5, "shop"), {"reads": []}, "must be a column of timestamps, got 'shop'"),
+        (tumbling(5, "ts"), {"tracked": False}, "records of spout 'visits', which is not tracked"),
     ],
 )
-def test_windows_that_do_not_fit_a_topology_are_refused_by_name(of, error, text):
-    with pytest.raises(error, match=text):
-        declared(*of)
-
-
-def test_a_table_with_windows_needs_tracked_spouts():
-    with pytest.raises(TopologyError, match="gets records of spout 'visits', which is not tracked"):
-        declared(tumbling(5, "ts"), tracked=False)
+def test_windows_that_do_not_fit_a_topology_are_refused_by_name(window, of, text):
+    with pytest.raises(TopologyError, match=text):
+        declared(window, **of)

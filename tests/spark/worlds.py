@@ -285,9 +285,9 @@ class World(Sink):
         )
         return state, engine
 
-    def process(self, number, lines=()):
+    def process(self, number, lines=(), **changes):
         """Start a driver for one micro-batch, and end it."""
-        state, engine = self.driver()
+        state, engine = self.driver(**changes)
         inputs = [line if isinstance(line, tuple) else ("lines", line) for line in lines]
         with state:
             progress = engine.process(number, inputs)
