@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("deltalake")
 
-from accepted_rows import WORDS, accepted, two_files
+from accepted_rows import WORDS, accepted
 from deltalake.exceptions import CommitFailedError
 from test_delta_sink import rows, started
 
@@ -18,11 +18,6 @@ from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.sinks.sink import check_sink
 from ackcore.spark.sinks.unavailable import bare, redacted
-
-
-@pytest.fixture
-def files(tmp_path):
-    return two_files(tmp_path)
 
 
 @pytest.fixture
@@ -45,9 +40,8 @@ def test_a_table_in_a_bucket_has_each_micro_batch_once(lake, files, keys):
         sink.write(accepted(files, number))
     first = [("a", 1), ("a", 5), ("c", 3), ("d", 4)]
     assert rows(path, options) == ([("a", 5), ("c", 3), ("d", 4)] if keys else sorted(2 * first))
-    with pytest.raises(
-        CheckpointForeign, match=rf"{path}.* has micro-batch 1 .* is at micro-batch 0"
-    ):
+    said = rf"{path}.* has micro-batch 1 .* is at micro-batch 0"
+    with pytest.raises(CheckpointForeign, match=said):
         sink.write(accepted(files))
 
 

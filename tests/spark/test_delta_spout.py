@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from streams import Store
+from streams import Store, available_now
 
 pytest.importorskip("deltalake", reason="deltalake is not installed")
 
 import deltalake
 
-from ackcore.spark import DeltaSpout, RunFailed, SourceError, skip_planned, start
+from ackcore.spark import DeltaSpout, RunFailed, SourceError, skip_planned
 from ackcore.spark.planned.file_reading import FileReader
 from ackcore.topology import TopologyBuilder
 
@@ -274,8 +274,7 @@ def test_a_stream_reads_what_is_appended(spark, table, tmp_path, running):
     builder = TopologyBuilder()
     builder.spout("orders", DeltaSpout(table), message_id="id")
     builder.sink("orders", store)
-    on = start(builder.build(), spark, tmp_path / "cp", trigger={"availableNow": True})
-    assert on.await_termination(300)
+    on = available_now(builder.build(), spark, tmp_path / "cp")
     append(table, 2, 3)
     on = running(builder.build(), spark, tmp_path / "cp")
     on.process_all_available()

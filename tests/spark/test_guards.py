@@ -10,11 +10,12 @@ import threading
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from streams import in_line
 
 from ackcore.calls import RateLimit
 from ackcore.spark import attempt, dead_letters, guard, run_batch, to_parquet
 from ackcore.spark.query import Query
-from ackcore.topology import BasicBolt, Reject, Retry, TopologyBuilder
+from ackcore.topology import BasicBolt, Reject, Retry
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -105,11 +106,8 @@ def test_a_function_is_moved_from_attempt_to_guard_to_a_topology(spark, tmp_path
         def execute(self, tuple, collector):
             collector.emit((tuple["id"], price(tuple)[0]))
 
-    builder = TopologyBuilder()
-    builder.spout("frame", frame)
-    builder.bolt("fn", Price()).shuffle("frame")
-    builder.sink("fn", to_parquet(tmp_path / "topology"))
-    run_batch(builder.build(), spark, tmp_path / "cp topology")
+    topology = in_line({"frame": frame, "fn": Price()}, to_parquet(tmp_path / "topology"))
+    run_batch(topology, spark, tmp_path / "cp topology")
     guard(frame, price, PRICE, to_parquet(tmp_path / "guard"), tmp_path / "cp guard")
     wanted = sorted(tried.select("id", "price").collect())
     for name in ("guard", "topology"):

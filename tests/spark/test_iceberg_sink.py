@@ -15,7 +15,7 @@ from pyspark import cloudpickle
 pytest.importorskip("pyiceberg")
 pytest.importorskip("sqlalchemy")  # of the catalog
 
-from accepted_rows import WORDS, accepted, row_file, two_files, written_without_refused
+from accepted_rows import WORDS, accepted, check_full_disk, row_file, written_without_refused
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io.pyarrow import ArrowScan
@@ -29,8 +29,7 @@ from pyiceberg.transforms import (
     TruncateTransform,
     YearTransform,
 )
-from pyiceberg.types import IntegerType, TimestampType
-from small_disk import SmallDisk
+from pyiceberg.types import IntegerType, StringType, TimestampType
 
 from ackcore.spark import SinkUnavailable, to_iceberg
 from ackcore.spark.sinks.sink import check_sink
@@ -38,36 +37,38 @@ from ackcore.spark.sinks.sink import check_sink
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture
-def files(tmp_path):
-    return two_files(tmp_path)
+def lake_in(directory, warehouse):
+    """Make a catalog with a table ``shop.words``, and return its properties."""
+    lake = {"name": "test", "type": "sql", "uri": f"sqlite:///{directory}/catalog.db"}
+    lake["warehouse"] = f"file://{warehouse}"
+    with contextlib.closing(load_catalog(**lake)) as catalog:
+        catalog.create_namespace("shop")
+    create(lake, "shop.words", WORDS)
+    return lake
 
 
 @pytest.fixture
 def lake(tmp_path):
-    """Properties of a catalog with a table ``shop.words``."""
-    properties = {
-        "name": "test",
-        "type": "sql",
-        "uri": f"sqlite:///{tmp_path}/catalog.db",
-        "warehouse": f"file://{tmp_path}",
-    }
-    catalog = load_catalog(**properties)
-    catalog.create_namespace("shop")
-    catalog.create_table("shop.words", WORDS)
-    catalog.close()
-    return properties
+    return lake_in(tmp_path, tmp_path)
 
 
-def table(lake):
-    catalog = load_catalog(**lake)
-    found = catalog.load_table("shop.words")
-    catalog.close()
-    return found
+def create(lake, name, schema):
+    with contextlib.closing(load_catalog(**lake)) as catalog:
+        catalog.create_table(name, schema)
+
+
+def table(lake, name="shop.words"):
+    with contextlib.closing(load_catalog(**lake)) as catalog:
+        return catalog.load_table(name)
 
 
 def rows(lake):
     return sorted(tuple(row.values()) for row in table(lake).scan().to_arrow().to_pylist())
+
+
+def numbers(lake, name):
+    """The values of the column ``n``."""
+    return sorted(table(lake, name).scan().to_arrow()["n"].to_pylist())
 
 
 @pytest.mark.parametrize(
@@ -106,9 +107,7 @@ def test_tables_are_refused_before_anything_runs(lake):
         with pytest.raises(TypeError, match=says):
             check_sink("count", to_iceberg("shop.words", lake), pa.schema([("n", kind)]))
     twins = pa.schema([("s", pa.struct([("a", pa.int64()), ("A", pa.int64())]))])
-    with pytest.raises(
-        TypeError, match=r"does not distinguish the fields 's\.a' and 's\.A'; rename"
-    ):
+    with pytest.raises(TypeError, match=r"distinguish the fields 's\.a' and 's\.A'; rename"):
         check_sink("count", to_iceberg("shop.words", lake), twins)
 
 
@@ -131,9 +130,8 @@ def test_partitions_for_which_a_package_is_missing_are_refused(lake, monkeypatch
     schema = pa.schema([("at", pa.timestamp("us"))])
     if not transform.can_transform(TimestampType()):  # truncate
         schema = pa.schema([("at", pa.string())])
-    with contextlib.closing(load_catalog(**lake)) as catalog:
-        parts = catalog.create_table("shop.parts", schema)
-        parts.update_spec().add_field("at", transform, "part").commit()
+    create(lake, "shop.parts", schema)
+    table(lake, "shop.parts").update_spec().add_field("at", transform, "part").commit()
     sink = to_iceberg("shop.parts", lake)
     if isinstance(transform, IdentityTransform):
         check_sink("count", sink, schema)
@@ -164,8 +162,7 @@ def test_a_stream_without_a_required_field_is_refused(lake, columns, name):
     """pyiceberg would refuse each of its micro-batches."""
     inner = pa.struct([("a", pa.int64()), pa.field("b", pa.int64(), nullable=False)])
     word = pa.field("word", pa.string(), nullable=False)
-    with contextlib.closing(load_catalog(**lake)) as catalog:
-        catalog.create_table("shop.required", pa.schema([word, ("n", pa.int64()), ("s", inner)]))
+    create(lake, "shop.required", pa.schema([word, ("n", pa.int64()), ("s", inner)]))
     with pytest.raises(ValueError, match=rf"column '{name}' of table shop\.required is required"):
         check_sink("count", to_iceberg("shop.required", lake), pa.schema(columns))
     whole = pa.schema([("word", pa.string())])
@@ -175,18 +172,16 @@ def test_a_stream_without_a_required_field_is_refused(lake, columns, name):
 @pytest.mark.parametrize("keys", [None, "word"])
 def test_nulls_in_a_required_column_are_refused(lake, tmp_path, keys):
     """And the others written: once, though the micro-batch is repeated."""
-    catalog = load_catalog(**lake)
-    catalog.drop_table("shop.words")
     word = pa.field("word", pa.string(), nullable=False)
-    catalog.create_table("shop.words", pa.schema([word, WORDS.field("n")]))
-    catalog.close()
-    sink = to_iceberg("shop.words", lake, keys=keys)
+    create(lake, "shop.required", pa.schema([word, WORDS.field("n")]))
+    sink = to_iceberg("shop.required", lake, keys=keys)
     some = [("a", 1, None), (None, 2, None), (None, 2, 11), ("c", None, None)]
     files = [row_file(tmp_path, some)]
     assert written_without_refused(sink, accepted(files)) == {
         (0, 1): "column 'word' must not be null"
     }
-    assert rows(lake) == [("a", 1), ("c", None)]
+    found = table(lake, "shop.required").scan().to_arrow().to_pylist()
+    assert sorted(tuple(row.values()) for row in found) == [("a", 1), ("c", None)]
 
 
 def test_later_rows_replace_earlier_ones(lake, tmp_path):
@@ -216,10 +211,9 @@ def test_a_key_that_is_null_equals_none(lake, tmp_path):
 def test_merges_are_those_of_a_dict(lake, tmp_path, keys, is_partitioned):
     """Also by floats: as in a database, -0.0 is 0.0, and NaN is NaN."""
     schema = pa.schema([*WORDS, ("f", pa.float64())])
-    catalog = load_catalog(**lake)
-    made = catalog.create_table("shop.floats", schema)
+    create(lake, "shop.floats", schema)
     if is_partitioned:
-        with made.update_spec() as update:
+        with table(lake, "shop.floats").update_spec() as update:
             update.add_identity("word")
     sink, draws = to_iceberg("shop.floats", lake, keys=keys), random.Random(7)
     expected, loose, floats = {}, [], [0.0, -0.0, math.nan, 1.5, None]
@@ -236,9 +230,7 @@ def test_merges_are_those_of_a_dict(lake, tmp_path, keys, is_partitioned):
                 loose.append(n)
             else:
                 expected[key] = n
-        found = catalog.load_table("shop.floats").scan().to_arrow()["n"].to_pylist()
-        assert sorted(found) == sorted([*expected.values(), *loose])
-    catalog.close()
+        assert numbers(lake, "shop.floats") == sorted([*expected.values(), *loose])
 
 
 def test_many_rows_are_merged_by_two_columns(lake, tmp_path):
@@ -280,8 +272,6 @@ def test_a_column_that_the_table_gained_is_null(lake, files):
     sink = to_iceberg("shop.words", lake)
     sink.write(accepted(files[1:]))
     with table(lake).update_schema() as change:
-        from pyiceberg.types import StringType  # noqa: PLC0415
-
         change.add_column("note", StringType())
     sink.write(accepted(files[1:], 1))
     assert rows(lake) == [("a", 5, None), ("a", 5, None), ("d", 4, None), ("d", 4, None)]
@@ -338,28 +328,11 @@ def test_a_commit_that_is_there_though_it_was_refused_stays(lake, files, monkeyp
 
 
 def test_a_disk_that_is_full_leaves_the_table_as_it_was(tmp_path):
-    texts = random.Random(7)  # that cannot be compressed
-    some = [(texts.randbytes(32).hex(), n, None) for n in range(60_000)]
-    file = row_file(tmp_path, some, batch=10_000)
-    disk = SmallDisk(tmp_path / "disk", 1)
-    lake = {"name": "test", "type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
-    try:
-        lake["warehouse"] = f"file://{disk.path}"
-        catalog = load_catalog(**lake)
-        catalog.create_namespace("shop")
-        catalog.create_table("shop.words", WORDS)
-        catalog.close()
-        sink = to_iceberg("shop.words", lake)
-        for _ in range(2):
-            with pytest.raises(SinkUnavailable, match="No space left"):
-                sink.write(accepted([file]))
-            assert rows(lake) == []
-        disk.resize(64)
-        for _ in range(2):
-            sink.write(accepted([file]))
-        assert len(rows(lake)) == 60_000
-    finally:
-        disk.remove()
+    def on_disk(directory):
+        lake = lake_in(tmp_path, directory)
+        return to_iceberg("shop.words", lake), lambda: rows(lake)
+
+    check_full_disk(tmp_path, on_disk)
 
 
 @pytest.mark.parametrize("keys", [None, "n"])
@@ -367,10 +340,8 @@ def test_dates_and_times_that_pyiceberg_has_no_values_for_are_refused(lake, tmp_
     """Within a struct or a list of a fixed length, too."""
     struct = pa.struct([("at", pa.timestamp("us"))])
     schema = pa.schema([("n", pa.int64()), ("day", pa.date32()), ("s", struct)])
-    catalog = load_catalog(**lake)
-    catalog.create_table("shop.days", schema.append(pa.field("l", pa.list_(pa.date32()))))
+    create(lake, "shop.days", schema.append(pa.field("l", pa.list_(pa.date32()))))
     schema = schema.append(pa.field("l", pa.list_(pa.date32(), 2)))
-    catalog.close()
     sink = to_iceberg("shop.days", lake, keys=keys)
     check_sink("count", sink, schema)
     some = [
@@ -387,19 +358,15 @@ def test_dates_and_times_that_pyiceberg_has_no_values_for_are_refused(lake, tmp_
         (0, 2): said.format("s"),
         (0, 4): said.format("l"),
     }
-    catalog = load_catalog(**lake)
-    found = catalog.load_table("shop.days").scan().to_arrow()["n"].to_pylist()
-    catalog.close()
-    assert sorted(found) == [1, 4]
+    assert numbers(lake, "shop.days") == [1, 4]
 
 
 def test_a_row_whose_time_has_nanoseconds_is_refused_by_itself(lake, tmp_path):
     schema = pa.schema([("n", pa.int64()), ("at", pa.timestamp("ns"))])
     schema = schema.append(pa.field("s", pa.list_(pa.struct([("x", pa.timestamp("ns"))]))))
-    catalog = load_catalog(**lake)
     inner = pa.list_(pa.struct([("x", pa.timestamp("us"))]))
     columns = [("n", pa.int64()), ("at", pa.timestamp("us")), ("s", inner)]
-    catalog.create_table("shop.times", pa.schema(columns))
+    create(lake, "shop.times", pa.schema(columns))
     sink = to_iceberg("shop.times", lake)
     check_sink("count", sink, schema)
     some = [(1, 5000, None, 10), (2, 5001, None, 10), (3, None, [None, {"x": 7001}], 10)]
@@ -408,6 +375,4 @@ def test_a_row_whose_time_has_nanoseconds_is_refused_by_itself(lake, tmp_path):
         (0, 1): "the value of column 'at' does not fit into timestamp[us]",
         (0, 2): "the value of column 's' does not fit into list<element: struct<x: timestamp[us]>>",
     }
-    found = catalog.load_table("shop.times").scan().to_arrow()["n"].to_pylist()
-    catalog.close()
-    assert sorted(found) == [1, 4]
+    assert numbers(lake, "shop.times") == [1, 4]

@@ -13,7 +13,7 @@ from datetime import datetime
 import numpy as np
 import pyarrow as pa
 import pytest
-from accepted_rows import WORDS, accepted, row_file, two_files, written_without_refused
+from accepted_rows import WORDS, accepted, row_file, written_without_refused
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from sink_targets import DERBY, Database, derby_database
@@ -34,11 +34,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 @pytest.fixture
 def derby(spark):
     return derby_database(spark)
-
-
-@pytest.fixture
-def files(tmp_path):
-    return two_files(tmp_path)
 
 
 TABLE = 'CREATE TABLE words (word VARCHAR(5) NOT NULL PRIMARY KEY, "n" BIGINT CHECK ("n" < 100))'

@@ -121,9 +121,8 @@ def test_a_file_is_not_taken_over_that_is_not_as_its_task_told(place, kind):
             parts = [FailedFile("lines", kind == "letters", path, 5, n + 1)]
             dead = Dead({"lines": parts})
         given = decision(0, waiting, dead, work=os.path.basename(work))
-        with pytest.raises(
-            CheckpointCorrupt, match=rf"has {n} bytes instead of {n + 1}\. Start aga"
-        ):
+        said = rf"has {n} bytes instead of {n + 1}\. Start aga"
+        with pytest.raises(CheckpointCorrupt, match=said):
             state.write_decision(given)
         assert state.decision(0) is None
 

@@ -35,52 +35,32 @@ def open_rows(table):
     return settle(table)
 
 
+def cast(name, kind):
+    return lambda t: t.withColumn(name, col(name).cast(kind))
+
+
+NO_VAL = "events has no column val, of type bigint; its columns are root_id, task"
+OTHER_TASK = (
+    r"events: column task must be of type int, got bigint; cast it first: \.withColumn\(\"task\", "
+    r"col\("
+)
+MILLIS = r"ts_ms must be of type bigint, got timestamp; make it milliseconds first: .*unix_millis\("
+MORE = r"no columns but root_id, .* got ts; drop them first: \.drop\('ts'\)"
+UPPER = {"root_id": "ROOT_ID"}
+
+
 @pytest.mark.parametrize("call", [settle, combine])
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [
-        (
-            lambda t: t.drop("val"),
-            ValueError,
-            "events has no column val, of type bigint; its columns are root_id, task",
-        ),
-        (
-            lambda t: t.withColumnRenamed("root_id", "ROOT_ID"),
-            ValueError,
-            "no column root_id, of type bigint",
-        ),
-        (
-            lambda t: t.withColumn("task", col("task").cast("bigint")),
-            TypeError,
-            r"events: column task must be of type int, got bigint; cast it first: "
-            r"\.withColumn\(\"task\", col\(",
-        ),
-        (
-            lambda t: t.withColumn("root_id", col("root_id").cast("string")),
-            TypeError,
-            "root_id must be of type bigint, got string",
-        ),
-        (
-            lambda t: t.withColumn("val", col("val").cast("decimal(20,0)")),
-            TypeError,
-            r"got decimal\(20,0\)",
-        ),
-        (
-            lambda t: t.withColumn("ts_ms", sql.current_timestamp()),
-            TypeError,
-            r"ts_ms must be of type bigint, got timestamp; make it milliseconds first: .*"
-            r"unix_millis\(",
-        ),
-        (
-            lambda t: t.withColumn("reason", sql.lit(1)),
-            TypeError,
-            "reason must be of type string, got int",
-        ),
-        (
-            lambda t: t.withColumn("ts", sql.lit(1)),
-            ValueError,
-            r"no columns but root_id, .* got ts; drop them first: \.drop\('ts'\)",
-        ),
+        (lambda t: t.drop("val"), ValueError, NO_VAL),
+        (lambda t: t.withColumnsRenamed(UPPER), ValueError, "no column root_id, of type bigint"),
+        (cast("task", "bigint"), TypeError, OTHER_TASK),
+        (cast("root_id", "string"), TypeError, "root_id must be of type bigint, got string"),
+        (cast("val", "decimal(20,0)"), TypeError, r"got decimal\(20,0\)"),
+        (lambda t: t.withColumn("ts_ms", sql.current_timestamp()), TypeError, MILLIS),
+        (cast("reason", "int"), TypeError, "reason must be of type string, got int"),
+        (lambda t: t.withColumn("ts", sql.lit(1)), ValueError, MORE),
         (lambda t: t.select("*", "val"), ValueError, "two columns val"),
         (lambda t: t.select(), ValueError, "its columns are none"),
         (
@@ -105,9 +85,8 @@ def test_a_stream_is_refused_and_the_way_is_named(spark):
         .select(col("value").alias("root_id"), col("value").alias("val"), sql.lit(0).alias("task"))
     )
     for call in (settle, combine):
-        with pytest.raises(
-            ValueError, match=r"events must not be a streaming .*\.writeStream\.foreachBatch\("
-        ):
+        said = r"events must not be a streaming .*\.writeStream\.foreachBatch\("
+        with pytest.raises(ValueError, match=said):
             call(stream)
 
 
@@ -164,7 +143,7 @@ def test_what_is_of_different_kinds_of_sessions_is_refused(table, monkeypatch):
     [
         (lambda t: t.drop("flags"), ValueError, "open_before has no column flags, of type tinyint"),
         (
-            lambda t: t.withColumn("inits", col("inits").cast("int")),
+            cast("inits", "int"),
             TypeError,
             "open_before: column inits must be of type tinyint, got int",
         ),
@@ -203,9 +182,8 @@ def test_a_time_out_needs_times(table, frame):
         settle(table.drop("ts_ms"), timeout_s=0.005)
     # Rows that were combined tell only when they are read.
     combined = combine(frame([(1, 5, 0)]))
-    with pytest.raises(
-        Exception, match="ValueError: timeout_s was given, but the events have no times"
-    ):
+    said = "ValueError: timeout_s was given, but the events have no times"
+    with pytest.raises(Exception, match=said):
         settle(combined, timeout_s=0.005).collect()
 
 
@@ -230,13 +208,11 @@ def test_open_rows_that_no_ledger_left(frame):
     with pytest.raises(Exception, match="ValueError: open_before: inits must be 0, 1, or 2"):
         settle(frame([], 5), open_before=changed).collect()
     timeless = settle(frame([(1, 5, 0)]))
-    with pytest.raises(
-        Exception, match=r"ValueError: tables that are settled .* open_before has none"
-    ):
+    said = r"ValueError: tables that are settled .* open_before has none"
+    with pytest.raises(Exception, match=said):
         settle(frame([], 5), open_before=timeless).collect()
-    with pytest.raises(
-        Exception, match=r"ValueError: tables that are settled together .* events has none"
-    ):
+    said = r"ValueError: tables that are settled together .* events has none"
+    with pytest.raises(Exception, match=said):
         settle(frame([]), open_before=left).collect()
 
 
@@ -245,13 +221,8 @@ def test_how_many_shards(spark):
     mib = 1 << 20
     assert cores == 2
     assert default_shards(spark, None) == 4
-    assert [default_shards(spark, size) for size in (0, 1, mib, 2 * mib, 63 * mib)] == [
-        1,
-        1,
-        1,
-        2,
-        2,
-    ]
+    few = [default_shards(spark, size) for size in (0, 1, mib, 2 * mib, 63 * mib)]
+    assert few == [1, 1, 1, 2, 2]
     assert [default_shards(spark, n * mib) for n in (64, 65, 400)] == [2, 4, 14]
 
 

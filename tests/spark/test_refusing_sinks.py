@@ -9,8 +9,9 @@ import pyarrow.compute as pc
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import functions as sql
+from streams import available_now
 
-from ackcore.spark import SinkRejects, dead_letters, run_batch, start, to_parquet
+from ackcore.spark import SinkRejects, dead_letters, run_batch, to_parquet
 from ackcore.topology import BatchBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -95,13 +96,7 @@ def test_a_stream_goes_on_and_max_dead_counts_what_is_refused(spark, tmp_path):
         if frame.where("n = 7").count():
             raise ValueError("seven")
 
-    query = start(
-        topology(source, write, isolate=True),
-        spark,
-        tmp_path / "checkpoint",
-        trigger={"availableNow": True},
-    )
-    query.await_termination()
+    query = available_now(topology(source, write, isolate=True), spark, tmp_path / "checkpoint")
     assert (query.counts.acked, query.counts.dead, query.progress.dead) == (19, 1, 1)
     ((n, component, message),) = parked(spark, tmp_path / "checkpoint")
     assert (n, component, message) == (7, "double", "seven")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from accepted_rows import latin_file, row_file, two_files, written_without_refused
+from accepted_rows import latin_file, row_file, written_without_refused
 from one_sink import word_count
 from pyspark import cloudpickle
 from sink_targets import ALL, TRANSACTIONAL
@@ -23,11 +23,6 @@ from ackcore.spark.sinks import sink
 
 FIRST, SECOND = [("a", 1), ("a", 5), ("c", 3), ("d", 4)], [("a", 5), ("d", 4)]
 MERGED = [("a", 5), ("c", 3), ("d", 4)]
-
-
-@pytest.fixture
-def files(tmp_path):
-    return two_files(tmp_path)
 
 
 @pytest.fixture

@@ -463,9 +463,8 @@ def test_a_bucket_that_has_answered_may_be_away_for_a_while(s3, monkeypatch, how
 
 def test_who_is_throttled_for_too_long_is_told_so(objects, proxy):
     proxy.fail(SLOW_DOWN, lambda _: True, times=100)
-    with pytest.raises(
-        StoreUnavailable, match=r"some/place/head could not be written: .*503 SlowDown"
-    ):
+    said = r"some/place/head could not be written: .*503 SlowDown"
+    with pytest.raises(StoreUnavailable, match=said):
         objects.put("head", b"1", if_absent=True)
     assert len(proxy.requests) > 3
 
@@ -494,9 +493,8 @@ def test_a_list_may_lag(objects, proxy):
 
 def test_who_may_not_write_is_told_so_without_a_secret(objects, proxy):
     proxy.fail(DENIED, lambda _: True, times=100)
-    with pytest.raises(
-        CheckpointReadOnly, match=r"cannot be written .*status 403 AccessDenied"
-    ) as e:
+    said = r"cannot be written .*status 403 AccessDenied"
+    with pytest.raises(CheckpointReadOnly, match=said) as e:
         objects.put("head", b"1")
     assert e.value.__cause__ is None
     assert e.value.__suppress_context__
@@ -508,9 +506,8 @@ def test_who_may_not_write_is_told_so_without_a_secret(objects, proxy):
 
 def test_a_bucket_that_is_not_there_is_said_to_be_missing(proxy):
     store = ObjectStore("s3://no-such-bucket/x", SOON)
-    with pytest.raises(
-        StateError, match="no-such-bucket/x/a cannot be written: there is no such bucket"
-    ):
+    said = "no-such-bucket/x/a cannot be written: there is no such bucket"
+    with pytest.raises(StateError, match=said):
         store.put("a", b"")
 
 

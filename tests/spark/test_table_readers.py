@@ -91,7 +91,7 @@ def test_a_table_is_a_dataframe(spark, done):
     assert sorted(map(tuple, frame.collect())) == AT_END
     with pytest.raises(ValueError, match="'total'; did you mean 'totals'"):
         table(done / "checkpoint", "total", spark)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"has no ackcore/head\.json in it"):
         table(done, "totals", spark)
 
 

@@ -9,11 +9,12 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import types
 from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType
+from streams import in_line
 
 from ackcore.spark import attempt, dead_letters, guard, replay, run_batch, to_parquet
 from ackcore.spark.base.versions import SPARK, to_arrow
 from ackcore.spark.checks import kept_schema
-from ackcore.topology import BasicBolt, BatchBolt, Reject, TopologyBuilder
+from ackcore.topology import BasicBolt, BatchBolt, Reject
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -135,12 +136,9 @@ def test_a_null_in_a_nested_field_that_is_declared_not_null_is_kept(spark, tmp_p
             out.emit(batch, parents=range(len(batch)))
 
     out = str(tmp_path / "out")
-    builder = TopologyBuilder()
-    builder.spout("in", spark.range(1))
-    builder.bolt("rows", Rows()).shuffle("in")
-    builder.bolt("batches", Batches()).shuffle("rows")
-    builder.sink("batches", to_parquet(out))
-    assert run_batch(builder.build(max_attempts=1), spark, tmp_path / "cp").acked == 1
+    parts = {"in": spark.range(1), "rows": Rows(), "batches": Batches()}
+    topology = in_line(parts, to_parquet(out), max_attempts=1)
+    assert run_batch(topology, spark, tmp_path / "cp").acked == 1
     (row,) = spark.read.parquet(out).select("l", "p", "m").collect()
     assert row.asDict(recursive=True) == value
 
