@@ -114,10 +114,17 @@ def decision(number, waiting=None, dead=None, **rest):
     return BatchDecision(number, waiting, dead or {}, rest.pop("nonacked", roots()), **rest)
 
 
-def run_one(state, number, waiting=None, dead=None, now_ms=0, **rest):
-    state.write_plan(state.make_plan(number, now_ms))
+def end_one(state, number, waiting=None, dead=None, prune=False, **rest):
+    """Write the decision of a micro-batch, and that it is done."""
     state.write_decision(decision(number, waiting, dead, **rest))
     state.write_done(number)
+    if prune:
+        state.prune(number)
+
+
+def run_one(state, number, waiting=None, dead=None, now_ms=0, **rest):
+    state.write_plan(state.make_plan(number, now_ms))
+    end_one(state, number, waiting, dead, **rest)
 
 
 def with_dead_letters(path, message="no", records_of=None):

@@ -298,7 +298,7 @@ def test_a_batch_that_is_answered_with_too_few_rows_fails_without_another_call()
     for error in table["error"].to_pylist():
         assert error["message"].startswith("fn must return 3 rows, one for each row of its batch,")
         assert error["attempts"] == 1
-    assert calls == [3]
+    assert calls == [table.num_rows] == [3]
 
 
 # ----------------------------------------------------------------------------------------- types

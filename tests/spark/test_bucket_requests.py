@@ -12,7 +12,7 @@ from contextvars import Context
 
 import pyarrow as pa
 import pytest
-from checkpoints import OPEN, decision, ids
+from checkpoints import OPEN, end_one, ids
 from letter_homes import VALUE, Home, every, listed, named, write
 
 from ackcore.spark.base.errors import CheckpointInUse
@@ -85,10 +85,7 @@ def taken(state):
 
 
 def finish(state):
-    number = state.last_plan
-    state.write_decision(decision(number))
-    state.write_done(number)
-    state.prune(number)
+    end_one(state, state.last_plan, prune=True)
 
 
 def store_at(home):
@@ -111,8 +108,7 @@ def test_a_driver_that_was_taken_over_from_forgets_no_request(bucket, stopped_at
         checkpoint = open_store(f"{home.checkpoint}/ackcore", "path")
         copy = checkpoint.get("head.json").data
         assert taken(first) == ["id-0", "id-1"]
-        first.write_decision(decision(1))
-        first.write_done(1)
+        end_one(first, 1)
         second, after = [], []
 
         def take_over(home=home, checkpoint=checkpoint, copy=copy, second=second, after=after):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from checkpoints import OPEN, TOPOLOGY, Topology, decision, ids, records, roots, run_one
+from checkpoints import OPEN, TOPOLOGY, Topology, decision, end_one, ids, records, roots, run_one
 from s3_server import DENIED, ERROR_AFTER, LOST
 
 from ackcore.spark.base.errors import (
@@ -55,12 +55,9 @@ def test_what_dead_drivers_left_is_swept(bucket, monkeypatch):
     store_of(bucket).put("work/9.0123456789abcdef/rows/part", b"x")
     store_of(bucket).put("records/e1/0123", b"x")
     with OPEN(bucket) as state:
-        state.write_decision(decision(0, {"lines": records(0, 3)}))
-        state.write_done(0)
-        state.prune(0)
+        end_one(state, 0, {"lines": records(0, 3)}, prune=True)
         for number in (1, 2):
-            run_one(state, number)
-            state.prune(number)
+            run_one(state, number, prune=True)
         # The head on record has the first micro-batch yet.
         assert left < {entry.key for entry in store_of(bucket).list("state")}
     assert not left & {entry.key for entry in store_of(bucket).list("state")}
@@ -78,8 +75,7 @@ def test_what_runs_left_goes_every_few_micro_batches_and_at_the_end(bucket):
             left = []
             for number in range(first, first + 10):
                 store.put(f"work/{number}.0123456789abcdef/rows/part", b"x")
-                run_one(state, number)
-                state.prune(number)
+                run_one(state, number, prune=True)
                 left.append(len(store.list("work")))
             assert left == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
             store.put(f"work/{first + 10}.0123456789abcdef/rows/part", b"x")
@@ -97,8 +93,7 @@ def test_a_large_record_is_an_object_of_its_own(bucket, monkeypatch):
     with OPEN(bucket) as state:
         assert state.decision(0).counts == counts
         for number in range(1, 5):
-            run_one(state, number, counts=counts)
-            state.prune(number)
+            run_one(state, number, counts=counts, prune=True)
     kept = [entry.key for entry in store_of(bucket).list("records")]
     assert entry.key not in kept
     assert len(kept) <= 3
@@ -133,8 +128,7 @@ def test_no_object_is_deleted_that_the_head_names(bucket, monkeypatch, large):
     for first in (0, 4):  # the second driver finds what the first one left, by a list
         with OPEN(bucket) as state:
             for number in range(first, first + 4):
-                run_one(state, number, {"lines": records(0, 3)}, nonacked=roots(number))
-                state.prune(number)
+                run_one(state, number, {"lines": records(0, 3)}, nonacked=roots(number), prune=True)
                 state.prune(number)  # nothing was put in between
                 state.check_owner()  # which reads the head once more
     assert {key.split("/")[1].split(".")[0] for key in deleted if key.startswith("state/")} == {
@@ -252,13 +246,11 @@ def test_a_prune_that_was_paused_deletes_nothing_of_who_took_over(bucket, s3):
     with OPEN(bucket) as first:
         paused = first._cache._store.list("state")
         with OPEN(bucket) as second:
-            second.write_decision(decision(1, {"lines": records(0, 3)}))
-            second.write_done(1)
+            end_one(second, 1, {"lines": records(0, 3)})
             for number in (2, 3, 4):
                 plan_of(second, number)
                 rest = second.waiting(number - 1)
-                second.write_decision(decision(number, rest))
-                second.write_done(number)
+                end_one(second, number, rest)
             first._cache._store.delete(entry.key for entry in paused)
             assert ids(OPEN(bucket).waiting(4)["lines"]) == ["id-0", "id-1", "id-2"]
 
@@ -297,8 +289,7 @@ def test_a_step_whose_outcome_is_unknown_is_looked_up_by_the_next(bucket, monkey
         with OPEN(bucket) as state:
             if not went_through:
                 plan_of(state, number)
-            state.write_decision(decision(number))
-            state.write_done(number)
+            end_one(state, number)
 
 
 def test_a_step_that_came_about_twice_is_one(bucket, s3, monkeypatch):
@@ -324,14 +315,9 @@ def test_a_step_that_came_about_twice_is_one(bucket, s3, monkeypatch):
         s3.before = arrives
         plan_of(state, 0)
         assert s3.before is None
-        run_one_on(state, 0)
+        end_one(state, 0)
     with OPEN(bucket) as state:
         assert state.last_done == 0
-
-
-def run_one_on(state, number):
-    state.write_decision(decision(number))
-    state.write_done(number)
 
 
 def test_two_that_open_at_once_are_one_after_the_other(bucket, s3):
@@ -417,8 +403,7 @@ def test_a_micro_batch_takes_few_round_trips(bucket, s3):
         # of eight.
         assert len(s3.requests) - before == 4
         before = len(s3.requests)
-        run_one(state, 5, {"lines": records(0, 3)}, nonacked=roots(1, 2))
-        state.prune(5)
+        run_one(state, 5, {"lines": records(0, 3)}, nonacked=roots(1, 2), prune=True)
         assert len(s3.requests) - before == 6, s3.requests[before:]
     assert [line["batch_id"] for line in head_of(bucket)["progress"]] == [0, 1, 2, 3, 4]
 
@@ -427,7 +412,6 @@ def test_nothing_depends_on_a_list(bucket, s3):
     s3.lagging = True
     for number in range(4):
         with OPEN(bucket) as state:
-            run_one(state, number, {"lines": records(0, number + 1)})
-            state.prune(number)
+            run_one(state, number, {"lines": records(0, number + 1)}, prune=True)
     with OPEN(bucket) as state:
         assert state.waiting(3).rows() == 4

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from checkpoints import OPEN, decision, ids, records
+from checkpoints import OPEN, decision, end_one, ids, records
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import TaskContext, cloudpickle
@@ -327,10 +327,8 @@ def test_files_of_tasks_are_the_checkpoints(checkpoint, no_syncing):
             plan = state.make_plan(number, 1001)
             state.write_plan(plan)
             due, rest, _ = state.split_due(plan)
-            assert ids(due["lines"]) == (["id-0", "id-1"] if number == 1 else []) if due else True
-            state.write_decision(decision(number, rest))
-            state.write_done(number)
-            state.prune(number)
+            assert (ids(due["lines"]) if due else []) == ["id-0", "id-1"] * (number == 1)
+            end_one(state, number, rest, prune=True)
         assert ids(state.waiting(3)["lines"]) == ["id-2"]
 
 
@@ -349,8 +347,7 @@ def test_what_tasks_and_the_driver_wrote_of_a_required_column_is_one_table(check
                 waiting = waiting.plus("lines", FailedFile("lines", False, path, 2, None, 1000))
             else:
                 waiting = waiting.plus("lines", rows)
-            state.write_decision(decision(number, waiting, work=work.name))
-            state.write_done(number)
+            end_one(state, number, waiting, work=work.name)
         one, other = state.waiting(1).tables("lines")
         assert one.schema == other.schema
         assert ids(state.waiting(1)["lines"]) == [f"id-{n}" for n in range(4)]

@@ -15,15 +15,15 @@ from checkpoints import (
     TOPOLOGY,
     Topology,
     ask,
-    decision,
     died,
+    end_one,
     ids,
     records,
     request_path,
     run_one,
     withdraw,
 )
-from streams import Split
+from streams import Split, in_line
 from worlds import World, fails
 
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
@@ -37,7 +37,6 @@ from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.engine.progress import Account
 from ackcore.spark.query import run_batch
-from ackcore.topology import TopologyBuilder
 
 
 def test_a_request_is_taken_by_one_plan_and_then_gone(checkpoint):
@@ -56,15 +55,12 @@ def test_a_request_is_taken_by_one_plan_and_then_gone(checkpoint):
             "lines": ["id-0", "id-77"],
             "clicks": ["id-9", "id-10"],
         }
-        state.write_decision(decision(1, rest))
-        state.write_done(1)
+        end_one(state, 1, rest)
         state.write_plan(state.make_plan(2, 0))
     with OPEN(checkpoint) as state:  # it died before it pruned
         assert state.pending_replays() == ()
         assert state.plan(2).replays == ()
-        state.write_decision(decision(2))
-        state.write_done(2)
-        state.prune(2)
+        end_one(state, 2, prune=True)
         assert store_of(checkpoint).requested() == []
         assert not list((checkpoint / "ackcore/dead_letters").glob(".requests/*/*"))
 
@@ -221,10 +217,8 @@ def test_letters_of_a_spout_that_is_not_tracked_any_more_are_not_sent(spark, che
     """The next start would refuse the request. A spout with dedup is tracked as before."""
 
     def run(lines, **how):
-        builder = TopologyBuilder()
-        builder.spout("lines", spark.createDataFrame(lines, "id long, line string"), **how)
-        builder.bolt("split", Split()).shuffle("lines")
-        topology = builder.build(backoff_s=0.001, max_attempts=1, parallelism=1)
+        parts = {"lines": spark.createDataFrame(lines, "id long, line string"), "split": Split()}
+        topology = in_line(parts, spout=how, backoff_s=0.001, max_attempts=1, parallelism=1)
         return run_batch(topology, spark, checkpoint, accept_changes=True, max_dead_ratio=None)
 
     lines = [(0, "bad"), (1, "a")]
@@ -246,8 +240,7 @@ def test_the_counts_tell_what_was_resolved(tmp_path):
     world = World(tmp_path)
 
     def park(number):
-        state, _ = world.driver()
-        with state:
+        with world.driver()[0] as state:
             store = DeadLetters.checked(tmp_path, state.deployment_key)()
             store.write(number, state.decision(number).dead)
 
@@ -284,8 +277,7 @@ def test_what_dies_again_and_again_is_refused_in_the_end(tmp_path, caplog):
             n = next(number)
             _, counts = world.process(n, lines)
             lines = ()
-            state, _ = world.driver()
-            with state:
+            with world.driver()[0] as state:
                 dead = state.decision(n).dead
                 DeadLetters.checked(tmp_path, state.deployment_key)().write(n, dead)
             world.now_ms += 100_000

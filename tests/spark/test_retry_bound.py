@@ -93,8 +93,7 @@ def test_a_bound_that_was_lowered_holds_for_a_plan_on_record(tmp_path, before):
 def test_a_bound_that_was_raised_leaves_a_plan_as_it_is(tmp_path):
     old = planned(tmp_path, max_retries=2, crashes=2, careful=True, suspects=(1,))
     world = World(tmp_path, behaves=old.behaves, now_ms=old.now_ms)
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         # Suspects are of rows that were kept, as a careful run does.
         world.snapshot_inputs([], state.runs.snapshot(1), 1)
     progress, _ = world.process(1)

@@ -13,7 +13,7 @@ from functools import partial
 
 import pyarrow as pa
 import pytest
-from checkpoints import OPEN, Topology, decision, ids, records, roots, run_one
+from checkpoints import OPEN, Topology, decision, end_one, ids, records, roots, run_one
 
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.schemas import SinkFile
@@ -115,9 +115,7 @@ def test_an_unchanged_table_is_not_written_again_and_outlives_its_micro_batch(ch
             plan = state.make_plan(number, number)
             state.write_plan(plan)
             rest = state.split_due(plan).rest.plus("clicks", records(number, 1, due_ms=0))
-            state.write_decision(decision(number, rest))
-            state.write_done(number)
-            state.prune(number)
+            end_one(state, number, rest, prune=True)
     assert file.stat().st_ino == before.st_ino
     assert file.stat().st_mtime_ns == before.st_mtime_ns
     assert tables(checkpoint) == ["0.waiting-lines", "4.waiting-clicks", "5.waiting-clicks"]
@@ -125,8 +123,7 @@ def test_an_unchanged_table_is_not_written_again_and_outlives_its_micro_batch(ch
         assert state.waiting(5)["lines"].equals(lines)
         # Once nobody names it, it goes.
         for number in (6, 7):
-            run_one(state, number)
-            state.prune(number)
+            run_one(state, number, prune=True)
     assert tables(checkpoint) == []
 
 
@@ -135,8 +132,7 @@ def test_pruning_passes_over_what_is_no_runs(checkpoint):
     with OPEN(checkpoint) as state:
         stray = state.runs.new(0).with_name(".nfs0000000001a2")
         stray.touch()
-        run_one(state, 0)
-        state.prune(0)
+        run_one(state, 0, prune=True)
         assert list((checkpoint / "ackcore/work").iterdir()) == [stray]
 
 
@@ -144,8 +140,7 @@ def test_pruning_keeps_two_micro_batches_and_no_work_of_done_ones(checkpoint):
     with OPEN(checkpoint) as state:
         for number in range(5):
             (state.runs.new(number) / "part").write_text("x")
-            run_one(state, number)
-            state.prune(number)
+            run_one(state, number, prune=True)
         work = state.runs.new(5)
         with pytest.raises(
             ValueError,
@@ -377,8 +372,7 @@ def test_what_a_dead_driver_left_of_a_decision_goes(checkpoint, monkeypatch):
         state.write_done(0)
         for number in (1, 2):
             waits = state.waiting(number - 1)
-            run_one(state, number, waits)
-            state.prune(number)
+            run_one(state, number, waits, prune=True)
     assert tables(checkpoint) == ["0.waiting-clicks"]
 
 

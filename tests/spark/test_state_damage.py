@@ -93,9 +93,8 @@ def test_all_damaged_tables_are_told_at_once_and_each_is_read_once(checkpoint, m
     for path in paths[:2]:
         path.unlink()
     paths[2].write_bytes(b"x")
-    with pytest.raises(
-        CheckpointCorrupt, match=r"^3 files of the checkpoint are damaged: "
-    ) as all_:
+    said = r"^3 files of the checkpoint are damaged: "
+    with pytest.raises(CheckpointCorrupt, match=said) as all_:
         OPEN(checkpoint)
     assert all(str(path) in str(all_.value) for path in paths)
     assert str(all_.value).count("is missing, though") == 2
@@ -162,9 +161,8 @@ def test_a_plan_that_counts_other_rows_than_there_are_is_told(checkpoint):
     with OPEN(checkpoint) as state:
         run_one(state, 0, {"lines": records(0, 3)})
         plan = replace(state.make_plan(1, 1001), due=7)
-        with pytest.raises(
-            CheckpointCorrupt, match=r"1.plan has 7 due rows, .* micro-batch 0 has 2"
-        ):
+        said = r"1.plan has 7 due rows, .* micro-batch 0 has 2"
+        with pytest.raises(CheckpointCorrupt, match=said):
             state.split_due(plan)
 
 
@@ -207,9 +205,8 @@ def test_a_full_disk_is_told_and_what_was_recorded_stands(checkpoint, monkeypatc
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(
-            StateError, match=r"1.e1.waiting-lines.* could not be written: No space left"
-        ):
+        said = r"1.e1.waiting-lines.* could not be written: No space left"
+        with pytest.raises(StateError, match=said):
             state.write_decision(decision(1, {"lines": records(0, 3)}))
         monkeypatch.undo()
         assert state.decision(1) is None

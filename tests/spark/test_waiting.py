@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from checkpoints import OPEN, Killed, Killer, ask, decision, ids, recorded, records, roots, run_one
+from checkpoints import OPEN, Killed, Killer, ask, end_one, ids, recorded, records, roots, run_one
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,9 +87,7 @@ def micro_batch(state, number, now_ms, fails=(), most=None):
     due, rest, _ = state.split_due(plan)
     for spout, table in fails:
         rest = rest.plus(spout, table)
-    state.write_decision(decision(number, rest))
-    state.write_done(number)
-    state.prune(number)
+    end_one(state, number, rest, prune=True)
     return due
 
 
@@ -159,9 +158,7 @@ def test_what_the_cache_of_tables_remembers_does_not_grow(checkpoint):
             state.write_plan(plan)
             rest = state.split_due(plan).rest.plus("lines", records(number, 1, due_ms=10**9))
             dead = {"clicks": records(number, 1)}
-            state.write_decision(decision(number, rest, dead, nonacked=roots(number)))
-            state.write_done(number)
-            state.prune(number)
+            end_one(state, number, rest, dead, nonacked=roots(number), prune=True)
             cache = state._cache
             sizes.append((len(cache._verified) + len(cache._mapped), len(state._decisions)))
         # What waits in a few segments; the dead and the roots of two micro-batches.
@@ -237,9 +234,7 @@ def test_a_replay_that_is_too_large_is_taken_once_and_waits_for_its_turn(checkpo
         assert asked == {"lines": 6}
         assert ids(due["lines"]) == ["id-0", "id-1", "id-100"]
         assert rest["lines"]["_ackcore_due_ms"].to_pylist() == [5000] * 5
-        state.write_decision(decision(1, rest))
-        state.write_done(1)
-        state.prune(1)
+        end_one(state, 1, rest, prune=True)
     with OPEN(checkpoint) as state:
         assert state.pending_replays() == ()
         plan = state.make_plan(2, 5000, 3)
@@ -293,12 +288,9 @@ def test_the_store_does_as_a_list_would(tmp_path_factory, steps):
             new.append((spout, records(born, 1, due_ms=now + wait - born)))
         if dies is not None:
             KILLER.arm(dies)
-            try:
+            with contextlib.suppress(Killed):
                 decide_and_mark(state, number, new)
-            except Killed:
-                pass
-            finally:
-                KILLER.disarm()
+            KILLER.disarm()
             state.close()
             state = OPEN(checkpoint)
             if state.last_done != number and state.decision(number) is None:
@@ -327,11 +319,11 @@ def test_the_store_does_as_a_list_would(tmp_path_factory, steps):
 
 
 def decide_and_mark(state, number, new):
-    if state.last_done != number:
-        if state.decision(number) is None:
-            rest = state.split_due(state.plan(number)).rest
-            for spout, table in new:
-                rest = rest.plus(spout, table)
-            state.write_decision(decision(number, rest))
+    if state.last_done != number and state.decision(number) is None:
+        rest = state.split_due(state.plan(number)).rest
+        for spout, table in new:
+            rest = rest.plus(spout, table)
+        end_one(state, number, rest)
+    elif state.last_done != number:
         state.write_done(number)
     state.prune(number)
