@@ -388,7 +388,9 @@ def several(spark):
     return builder.build(parallelism=2, chunk_rows=4)
 
 
-@pytest.mark.parametrize("make", [lambda spark: by_word(spark, TEXTS), several])
+@pytest.mark.parametrize(
+    "make", [lambda spark: by_word(spark, TEXTS), several], ids=["by_word", "several"]
+)
 def test_both_ways_agree_on_spark(spark, execute, due, make):
     retries = due([(f"old-{i}", i % 9, 100 + i, "bad" if i % 3 else "r s") for i in range(20)])
     found = [execute(make(spark), retries={"lines": retries}, by_root=way) for way in (False, True)]

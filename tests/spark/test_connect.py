@@ -12,6 +12,7 @@ import time
 
 import pyarrow as pa
 import pytest
+from streams import in_line
 
 from ackcore.spark.base.versions import SPARK
 
@@ -286,10 +287,7 @@ def test_a_session_is_kept_alive_while_a_retry_is_waited_for(connect, tmp_path, 
         now[0] += round(seconds * 1000)
 
     rows = connect.createDataFrame([(1, [("flaky", NOON)], None)], LINES)
-    builder = TopologyBuilder()
-    builder.spout("lines", rows)
-    builder.bolt("bolt", Names()).shuffle("lines")
-    it = builder.build(backoff_s=4000.0, max_backoff_s=4000.0)
+    it = in_line({"lines": rows, "bolt": Names()}, backoff_s=4000.0, max_backoff_s=4000.0)
     counts = run_batch(it, connect, tmp_path / "cp", clock=lambda: now[0], wait=wait)
     assert (counts.acked, counts.retried) == (1, 1)
     assert len(heard) == len(waits) > 1

@@ -9,8 +9,8 @@ import pytest
 import test_planned_sources as planned
 from checkpoints import recorded
 from pyspark import cloudpickle
-from streams import until
-from test_planned_sources import Held, Table, Values, available_now, values_of
+from streams import available_now, in_line, until
+from test_planned_sources import Held, Table, Values, values_of
 from test_planned_sources import topology as words_of
 
 from ackcore.spark import (
@@ -23,7 +23,6 @@ from ackcore.spark import (
     start,
     to_parquet,
 )
-from ackcore.topology import TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(planned)
@@ -80,11 +79,7 @@ def test_kafka_is_read_and_its_group_is_committed(connect, mock_kafka, tmp_path)
 
 
 def held(directory, sink=print):
-    builder = TopologyBuilder()
-    builder.spout("lines", Table("a"))
-    builder.bolt("held", Held(directory / "came")).shuffle("lines")
-    builder.sink("held", sink)
-    return builder.build()
+    return in_line({"lines": Table("a"), "held": Held(directory / "came")}, sink)
 
 
 def test_stop_in_the_middle_of_a_micro_batch_ends_its_tasks(connect, tmp_path, running):
@@ -128,13 +123,9 @@ def test_the_rules_of_sources_hold(connect, spark, tmp_path, store, running):
 
 def test_a_streaming_dataframe_is_refused_with_the_way_out(connect, tmp_path, store):
     frame = connect.readStream.format("rate").load()
-    builder = TopologyBuilder()
-    builder.spout("rate", frame)
-    builder.bolt("values", Values()).shuffle("rate")
-    builder.sink("values", store)
     with pytest.raises(
         TypeError,
         match=r"start\(\) needs a classic session for spout 'rate', .* use a planned source",
     ):
-        start(builder.build(), connect, tmp_path / "cp")
+        start(in_line({"rate": frame, "values": Values()}, store), connect, tmp_path / "cp")
     assert not (tmp_path / "cp").exists()

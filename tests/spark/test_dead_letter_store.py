@@ -345,9 +345,8 @@ def test_a_store_elsewhere_is_remembered(checkpoint, tmp_path):
         key = state.deployment_key
         DeadLetters.checked(checkpoint, key, tmp_path / "there")().write(0, {"lines": died(0, 2)})
         assert DeadLetters.checked(checkpoint, key)().place.url == str(tmp_path / "there")
-        with pytest.raises(
-            CheckpointForeign, match="Move the whole old directory there first"
-        ) as caught:
+        said = "Move the whole old directory there first"
+        with pytest.raises(CheckpointForeign, match=said) as caught:
             DeadLetters.checked(checkpoint, key, tmp_path / "elsewhere")()
         assert str(tmp_path / "there") in str(caught.value)
         assert str(tmp_path / "elsewhere") in str(caught.value)

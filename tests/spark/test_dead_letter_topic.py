@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from checkpoints import tracked
 from pyspark import cloudpickle
+from streams import Store, available_now, in_line
 
 pytest.importorskip("confluent_kafka")
 
@@ -28,11 +29,10 @@ from ackcore.spark import (
     start,
 )
 from ackcore.spark.base.errors import CheckpointInUse
-from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.base.schemas import REPLAYED, TRACKING
 from ackcore.spark.checks import check_dead_topic
 from ackcore.spark.dead_letters.topic import TopicWriter
-from ackcore.topology import BasicBolt, TopologyBuilder
+from ackcore.topology import BasicBolt
 from ackcore.topology.tuples import Reason
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -165,9 +165,8 @@ def test_another_record_is_json(mock_kafka, topic, letters, schema, row, value):
 
 def test_what_cannot_be_sent_is_refused_before_anything_runs(letters, mock_kafka):
     took = pa.schema([("took", pa.duration("us"))])
-    with pytest.raises(
-        TypeError, match=r"dead letters of spout 'lines': the column 'took' of dura"
-    ):
+    said = r"dead letters of spout 'lines': the column 'took' of dura"
+    with pytest.raises(TypeError, match=said):
         TopicWriter(letters, "abc", {"lines": took})
     bad = DeadLetterTopic("t", mock_kafka.bootstrap_servers, options={"colour": "red"})
     with pytest.raises(DeliveryError, match="colour"):
@@ -176,19 +175,15 @@ def test_what_cannot_be_sent_is_refused_before_anything_runs(letters, mock_kafka
         DeadLetterTopic("t", "localhost:9092", options={"acks": 1})
     with pytest.raises(ValueError, match="topic must be the name of a topic, got ''"):
         DeadLetterTopic("", "localhost:9092")
-    with pytest.raises(
-        TypeError, match=r"path must be the query's checkpoint, got DeadLetterTopic\('topic"
-    ):
+    said = r"path must be the query's checkpoint, got DeadLetterTopic\('topic"
+    with pytest.raises(TypeError, match=said):
         replay(letters)
 
 
 @pytest.mark.parametrize("what", [{"topics": ["a", "orders-dead"]}, {"pattern": "orders.*"}])
 def test_a_topic_that_a_spout_reads_takes_no_letters(spark, checkpoint, what):
-    builder = TopologyBuilder()
-    builder.spout("lines", KafkaSpout(**what, bootstrap_servers="localhost:1, localhost:2"))
-    builder.bolt("pick", Pick()).shuffle("lines")
-    builder.sink("pick", lambda frame, number: frame.collect())
-    topology = builder.build()
+    spout = KafkaSpout(**what, bootstrap_servers="localhost:1, localhost:2")
+    topology = in_line({"lines": spout, "pick": Pick()}, Store())
     letters = DeadLetterTopic("orders-dead", "localhost:2")
     for runs in (run_batch, start):
         with pytest.raises(ValueError, match=r"spout 'lines', KafkaSpout.*, would read the dead"):
@@ -222,11 +217,9 @@ class Pick(BasicBolt):
 
 
 def picking(spark):
-    builder = TopologyBuilder()
-    builder.spout("lines", spark.createDataFrame([("a",), ("no",), ("no, too",)], "line string"))
-    builder.bolt("pick", Pick()).shuffle("lines")
-    builder.sink("pick", lambda frame, number: frame.collect())
-    return builder.build(max_attempts=1, max_sink_attempts=2, backoff_s=0.001, max_backoff_s=0.001)
+    lines = spark.createDataFrame([("a",), ("no",), ("no, too",)], "line string")
+    once = {"max_attempts": 1, "max_sink_attempts": 2, "backoff_s": 0.001, "max_backoff_s": 0.001}
+    return in_line({"lines": lines, "pick": Pick()}, Store(), **once)
 
 
 def test_the_producer_is_closed_when_a_run_or_a_stream_has_ended(
@@ -244,19 +237,9 @@ def test_the_producer_is_closed_when_a_run_or_a_stream_has_ended(
     run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead_ratio=None)
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines" / "one.txt").write_text("a\nno\n")
-    builder = TopologyBuilder()
     lines = spark.readStream.schema("line string").text(str(tmp_path / "lines"))
-    builder.spout("lines", lines)
-    builder.bolt("pick", Pick()).shuffle("lines")
-    builder.sink("pick", lambda frame, number: frame.collect())
-    stream = start(
-        builder.build(max_attempts=1),
-        spark,
-        tmp_path / "stream",
-        dead_letters=letters,
-        trigger={"availableNow": True},
-    )
-    stream.await_termination()
+    topology = in_line({"lines": lines, "pick": Pick()}, Store(), max_attempts=1)
+    available_now(topology, spark, tmp_path / "stream", dead_letters=letters)
     assert len(made) == 2
     assert [writer._open for writer in made] == [None, None]
 
@@ -266,18 +249,13 @@ def test_letters_are_in_topic_and_store_and_are_sent_again_from_there(
 ):
     # A delivery that fails fails the store, and so does a crash: both are repeated.
     mock_kafka.fail_requests(mock_broker.PRODUCE, 29, 29)
-    with pytest.raises(
-        SinkError, match=rf"dead-letter store failed 2 times.*'{topic}' did not take"
-    ):
-        run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead_ratio=None)
-    failing_at("acted")
-    with pytest.raises(FailpointReached):
-        run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead_ratio=None)
-    failing_at()
-    assert (
-        run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead_ratio=None).dead
-        == 2
-    )
+    of = {"dead_letters": letters, "max_dead_ratio": None}
+    said = rf"dead-letter store failed 2 times.*'{topic}' did not take"
+    with pytest.raises(SinkError, match=said):
+        run_batch(picking(spark), spark, checkpoint, **of)
+    with failing_at("acted"):
+        run_batch(picking(spark), spark, checkpoint, **of)
+    assert run_batch(picking(spark), spark, checkpoint, **of).dead == 2
 
     def found():
         messages = sent(mock_kafka, topic)

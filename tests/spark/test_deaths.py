@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from streams import Folder, until
+from streams import Folder, available_now, in_line, until
 from worlds import World, fails
 
 from ackcore.dead_limit import DeadLimit
@@ -19,7 +19,7 @@ from ackcore.spark.base.schemas import REASON_TYPE
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.engine import causes as limits
 from ackcore.spark.engine.progress import Account, Counts
-from ackcore.topology import BasicBolt, TopologyBuilder
+from ackcore.topology import BasicBolt
 from ackcore.topology.tuples import Reason
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -38,10 +38,8 @@ class Misspelt(BasicBolt):
 
 
 def topology(spark, bolt):
-    builder = TopologyBuilder()
-    builder.spout("words", spark.createDataFrame([("a",), ("b",), ("c",)], "word string"))
-    builder.bolt("count", bolt).shuffle("words")
-    return builder.build(max_attempts=1)
+    words = spark.createDataFrame([("a",), ("b",), ("c",)], "word string")
+    return in_line({"words": words, "count": bolt}, max_attempts=1)
 
 
 def warnings(caplog):
@@ -254,10 +252,9 @@ def endless(spark, tmp_path):
     folder = Folder(spark, tmp_path / "words")
 
     def topology(mended=False):
-        builder = TopologyBuilder()
-        builder.spout("words", folder.stream.withColumnRenamed("line", "word"))
-        builder.bolt("count", Misspelt(mended)).shuffle("words")
-        return builder.build(max_attempts=2, backoff_s=0.001)
+        words = folder.stream.withColumnRenamed("line", "word")
+        parts = {"words": words, "count": Misspelt(mended)}
+        return in_line(parts, max_attempts=2, backoff_s=0.001)
 
     return folder, topology
 
@@ -304,8 +301,7 @@ def test_a_stream_that_ends_with_its_source_is_judged_by_however_few(
     with pytest.raises(TooManyDead, match=r"^all of 3 records since this start died"):
         query.await_termination()
     # They are on record, and no matter of the next start.
-    query = start(topology(), spark, tmp_path / "cp", trigger={"availableNow": True})
-    assert query.await_termination(300)
+    query = available_now(topology(), spark, tmp_path / "cp")
     assert query.counts.dead == 3
 
 
@@ -315,8 +311,7 @@ def test_a_letter_that_was_sent_twice_and_acked_twice_hides_no_other(tmp_path, c
     with world.driver()[0] as state:
         DeadLetters.checked(tmp_path, state.deployment_key)()  # as a query that starts does
     world.process(0, ["a", ("clicks", "b")])
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         letters = DeadLetters.checked(tmp_path, state.deployment_key)()
         letters.write(0, state.decision(0).dead)
     world.behaves = fails()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from checkpoints import Killer
 from py4j.protocol import Py4JError
-from streams import Split
+from streams import Split, in_line
 from worlds import World, fails
 
 from ackcore.spark import RunCancelled, query, run_batch, to_parquet
@@ -22,7 +22,6 @@ from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.engine import insist
 from ackcore.spark.stores.local import LocalStore
-from ackcore.topology import TopologyBuilder
 
 CANCELLED = (
     "An error occurred while calling o5.get.\n: org.apache.spark.SparkException: "
@@ -31,8 +30,7 @@ CANCELLED = (
 
 
 def plan_of(world):
-    state, _ = world.driver()
-    with state:
+    with world.driver()[0] as state:
         return state.plan(0)
 
 
@@ -95,11 +93,8 @@ def test_what_a_signal_handler_raises_ends_the_run(world, kind, hidden):
 
 
 def test_between_micro_batches_a_hidden_interrupt_is_raised(spark, tmp_path, monkeypatch):
-    builder = TopologyBuilder()
-    builder.spout("lines", spark.createDataFrame([("flaky",)], "line string"))
-    builder.bolt("split", Split()).shuffle("lines")
-    builder.sink("split", to_parquet(tmp_path / "out"))
-    topology = builder.build(backoff_s=0.001)
+    parts = {"lines": spark.createDataFrame([("flaky",)], "line string"), "split": Split()}
+    topology = in_line(parts, to_parquet(tmp_path / "out"), backoff_s=0.001)
     monkeypatch.setattr(query, "_nothing", masked)
     with pytest.raises(KeyboardInterrupt):
         run_batch(topology, spark, tmp_path / "checkpoint")
@@ -109,9 +104,8 @@ def test_between_micro_batches_a_hidden_interrupt_is_raised(spark, tmp_path, mon
 
 def test_a_cancelled_job_ends_the_run_with_a_named_error(world):
     world.behaves = cancelled
-    with pytest.raises(
-        RunCancelled, match=r"micro-batch 0 .*from outside.*Job 5 cancelled"
-    ) as error:
+    said = r"micro-batch 0 .*from outside.*Job 5 cancelled"
+    with pytest.raises(RunCancelled, match=said) as error:
         world.process(0, ["a"])
     assert "same checkpoint" in str(error.value)
     assert (len(world.runs), plan_of(world).crashes) == (1, 0)

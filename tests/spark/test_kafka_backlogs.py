@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import cloudpickle
-from streams import until
+from streams import available_now, until
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 from confluent_kafka import Producer
 
 from ackcore.kafka import KafkaSpout
-from ackcore.spark import start
 from ackcore.spark.engine.late_records import ReadRecords
 from ackcore.spark.engine.setup import Backlog
 from ackcore.spark.kafka.spout_offsets import SpoutOffsets
@@ -66,8 +65,7 @@ def test_a_partition_that_is_behind_makes_no_record_late_and_lets_no_copy_pass(
     builder.table("minutes", from_="times", key="all", value={"n": count()}, window=window)
     closed = []
     builder.sink("minutes.closed", lambda frame, number: closed.extend(frame.collect()))
-    on = start(builder.build(), spark, tmp_path / "cp", trigger={"availableNow": True})
-    assert on.await_termination(300)
+    on = available_now(builder.build(), spark, tmp_path / "cp")
     assert on.counts.dead == 0
     assert sum(progress.duplicates for progress in on.recent_progress) == 1
     began = [row.window_start.timestamp() * 1000 for row in closed]

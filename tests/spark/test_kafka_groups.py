@@ -18,7 +18,7 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 import mock_broker
 import test_kafka_spout as spouts
 from servers import wait_until
-from streams import until
+from streams import available_now, until
 from test_kafka_spout import Kept, source, topology
 
 from ackcore._records import OffsetState
@@ -73,8 +73,7 @@ def test_what_was_done_of_a_topic_is_not_committed_to_one_that_was_made_anew(
     spout = source(kafka, topic, group_id=group, start="group", lost="refuse")
     kafka.produce(topic, [b"a", b"b", b"c"])
     assert run_batch(topology(spout, kept), spark, tmp_path / "batch").acked == 3
-    on = start(topology(spout, Kept()), spark, tmp_path / "one", trigger={"availableNow": True})
-    assert on.await_termination(300)
+    on = available_now(topology(spout, Kept()), spark, tmp_path / "one")
     before = kafka.committed(group, topic)
     assert before[0] == 3
     kafka.make_anew(topic)
@@ -182,12 +181,9 @@ def test_two_spouts_do_not_commit_to_one_group_of_the_same_partitions(spark, moc
     with pytest.raises(ValueError, match=said):
         run("one", source(mock_kafka, ["t", "u"]), source(mock_kafka, "u"))
     other_name = f"{mock_kafka.bootstrap_servers},127.0.0.1:1"  # of the same cluster
+    other = KafkaSpout("u", bootstrap_servers=other_name, group_id="g")
     with pytest.raises(ValueError, match=said):
-        run(
-            "one",
-            source(mock_kafka, "u"),
-            KafkaSpout("u", bootstrap_servers=other_name, group_id="g"),
-        )
+        run("one", source(mock_kafka, "u"), other)
     assert not (tmp_path / "letters-one").exists()  # it is not the place of the next start
     mock_kafka.produce("t", [b"a"])
     mock_kafka.produce("u", [b"a"])
@@ -212,29 +208,28 @@ def test_a_topic_that_comes_later_and_fits_the_patterns_of_two_spouts_ends_the_q
     mock_kafka.create_topic("both")
     mock_kafka.produce("both", [b"b"])
     assert wait_until(lambda: not on.is_active, "the query ends")
-    assert "spouts 't' and 'u' read the same partitions and both commit to group 'g'" in str(
-        on.exception
-    )
+    said = "spouts 't' and 'u' read the same partitions and both commit to group 'g'"
+    assert said in str(on.exception)
 
 
 def test_a_group_that_was_deleted_is_told_anew(spark, kafka_broker, tmp_path, running):
     """The group has moved on since; a query has its own offsets and reads nothing twice."""
     topic, group, kept = kafka_broker.new_topic(), kafka_broker.new_group(), Kept()
-    on = running(
-        topology(source(kafka_broker, topic, group_id=group), kept), spark, tmp_path / "checkpoint"
-    )
+
+    def committed(n):
+        return wait_until(lambda: kafka_broker.committed(group, topic)[0] == n, "the commit")
+
+    it = topology(source(kafka_broker, topic, group_id=group), kept)
+    on = running(it, spark, tmp_path / "checkpoint")
     for n in range(2):
         kafka_broker.produce(topic, [b"%d" % n])
         on.process_all_available()
-        assert wait_until(
-            lambda: kafka_broker.committed(group, topic)[0] == n + 1,  # noqa: B023
-            "the commit",
-        )
+        assert committed(n + 1)
         kafka_broker.admin.delete_consumer_groups([group])[group].result(30)
         assert kafka_broker.committed(group, topic)[0] < 0
     kafka_broker.produce(topic, [b"2"])
     on.process_all_available()
-    assert wait_until(lambda: kafka_broker.committed(group, topic)[0] == 3, "the commit")
+    assert committed(3)
     assert kept.texts == ["0", "1", "2"]
     assert on.counts.balanced
 
@@ -364,14 +359,12 @@ def test_two_queries_of_one_group_lose_nothing(spark, kafka_broker, tmp_path, ru
     """Each checkpoint knows what is done of it: the group has what was told it last."""
     topic, group = kafka_broker.new_topic(), kafka_broker.new_group()
     both = [Kept(), Kept()]
-    on = [
-        running(
-            topology(source(kafka_broker, topic, group_id=group), kept),
-            spark,
-            tmp_path / f"checkpoint{i}",
-        )
-        for i, kept in enumerate(both)
-    ]
+
+    def begun(i):
+        it = topology(source(kafka_broker, topic, group_id=group), both[i])
+        return running(it, spark, tmp_path / f"checkpoint{i}")
+
+    on = [begun(0), begun(1)]
     sent = []
     for n in range(4):
         sent += [f"{n}", "flaky"]
@@ -389,11 +382,7 @@ def test_two_queries_of_one_group_lose_nothing(spark, kafka_broker, tmp_path, ru
     assert run_batch(topology(third, Kept()), spark, tmp_path / "third").records == 1
     assert kafka_broker.committed(group, topic)[0] == 9
     caplog.clear()
-    again = running(
-        topology(source(kafka_broker, topic, group_id=group), both[0]),
-        spark,
-        tmp_path / "checkpoint0",
-    )
+    again = begun(0)
     again.process_all_available()
     assert both[0].texts == sorted([*sent, "more"])
     assert f"another deployment has committed to group {group} of {topic}-0" in caplog.text

@@ -14,14 +14,14 @@ from pyspark import cloudpickle
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 import test_kafka_spout as spouts
-from streams import until
+from streams import in_line, until
 from test_kafka_spout import Kept, source
 
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.spark.kafka import kafka_spouts
 from ackcore.spark.kafka.kafka_spouts import KafkaSources
 from ackcore.spark.kafka.plans import OffsetPlan
-from ackcore.topology import BasicBolt, TopologyBuilder, Unavailable
+from ackcore.topology import BasicBolt, Unavailable
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(spouts)
@@ -43,11 +43,8 @@ class Ask(BasicBolt):
 
 def asking(kafka, away, kept, spout, **settings):
     """A topology of one bolt, which fails while there is a file."""
-    builder = TopologyBuilder()
-    builder.spout("lines", source(kafka, "t", **spout))
-    builder.bolt("ask", Ask(str(away))).shuffle("lines")
-    builder.sink("ask", kept)
-    return builder.build(max_waiting=20, parallelism=2, **settings)
+    parts = {"lines": source(kafka, "t", **spout), "ask": Ask(str(away))}
+    return in_line(parts, kept, max_waiting=20, parallelism=2, **settings)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from contextvars import Context
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from streams import available_now, in_line
 
 pytest.importorskip("confluent_kafka")
 
@@ -30,7 +31,7 @@ from servers import raise_errors
 
 from ackcore.kafka import producing
 from ackcore.kafka.producing import Deliveries, DeliveryError, Transactions
-from ackcore.spark import SinkError, SinkUnavailable, run_batch, start, to_kafka
+from ackcore.spark import SinkError, SinkUnavailable, run_batch, to_kafka
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
@@ -38,7 +39,6 @@ from ackcore.spark.sinks import kafka
 from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.sinks.sink import Sink, check_sink
 from ackcore.spark.tasks.row_files import ROOT
-from ackcore.topology import TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -425,12 +425,8 @@ def test_a_query_that_has_ended_lets_its_sinks_go(spark, mock_kafka, sink, check
     out = sink(mock_kafka, topic)
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines" / "one.txt").write_text("a b\na\n", encoding="utf-8")
-    builder = TopologyBuilder()
-    builder.spout("lines", spark.readStream.text(str(tmp_path / "lines")).toDF("line"))
-    builder.bolt("split", Split()).shuffle("lines")
-    builder.sink("split", out)
-    query = start(builder.build(), spark, checkpoint, trigger={"availableNow": True})
-    query.await_termination()
+    lines = spark.readStream.text(str(tmp_path / "lines")).toDF("line")
+    available_now(in_line({"lines": lines, "split": Split()}, out), spark, checkpoint)
     assert words(mock_kafka, topic) == Counter({"a": 2, "b": 1})
     assert not out._live._open
 

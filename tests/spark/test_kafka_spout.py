@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from checkpoints import recorded
 from pyspark import cloudpickle
-from streams import Folder, until
+from streams import Folder, available_now, in_line, until
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
@@ -23,7 +23,7 @@ from confluent_kafka import Producer
 
 from ackcore.kafka import KafkaSpout
 from ackcore.offsets import decode_metadata
-from ackcore.spark import RunFailed, dead_letters, replay, run_batch, start
+from ackcore.spark import RunFailed, dead_letters, replay, run_batch
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.engine import action, batch, decide, kept_jobs, reread, runs
@@ -169,10 +169,8 @@ def test_null_values_and_headers_are_as_they_came(spark, mock_kafka, checkpoint)
     headers = [("h", b"1"), ("h", None)]
     mock_kafka.produce("t", [{"value": None, "key": b"k", "headers": headers}])
     rows = []
-    builder = TopologyBuilder()
-    builder.spout("lines", source(mock_kafka, "t"))
-    builder.sink("lines", lambda frame, number: rows.extend(frame.collect()))
-    run_batch(builder.build(), spark, checkpoint)
+    it = in_line({"lines": source(mock_kafka, "t")}, lambda frame, _: rows.extend(frame.collect()))
+    run_batch(it, spark, checkpoint)
     ((key, value, found, topic, partition, offset, timestamp),) = rows
     assert (bytes(key), value, topic, partition, offset) == (b"k", None, "t", 0, 0)
     assert [(one.key, one.value and bytes(one.value)) for one in found] == headers
@@ -197,10 +195,8 @@ def test_a_batch_that_died_goes_on_with_the_ranges_on_record(
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"bad", b"b"])
     it = topology(source(mock_kafka, "t"), kept, max_runs=1)
-    failing_at(step)
-    with pytest.raises(Exception, match=step):
+    with failing_at(step):
         run_batch(it, spark, checkpoint)
-    failing_at()
     before = plans(checkpoint)[0]
     mock_kafka.produce("t", [b"late"])
     counts = run_batch(it, spark, checkpoint)
@@ -233,10 +229,8 @@ def test_planned_offsets_that_are_deleted_before_their_decision_are_lost(
     mock_kafka.produce("t", [b"a", b"bad", b"b", b"bad", b"c"], 0)
     mock_kafka.produce("t", [b"d"], 1)
     it = topology(source(mock_kafka, "t"), kept, max_runs=1, max_attempts=1)
-    failing_at(step)
-    with pytest.raises(Exception, match=step):
+    with failing_at(step):
         run_batch(it, spark, checkpoint)
-    failing_at()
     mock_kafka.delete_records("t", 3, 0)
     mock_kafka.delete_records("t", 1, 1)
     refusing = topology(source(mock_kafka, "t", lost="refuse"), kept)
@@ -291,10 +285,8 @@ def test_a_snapshot_outlasts_the_offsets_that_it_has(
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"bad", b"b"])
     it = topology(source(mock_kafka, "t"), kept, careful_after=0, max_runs=1)
-    failing_at("ran")
-    with pytest.raises(Exception, match="ran"):
+    with failing_at("ran"):
         run_batch(it, spark, checkpoint)
-    failing_at()
     mock_kafka.delete_records("t", 3)
     counts = run_batch(it, spark, checkpoint)
     assert kept.texts == ["a", "b"]
@@ -466,13 +458,10 @@ def test_a_stream_that_died_repeats_the_ranges_on_record(
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"flaky", b"b"])
     it = topology(source(mock_kafka, "t"), kept, max_runs=1)
-    failing_at(step)
-    on = running(it, spark, checkpoint)
-    with pytest.raises(Exception, match=step):
-        on.await_termination(300)
+    with failing_at(step):
+        running(it, spark, checkpoint).await_termination(300)
     before = plans(checkpoint)[0]
     assert before == [[["t", 0, 0, 3]]]
-    failing_at()
     mock_kafka.produce("t", [b"late"])
     on = running(it, spark, checkpoint)
     on.process_all_available()
@@ -509,16 +498,14 @@ def test_available_now_ends_with_what_there_was(spark, mock_kafka, checkpoint, k
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"flaky", b"b", b"c"])
     it = topology(source(mock_kafka, "t", max_records=3), kept)
-    on = start(it, spark, checkpoint, trigger={"availableNow": True})
-    assert on.await_termination(300)
+    on = available_now(it, spark, checkpoint)
     assert kept.texts == ["a", "b", "c", "flaky"]
     assert [progress.records for progress in on.recent_progress][:2] == [3, 1]
     # Spark's query ran such topologies once, and had a log of its own.
     (checkpoint / "spark/offsets").mkdir(parents=True)
     (checkpoint / "spark/offsets/0").write_text("v1\n{}\n-")
     mock_kafka.produce("t", [b"d"])
-    on = start(it, spark, checkpoint, trigger={"availableNow": True})
-    assert on.await_termination(300)
+    on = available_now(it, spark, checkpoint)
     assert (on.counts.records, kept.texts) == (5, ["a", "b", "c", "d", "flaky"])
 
 
@@ -537,8 +524,7 @@ def test_aborted_records_and_markers_are_passed_over_where_a_range_ends(
         (producer.abort_transaction if n % 2 else producer.commit_transaction)(30)
     kafka_broker.consume(topic)  # waits for the markers
     spout = source(kafka_broker, topic, group_id=group, max_records=3)
-    on = start(topology(spout, kept), spark, checkpoint, trigger={"availableNow": True})
-    assert on.await_termination(300)
+    on = available_now(topology(spout, kept), spark, checkpoint)
     assert kept.texts == ["a", "b", "c", "flaky"]
     assert (on.counts.records, on.counts.dead) == (5, 1)
     assert [row.message_id for row in dead_letters(checkpoint).collect()] == [f'["{topic}", 0, 1]']

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("confluent_kafka")
 
 import mock_broker
-from accepted_rows import accepted, columns_file, refused, row_file, two_files
+from accepted_rows import accepted, columns_file, refused, row_file
 from kafka_sinks import kafka_sinks, messages, spark_that_sends, words
 
 from ackcore.kafka.producing import Deliveries
@@ -22,11 +22,6 @@ from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.tasks.row_files import ROOT
 
 HEADERS = pa.map_(pa.string(), pa.binary())
-
-
-@pytest.fixture
-def files(tmp_path):
-    return two_files(tmp_path)
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from checkpoints import tracked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark import cloudpickle
+from streams import available_now, in_line
 
 from ackcore.ids import root_ids
-from ackcore.spark import start
 from ackcore.spark.base.reasons import BEHIND, FAILED
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, ORDER
 from ackcore.spark.checkpoint.decisions import Retries
@@ -333,11 +333,8 @@ def test_what_is_behind_is_said():
     columns = [["x"], ["y"]]
     assert FAILED.names == ["root_id", "spout", "reason"]
     assert BEHIND.message == "an earlier record of its key waits"
-    builder = TopologyBuilder()
-    builder.spout("rows", Source(ROWS), ordered_by=["kye"], tracked=False)
-    builder.sink("rows", print)
     with pytest.raises(ValueError, match=r"(?s)names 'kye', .* did you mean 'key'.*untracked"):
-        builder.build()
+        in_line({"rows": Source(ROWS)}, print, spout={"ordered_by": ["kye"], "tracked": False})
     with pytest.raises(TypeError, match="ordered_by of spout 'rows' must be the name"):
         TopologyBuilder().spout("rows", Source(ROWS), ordered_by=columns)
 
@@ -366,17 +363,9 @@ def test_new_records_of_a_stream_wait_behind_those_of_their_key(spark, tmp_path)
     def sink(rows, number):
         written.extend((row.key, row.n, row.attempt) for row in rows.collect())
 
-    builder = TopologyBuilder()
-    builder.spout("rows", frame, ordered_by="key")
-    builder.bolt("failing", Failing(outcome)).shuffle("rows")
-    builder.sink("failing", sink)
-    query = start(
-        builder.build(backoff_s=0.001),
-        spark,
-        tmp_path / "checkpoint",
-        trigger={"availableNow": True},
-    )
-    query.await_termination()
+    parts, spout = {"rows": frame, "failing": Failing(outcome)}, {"ordered_by": "key"}
+    topology = in_line(parts, sink, spout=spout, backoff_s=0.001)
+    query = available_now(topology, spark, tmp_path / "checkpoint")
     assert query.counts.acked == 7
     assert [n for key, n, _ in written if key == "a"] == [0, 2, 3, 6]
     assert {n: attempt for _, n, attempt in written if attempt} == {0: 1}

@@ -8,7 +8,7 @@ import sys
 
 import pyarrow as pa
 import pytest
-from streams import LINE, word_count
+from streams import LINE, ignored, word_count
 
 from ackcore import testing
 from ackcore.spark import QueryListener, TooManyDead, run_batch, spark_stream, start
@@ -66,7 +66,7 @@ def rows(*lines):
 
 
 def topology(**settings):
-    return word_count(testing.Source(LINES), lambda frame, number: None, **settings)
+    return word_count(testing.Source(LINES), ignored, **settings)
 
 
 def test_each_micro_batch_the_dead_and_the_end_are_told():
@@ -223,12 +223,11 @@ def test_a_stream_and_a_batch_tell_alike(spark, tmp_path, folder, running):
     """A listener also learns of a batch that ends with TooManyDead."""
     of_batch, of_stream = Told(), Told()
     lines = spark.createDataFrame([("no",)], LINE)
-    none = lambda frame, number: None  # noqa: E731
-    with pytest.raises(TooManyDead):
-        run_batch(word_count(lines, none), spark, tmp_path / "batch", listeners=[of_batch])
+    with pytest.raises(TooManyDead, match="all of 1 record died"):
+        run_batch(word_count(lines, ignored), spark, tmp_path / "batch", listeners=[of_batch])
     folder.add("a", "no")
     query = running(
-        word_count(folder.stream, none),
+        word_count(folder.stream, ignored),
         spark,
         tmp_path / "stream",
         trigger={"availableNow": True},
@@ -260,11 +259,7 @@ def test_a_query_that_spark_does_not_start_has_an_end(spark, tmp_path, folder, m
         raise PermissionError(directory)
 
     monkeypatch.setattr(spark_stream, "forget_beats", refuse)
-    with pytest.raises(PermissionError):
-        start(
-            word_count(folder.stream, lambda frame, number: None),
-            spark,
-            tmp_path / "checkpoint",
-            listeners=[Ends()],
-        )
+    topology = word_count(folder.stream, ignored)
+    with pytest.raises(PermissionError, match="/spark"):
+        start(topology, spark, tmp_path / "checkpoint", listeners=[Ends()])
     assert told == ["start", "PermissionError"]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from streams import word_count
+from streams import ignored, word_count
 
 from ackcore import testing
 
@@ -41,7 +41,7 @@ LINES = pa.schema([("line", pa.string())])
 
 
 def run(*listeners, lines=("a b", "flaky", "bad", "no", "c")):
-    topology = word_count(testing.Source(LINES), lambda frame, number: None)
+    topology = word_count(testing.Source(LINES), ignored)
     return testing.run(topology, {"lines": [(line,) for line in lines]}, listeners=listeners)
 
 

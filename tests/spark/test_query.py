@@ -16,7 +16,18 @@ from checkpoints import recorded
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
-from streams import DOWN, LINE, Count, Folder, Split, down_for_ever, until, word_count
+from streams import (
+    DOWN,
+    LINE,
+    Count,
+    Folder,
+    Split,
+    available_now,
+    down_for_ever,
+    in_line,
+    until,
+    word_count,
+)
 
 from ackcore.spark import query, spark_stream, stream
 from ackcore.spark.base import session
@@ -183,7 +194,7 @@ def test_to_wait_until_nothing_is_left(spark, tmp_path, store, folder, running):
     on.process_all_available()
     folder.add("b")
     store.down = 1
-    with pytest.raises(SinkError):
+    with pytest.raises(SinkError, match="the store is down"):
         on.process_all_available()
     on = running(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
     on.process_all_available()
@@ -195,15 +206,13 @@ def test_available_now_ends_when_nothing_waits(spark, tmp_path, store, folder, c
     folder.add("a", "flaky")
     folder.add("b", "bad", "flaky c")
     topology = word_count(folder.stream, store)
-    on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
-    assert on.await_termination(300)
+    on = available_now(topology, spark, tmp_path / "cp")
     assert store.words == ["a", "b", "c", "flaky", "flaky"]
     assert (on.counts.records, on.counts.acked, on.counts.dead, on.counts.waiting) == (5, 4, 1, 0)
     (said,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert "1 record died: 1 in 'split' of ValueError (cannot read bad). ackcore.spark.d" in said
     folder.add("d")
-    on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
-    on.await_termination()
+    on = available_now(topology, spark, tmp_path / "cp")
     assert on.counts.acked == 5
     assert on.progress.acked == 1
     on._stream._take(on.progress.batch_id, [])  # Spark may repeat it
@@ -222,9 +231,7 @@ def test_several_streams(spark, tmp_path, folder):
     folder.add("a", "flaky")
     other.add("b flaky", "bad")
     topology = builder.build(backoff_s=0.001, max_attempts=2, careful_after=0)
-    place = {"trigger": {"availableNow": True}, "dead_letters": tmp_path / "dead"}
-    on = start(topology, spark, tmp_path / "cp", **place)
-    on.await_termination()
+    on = available_now(topology, spark, tmp_path / "cp", dead_letters=tmp_path / "dead")
     rows = spark.read.parquet(str(tmp_path / "out")).collect()
     assert sorted(row.word for row in rows) == ["a", "b", "flaky", "flaky"]
     assert {name: (a.acked, a.dead) for name, a in on.counts.spouts.items()} == {
@@ -238,11 +245,10 @@ def test_several_streams(spark, tmp_path, folder):
 def test_a_source_that_fails_ends_the_query_with_sparks_error(spark, tmp_path, store):
     failing = "cast(raise_error('no') as string) as line"
     stream = spark.readStream.format("rate").load().selectExpr(failing)
-    topology = word_count(
-        stream, store, max_runs=2, max_restarts=1, backoff_s=0.001, max_backoff_s=0.001
-    )
+    soon = {"backoff_s": 0.001, "max_backoff_s": 0.001}
+    topology = word_count(stream, store, max_runs=2, max_restarts=1, **soon)
     on = start(topology, spark, tmp_path / "cp")
-    with pytest.raises((RunFailed, StreamingQueryException)):
+    with pytest.raises((RunFailed, StreamingQueryException), match="USER_RAISED_EXCEPTION"):
         on.await_termination(300)
     assert on.exception is not None
 
@@ -250,11 +256,8 @@ def test_a_source_that_fails_ends_the_query_with_sparks_error(spark, tmp_path, s
 def test_a_record_that_kills_its_worker_in_flush_is_found(spark, tmp_path, store):
     lines = [(f"line {n}",) for n in range(20)]
     lines[7] = ("kill",)
-    builder = TopologyBuilder()
-    builder.spout("lines", spark.createDataFrame(lines, LINE))
-    builder.bolt("kill", KillLate()).shuffle("lines")
-    builder.sink("kill", store)
-    topology = builder.build(careful_after=1, parallelism=2, max_runs=3)
+    parts = {"lines": spark.createDataFrame(lines, LINE), "kill": KillLate()}
+    topology = in_line(parts, store, careful_after=1, parallelism=2, max_runs=3)
     counts = run_batch(topology, spark, tmp_path / "cp")
     assert (counts.acked, counts.dead) == (19, 1)
     assert len(store.words) == 19
@@ -293,21 +296,17 @@ def test_what_cannot_run_is_refused_by_name(spark, tmp_path, store, folder):
     ],
 )
 def test_columns_of_a_source_that_will_not_do_are_refused(spark, tmp_path, columns, words):
-    builder = TopologyBuilder()
-    builder.spout("lines", spark.createDataFrame([], columns))
-    builder.bolt("split", Split()).shuffle("lines")
+    lines = spark.createDataFrame([], columns)
     with pytest.raises(TypeError, match=words):
-        run_batch(builder.build(), spark, tmp_path / "cp")
+        run_batch(in_line({"lines": lines, "split": Split()}), spark, tmp_path / "cp")
     assert not (tmp_path / "cp").exists()
 
 
 def test_columns_that_cannot_be_keys_are_refused(spark, tmp_path):
     frame = spark.createDataFrame([], "line string, tags map<string, int>")
-    builder = TopologyBuilder()
-    builder.spout("lines", frame, message_id="tags")
-    builder.bolt("split", Split()).shuffle("lines")
+    topology = in_line({"lines": frame, "split": Split()}, spout={"message_id": "tags"})
     with pytest.raises(TypeError, match=r"message_id of spout 'lines' must .* got 'tags' of map"):
-        run_batch(builder.build(), spark, tmp_path / "cp")
+        run_batch(topology, spark, tmp_path / "cp")
     builder = TopologyBuilder()
     builder.spout("lines", frame)
     builder.bolt("split", Split()).fields("lines", "tags")
@@ -322,11 +321,9 @@ class Unsent(Split):
 
 
 def test_a_bolt_that_cannot_travel_is_refused(spark, tmp_path):
-    builder = TopologyBuilder()
-    builder.spout("lines", spark.createDataFrame([("a",)], LINE))
-    builder.bolt("split", Unsent()).shuffle("lines")
+    lines = spark.createDataFrame([("a",)], LINE)
     with pytest.raises(TypeError, match=r"bolt 'split' .* pickled \(RuntimeError: not me\)"):
-        run_batch(builder.build(), spark, tmp_path / "cp")
+        run_batch(in_line({"lines": lines, "split": Unsent()}), spark, tmp_path / "cp")
     assert not (tmp_path / "cp").exists()
 
 
@@ -339,12 +336,11 @@ def test_a_sink_that_is_another_checkpoints_is_refused_before_anything_runs(spar
         run_batch(topology(), spark, tmp_path / "other")
     assert recorded(tmp_path / "other").numbers(".plan") == []
     # A refused start records no accepted change, and no other place of the dead letters.
-    changed = TopologyBuilder()
-    changed.spout("lines", spark.createDataFrame([("a b",)], LINE))
-    changed.sink("lines", to_parquet(tmp_path / "out"))
+    lines = spark.createDataFrame([("a b",)], LINE)
+    changed = in_line({"lines": lines}, to_parquet(tmp_path / "out"))
     options = {"accept_changes": True, "dead_letters": tmp_path / "letters"}
     with pytest.raises(CheckpointForeign, match="is the directory of sink 'count' of the same"):
-        run_batch(changed.build(), spark, tmp_path / "cp", **options)
+        run_batch(changed, spark, tmp_path / "cp", **options)
     assert run_batch(topology(), spark, tmp_path / "cp").acked == 1
     assert not (tmp_path / "letters").exists()
 
@@ -354,13 +350,9 @@ def test_a_stream_goes_on_wherever_its_checkpoint_lies(spark, tmp_path, store, f
     for line in ("a", "b"):
         folder.add(line)
         topology = word_count(folder.stream, store)
-        on = start(topology, spark, tmp_path / name, trigger={"availableNow": True})
-        assert on.await_termination(300)
+        on = available_now(topology, spark, tmp_path / name)
     assert on.counts.acked == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["in", name])
-    builder = TopologyBuilder()
-    builder.spout("lines", folder.stream)
-    builder.sink("lines", store)
     before = recorded(tmp_path / name).read_meta()
 
     def refuse(directory):
@@ -368,8 +360,9 @@ def test_a_stream_goes_on_wherever_its_checkpoint_lies(spark, tmp_path, store, f
 
     # Spark does not start its query: the change is accepted by the next start.
     monkeypatch.setattr(spark_stream, "forget_beats", refuse)
-    with pytest.raises(PermissionError):
-        start(builder.build(), spark, tmp_path / name, accept_changes=True)
+    changed = in_line({"lines": folder.stream}, store)
+    with pytest.raises(PermissionError, match="/spark"):
+        start(changed, spark, tmp_path / name, accept_changes=True)
     assert recorded(tmp_path / name).read_meta() == before
 
 
@@ -383,11 +376,9 @@ def test_a_clock_must_give_whole_milliseconds(spark, tmp_path, store):
 
 def test_dates_that_python_does_not_know(spark, tmp_path, store):
     dates = "SELECT i AS id, date_add(date'9999-12-31', i) AS day FROM VALUES (1), (2) AS t(i)"
-    builder = TopologyBuilder()
-    builder.spout("days", spark.sql(dates), message_id=("id", "day"))
-    builder.bolt("pass", PassOn()).shuffle("days")
-    builder.sink("pass", to_parquet(tmp_path / "out"))
-    assert run_batch(builder.build(), spark, tmp_path / "cp").acked == 2
+    parts, spout = {"days": spark.sql(dates), "pass": PassOn()}, {"message_id": ("id", "day")}
+    topology = in_line(parts, to_parquet(tmp_path / "out"), spout=spout)
+    assert run_batch(topology, spark, tmp_path / "cp").acked == 2
 
 
 def test_wide_offsets_change_nothing(spark, tmp_path, store, conf):
@@ -401,8 +392,7 @@ def test_a_query_that_spark_does_not_start_leaves_no_lock(spark, tmp_path, store
     topology = word_count(folder.stream, store)
     with pytest.raises(ValueError, match=r"trigger must be a processing .* got 'not a duration'"):
         start(topology, spark, tmp_path / "cp", trigger="not a duration")
-    on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
-    assert on.await_termination(300)
+    available_now(topology, spark, tmp_path / "cp")
 
 
 def test_stop_gives_up_what_runs(spark, tmp_path, folder, running, monkeypatch):
@@ -493,10 +483,7 @@ def test_records_that_wait_are_not_forced_into_other_types(spark, tmp_path, stor
         raise Patience
 
     def topology(frame):
-        builder = TopologyBuilder()
-        builder.spout("numbers", frame)
-        builder.bolt("never", Never()).shuffle("numbers")
-        return builder.build()
+        return in_line({"numbers": frame, "never": Never()})
 
     ints = topology(spark.range(3).selectExpr("int(id) AS n"))
     with pytest.raises(Patience):

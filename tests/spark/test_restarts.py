@@ -14,7 +14,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException, StreamingQueryException
-from streams import DOWN, Split, Store, down_for_ever, until, word_count
+from streams import DOWN, Split, Store, down_for_ever, in_line, until, word_count
 
 from ackcore.spark import stream
 from ackcore.spark.base.errors import CheckpointInUse
@@ -25,7 +25,6 @@ from ackcore.spark.loop import Pacing
 from ackcore.spark.query import start
 from ackcore.spark.spark_stream import SparkStream
 from ackcore.spark.stream import end_of, may_pass
-from ackcore.topology import TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -106,12 +105,9 @@ def test_stop_lets_the_micro_batch_end_if_asked(spark, tmp_path, store, folder, 
     """Its jobs, too, which Spark cancels when its query is stopped."""
     folder.add("a")
     folder.add("b")
-    builder = TopologyBuilder()
-    builder.spout("lines", folder.stream)
     held = Held(tmp_path)
-    builder.bolt("held", held).shuffle("lines")
-    builder.sink("held", store)
-    on = running(builder.build(), spark, tmp_path / "cp")
+    topology = in_line({"lines": folder.stream, "held": held}, store)
+    on = running(topology, spark, tmp_path / "cp")
     until(held.came.exists, on)
     stopping = threading.Thread(target=on.stop, args=(True,))
     stopping.start()
@@ -125,7 +121,7 @@ def test_stop_lets_the_micro_batch_end_if_asked(spark, tmp_path, store, folder, 
     assert (tmp_path / "cp/spark/commits/0").exists()
     assert (tmp_path / "cp/spark/commits/.0.crc").exists()
     on.stop(finish=True)
-    on = running(builder.build(), spark, tmp_path / "cp")
+    on = running(topology, spark, tmp_path / "cp")
     until(lambda: on.counts.acked == 2, on)
     on.stop(finish=True)  # where nothing runs
     assert store.words == ["a", "b"]
@@ -184,11 +180,8 @@ def test_what_a_lost_query_of_sparks_has_called_ends_before_another_begins(
     store = CutOff()
     folder.add("a")
     folder.add("b")
-    on = running(
-        word_count(folder.stream, store, backoff_s=0.001, max_backoff_s=0.001),
-        spark,
-        tmp_path / "cp",
-    )
+    topology = word_count(folder.stream, store, backoff_s=0.001, max_backoff_s=0.001)
+    on = running(topology, spark, tmp_path / "cp")
     monkeypatch.setattr(SparkStream, "_begin", begin)
     assert store.came.wait(60)
     first = on.spark_query
@@ -280,7 +273,7 @@ def test_what_is_told_of_errors_is_not_told_by_py4j(spark, tmp_path, store, fold
     store.down = 1
     folder.add("a")
     on = start(word_count(folder.stream, store, max_sink_attempts=1), spark, tmp_path / "cp")
-    with pytest.raises(SinkError):
+    with pytest.raises(SinkError, match="the store is down"):
         on.await_termination(300)
     assert [record.name for record in caplog.records] == ["ackcore"]
     assert logging.getLogger("py4j.clientserver").isEnabledFor(logging.ERROR)

@@ -35,8 +35,7 @@ def test_other_rows_under_a_number_that_is_written_are_an_error(tmp_path):
     assert written(path) == ["A", "B"]
     shutil.rmtree(checkpoint)
     shutil.copytree(backup, checkpoint)
-    with pytest.raises(
-        CheckpointForeign, match=r"micro-batch 1 of sink 'upper', .* is at micro-batch 1 with"
-    ):
+    said = r"micro-batch 1 of sink 'upper', .* is at micro-batch 1 with"
+    with pytest.raises(CheckpointForeign, match=said):
         world.process(1, ["c"])
     assert written(path) == ["A", "B"]

@@ -14,6 +14,7 @@ from one_run import LINES, TEXTS, WORDS, Pass, Split, by_word, lines
 from pyspark import cloudpickle
 from pyspark.sql import functions as F
 from sessions import on_both_sessions
+from streams import ignored, in_line
 
 from ackcore.retry import Policy
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
@@ -147,14 +148,14 @@ def test_records_that_are_due_run_beside_new_ones(spark, execute, due):
     }
 
 
+def identified(frame, columns="id"):
+    """Lines that have ids, and their words."""
+    return in_line({"lines": frame, "split": Split()}, ignored, spout={"message_id": columns})
+
+
 def test_a_repeated_message_id_is_a_named_failure(spark, execute):
     frame = spark.createDataFrame([(1, "a"), (2, "b"), (1, "c"), (3, "d")], LINES)
-    builder = TopologyBuilder()
-    builder.spout("lines", frame.repartition(4), message_id="id")
-    builder.bolt("split", Split()).shuffle("lines")
-    builder.sink("split", lambda frame, number: None)
-    topology = builder.build()
-    result = execute(topology)
+    result = execute(identified(frame.repartition(4)))
     reasons = sorted((row["text"], *reason[1:4:2]) for reason, row in result.failed.values())
     # They would meet again at each attempt.
     assert reasons == [("a", "RepeatedMessageId", True), ("c", "RepeatedMessageId", True)]
@@ -178,11 +179,7 @@ def test_what_its_task_has_written_is_no_repetition_besides(spark, execute):
 @pytest.mark.parametrize("columns", [("id",), ("id", "text")])
 def test_a_record_without_a_message_id_is_a_named_failure(spark, execute, columns):
     rows = [(1, "a"), (None, None), (2, "b"), (None, "c"), (None, None)]
-    builder = TopologyBuilder()
-    builder.spout("lines", spark.createDataFrame(rows, LINES), message_id=columns)
-    builder.bolt("split", Split()).shuffle("lines")
-    builder.sink("split", lambda frame, number: None)
-    result = execute(builder.build())
+    result = execute(identified(spark.createDataFrame(rows, LINES), columns))
     reasons = [(row["text"] or "", *reason[1:4:2]) for reason, row in result.failed.values()]
     bad = ["", "", "c"] if len(columns) == 1 else ["", ""]
     assert sorted(reasons) == [(text, "NullMessageId", True) for text in bad]
@@ -195,11 +192,7 @@ def test_a_new_record_of_the_id_of_one_that_is_due_is_no_repetition(spark, execu
     """It was the engine that brought them together, and each is tracked by itself."""
     retries = due([("7", 1, 7, "old")])
     frame = spark.createDataFrame([(7, "new")], LINES)
-    builder = TopologyBuilder()
-    builder.spout("lines", frame, message_id="id")
-    builder.bolt("split", Split()).shuffle("lines")
-    builder.sink("split", lambda frame, number: None)
-    result = execute(builder.build(), retries={"lines": retries})
+    result = execute(identified(frame), retries={"lines": retries})
     assert result.failed == {}
     assert result.rows["split", "default"] == {(7, "old"): 1, (7, "new"): 1}
 
@@ -299,13 +292,9 @@ class StableIds(BasicBolt):
 
 def test_rows_that_hang_from_nothing_change_no_stable_id(spark, execute, due):
     def stable(frame, **plan):
-        builder = TopologyBuilder()
-        builder.spout("lines", frame, message_id="id", unique=True)
-        builder.bolt("split", Split()).shuffle("lines")
-        builder.bolt("aside", Aside()).shuffle("split")
-        builder.bolt("stable", StableIds()).shuffle("aside")
-        builder.sink("stable", lambda frame, number: None)
-        rows = execute(builder.build(), **plan).rows["stable", "default"]
+        parts = {"lines": frame, "split": Split(), "aside": Aside(), "stable": StableIds()}
+        topology = in_line(parts, ignored, spout={"message_id": "id", "unique": True})
+        rows = execute(topology, **plan).rows["stable", "default"]
         return {row for row in rows if row[0] >= 0}
 
     together = stable(lines(spark, ["a", "b", "c"], 1))

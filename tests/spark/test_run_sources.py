@@ -12,6 +12,7 @@ import pytest
 from one_run import LINES, TEXTS, Split, by_word, fetched, lines
 from pyspark import cloudpickle
 from pyspark.sql import functions as F
+from streams import in_line
 
 from ackcore.retry import Policy
 from ackcore.spark.engine import reread
@@ -78,10 +79,7 @@ def test_a_source_that_is_cut_otherwise_the_second_time_is_noticed(spark, tmp_pa
 def test_sources_in_no_fixed_order_spill_their_input(spark, execute):
     assert execute(by_word(spark, TEXTS, shuffled=True)).run.spilled
     ranged = spark.range(4).selectExpr("id", "if(id = 2, 'bad', 'a') AS text")
-    builder = TopologyBuilder()
-    builder.spout("lines", ranged)
-    builder.bolt("split", Split()).shuffle("lines")
-    result = execute(builder.build())
+    result = execute(in_line({"lines": ranged, "split": Split()}))
     assert not result.run.spilled
     assert [row["text"] for _, row in result.failed.values()] == ["bad"]
 
@@ -96,10 +94,7 @@ def test_sources_that_may_compute_other_rows_spill_their_input(spark, execute, k
     else:
         text = "concat(unix_micros(current_timestamp()), if(id = 2, ' bad', ' x')) AS text"
         frame = ranged.selectExpr("id", text)
-    builder = TopologyBuilder()
-    builder.spout("lines", frame)
-    builder.bolt("split", Split()).shuffle("lines")
-    result = execute(builder.build())
+    result = execute(in_line({"lines": frame, "split": Split()}))
     assert result.run.spilled
     ((_, row),) = result.failed.values()
     assert row["id"] == 2
@@ -119,10 +114,8 @@ def test_python_code_that_answers_otherwise_gives_no_record_anothers_payload(
         return [(i, "bad" if i == 1 else "a") for i in order]
 
     frame = spark.createDataFrame(spark.sparkContext.parallelize([0], 1).mapPartitions(rows), LINES)
-    builder = TopologyBuilder()
-    builder.spout("lines", frame if kind == "rdd" else frame.where("id >= 0").select("*"))
-    builder.bolt("split", Split()).shuffle("lines")
-    result = execute(builder.build())
+    frame = frame if kind == "rdd" else frame.where("id >= 0").select("*")
+    result = execute(in_line({"lines": frame, "split": Split()}))
     ((_, row),) = result.failed.values()
     assert (row["id"], row["text"]) == (1, "bad")
     assert result.run.spilled

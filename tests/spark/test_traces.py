@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pyarrow as pa
 from checkpoints import OPEN, records, run_one
-from streams import word_count
+from streams import ignored, word_count
 
 from ackcore import testing
 from ackcore.spark.base.schemas import MESSAGE_ID
@@ -21,7 +21,7 @@ LINES = pa.schema([("line", pa.string())])
 
 
 def run(*lines, **settings):
-    topology = word_count(testing.Source(LINES), lambda frame, number: None, **settings)
+    topology = word_count(testing.Source(LINES), ignored, **settings)
     return testing.run(topology, {"lines": [(line,) for line in lines]})
 
 

@@ -125,9 +125,8 @@ def test_a_python_that_lacks_what_its_daemon_needs_is_told(spark, context, tmp_p
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
     python.chmod(0o755)
     context.pythonExec = str(python)
-    with pytest.raises(
-        WorkerPythonError, match=rf"of its workers, {python}: .*No module named .*Set "
-    ):
+    said = rf"of its workers, {python}: .*No module named .*Set "
+    with pytest.raises(WorkerPythonError, match=said):
         check_workers(spark)
 
 
