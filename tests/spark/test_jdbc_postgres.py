@@ -29,8 +29,6 @@ from ackcore.spark.sinks.jdbc_connection import JdbcError
 cloudpickle.register_pickle_by_value(test_jdbc_sink)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-files = test_jdbc_sink.files  # a fixture
-
 
 @pytest.fixture
 def postgres_spark(spark, live_spark):
