@@ -558,7 +558,11 @@ def test_a_table_is_fed_by_a_planned_spout_with_the_acked_records():
     ("window", "reads", "text"),
     [
         (None, "hours.closed", "bolt 'second' reads the closed windows of table 'hours', which ha"),
-        (HOUR, "days.closed", "'days.closed', which is not declared; did you mean 'hours.closed'?"),
+        (
+            HOUR,
+            "days.closed",
+            "reads 'days.closed', which is not declared; did you mean 'hours.closed'?",
+        ),
         (HOUR, "first", "second -> hours.closed -> second; its windows would never all close"),
     ],
 )

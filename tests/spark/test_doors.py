@@ -356,10 +356,16 @@ def has_a_default(held):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (refers_to_a_global, r"the global 'LOCK' in Refers\.execute\(\), a lock, cannot be pickle"),
+        (
+            refers_to_a_global,
+            r"the global 'LOCK' in Refers\.execute\(\), a lock, cannot be pickled",
+        ),
         (refers_through_a_function, r"the global 'LOCK' in helper\(\), a lock, cannot be pickled"),
         (refers_to_a_variable, r"the variable 'lock' in Refers\.prepare\(\), a lock, cannot be"),
-        (has_a_default, r"the default of 'held' in Slotted\.prepare\(\), a lock, cannot be pick"),
+        (
+            has_a_default,
+            r"the default of 'held' in Slotted\.prepare\(\), a lock, cannot be pickled",
+        ),
         (has_it_on_the_class, "the attribute 'held' of class Has, a lock, cannot be pickled"),
     ],
 )

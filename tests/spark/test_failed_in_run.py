@@ -328,7 +328,9 @@ def test_an_outage_is_written_without_a_search(simulate, monkeypatch):
     assert not len(done.failed)
 
 
-@pytest.mark.parametrize("made", [once, lambda *bolts, **rest: in_front(*bolts, **rest)])
+@pytest.mark.parametrize(
+    "made", [once, lambda *bolts, **rest: in_front(*bolts, **rest)], ids=["alone", "in_front"]
+)
 @pytest.mark.parametrize("bolts", [(FailsTwice(), FailsLater()), (FailsLater(),)])
 def test_what_may_fail_later_is_judged_by_the_driver(simulate, made, bolts):
     """A tuple is open yet when its chunk is through; the later reason is final: it is the first."""

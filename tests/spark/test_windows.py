@@ -496,7 +496,11 @@ def test_open_windows_are_looked_up_and_change_and_close_at_the_end_of_a_run():
         (session(5, "ts"), {"reads": ["hours.changes"]}, "window may merge with others"),
         (tumbling(5, "at"), {"reads": []}, "time of window must name a column"),
         (tumbling(5, "shop"), {"reads": []}, "must be a column of timestamps, got 'shop'"),
-        (tumbling(5, "ts"), {"tracked": False}, "records of spout 'visits', which is not tracked"),
+        (
+            tumbling(5, "ts"),
+            {"tracked": False},
+            "gets records of spout 'visits', which is not tracked",
+        ),
     ],
 )
 def test_windows_that_do_not_fit_a_topology_are_refused_by_name(window, of, text):
