@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ackcore._arrow.record_batches import is_list
+from ackcore._arrow.record_batches import cast_column, has_type, is_list
 from ackcore._arrow.shown import shown_values
 
 #: Types of values that fit a column type without loss, or that Arrow itself refuses.
@@ -64,7 +64,7 @@ def array_of(
     types = list(map(type, values))
     usual = types.count(_USUAL.get(arrow_type, type))  # faster than to make a set of the types
     is_usual = usual == len(types) or usual + types.count(_NONE) == len(types)
-    if not is_usual and _holds_struct(arrow_type):
+    if not is_usual and has_type(arrow_type, pa.types.is_struct):
         values = [_by_name(value, arrow_type, projects) for value in values]
         types = list(map(type, values))
     try:
@@ -126,13 +126,6 @@ def as_mapping(value: Any) -> Mapping[Any, Any] | None:
     return None if names is None else {name: getattr(value, name) for name in names}
 
 
-def _holds_struct(arrow_type: pa.DataType) -> bool:
-    """Return whether a type contains a struct, at any depth."""
-    return pa.types.is_struct(arrow_type) or any(
-        _holds_struct(arrow_type.field(at).type) for at in range(arrow_type.num_fields)
-    )
-
-
 def _by_name(value: Any, arrow_type: pa.DataType, projects: bool) -> Any:
     """Return a value in which structs whose values have names are dicts.
 
@@ -140,7 +133,7 @@ def _by_name(value: Any, arrow_type: pa.DataType, projects: bool) -> Any:
     ValueError for an unknown or a missing name, unless ``projects`` is set.
     """
     kind = pa.types
-    if value is None or not _holds_struct(arrow_type):
+    if value is None or not has_type(arrow_type, kind.is_struct):
         return value
     if kind.is_struct(arrow_type):
         named = as_mapping(value)
@@ -200,12 +193,12 @@ def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row:
         column = column.dictionary_decode()
     typed = _castable(column.type, arrow_type)
     if typed != column.type:
-        column = column.cast(typed)
+        column = cast_column(column, typed)
     if not _means_the_same(column.type, arrow_type):
         raise ValueError(f"values of {column.type} have another meaning as {arrow_type}")
     try:
-        found = column.cast(arrow_type)
-        if are_alike(column, found.cast(column.type)):
+        found = cast_column(column, arrow_type)
+        if are_alike(column, cast_column(found, column.type)):
             return found
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError) as error:
         raise ValueError(str(error)) from error
@@ -219,7 +212,7 @@ def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row:
         size = half
     one = column.slice(row, 1)
     try:
-        outcome = f"would become {_shown(one.cast(arrow_type))}"
+        outcome = f"would become {_shown(cast_column(one, arrow_type))}"
     except pa.ArrowInvalid:
         outcome = "does not fit"
     raise ValueError(f"{_shown(one)} {outcome} in row {first_row + row}")
@@ -233,7 +226,8 @@ def _shown(one: pa.Array) -> str:
 def _survives_cast(column: pa.Array, arrow_type: pa.DataType) -> bool:
     """Return whether a cast to a type and the cast back give the same column."""
     try:
-        return are_alike(column, column.cast(arrow_type).cast(column.type))
+        found = cast_column(column, arrow_type)
+        return are_alike(column, cast_column(found, column.type))
     except pa.ArrowInvalid:
         return False
 

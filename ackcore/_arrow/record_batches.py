@@ -5,7 +5,7 @@ Also the buffers of an Arrow column, as numpy arrays that share its memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,12 @@ def is_text(arrow_type: pa.DataType) -> bool:
 def is_list(arrow_type: pa.DataType) -> bool:
     """Return whether a type is one of lists of any length or of a fixed length."""
     return isinstance(arrow_type, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
+
+
+def has_type(kind: pa.DataType, is_type: Callable[[pa.DataType], bool]) -> bool:
+    """Return whether ``is_type`` is true for a type or one of its nested types."""
+    parts = (kind.field(at).type for at in range(kind.num_fields))
+    return is_type(kind) or any(has_type(part, is_type) for part in parts)
 
 
 def has_offsets(arrow_type: pa.DataType) -> bool:
@@ -124,6 +130,34 @@ def _row_ends(batch: pa.RecordBatch) -> Int64s:
 def _end_within(ends: Int64s, start: int, most_bytes: int) -> int:
     last = int(np.searchsorted(ends, ends[start] + most_bytes, "right")) - 1
     return max(start, last)
+
+
+#: Whether Arrow's casts crash the process if null counts of a map's keys are unknown.
+_MISCOUNTS_KEYS = int(pa.__version__.split(".")[0]) < 26
+
+
+def cast_column(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType) -> Any:
+    """Return the column cast to a type by Arrow, in older versions without their fault of maps.
+
+    Before 26, a cast leaves the null counts of a map's keys unknown, and another cast, slice or
+    concatenation of the result may end the process. An IPC message has all counts.
+    """
+    if column.type == arrow_type:
+        return column
+    if not (_MISCOUNTS_KEYS and has_type(arrow_type, pa.types.is_map)):
+        return column.cast(arrow_type)
+    if isinstance(column, pa.ChunkedArray):
+        chunks = [cast_column(chunk, arrow_type) for chunk in column.chunks]
+        return pa.chunked_array(chunks, arrow_type)
+    return _recounted(_recounted(column).cast(arrow_type))
+
+
+def _recounted(column: pa.Array) -> pa.Array:
+    """Return a copy whose null counts are all known, without bitmaps where no value is null."""
+    batch, copy = pa.record_batch([column], ["0"]), pa.BufferOutputStream()
+    with pa.ipc.new_stream(copy, batch.schema) as writer:
+        writer.write_batch(batch)
+    return pa.ipc.open_stream(copy.getvalue()).read_next_batch().column(0)
 
 
 def one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

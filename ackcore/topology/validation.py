@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from ackcore._arrow.record_batches import has_type
 from ackcore._error_hints import listed, near_miss, nearest, refused_call, signature_of
 from ackcore.calls import RateLimit, Reject
 from ackcore.calls.call_queues import FairQueues
@@ -588,7 +589,7 @@ def _grouping(bolt: BoltSpec, each: Input, found: _DeclaredStream | None) -> Ite
                 f"{how} names field {key!r}, which {words} does not have; "
                 f"{near_miss(key, found.fields, 'fields')}"
             )
-        elif (type_ := found.types.get(key)) is not None and _has_map(type_):
+        elif (type_ := found.types.get(key)) is not None and has_type(type_, pa.types.is_map):
             yield (
                 f"{how} names field {key!r} of {words}, which is a {type_}; equal maps may list "
                 "their entries in any order, so group by another field, or emit a sorted list"
@@ -703,12 +704,6 @@ def _unsendable(type_: pa.DataType) -> pa.DataType | None:
         return type_
     parts = (_unsendable(type_.field(at).type) for at in range(type_.num_fields))
     return next((part for part in parts if part is not None), None)
-
-
-def _has_map(type_: pa.DataType) -> bool:
-    if pa.types.is_map(type_):
-        return True
-    return any(_has_map(type_.field(at).type) for at in range(type_.num_fields))
 
 
 def _unread(declared: Declared) -> Iterator[str]:

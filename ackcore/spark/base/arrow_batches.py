@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from ackcore._arrow.record_batches import cast_column
+
 Batches = Iterator[pa.RecordBatch]
 
 #: The function that mapInArrow calls on a worker, once per partition.
@@ -29,7 +31,6 @@ def as_spark_types(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     if batch.schema.types == target.types:
         return pa.RecordBatch.from_arrays(batch.columns, schema=target)
     columns = [
-        column if column.type == field.type else column.cast(field.type)
-        for column, field in zip(batch.columns, target, strict=True)
+        cast_column(column, field.type) for column, field in zip(batch.columns, target, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=target)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow.record_batches import offsets_of
+from ackcore._arrow.record_batches import cast_column, offsets_of
 from ackcore._arrow.shown import shown_rows
 from ackcore._error_hints import counted
 from ackcore._records import Int64s
@@ -405,7 +405,7 @@ def _by_values(rejects: SinkRejects, batch: SinkBatch) -> tuple[pa.Table, Int64s
 def _as_in_stream(values: pa.Table, schema: pa.Schema) -> pa.Table:
     for field in schema:
         try:
-            cast = values[field.name].cast(field.type)
+            cast = cast_column(values[field.name], field.type)
         except pa.ArrowException as error:
             raise InvalidRejects(
                 f"column {field.name!r} of SinkRejects must be {field.type}, as in the sink's "

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._arrow.lossless import are_alike
-from ackcore._arrow.record_batches import is_text
+from ackcore._arrow.record_batches import cast_column, is_text
 from ackcore._error_hints import listed
 from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.schemas import with_corrupt
@@ -203,7 +203,7 @@ class FileReader:
             return column
         is_parsed, said = self.format != "parquet", "values would be changed"
         try:
-            found = column.cast(field.type)
+            found = cast_column(column, field.type)
             if not any(_is_changed(*pair, is_parsed) for pair in _leaves(column, found)):
                 return found
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:

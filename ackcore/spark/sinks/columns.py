@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 
-from ackcore._arrow.record_batches import is_list
+from ackcore._arrow.record_batches import cast_column, has_type, is_list
 from ackcore._arrow.shown import far_places, has_text, invalid_text, unfit_rows
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
@@ -241,12 +241,6 @@ def refusing_unfit_times(write: _Write) -> _Write:
     return cast(_Write, checked)
 
 
-def has_type(kind: pa.DataType, is_type: _IsType) -> bool:
-    """Return whether ``is_type`` is true for a type or one of its nested types."""
-    parts = (kind.field(at).type for at in range(kind.num_fields))
-    return is_type(kind) or any(has_type(part, is_type) for part in parts)
-
-
 def _misfits(
     rows: pa.RecordBatch, fields: Sequence[pa.Field], is_limited: _IsType
 ) -> pa.StringArray:
@@ -357,7 +351,7 @@ def _changed_by_cast(column: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool
 
 def _is_castable(column: pa.Array, kind: pa.DataType) -> bool:
     try:
-        column.cast(kind)
+        cast_column(column, kind)
     except pa.ArrowNotImplementedError:
         return True  # no row is at fault
     except pa.ArrowInvalid:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow.record_batches import is_text
+from ackcore._arrow.record_batches import cast_column, is_text
 from ackcore._error_hints import naming_arguments
 from ackcore._records import Int64s
 from ackcore.spark.sinks.columns import (
@@ -444,7 +444,7 @@ def _rows(batch: SinkBatch, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows with the table's columns; columns that the stream lacks are null."""
     for rows in batch.record_batches():
         arrays = [
-            rows.column(field.name).cast(field.type)
+            cast_column(rows.column(field.name), field.type)
             if field.name in rows.schema.names
             else pa.nulls(len(rows), field.type)
             for field in columns

@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyspark
 
+from ackcore._arrow.record_batches import has_type
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.versions import SPARK, from_arrow_schema, to_arrow_schema
-from ackcore.spark.sinks.columns import has_type, refuse_same_names, spark_schema
+from ackcore.spark.sinks.columns import refuse_same_names, spark_schema
 from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.stores.interface import StoreConflict
 from ackcore.spark.stores.opening import is_bucket, open_store
