@@ -5,6 +5,7 @@ Tasks write the files of many dead letters, and the driver those of few.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable
 from typing import BinaryIO
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ackcore._arrow.record_batches import rebatched
+from ackcore._arrow.record_batches import cast_column, has_type, rebatched
 from ackcore.spark.base.reasons import reason_column
 from ackcore.spark.base.schemas import (
     ATTEMPT,
@@ -91,6 +92,21 @@ def letters_writer(
     """
     codec = _CODEC if compressed else "none"
     return pq.ParquetWriter(file, schema, compression=codec, write_page_checksum=True)
+
+
+def as_written(file: pq.ParquetFile, letters: pa.Table) -> pa.Table:
+    """Return columns that were read from a file, with the types in maps that were written.
+
+    Before 26, pyarrow reads intervals in maps as integers, though the file has Arrow's schema.
+    """
+    written = pa.ipc.read_schema(
+        pa.py_buffer(base64.b64decode(file.metadata.metadata[b"ARROW:schema"]))
+    )
+    for at, field in enumerate(letters.schema):
+        kind = written.field(field.name).type
+        if has_type(kind, pa.types.is_map) and field.type != kind:
+            letters = letters.set_column(at, field.with_type(kind), cast_column(letters[at], kind))
+    return letters
 
 
 def worth_compressing(letters: pa.Table) -> bool:

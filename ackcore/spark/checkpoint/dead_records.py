@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ackcore.spark.base.letter_columns import as_tracked
+from ackcore.spark.base.letter_columns import as_tracked, as_written
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import without_room
 from ackcore.spark.base.schemas import TRACKING, FailedFile
@@ -91,7 +91,7 @@ class DeadLettersFile:
         with pq.ParquetFile(self.cache.opened(self.file, self.nbytes)) as file:
             names = [name for name in file.schema_arrow.names if payload or name != "payload"]
             for n in range(file.num_row_groups):
-                letters = file.read_row_group(n, names)
+                letters = as_written(file, file.read_row_group(n, names))
                 attempts, replays = letters["attempts"], letters["replays"]
                 yield as_tracked(letters, attempts, replays, payload=payload)
 

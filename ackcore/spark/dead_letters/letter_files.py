@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import checksum_of
 from ackcore.spark.base.errors import StateError, corrupt
-from ackcore.spark.base.letter_columns import write_letters
+from ackcore.spark.base.letter_columns import as_written, write_letters
 from ackcore.spark.base.paths import Place
 from ackcore.spark.checkpoint.shared_record import INDEX
 from ackcore.spark.stores.interface import Store
@@ -185,9 +185,10 @@ def read_parts(
             here = None if wanted is None else wanted[start : start + rows]
             start += rows
             if here is None:
-                yield file.read_row_group(n, columns)
+                yield as_written(file, file.read_row_group(n, columns))
             elif here.any():
-                yield file.read_row_group(n, columns).filter(pa.array(here))
+                letters = file.read_row_group(n, columns).filter(pa.array(here))
+                yield as_written(file, letters)
 
 
 @contextlib.contextmanager
@@ -261,7 +262,7 @@ def read_letters(path: ObjectFile, columns: list[str] | None = None) -> pa.Table
     Raises CheckpointCorrupt if the file is damaged or missing.
     """
     with reading_letters(path) as file:
-        return file.read(columns)
+        return as_written(file, file.read(columns))
 
 
 def read_schema(path: ObjectFile) -> pa.Schema:
@@ -270,7 +271,7 @@ def read_schema(path: ObjectFile) -> pa.Schema:
     Raises CheckpointCorrupt if the file is damaged or missing.
     """
     with reading_letters(path) as file:
-        return file.schema_arrow
+        return as_written(file, file.schema_arrow.empty_table()).schema
 
 
 class BatchRows(NamedTuple):
