@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 import math
 import shutil
 import sys
@@ -99,6 +100,71 @@ def test_columns_are_refused_before_anything_runs(path):
         started(path, wider)
     with pytest.raises(ValueError, match=r"sink 'other': table .* has no column 'at'"):
         other.claim("other", "abc", "/cp")
+
+
+def logged(path, features=(), computed=None, **properties):
+    """Write the log of an empty table with the columns of WORDS, as another writer does."""
+    fields = [{"name": "word", "type": "string"}, {"name": "n", "type": "long"}]
+    for field in fields:
+        field |= {"nullable": True, "metadata": {}}
+    if computed is not None:
+        metadata = {"delta.generationExpression": computed}
+        fields.append({"name": "m", "type": "long", "nullable": True, "metadata": metadata})
+    writer = {"minWriterVersion": 7, "writerFeatures": features}
+    metadata = {"id": "t", "format": {"provider": "parquet", "options": {}}, "createdTime": 0}
+    metadata |= {"schemaString": json.dumps({"type": "struct", "fields": fields})}
+    metadata |= {"partitionColumns": [], "configuration": properties}
+    (path / "_delta_log").mkdir(parents=True)
+    actions = {"protocol": {"minReaderVersion": 1, **writer}}, {"metaData": metadata}
+    (path / f"_delta_log/{0:020}.json").write_text("\n".join(map(json.dumps, actions)))
+
+
+@pytest.mark.parametrize("is_append_only", ["true", "false"])
+def test_keys_of_an_append_only_table_are_refused_at_the_start(path, files, is_append_only):
+    logged(path, ["appendOnly"], **{"delta.appendOnly": is_append_only})
+    if is_append_only == "true":
+        with pytest.raises(
+            ValueError, match=r"is append-only \(delta\.appendOnly\); leave keys out"
+        ):
+            started(path, keys="word")
+        started(path).write(accepted(files))
+        assert len(rows(path)) == 4
+    else:
+        started(path, keys="word").write(accepted(files))
+        assert len(rows(path)) == 3
+
+
+@pytest.mark.parametrize("keys", [None, "word"])
+@pytest.mark.parametrize("feature", ["identityColumns", "rowTracking", "ofTheFuture"])
+def test_a_table_that_deltalake_cannot_write_is_refused_at_the_start(path, keys, feature):
+    logged(path, [feature])
+    with pytest.raises(ValueError, match=rf"(?i)the table features .*{feature}.*; drop them"):
+        started(path, keys=keys)
+    assert deltalake.DeltaTable(path).version() == 0
+
+
+@pytest.mark.parametrize("features", [["changeDataFeed"], ["checkConstraints"]])
+def test_a_table_with_features_that_deltalake_has_is_only_read_at_the_start(path, features):
+    logged(path, features, **{"delta.enableChangeDataFeed": "true"})
+    started(path, keys="word")
+    assert deltalake.DeltaTable(path).version() == 0
+
+
+def test_a_computed_column_of_one_that_keys_update_is_refused_at_the_start(path, files):
+    """An update leaves its value, which then contradicts its expression."""
+    logged(path, ["generatedColumns"], "n + 1")
+    with pytest.raises(ValueError, match=r"computes column 'm' of 'n', .* bolt emit 'm', or leave"):
+        started(path, keys="word")
+    started(path).write(accepted(files))
+    assert {m - n for _, n, m in rows(path)} == {1}
+    schema = pa.schema([*WORDS, ("m", pa.int64())])
+    started(path, schema, keys="word")
+    other = path.with_name("other")
+    logged(other, ["generatedColumns"], "length(word) + 10")
+    sink = started(other, keys="word")
+    for number in range(2):
+        sink.write(accepted(files, number))
+    assert {(word, m) for word, _, m in rows(other)} == {("a", 11), ("c", 11), ("d", 11)}
 
 
 # -- what is written -------------------------------------------------------------------------------

@@ -54,6 +54,8 @@ _REFUSAL = re.compile(
 _ENDPOINT = re.compile(r"(?i)((aws|azure|azure_storage)_)?endpoint(_url)?(_s3)?")
 _SHOWN = re.compile(r"(?i)(^|_)(region|bucket(_name)?|container_name|account_name)$")
 
+#: deltalake's error about a table of which it has not all writer features.
+_FEATURES = re.compile(r"Unsupported table features required: \[([^]]*)]")
 #: Metadata of a field that Delta computes from others if rows do not have it.
 _COMPUTED = "delta.generationExpression"
 
@@ -152,7 +154,8 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
 
         Raises ValueError if the stream lacks a key, an existing table lacks a column or a struct
         field, or the stream lacks a NOT NULL field or, without keys, a NOT NULL column. Types are
-        not compared with the table's. Raises SinkUnavailable if the storage fails.
+        not compared with the table's. Raises ValueError for a table that deltalake or, with keys,
+        an update cannot write. Raises SinkUnavailable if the storage fails.
         """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
@@ -171,6 +174,8 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             table = self._open() if is_there else None
         if table is not None:
             self._columns_for(what, table, schema)
+            with self._as_unavailable(sink):
+                self._refuse_unwritable(what, table, schema)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Create the table if it does not exist.
@@ -293,6 +298,42 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
                 f"{quoted} DROP NOT NULL)"
             )
         return columns
+
+    def _refuse_unwritable(self, what: str, table: DeltaTable, stream: pa.Schema) -> None:
+        """Raise ValueError if each write, or each update of a row, would fail.
+
+        ``what``: the beginning of the message.
+        """
+        if self.keys and table.metadata().configuration.get("delta.appendOnly") == "true":
+            raise ValueError(
+                f"{what}: keys update rows, and {self._shown} is append-only (delta.appendOnly); "
+                "leave keys out, or allow updates (ALTER TABLE ... SET TBLPROPERTIES "
+                "('delta.appendOnly' = 'false'))"
+            )
+        updated = [name for name in stream.names if name not in self.keys] if self.keys else []
+        for field in table.schema().fields:
+            if field.name in stream.names:
+                continue
+            formula = str(field.metadata.get(_COMPUTED, ""))
+            for name in updated:
+                if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", formula):
+                    raise ValueError(
+                        f"{what}: {self._shown} computes column {field.name!r} of {name!r}, and "
+                        f"deltalake does not when keys update {name!r}; have the bolt emit "
+                        f"{field.name!r}, or leave keys out"
+                    )
+        try:
+            # It deletes and commits nothing, but deltalake checks whether it can write the table.
+            table.delete("false")
+        except _deltalake().exceptions.CommitFailedError as error:
+            needed = _FEATURES.search(str(error))
+            if needed is None:
+                return
+            raise ValueError(
+                f"{what}: deltalake cannot write {self._shown}, which needs the table features "
+                f"{needed[1]}; drop them (ALTER TABLE ... DROP FEATURE), or write the table with "
+                "Spark, in a function as sink"
+            ) from None
 
     def _merge(self, commit: DeltaCommit) -> None:
         # Cast here, because deltalake does not cast to nested types with fewer nulls.
