@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import random
 import sys
 import traceback
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -140,6 +142,23 @@ def test_partitions_for_which_a_package_is_missing_are_refused(lake, monkeypatch
         return
     with pytest.raises(ImportError, match=r"partition part = .* pip install 'pyiceberg\[pyiceb"):
         check_sink("count", sink, schema)
+
+
+def test_a_format_that_pyiceberg_cannot_write_is_refused(lake):
+    with table(lake).transaction() as change:
+        change.set_properties({"write.format.default": "orc"})
+    with pytest.raises(ValueError, match=r"words has orc files \(write\.format\.default\), and"):
+        check_sink("count", to_iceberg("shop.words", lake), WORDS)
+    with table(lake).transaction() as change:
+        change.set_properties({"write.format.default": "PARQUET"})
+    check_sink("count", to_iceberg("shop.words", lake), WORDS)
+    location = Path(table(lake).metadata_location.removeprefix("file://"))
+    metadata = {**json.loads(location.read_text()), "format-version": 3, "next-row-id": 0}
+    location.write_text(json.dumps(metadata))
+    with pytest.raises(
+        ValueError, match="words has format version 3, and pyiceberg writes at most"
+    ):
+        check_sink("count", to_iceberg("shop.words", lake), WORDS)
 
 
 def test_a_partition_that_pyiceberg_cannot_write_is_refused(lake, monkeypatch):

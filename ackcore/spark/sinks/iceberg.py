@@ -127,11 +127,13 @@ class IcebergSink(TransactionalSink["Transaction"]):
 
         Raises ValueError if the table lacks a column or a struct field, or has a required one that
         the stream lacks. With keys, it must have no other column. Types are not compared with the
-        table's. Raises SinkUnavailable if the catalog does not answer, or the table does not exist,
-        and ImportError if the table's partitions need pyiceberg-core, which is not installed.
+        table's. Raises ValueError for a format that pyiceberg cannot write, SinkUnavailable if the
+        catalog does not answer, or the table does not exist, and ImportError if the table's
+        partitions need pyiceberg-core, which is not installed.
         """
         from pyiceberg.exceptions import NotInstalledError  # noqa: PLC0415
         from pyiceberg.io.pyarrow import pyarrow_to_schema  # noqa: PLC0415
+        from pyiceberg.table.metadata import SUPPORTED_TABLE_FORMAT_VERSION  # noqa: PLC0415
 
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
@@ -140,6 +142,17 @@ class IcebergSink(TransactionalSink["Transaction"]):
         columns = spark_schema(what, schema)
         with self._opened(sink) as table:
             there, version = table.schema(), table.metadata.format_version
+        files = table.properties.get("write.format.default", "parquet")
+        if version > SUPPORTED_TABLE_FORMAT_VERSION:
+            raise ValueError(
+                f"{what}: table {self.table} has format version {version}, and pyiceberg writes at "
+                f"most {SUPPORTED_TABLE_FORMAT_VERSION}; create a table of that version"
+            )
+        if files.lower() != "parquet":
+            raise ValueError(
+                f"{what}: table {self.table} has {files} files (write.format.default), and "
+                "pyiceberg writes Parquet; set the table's property to parquet"
+            )
         self._check_columns(what, schema, there)
         for part in table.spec().fields:
             try:
