@@ -385,6 +385,24 @@ def test_a_store_that_was_removed_from_its_checkpoint_is_missed(checkpoint):
         )
 
 
+def test_a_store_that_was_removed_elsewhere_is_missed_though_each_start_names_it(
+    checkpoint, tmp_path
+):
+    with_dead_letters(checkpoint)
+    there, other = tmp_path / "there", tmp_path / "other"
+    (checkpoint / "ackcore/dead_letters").rename(there)
+    with OPEN(checkpoint) as state:
+        key = state.deployment_key
+        for _ in range(2):
+            DeadLetters.open(checkpoint, key, there, records=state.records)
+        shutil.rmtree(there)
+        with pytest.raises(StateError, match="set dead_letters= to another directory, for new"):
+            DeadLetters.open(checkpoint, key, there, records=state.records)
+        assert not there.exists()
+        for _ in range(2):
+            DeadLetters.open(checkpoint, key, other, records=state.records)
+
+
 # -- columns --------------------------------------------------------------------------------------
 
 

@@ -111,11 +111,12 @@ class DeadLetters:
                 "whole old directory there first, or omit dead_letters= to keep using it"
             )
         owner = store.owner()
-        if path is None and before is not None and owner is None:
+        # Given again, the place is as it was; another one shows that the user knows of the loss.
+        if owner is None and url == before and (path is None or _counted(records)):
             raise StateError(
                 f"the dead letters of the checkpoint {home} are kept in {url}, which has no "
                 f"{INDEX}: is its file system mounted? If the letters are lost, set "
-                "dead_letters= to a directory for new ones"
+                "dead_letters= to another directory, for new ones"
             )
         if owner is None and store.newer_files(sys.maxsize):
             raise corrupt(
