@@ -101,7 +101,7 @@ class SparkStream(Stream):
         try:
             self._check_session()
         except RunFailed as error:
-            self.error = error
+            self._lose_session(error, self.error)
             self._abandon()
 
     def _begin(self) -> StreamingQuery:

@@ -178,6 +178,12 @@ class Stream(ABC):
             raise RunFailed(end)
         self._end = end  # one lost answer of the JVM is no end
 
+    def _lose_session(self, lost: RunFailed, before: BaseException | None) -> None:
+        """Make the loss of the session the stream's error; its cause is the error before it."""
+        if before is not lost and not isinstance(before, Stopped):
+            lost.__cause__ = before
+        self.error = lost
+
     def _run_to_end(self) -> None:
         """Run the stream, in its own thread; then close it, call ``on_end``, and set ``ended``."""
         try:
@@ -218,7 +224,7 @@ class Stream(ABC):
             return False  # it says more than the client, which has closed the lost session
         end = end_of(self._spark)
         if end is not None:
-            self.error = RunFailed(end)
+            self._lose_session(RunFailed(end), error)
             return False
         self._restarts += 1
         if not may_pass(error) or self._restarts > self._settings.max_restarts:

@@ -36,7 +36,7 @@ from ackcore.spark.base.interrupts import cancel_until
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.engine import action
-from ackcore.spark.engine.insist import RunFailed, SinkError
+from ackcore.spark.engine.insist import RunFailed, SinkError, Stopped
 from ackcore.spark.query import run_batch, start
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.topology import BatchBolt, Bolt, TopologyBuilder
@@ -499,3 +499,21 @@ def test_records_that_wait_are_not_forced_into_other_types(spark, tmp_path, stor
 class Never(BatchBolt):
     def process(self, batch, out):
         out.fail(range(len(batch)), "never")
+
+
+@pytest.mark.parametrize("is_restart", [True, False])
+@pytest.mark.parametrize("first", [None, SinkError("just before"), Stopped("by its end")])
+def test_the_loss_of_the_session_has_the_error_before_it_as_cause(monkeypatch, first, is_restart):
+    ended = object.__new__(spark_stream.SparkStream)
+    about = {"_spark": None, "_end": None, "error": first, "spark_query": None}
+    vars(ended).update(about, _leaving=threading.Event())
+    monkeypatch.setattr(stream, "end_of", lambda spark: "the session is gone")
+    monkeypatch.setattr(stream, "is_connect", lambda spark: False)
+    if is_restart:
+        assert not ended._may_restart(first)
+    else:
+        ended._end_with_session()
+        assert ended.error is first  # one lost answer
+        ended._end_with_session()
+    assert isinstance(ended.error, RunFailed)
+    assert ended.error.__cause__ is (None if isinstance(first, Stopped) else first)
