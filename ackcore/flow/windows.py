@@ -189,7 +189,7 @@ class Windows:
             if lease is None:
                 passed.append(failed)
                 # Without the chooser: a choice might change its state.
-                if not self._keyed and not any(c.has_room for c in self.consumers.values()):
+                if not any(c.has_room for c in self.consumers.values()):
                     break  # there is no room for any
             else:
                 failed.fate = Fate.SENT_AGAIN

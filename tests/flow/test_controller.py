@@ -374,3 +374,18 @@ def test_a_wait_for_room_looks_at_the_oldest_tuple_of_a_consumer(clock):
     clock.now_ns += S
     flow.begin(first)  # those behind it now time out before it
     assert flow._windows.due_ns() == 4 * S
+
+
+@pytest.mark.parametrize("chooser", [RoundRobin, ByKey])
+def test_without_room_one_requeued_item_is_looked_at(clock, chooser):
+    """Or each answer of a `Dispatcher` would take 20 µs for each item that waits."""
+    flow = FlowController("ab", limit=lambda: Fixed(9), chooser=chooser(), clock=clock)
+    for lease in [flow.try_acquire(n, key=n) for n in range(8)]:
+        flow.fail(lease)
+    flow.pause("a", 5)
+    flow.pause("b", 5)
+    looks, lease = [], flow._windows.lease
+    flow._windows.lease = lambda item, *args: looks.append(item) or lease(item, *args)
+    assert (flow.try_again(), looks) == (None, [0])
+    flow.resume("b")
+    assert [flow.try_again().item for _ in range(8)] == [*range(8)]
