@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 from worlds import Killed, KilledInCall, Source, Upper, World, fails
 
-from ackcore.spark import SinkRejects, to_kafka, to_parquet
+from ackcore.spark import SinkRejects, run_batch, table, to_kafka, to_parquet
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, REASON
 from ackcore.spark.engine import act, insist
@@ -20,8 +23,11 @@ from ackcore.spark.sinks import rejects
 from ackcore.spark.sinks.rejects import InvalidRejects, TooManyRefused
 from ackcore.spark.sinks.sink import check_sink
 from ackcore.spark.sinks.sink_batch import read_sink_file, row_numbers
-from ackcore.topology import TopologyBuilder
+from ackcore.tables import count
+from ackcore.topology import BasicBolt, TopologyBuilder
 from ackcore.topology.tuples import Reason
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Refusing(World):
@@ -555,3 +561,53 @@ def test_an_order_that_came_since_leaves_nobody_suspected(tmp_path, dying_at, or
     assert [run.rejected for run in world.runs] == [()]
     with world.driver()[0] as state:
         assert state.plan(0).ordered_by == {"lines": ("line",)}
+
+
+class Words(BasicBolt):
+    """Emits the words of a line."""
+
+    outputs = pa.schema([("word", pa.string())])
+
+    def execute(self, tuple, collector):
+        for word in tuple["line"].split():
+            collector.emit((word,))
+
+
+@pytest.mark.parametrize("order", [("refusing", "taking"), ("taking", "refusing")])
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_refused_row_keeps_its_record_out_of_tables_but_its_other_rows_in_sinks(
+    spark, tmp_path, order, raises
+):
+    """The order in which sinks and tables are declared makes no difference."""
+    taken = {name: {} for name in order}
+
+    def write(name, frame, number):
+        words = sorted(row["word"] for row in frame.collect())
+        taken[name][number] = words
+        if name == "refusing" and {"b", "loose"} & set(words):
+            refused = pa.table({"word": [word for word in words if word in ("b", "loose")]})
+            rejects = SinkRejects(refused, ["no"] * len(refused))
+            if raises:
+                raise rejects
+            taken[name][number] = [word for word in words if word not in ("b", "loose")]
+            return rejects
+        return None
+
+    def lines(*some):
+        return spark.createDataFrame([(line,) for line in some], "line string")
+
+    builder = TopologyBuilder()
+    builder.spout("lines", lines("a b", "c d", "a"))
+    builder.spout("untracked", lines("loose"), tracked=False)
+    builder.bolt("words", Words()).shuffle("lines").shuffle("untracked")
+    builder.sink("words", partial(write, order[0]), name=order[0])
+    builder.table("before", from_="words", key="word", value={"n": count()})
+    builder.sink("words", partial(write, order[1]), name=order[1])
+    builder.table("after", from_="words", key="word", value={"n": count()})
+    progress = run_batch(builder.build(), spark, tmp_path / "cp", max_dead_ratio=None)
+    assert (progress.acked, progress.dead) == (2, 1)
+    assert [*taken["refusing"].values()] == [["a", "a", "c", "d"]]
+    assert [*taken["taking"].values()] == [["a", "a", "b", "c", "d", "loose"]]
+    for name in ("before", "after"):
+        rows = table(tmp_path / "cp", name, spark).collect()
+        assert {row["word"]: row["n"] for row in rows} == {"a": 1, "c": 1, "d": 1, "loose": 1}
