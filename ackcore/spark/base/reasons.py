@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from ackcore._arrow.shown import as_texts
 from ackcore._records import Bools, Int64s
+from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.base.schemas import DUE_MS, REASON, REASON_TYPE, TRACKING, without_numbers
 from ackcore.topology.tuples import UNCOUNTED, UNIT, Reason
 
@@ -128,7 +129,7 @@ def with_several(tables: list[pa.Table], firsts: pa.Table) -> Int64s:
     reasons = pa.concat_tables(tables)
     roots = reasons["root_id"].to_numpy()
     other = pc.not_equal(reasons["text"], look_up(firsts, roots)[0])
-    return np.unique(roots[other.to_numpy()])
+    return distinct(roots[other.to_numpy()])
 
 
 def look_up(reasons: pa.Table, root_ids: Int64s) -> tuple[pa.Array, pa.Array]:

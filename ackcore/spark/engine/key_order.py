@@ -67,7 +67,7 @@ def held_back(
         waiting = (_numbered(t.select([n for n in t.column_names if n in wanted])) for t in tables)
         rest, *found = hold(spout, due, rest, waiting, partial(_keyed, columns=columns))
         if sum(map(len, found)):
-            blocked[spout] = np.unique(np.concatenate(found))
+            blocked[spout] = distinct(np.concatenate(found))
     return retries._replace(due=due, rest=rest), blocked
 
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from ackcore._error_hints import counted
 from ackcore._records import Bools, Int64s
 from ackcore.spark.base.reasons import FAILED, failures
+from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.base.schemas import FIRST_MS, REPLAYED, SinkFile
 from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.engine.act import files_of
@@ -170,7 +171,7 @@ class WindowedRows:
                     lost += int((is_late & rootless).sum())
                 some, rows = _roots_at(roots, np.flatnonzero(~usable))
                 timeless.append(some)
-                lost += int((~usable).sum()) - len(np.unique(rows))
+                lost += int((~usable).sum()) - len(distinct(rows))
             if lost:
                 _log.warning(
                     "table %r leaves out %s without a record of a tracked spout, because of a late "
@@ -188,7 +189,7 @@ class WindowedRows:
             ):
                 if len(roots):
                     reason = Reason(table.name, kind, text, True).encode()
-                    roots = np.unique(roots)
+                    roots = distinct(roots)
                     found.append(failures(roots, spouts, pa.repeat(reason, len(roots))))
         rows = pa.concat_tables(found).unify_dictionaries()
         _, first = np.unique(rows["root_id"].to_numpy(), return_index=True)

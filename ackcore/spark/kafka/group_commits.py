@@ -19,6 +19,7 @@ from ackcore.kafka.commit_metadata import CommitOrigin, MetadataForm
 from ackcore.offsets import Commit, decode_metadata
 from ackcore.retry import capped_doubling
 from ackcore.spark.base.atomic import check_fence
+from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.base.schemas import REPLAYED
 from ackcore.spark.kafka.plans import OffsetPlan
 
@@ -90,7 +91,7 @@ def _by_partition(tables: Iterable[pa.Table]) -> dict[tuple[str, int], Int64s]:
     cuts = np.flatnonzero((np.diff(of) != 0) | (np.diff(partitions) != 0)) + 1
     found = {}
     for start, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(of)], strict=True):
-        found[names[of[start]], int(partitions[start])] = np.unique(offsets[start:end])
+        found[names[of[start]], int(partitions[start])] = distinct(offsets[start:end])
     return found
 
 

@@ -35,6 +35,7 @@ from ackcore._error_hints import naming_arguments
 from ackcore._records import OPEN, RESET, Entries, Int64s, Settled
 from ackcore.spark.base.arrow_batches import Batches, MapInArrow
 from ackcore.spark.base.reasons import NO_TIME, SHOWN_BEFORE, earliest, look_up, reasons_of
+from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.settle import wire
 from ackcore.spark.settle.packing import Packer, fold, new_ledger
 from ackcore.spark.settle.wire import Events
@@ -296,7 +297,7 @@ def _roots_in(parts: Sequence[Events | Entries | pa.Table]) -> int:
     """Estimate the number of distinct roots, from one root in 64, chosen by a hash."""
     columns = [rows.root_ids for rows in parts if not isinstance(rows, pa.Table)]
     roots: Int64s = np.concatenate([ids[(ids * _ODD) & _ONE_IN_64 == 0] for ids in columns])
-    return 64 * len(np.unique(roots))
+    return 64 * len(distinct(roots))
 
 
 def _refuse_unlike_times(untimed: str) -> NoReturn:

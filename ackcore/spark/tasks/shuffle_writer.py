@@ -21,6 +21,7 @@ from ackcore._arrow.record_batches import bytes_before, offsets_of, take_rows
 from ackcore._backend import split_by_shard
 from ackcore._records import Int64s
 from ackcore.ids import edge_ids
+from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.tasks.exchange import Outbox
 from ackcore.spark.tasks.exchange_format import CohortRuns, PlacedRuns, RootRuns, untracked
 from ackcore.spark.tasks.ledger_rows import LedgerRows
@@ -166,7 +167,7 @@ def draw_edges(
         totals = np.zeros(chunk.groups, np.int64)
         np.bitwise_xor.at(totals, local, drawn)
         if chunk.closed:
-            groups = np.unique(local)
+            groups = distinct(local)
             of, at = chunk.entries_of(groups)
             late.append((chunk.roots[at], totals[groups][of]))
         else:
@@ -273,7 +274,7 @@ def _distinct(dests: Int64s, which: Int64s, n: int) -> tuple[Int64s, Int64s]:
     if len(pairs) and int(pairs.max()) < 8 * len(pairs):
         pairs = np.flatnonzero(np.bincount(pairs))
     else:  # a table of counts would be larger than the rows
-        pairs = np.unique(pairs)
+        pairs = distinct(pairs)
     return np.divmod(pairs, n) if len(pairs) else (pairs, pairs)
 
 
