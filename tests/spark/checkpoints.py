@@ -70,7 +70,9 @@ def tracked(source, **known):
     for field in TRACKING:
         values = known.pop(field.name.removeprefix("_ackcore_"), 0)
         values = values if isinstance(values, (list, range)) else [values] * n
-        columns.append(pa.array(values, field.type))
+        # Arrow makes text of 0, but before 21 casts no struct to another order of fields.
+        made = field.type if pa.types.is_struct(field.type) else None
+        columns.append(pa.array(values, made).cast(field.type))
     assert not known
     return pa.table([*columns, *source.columns], schema=pa.schema([*TRACKING, *source.schema]))
 
