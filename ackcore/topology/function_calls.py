@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -90,7 +91,8 @@ class RowFunction(_Calling, AsyncBolt):
         if hasattr(type(function), "__aenter__"):
             await function.__aenter__()
         elif hasattr(type(function), "__enter__"):
-            function.__enter__()
+            # In a thread without an event loop: it may run one, as asyncio.run() does.
+            await asyncio.to_thread(function.__enter__)
 
     async def execute(self, tuple: Tuple, collector: AsyncCollector) -> None:
         """Call the function with the tuple; emit its kept columns, followed by the answer."""
@@ -107,7 +109,7 @@ class RowFunction(_Calling, AsyncBolt):
         if hasattr(type(function), "__aenter__"):
             await function.__aexit__(None, None, None)
         elif hasattr(type(function), "__enter__"):
-            function.__exit__(None, None, None)
+            await asyncio.to_thread(function.__exit__, None, None, None)
 
 
 class BatchFunction(_Calling, BatchBolt):

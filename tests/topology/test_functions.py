@@ -414,6 +414,32 @@ def test_a_row_says_which_record_it_is():
     assert [row["said"] for row in emitted.values()] == [f"{n} 4 {n} frame" for n in range(601)]
 
 
+class Looped:
+    """A function that runs an event loop as it is entered and exited, as many clients do."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __enter__(self):
+        asyncio.run(self.see("entered"))
+
+    def __exit__(self, *error):
+        asyncio.run(self.see("exited"))
+
+    async def see(self, what):
+        self.seen.append(what)
+
+    def __call__(self, row):
+        return row["n"]
+
+
+def test_a_function_may_run_an_event_loop_as_it_is_entered():
+    function = Looped()
+    emitted, failed = run(RowFunction(function, SQUARE, NUMBERS, CallSettings()), batch_of(0, 3))
+    assert (len(emitted), failed) == (3, {})
+    assert function.seen == ["entered", "exited"]
+
+
 def test_what_is_tried_again_is_as_the_bolt_says():
     def fails(row):
         raise ConnectionError("reset") if row["n"] else ValueError("no")
