@@ -27,7 +27,7 @@ def run_threads(*works):
         raise errors[0]
 
 
-def run_python(code, *arguments, options=(), **environment):
+def run_python(code, *arguments, options=(), timeout_s=600, **environment):
     """Return the output of a fresh interpreter; fail with its errors if it does not end well.
 
     None takes a variable out of the environment.
@@ -35,6 +35,6 @@ def run_python(code, *arguments, options=(), **environment):
     told = {name: text for name, text in os.environ.items() if name not in environment}
     told |= {name: text for name, text in environment.items() if text is not None}
     command = [sys.executable, *options, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=timeout_s)
     assert done.returncode == 0, done.stderr
     return done.stdout

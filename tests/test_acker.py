@@ -147,8 +147,16 @@ def test_wrong_arguments_are_refused_by_name(make_acker, arguments, error, words
     ("backend", "error", "words"),
     [
         ("rust", ValueError, "no backend has the name 'rust'"),
-        (5, TypeError, "backend must be the name of a backend, or a callable .*, got int; leave"),
-        ({}, TypeError, "backend must be the name of a backend, or a callable .*, got dict; leave"),
+        (
+            5,
+            TypeError,
+            "backend must be the name of a backend, or a callable that .*, got int; leave",
+        ),
+        (
+            {},
+            TypeError,
+            "backend must be the name of a backend, or a callable that .*, got dict; leave",
+        ),
         (lambda: 5, TypeError, "unexpected keyword argument"),
         (lambda *_, **__: {}, TypeError, "lack .*apply.*rotate"),
     ],

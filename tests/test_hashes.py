@@ -136,7 +136,11 @@ def test_what_hashes_refuse(backend):
         ((hashes, fixed, 8.0), TypeError, "width must be an integer"),
         ((hashes, fixed, 4), ValueError, "must have 12 bytes for 3 rows of width 4, got 24"),
         ((hashes, [1, 2, 3], 8), TypeError, "data must be bytes or another buffer, got list"),
-        ((hashes, fixed.view("M8[s]"), 8), TypeError, "bytes or another buffer, got ndarray"),
+        (
+            (hashes, fixed.view("M8[s]"), 8),
+            TypeError,
+            "data must be bytes or another buffer, got ndarray",
+        ),
         ((hashes, np.arange(6)[::2], 8), ValueError, "data must be C-contiguous"),
         ((hashes, fixed, 8, np.ones(2, np.bool_)), ValueError, "hashes has 3 rows and valid has 2"),
     ):
@@ -148,7 +152,11 @@ def test_what_hashes_refuse(backend):
         (np.zeros(4, np.uint32), TypeError, f"{of_arrow}ui"),
         ([0, 0, 0, 0], TypeError, f"{of_arrow}lis"),
         (np.zeros(8, np.int32)[::2], ValueError, "offsets must be one-dimensional"),
-        (np.zeros(3, np.int32), ValueError, "4 items, the bounds of the bytes of 3 rows, got 3"),
+        (
+            np.zeros(3, np.int32),
+            ValueError,
+            "must have 4 items, the bounds of the bytes of 3 rows, got 3",
+        ),
         *(
             (np.array(offsets, dtype), ValueError, f"{within}{row}")
             for dtype in (np.int32, np.int64)

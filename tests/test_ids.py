@@ -380,13 +380,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_backends_refuse_in_the_same_words_that_name_the_argument_and_the_row(
-    native, reference, case
+    backend, reference, case
 ):
     error, words, call = REFUSED[case]
     refusals = []
-    for backend in (native, reference):
+    for each in (backend, reference):
         with pytest.raises(error) as refused:
-            call(backend)
+            call(each)
         assert words in str(refused.value)
         refusals.append((refused.type, str(refused.value)))
     assert refusals[0] == refusals[1]

@@ -88,8 +88,10 @@ def doctor(ackcore, lines):
     """``doctor(place)`` returns the findings of ``ackcore doctor`` by their names."""
 
     def run(place, code=0):
-        done = ackcore("doctor", place, "--master", "none", "--json", code=code)
-        return {each["what"]: each for each in lines(done)}
+        told = lines(ackcore("doctor", place, "--master", "none", "--json", code=code))
+        found = {each["what"]: each for each in told}
+        assert len(found) == len(told)
+        return found
 
     return run
 

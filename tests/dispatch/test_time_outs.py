@@ -186,4 +186,4 @@ print(counts.dead)
 
 
 def test_a_function_that_hangs_does_not_keep_the_interpreter():
-    assert run_python(HANGS) == "1\n"
+    assert run_python(HANGS, timeout_s=60) == "1\n"

@@ -161,7 +161,8 @@ class Job:
         """Hold the counts to the model.
 
         ``dead`` has the keys of the records that must be dead, or is a predicate of keys. All
-        others must be ACKED, unless ``alive`` says of which keys. Without it each may be either.
+        others must be ACKED, unless ``alive`` says of which keys. Without both, each record
+        may be either.
         """
         stamped = self.config.get("message_id") is None
         is_dead = dead if callable(dead) or dead is None else set(dead).__contains__

@@ -246,9 +246,10 @@ def test_a_forked_copy_says_at_once_that_it_polls_nothing(counts):
 def test_a_consumer_to_which_nothing_refers_any_more_leaves_its_group(counts, caplog):
     """Made anew in a loop after an error, for instance: it would keep its partitions for ever."""
     counts.produce(8)
+    options = {"session.timeout.ms": 3000}  # the mock cluster waits for it
     revoked = []
     consumer = consumer_of(
-        counts, on_revoke=lambda consumer, keys: revoked.append(consumer), options=SHORT
+        counts, on_revoke=lambda consumer, keys: revoked.append(consumer), options=options
     )
     first, *others = take(consumer, 8)
     consumer.ack(first)
@@ -258,7 +259,7 @@ def test_a_consumer_to_which_nothing_refers_any_more_leaves_its_group(counts, ca
     thread.join(60)
     assert (thread.ended, thread.error, revoked) == (True, None, [])
     assert "was not closed, and nothing refers to it" in caplog.text
-    with consuming(counts, options=SHORT) as consumer:
+    with consuming(counts, options=options) as consumer:
         again = take(consumer, 7)
     assert sorted(each.value for each in again) == sorted(each.value for each in others)
 

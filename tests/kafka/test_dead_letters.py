@@ -142,7 +142,7 @@ store.close()
 
 
 def test_a_function_for_dead_letters_that_hangs_does_not_keep_the_process_alive():
-    run_python(HANGS)
+    run_python(HANGS, timeout_s=30)
 
 
 def test_a_letter_whose_function_has_not_run_is_not_stored():

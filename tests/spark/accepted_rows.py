@@ -95,11 +95,11 @@ def check_full_disk(tmp_path, on_disk):
         for _ in range(2):
             with pytest.raises(SinkUnavailable, match="No space left"):
                 sink.write(accepted([file]))
-            assert rows() == []
+            assert (found := rows()) == [], found
         disk.resize(64)
         for _ in range(2):
             sink.write(accepted([file]))
-        assert len(rows()) == 60_000
+        assert (n := len(rows())) == 60_000, n
     finally:
         disk.remove()
 

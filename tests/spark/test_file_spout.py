@@ -285,6 +285,7 @@ def test_lines_that_cross_the_pieces_of_a_read_are_whole(folder, monkeypatch):
 def test_a_line_that_is_not_utf8_keeps_its_bytes(folder):
     put(folder, "a", 10, b"caf\xe9\n")
     spout = FileSpout(folder, "text")
+    assert names(spout.plan(None)) == ["a"]
     found = FileReader(spout._root, (("a",),), "text", spout.schema)
     (batch,) = found([pa.record_batch([pa.array([0])], ["id"])])
     assert batch.column(0).view(pa.binary()).to_pylist() == [b"caf\xe9"]

@@ -288,9 +288,11 @@ def test_the_store_does_as_a_list_would(tmp_path_factory, steps):
             new.append((spout, records(born, 1, due_ms=now + wait - born)))
         if dies is not None:
             KILLER.arm(dies)
-            with contextlib.suppress(Killed):
-                decide_and_mark(state, number, new)
-            KILLER.disarm()
+            try:
+                with contextlib.suppress(Killed):
+                    decide_and_mark(state, number, new)
+            finally:
+                KILLER.disarm()
             state.close()
             state = OPEN(checkpoint)
             if state.last_done != number and state.decision(number) is None:
