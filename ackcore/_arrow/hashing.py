@@ -18,6 +18,7 @@ from ackcore._arrow.record_batches import bits, bytes_in, has_offsets, strings, 
 from ackcore._backend import hash_binary, hash_fixed
 from ackcore._error_hints import counted
 from ackcore._records import Int64s
+from ackcore._reference.rows import fold_values
 
 
 def hash_columns(columns: Sequence[pa.Array], n: int) -> Int64s:
@@ -77,7 +78,7 @@ def _hash_into(hashes: Int64s, column: pa.Array) -> None:
         for field in range(arrow_type.num_fields):
             _hash_into(hashes, pa.nulls(0, arrow_type.field(field).type))
     elif types.is_dictionary(arrow_type):
-        _hash_into(hashes, column.dictionary_decode())
+        _hash_dictionary(hashes, column)
     elif types.is_struct(arrow_type):
         inner = np.zeros(n, np.int64)
         for field in range(arrow_type.num_fields):
@@ -116,6 +117,21 @@ def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], int]:
         # Below 2**63 their bytes equal those of signed ones.
         return data.view(f"u{width}").astype(np.uint64), 8
     return data, width
+
+
+def _hash_dictionary(hashes: Int64s, column: pa.Array) -> None:
+    """Mix a dictionary column into the hashes; each entry of the dictionary is hashed once."""
+    entries = len(column.dictionary)
+    if entries > len(column):
+        # A slice of a longer column may have a dictionary of any length.
+        _hash_into(hashes, column.dictionary_decode())
+        return
+    of_entry = np.zeros(entries, np.int64)
+    _hash_into(of_entry, column.dictionary)
+    indices = column.indices.fill_null(0).cast(pa.int64()).to_numpy(zero_copy_only=True)
+    # If all rows are null, there may be no entry.
+    of_row = of_entry[indices] if entries else np.zeros(len(column), np.int64)
+    fold_values(hashes, of_row, valid_rows(column.indices))
 
 
 def _hash_lists(hashes: Int64s, column: pa.Array) -> None:

@@ -67,7 +67,7 @@ class Call:
         self.done = False
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class KeyQueue:
     """The waiting calls of one key, and its own limits.
 

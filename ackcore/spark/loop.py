@@ -140,7 +140,7 @@ class Work(Protocol):
         """Raise the error that ends the query if its session has ended."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Pacing:
     """The times at which a stream needs a micro-batch.
 

@@ -230,7 +230,7 @@ def rows_in(
     return pa.Table.from_arrays([pa.array(hashes), *columns], schema=schema)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class TableReader:
     """The rows of a table in all its segments.
 

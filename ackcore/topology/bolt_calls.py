@@ -233,7 +233,7 @@ def refuse_returned(result: object, emit: str) -> None:
 
 def overrides_flush(component: Component) -> bool:
     """Return whether a `BasicBolt` or a `BatchBolt` has a ``flush`` of its own."""
-    for base in (BasicBolt, BatchBolt):
+    for base in (BatchBolt, BasicBolt):
         if isinstance(component, base):
             return type(component).flush is not base.flush or "flush" in vars(component)
     return False

@@ -70,9 +70,15 @@ class RowFunction(_Calling, AsyncBolt):
     concurrent call.
     """
 
-    def __init__(self, *args: Any, **told: Any) -> None:
-        super().__init__(*args, **told)
-        settings = self._settings
+    def __init__(
+        self,
+        function: Function,
+        answers: pa.Schema,
+        kept: pa.Schema,
+        settings: CallSettings,
+        **told: Any,
+    ) -> None:
+        super().__init__(function, answers, kept, settings, **told)
         self.max_concurrency = settings.max_concurrency
         self.timeout_s = settings.timeout_s
         self.limit = settings.limit
@@ -251,7 +257,7 @@ class RowCalls:
                     yield Tuple(rows[row], origin, row)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Slice:
     """Some rows of a batch, and the outcomes of their calls so far.
 

@@ -765,20 +765,20 @@ def compiled_checks(
     for spout in declared.spouts:
         if not spout.expect:
             continue
-        subject = f"spout {spout.name!r}"
-        if not spout.tracked and any(one.on_fail == "dead_letter" for one in spout.expect):
-            wrong.append(
-                f"expect of {subject} sends records to the dead letters, and untracked records "
-                "have none; set on_fail to 'drop' or 'fail', or remove tracked=False"
-            )
         source: Any = spout.source
         schema = source.schema if spout.kind is None else source.emits
-        emitters.append((subject, spout, {DEFAULT_STREAM: schema}))
+        emitters.append((f"spout {spout.name!r}", spout, {DEFAULT_STREAM: schema}))
     for bolt in declared.bolts:
         if bolt.name not in broken:
             emitters.append((f"bolt {bolt.name!r}", bolt, bolt.schemas))
     for subject, emitter, schemas in emitters:
         name = emitter.name
+        untracked = isinstance(emitter, Spout) and not emitter.tracked
+        if untracked and any(one.on_fail == "dead_letter" for one in emitter.expect):
+            wrong.append(
+                f"expect of {subject} sends records to the dead letters, and untracked records "
+                "have none; set on_fail to 'drop' or 'fail', or remove tracked=False"
+            )
         for stream in dict.fromkeys(one.stream for one in emitter.expect):
             if stream not in schemas:
                 wrong.append(

@@ -522,6 +522,13 @@ def test_large_objects_go_and_come_in_parts(objects, proxy, tmp_path, monkeypatc
     assert any("partNumber=3" in request.path for request in proxy.requests)
     assert bytes(objects.read("large")) == content
 
+    def lacks_a_folder():
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", lacks_a_folder)
+    with pytest.raises(FileNotFoundError, match="no usable temporary"):  # the object is not missing
+        objects.read("large")
+
 
 def test_a_large_file_is_put_where_there_is_none(objects, monkeypatch, tmp_path):
     """In parts, which take no condition: it is looked at before."""

@@ -162,7 +162,7 @@ class BatchDecision:
         return cache.write(prefix, "nonacked", ROOT_IDS, batches)
 
 
-#: The fields that a decision's JSON has as they are.
+#: The fields that are JSON already; `BatchDecision.write` replaces ``now_ms``.
 _AS_JSON = ("number", "work", "counts", "totals", "now_ms", "reread", "times", "behind")
 
 

@@ -116,7 +116,7 @@ class TableCache:
     epoch of this driver. ``check``: whether to check the lengths and checksums of files on a file
     system.
 
-    Attributes: ``unnamed``: the files that no record may name.
+    Attributes: ``unnamed``: the files that perhaps no record names.
     """
 
     def __init__(self, store: Store, epoch: int, *, check: bool = True):

@@ -145,7 +145,7 @@ class SegmentFiles:
     ``store``: the file system or the bucket, rooted at ``<checkpoint>/ackcore``. ``epoch``: the
     epoch of the driver.
 
-    Attributes: ``unnamed``: the files that no record may name.
+    Attributes: ``unnamed``: the files that perhaps no record names.
     """
 
     def __init__(self, store: Store, epoch: int) -> None:

@@ -198,11 +198,11 @@ def _replay(
             some = matching.get(file.path, np.empty(0, np.int64))
         if some is not None and not len(some):
             continue
-        one, letters, often = _choose(file, each, some, counting, notes, bound)
+        one, batches, often = _choose(file, each, some, counting, notes, bound)
         if often:
             left_out[each] += often
         if len(one.times):
-            add_places(rows.setdefault(each, {}), np.flatnonzero(one.mask), letters)
+            add_places(rows.setdefault(each, {}), np.flatnonzero(one.mask), batches)
             wanted.setdefault(each, []).append(one)
     fields = fields_of(checkpoint)
     tables = {
@@ -264,6 +264,8 @@ def _choose(
         pc.equal(letters["component"], spout), pc.is_in(letters["error_type"], pa.array(UNREAD))
     )
     wanted &= ~unread.fill_null(False).to_numpy()
+    if not wanted.any():
+        return _Chosen(file, wanted, np.empty(0, np.int64)), rows, 0
     replays = letters["replays"].fill_null(0).to_numpy()  # null in emptied rows
     times = replays + sent_rows(rows, spout, notes)[0]
     often = wanted & (times >= bound)

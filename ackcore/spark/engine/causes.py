@@ -154,7 +154,7 @@ def _added(*some: Iterable[Cause]) -> tuple[Cause, ...]:
     return tuple(sorted(kinds.values(), key=lambda cause: (-cause.deaths, cause)))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class StreamLimit:
     """The limit on the dead records of a stream, checked after each micro-batch.
 

@@ -61,7 +61,7 @@ class Failed(Exception):
         self.error = error
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SinkCalls:
     """The calls of a sink, or of the dead-letter store, for one micro-batch.
 
@@ -202,7 +202,7 @@ class RowsMissing(Exception):
     """Planned rows of a micro-batch were missing for longer than the source's time-out."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Outage:
     """A time in which the planned rows of a micro-batch cannot be read.
 

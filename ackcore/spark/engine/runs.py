@@ -105,7 +105,7 @@ _SMALL = 20_000
 _CORRUPT = re.compile(rf"\b{CheckpointCorrupt.__name__}: (.+)")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Runs:
     """The steps run, check and decide of micro-batches; `Engine` documents the arguments."""
 

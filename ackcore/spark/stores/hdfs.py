@@ -137,9 +137,9 @@ class HdfsStore(FileSystemStore):
             size, data = self._read(checked_key(key), 0, PIECE_BYTES)
             if size <= PIECE_BYTES:
                 return aligned(data)
-            return mapped(lambda at, most: self._read(key, at, most)[1] if at else data, size)
         except (FileNotFoundError, IsADirectoryError):
             return None
+        return mapped(lambda at, most: self._read(key, at, most)[1] if at else data, size)
 
     def _read(self, file: str, start: int = 0, length: int = sys.maxsize) -> tuple[int, bytes]:
         """Return the size of a file, and up to ``length`` of its bytes from ``start`` on."""

@@ -156,14 +156,19 @@ def aligned(data: Any) -> pa.Buffer:
     return copy
 
 
-def mapped(read: Callable[[int, int], Any], size: int) -> pa.Buffer:
+def mapped(read: Callable[[int, int], Any], size: int) -> pa.Buffer | None:
     """Return an object of ``size`` bytes as one buffer, mapped from a file without a name.
 
-    ``read``: returns a piece of the object, given its start and its length.
+    ``read``: returns a piece of the object, given its start and its length. None if it raises
+    FileNotFoundError or IsADirectoryError: the object is gone.
     """
     with tempfile.TemporaryFile() as file:
         for start in range(0, size, PIECE_BYTES):
-            file.write(read(start, PIECE_BYTES))
+            try:
+                piece = read(start, PIECE_BYTES)
+            except (FileNotFoundError, IsADirectoryError):
+                return None
+            file.write(piece)
         file.flush()
         with pa.memory_map(f"/proc/self/fd/{file.fileno()}") as source:
             return source.read_buffer()

@@ -164,9 +164,9 @@ class ObjectStore:
                 size = found.meta["size"]
                 if size <= PIECE_BYTES:
                     return aligned(found.bytes())
-            return mapped(partial(self._range, key), size)
         except FileNotFoundError:
             return None
+        return mapped(partial(self._range, key), size)
 
     def _range(self, key: str, start: int, length: int) -> Any:
         """Return up to ``length`` bytes of an object from offset ``start``."""

@@ -59,7 +59,7 @@ class SeenSource(NamedTuple):
         return SeenKeys(shape, opened, horizon_ms, self.waiting, self.now_ms)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SeenFold(TableFold):
     """The fold of one micro-batch into the table of a spout's keys.
 

@@ -28,7 +28,7 @@ from ackcore.tables.watermarks import WindowWatermarks
 from ackcore.tables.window_rows import closing_rows, merged_sessions
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class TableFold:
     """The fold of one micro-batch's rows into one table.
 
@@ -123,7 +123,7 @@ class TableFold:
         return self._files.put(self._shape.name, self._number, data, len(rows), lo, hi)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class WindowFold(TableFold):
     """The fold of one micro-batch into one table with windows.
 
@@ -155,9 +155,10 @@ class WindowFold(TableFold):
 
     def _closed(self, segments: Sequence[SegmentInfo]) -> tuple[SegmentInfo, ...]:
         """Write the rows whose windows close, and return their new segments, if there are any."""
-        window, until = self._shape.window, self._after.closed
-        if window is None or not window.closes_between(self._now_ms, until):
+        before, until = self._now_ms, self._after.closed  # the bounds of closed windows
+        window = self._shape.window
+        if window is None or not window.closes_between(before, until):
             return ()
         opened = opened_segments(self._files, self._shape, segments)
-        reader = TableReader(self._shape, opened, self._now_ms)
+        reader = TableReader(self._shape, opened, before)
         return tuple(self._put(rows, 0, HASH_END) for rows in closing_rows(reader, until))

@@ -150,7 +150,7 @@ class BoltInstance:
         return counts
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Bolts:
     """The bolts of a task, each created when its first rows arrive.
 

@@ -36,7 +36,7 @@ from ackcore.topology.dedup import AT_MS, DUPLICATES, SEEN, DedupBolt
 from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Identity, Results
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SeenKeys(TableReader):
     """A reader of the table of ACKED records' keys, with the hashes of waiting records' keys.
 

@@ -41,7 +41,7 @@ from ackcore.spark.tasks.exchange_format import (
 _CHUNK_BYTES = 1 << 20
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Outbox:
     """The rows that one task sends to later stages, with their counts and fingerprint.
 

@@ -60,7 +60,7 @@ class _Kept:
         self.nbytes += rows.nbytes
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Letters:
     """A file of dead letters, created with its first full row group, or in `finish`."""
 

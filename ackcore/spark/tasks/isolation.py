@@ -121,7 +121,7 @@ class Evidence:
         return -self.alone[root], root
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class AttemptIsolation:
     """The isolation of one attempt: its in-flight marker, the evidence it uses, and its time limit.
 
@@ -220,7 +220,7 @@ class AttemptIsolation:
             self._executor.lock(fcntl.LOCK_UN)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class IsolatedBolts:
     """The bolts of a task, with a marker for the rows in flight and with suspects run alone.
 

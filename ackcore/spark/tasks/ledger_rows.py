@@ -47,7 +47,7 @@ class _Failed(NamedTuple):
         return self._replace(groups=self.groups[which], reasons=reasons)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class LedgerRows:
     """A collector of one task's INITs, acks and failures, which it sends through ``outbox``.
 

@@ -37,7 +37,7 @@ MOST_ROW_BYTES = 1 << 30
 _NONE: tuple[Int64s, Int64s, Int64s] = (np.empty(0, np.int64),) * 3
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ShuffleWriter:
     """A sender of one task's rows to later stages, by the groupings of their subscriptions.
 

@@ -66,7 +66,10 @@ class RunPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec(RunPlan):
-    """The settings of the tasks of a run: its plan, the topology and limits."""
+    """The settings of the tasks of a run: its plan, the topology and limits.
+
+    ``retries`` and ``blocked`` are empty and ``is_small`` is False: no task reads them here.
+    """
 
     layout: Layout  # the components by level, and the subscriptions between them
     components: Mapping[str, Component]  # the component of each bolt, by name
