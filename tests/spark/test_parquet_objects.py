@@ -91,6 +91,35 @@ def test_a_row_whose_date64_is_too_far_for_days_of_32_bits_is_refused(bucket, tm
     }
 
 
+@pytest.mark.parametrize(
+    ("kind", "nested"),
+    [
+        (pa.list_(pa.date64()), lambda at: [at]),
+        (pa.list_(pa.date64(), 1), lambda at: [at]),
+        (pa.large_list(pa.timestamp("s")), lambda at: [at]),
+        (pa.struct([("at", pa.timestamp("s", "UTC"))]), lambda at: {"at": at}),
+        (
+            pa.map_(pa.string(), pa.struct([("at", pa.timestamp("ms"))])),
+            lambda at: {"k": {"at": at}},
+        ),
+        (pa.map_(pa.timestamp("s"), pa.int8()), lambda at: {at: 1}),
+    ],
+    ids=str,
+)
+def test_a_row_with_a_far_time_in_a_nested_type_is_refused(bucket, tmp_path, kind, nested):
+    """Arrow writes others: dates in all versions, and times before 26."""
+    days = [0, 2**33 * 86_400_000]
+    at = pa.array([None, None], pa.int64())
+    file = accepted_rows.columns_file(
+        tmp_path,
+        pa.schema([("at", kind), (ROOT, pa.int64())]),
+        [pa.array(map(nested, days), kind), at],
+    )
+    why = accepted_rows.written_without_refused(to_parquet(bucket), accepted([file]))
+    assert list(why) == [(0, 1)]
+    assert why[0, 1].startswith("the value of column 'at' does not fit into ")
+
+
 @pytest.fixture
 def by_tasks(spark, tasks_reach, monkeypatch):
     monkeypatch.setattr(parquet_directory, "DRIVER_ROWS", -1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -215,6 +214,29 @@ def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_limited: _IsType) ->
         raise batch.refuse(np.concatenate(refused), pa.chunked_array(reasons, pa.string()))
 
 
+def with_spark_times(kind: pa.DataType) -> pa.DataType:
+    """Return a type with Spark's dates, of 32 bits, and times, in microseconds, at any depth."""
+    is_ = pa.types
+    if is_.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    if is_.is_duration(kind):
+        return pa.duration("us")
+    if is_.is_date64(kind):
+        return pa.date32()
+    parts = [kind.field(at) for at in range(kind.num_fields)]
+    parts = [one.with_type(with_spark_times(one.type)) for one in parts]
+    if is_.is_struct(kind):
+        return pa.struct(parts)
+    if is_.is_map(kind):
+        entries = parts[0].type
+        return pa.map_(entries[0], entries[1], kind.keys_sorted)
+    if is_.is_fixed_size_list(kind):
+        return pa.list_(parts[0], kind.list_size)
+    if is_.is_large_list(kind):
+        return pa.large_list(parts[0])
+    return pa.list_(parts[0]) if is_.is_list(kind) else kind
+
+
 def refusing_unfit_times(write: _Write) -> _Write:
     """Decorate a method, with the `SinkBatch` as last argument, that casts times to Spark's types.
 
@@ -228,14 +250,9 @@ def refusing_unfit_times(write: _Write) -> _Write:
         except (StateError, SinkRejects):
             raise
         except Exception:
-            schema = args[-1].schema()
-            fields = [
-                field.with_type(pa.date32()) if pa.types.is_date64(field.type) else field
-                for field in schema
-                if has_type(field.type, pa.types.is_temporal)
-            ]
-            with contextlib.suppress(TypeError):
-                refuse_misfits(args[-1], spark_schema("", pa.schema(fields)), lambda kind: False)
+            fields = [one.with_type(with_spark_times(one.type)) for one in args[-1].schema()]
+            fields = [one for one in fields if has_type(one.type, pa.types.is_temporal)]
+            refuse_misfits(args[-1], pa.schema(fields), lambda kind: False)
             raise
 
     return cast(_Write, checked)

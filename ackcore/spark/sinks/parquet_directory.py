@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyspark
 
-from ackcore._arrow.record_batches import has_type
+from ackcore._arrow.record_batches import cast_column, has_type
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.versions import SPARK, from_arrow_schema, to_arrow_schema
-from ackcore.spark.sinks.columns import refuse_same_names, spark_schema
+from ackcore.spark.sinks.columns import refuse_same_names, spark_schema, with_spark_times
 from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.stores.interface import StoreConflict
 from ackcore.spark.stores.opening import is_bucket, open_store
@@ -204,8 +204,8 @@ def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordB
     writer = None
     for table in map(_with_intervals, _gathered(batches)):
         for column in table.columns:
-            if pa.types.is_date64(column.type):
-                column.cast(pa.date32())  # raises for a far value, which Arrow would write wrongly
+            # It raises for far values: some versions of Arrow would write others.
+            cast_column(column, with_spark_times(column.type))
         if writer is None:
             metadata = {**(table.schema.metadata or {}), _SPARK_VERSION: pyspark.__version__}
             schema = table.schema.with_metadata(metadata)
