@@ -394,13 +394,13 @@ def test_a_store_that_was_removed_elsewhere_is_missed_though_each_start_names_it
     with OPEN(checkpoint) as state:
         key = state.deployment_key
         for _ in range(2):
-            DeadLetters.open(checkpoint, key, there, records=state.records)
+            DeadLetters.checked(checkpoint, key, there, records=state.records)()
         shutil.rmtree(there)
         with pytest.raises(StateError, match="set dead_letters= to another directory, for new"):
-            DeadLetters.open(checkpoint, key, there, records=state.records)
+            DeadLetters.checked(checkpoint, key, there, records=state.records)()
         assert not there.exists()
         for _ in range(2):
-            DeadLetters.open(checkpoint, key, other, records=state.records)
+            DeadLetters.checked(checkpoint, key, other, records=state.records)()
 
 
 # -- columns --------------------------------------------------------------------------------------

@@ -14,11 +14,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
-from streams import available_now
 
 from ackcore import testing
 from ackcore.metrics.readings import READINGS, SnapshotListener
-from ackcore.spark import RateSpout, RunFailed, dead_letters, run_batch
+from ackcore.spark import RateSpout, RunFailed, dead_letters, run_batch, start
 from ackcore.spark.base.versions import SPARK
 from ackcore.spark.engine.insist import ExpectationFailed
 from ackcore.spark.engine.progress import Progress
@@ -518,7 +517,10 @@ def test_a_stream_ends_with_the_expectation_and_continues_after_its_correction(s
         source = RateSpout(50, max_rows_per_batch=20)
         builder.spout("rate", source, expect=expect("value <> 30", on_fail=on_fail))
         builder.sink("rate", lambda rows, number: written.append(rows.count()))
-        query = available_now(builder.build(), spark, tmp_path / "checkpoint")
+        query = start(
+            builder.build(), spark, tmp_path / "checkpoint", trigger={"availableNow": True}
+        )
+        query.await_termination(60)
         return query
 
     with pytest.raises(ExpectationFailed, match=r"micro-batch 1: .* not met: value=30 .* 'rate'"):

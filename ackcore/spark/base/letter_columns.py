@@ -42,7 +42,10 @@ def as_letters(dead: pa.Table, number: int) -> pa.Table:
     values |= {name: dead[tracked] for name, tracked in TRACKED.items()}
     values["batch_id"] = pa.array(np.full(dead.num_rows, number))
     columns = [values[field.name].cast(field.type) for field in LETTER]
-    return pa.table([*columns, payload.to_struct_array()], schema=schema_of(payload.schema))
+    # Table.to_struct_array() raises before pyarrow 21 if there is no chunk.
+    structs = (batch.to_struct_array() for batch in payload.to_batches())
+    columns.append(pa.chunked_array(structs, pa.struct(payload.schema)))
+    return pa.table(columns, schema=schema_of(payload.schema))
 
 
 def schema_of(source: pa.Schema) -> pa.Schema:
