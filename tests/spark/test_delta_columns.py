@@ -17,6 +17,8 @@ import deltalake
 from accepted_rows import WORDS, accepted, row_file, written_without_refused
 from test_delta_sink import deltalake_type, rows, started
 
+from ackcore.spark.base.versions import SPARK
+
 
 @pytest.fixture
 def path(tmp_path):
@@ -194,6 +196,7 @@ def test_columns_are_named_as_they_are(path, tmp_path):
     assert rows(path) == [(1, 2, 6)]
 
 
+@pytest.mark.skipif(SPARK < (4,), reason="Spark 3.5 has no type for a list of a fixed length")
 @pytest.mark.parametrize("keys", [None, "n"])
 def test_lists_of_a_fixed_length_are_searched_like_others(path, tmp_path, keys):
     day, required = pa.date32(), pa.field("element", pa.int64(), nullable=False)

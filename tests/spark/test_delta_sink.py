@@ -11,6 +11,7 @@ import sys
 import traceback
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
 
@@ -231,7 +232,8 @@ def test_values_of_every_type_come_through(path, tmp_path, keys):
     values = [value for _, value in VALUES.values()]
     sink = started(path, schema, keys=keys)
     sink.write(accepted([row_file(tmp_path, [(*values, None)], schema=schema)]))
-    (found,) = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
+    (file,) = deltalake.DeltaTable(path).file_uris()
+    (found,) = pq.read_table(file).to_pylist()  # pyarrow 19 loses [1, None] in tables of deltalake
     assert list(found.values()) == values
 
 
