@@ -167,7 +167,7 @@ def test_a_field_that_the_stream_does_not_have_and_takes_no_null_is_named(path, 
     started(path, pa.schema([word, ("s", pa.list_(pa.struct([*some, required])))]), keys=keys)
 
 
-@pytest.mark.parametrize("keys", [None, "n"])
+@pytest.mark.parametrize("keys", [None, "word", "n"])
 @pytest.mark.parametrize("partition_by", [[], ["tens"]])
 def test_a_column_that_the_table_computes_is_computed(path, tmp_path, partition_by, keys):
     tens = {"delta.generationExpression": "n * 10"}

@@ -103,9 +103,9 @@ def test_columns_are_refused_before_anything_runs(path):
         other.claim("other", "abc", "/cp")
 
 
-def logged(path, features=(), computed=None, **properties):
-    """Write the log of an empty table with the columns of WORDS, as another writer does."""
-    fields = [{"name": "word", "type": "string"}, {"name": "n", "type": "long"}]
+def logged(path, features=(), computed=None, columns=tuple(WORDS.names), **properties):
+    """Write the log of an empty table, by default with the columns of WORDS, as others do."""
+    fields = [{"name": name, "type": "string" if name == "word" else "long"} for name in columns]
     for field in fields:
         field |= {"nullable": True, "metadata": {}}
     if computed is not None:
@@ -151,21 +151,31 @@ def test_a_table_with_features_that_deltalake_has_is_only_read_at_the_start(path
     assert deltalake.DeltaTable(path).version() == 0
 
 
-def test_a_computed_column_of_one_that_keys_update_is_refused_at_the_start(path, files):
-    """An update leaves its value, which then contradicts its expression."""
-    logged(path, ["generatedColumns"], "n + 1")
-    with pytest.raises(ValueError, match=r"computes column 'm' of 'n', .* bolt emit 'm', or leave"):
-        started(path, keys="word")
-    started(path).write(accepted(files))
-    assert {m - n for _, n, m in rows(path)} == {1}
-    schema = pa.schema([*WORDS, ("m", pa.int64())])
-    started(path, schema, keys="word")
-    other = path.with_name("other")
-    logged(other, ["generatedColumns"], "length(word) + 10")
-    sink = started(other, keys="word")
-    for number in range(2):
-        sink.write(accepted(files, number))
-    assert {(word, m) for word, _, m in rows(other)} == {("a", 11), ("c", 11), ("d", 11)}
+@pytest.mark.parametrize(
+    ("columns", "formula", "first", "second"),
+    [
+        ("word n", "n * 10", 10, 50),
+        ("word n", "`n` + length(word) + length('it''s n')", 8, 12),
+        ("word n", "length(word)", 1, 1),
+        ("word n other", "n + other", 8, 12),
+        ("word n rest", "n + coalesce(rest, 0)", 1, 5),  # the stream has no column rest
+        ("word abs", "abs(abs) + 1", 2, 6),
+        ("word my`n my", "`my``n` * 10 + my", 17, 57),
+        ("word n bigint", "CAST(n AS bigint)", 1, 5),
+    ],
+)
+def test_a_computed_column_is_computed_again_by_an_update(
+    path, tmp_path, columns, formula, first, second
+):
+    """deltalake itself computes it for new rows only, and then refuses the updated row."""
+    logged(path, ["generatedColumns"], formula, columns.split())
+    names = [name for name in columns.split() if name != "rest"]
+    schema = pa.schema([(name, pa.string() if name == "word" else pa.int64()) for name in names])
+    for number, (value, expected) in enumerate([(1, first), (5, second)]):
+        some = [("a", value, *[7] * len(names[2:]), None)]
+        sink = started(path, schema, keys="word")
+        sink.write(accepted([row_file(tmp_path, some, schema=schema)], number))
+        assert [row[-1] for row in rows(path)] == [expected]
 
 
 # -- what is written -------------------------------------------------------------------------------

@@ -58,6 +58,13 @@ _SHOWN = re.compile(r"(?i)(^|_)(region|bucket(_name)?|container_name|account_nam
 _FEATURES = re.compile(r"Unsupported table features required: \[([^]]*)]")
 #: Metadata of a field that Delta computes from others if rows do not have it.
 _COMPUTED = "delta.generationExpression"
+#: Texts, which are left as they are, and column names in such an expression. A name before ``(`` is
+#: a function, after AS a type, before FROM a part of a time, and after a point a field of a struct.
+_NAMES = re.compile(
+    r"'(?:[^']|'')*'"
+    r"|(?<![\w.`])(?:`(?P<quoted>(?:[^`]|``)+)`"
+    r"|(?<!\b(?i:as)\s)(?P<word>[^\W\d]\w*)\b(?!\s*\(|\s+(?i:from)\b))"
+)
 
 #: Set by a user in place of a fingerprint; see `ANY_CONTENT`.
 _ANY_CONTENT = 0
@@ -154,8 +161,8 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
 
         Raises ValueError if the stream lacks a key, an existing table lacks a column or a struct
         field, or the stream lacks a NOT NULL field or, without keys, a NOT NULL column. Types are
-        not compared with the table's. Raises ValueError for a table that deltalake or, with keys,
-        an update cannot write. Raises SinkUnavailable if the storage fails.
+        not compared with the table's. Raises ValueError for a table that deltalake cannot write
+        or, with keys, cannot update. Raises SinkUnavailable if the storage fails.
         """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
@@ -175,7 +182,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         if table is not None:
             self._columns_for(what, table, schema)
             with self._as_unavailable(sink):
-                self._refuse_unwritable(what, table, schema)
+                self._refuse_unwritable(what, table)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Create the table if it does not exist.
@@ -299,8 +306,8 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             )
         return columns
 
-    def _refuse_unwritable(self, what: str, table: DeltaTable, stream: pa.Schema) -> None:
-        """Raise ValueError if each write, or each update of a row, would fail.
+    def _refuse_unwritable(self, what: str, table: DeltaTable) -> None:
+        """Raise ValueError if each write, or each update of an existing row, would fail.
 
         ``what``: the beginning of the message.
         """
@@ -310,18 +317,6 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
                 "leave keys out, or allow updates (ALTER TABLE ... SET TBLPROPERTIES "
                 "('delta.appendOnly' = 'false'))"
             )
-        updated = [name for name in stream.names if name not in self.keys] if self.keys else []
-        for field in table.schema().fields:
-            if field.name in stream.names:
-                continue
-            formula = str(field.metadata.get(_COMPUTED, ""))
-            for name in updated:
-                if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", formula):
-                    raise ValueError(
-                        f"{what}: {self._shown} computes column {field.name!r} of {name!r}, and "
-                        f"deltalake does not when keys update {name!r}; have the bolt emit "
-                        f"{field.name!r}, or leave keys out"
-                    )
         try:
             # It deletes and commits nothing, but deltalake checks whether it can write the table.
             table.delete("false")
@@ -346,6 +341,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         all_columns = {_quoted(name): _quoted(name, "s.") for name in schema.names}
         keys = {_quoted(key) for key in self.keys}
         others = {name: value for name, value in all_columns.items() if name not in keys}
+        others |= _recomputed(commit.table, schema.names, self.keys)
         merger = commit.table.merge(
             rows, same, source_alias="s", target_alias="t", commit_properties=commit.properties
         )
@@ -479,6 +475,37 @@ def _is_empty(column: pa.Array) -> pa.Array:
 def _quoted(column: str, of: str = "") -> str:
     """Return a column's name, quoted for a Delta expression, after a prefix such as ``"t."``."""
     return f"{of}`{column.replace('`', '``')}`"
+
+
+def _recomputed(table: DeltaTable, stream: Container[str], keys: Container[str]) -> dict[str, str]:
+    """Return the expressions of computed columns that an update of a row changes, by quoted name.
+
+    deltalake computes such a column for a new row only. If an update left its value, deltalake
+    would refuse the row. It checks the new value, too, so that no other value gets into the table.
+
+    ``stream``: the columns of the rows. ``keys``: those that an update does not change.
+    """
+    fields = table.schema().fields
+    of = {field.name: "s." if field.name in stream else "t." for field in fields}
+    found = {}
+    for field in fields:
+        formula = field.metadata.get(_COMPUTED)
+        if formula is None or field.name in stream:
+            continue
+        changed = False
+
+        def qualified(match: re.Match[str]) -> str:
+            nonlocal changed
+            name = match["word"] or (match["quoted"] or "").replace("``", "`")
+            if name not in of:
+                return match[0]
+            changed |= name in stream and name not in keys
+            return _quoted(name, of[name])
+
+        expression = _NAMES.sub(qualified, str(formula))
+        if changed:
+            found[_quoted(field.name)] = expression
+    return found
 
 
 def _rows(batch: SinkBatch, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
