@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +105,15 @@ def test_letters_of_all_spouts_are_listed_by_their_micro_batches(letters):
     assert [each.id.batch_id for each in found] == [n for n in range(17, -1, -1) for _ in (0, 1)]
     assert [each.id.position for each in found] == [1, 0] * 18
     assert list(list_letters(letters.place, LetterFilter(), 21)) == found[:21]
+
+
+def test_listed_letters_have_intervals_in_maps(letters):
+    """Before 26, pyarrow reads them as integers."""
+    kind = pa.map_(pa.string(), pa.duration("us"))
+    table = died(0, 1).append_column("spans", pa.array([[("a", timedelta(hours=1))]], kind))
+    letters.write(0, {"lines": table})
+    (found,) = list_letters(letters.place, LetterFilter(), payload=True)
+    assert json.loads(found.payload)["spans"] == [["a", "1:00:00"]]
 
 
 def test_letters_are_noted_as_spans_of_positions():

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from ackcore._arrow.shown import base64_of, json_encoder, shown_rows
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt
+from ackcore.spark.base.letter_columns import as_written
 from ackcore.spark.base.schemas import LETTER, TIME
 from ackcore.spark.dead_letters.letter_files import (
     Bools,
@@ -236,6 +237,7 @@ def _values(
             here = rows[(rows >= start) & (rows < end)]
             if len(here):
                 table = file.read_row_group(group, columns=columns).take(pa.array(here - start))
+                table = as_written(file, table)
                 yield from zip(here.tolist(), _told(table, binary), strict=True)
             end = start
 
