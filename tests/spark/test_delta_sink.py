@@ -111,12 +111,13 @@ def logged(path, features=(), computed=None, columns=tuple(WORDS.names), **prope
     if computed is not None:
         metadata = {"delta.generationExpression": computed}
         fields.append({"name": "m", "type": "long", "nullable": True, "metadata": metadata})
-    writer = {"minWriterVersion": 7, "writerFeatures": features}
+    protocol = {"minWriterVersion": 7, "writerFeatures": list(features), "minReaderVersion": 3}
+    protocol |= {"readerFeatures": [name for name in features if name == "typeWidening-preview"]}
     metadata = {"id": "t", "format": {"provider": "parquet", "options": {}}, "createdTime": 0}
     metadata |= {"schemaString": json.dumps({"type": "struct", "fields": fields})}
     metadata |= {"partitionColumns": [], "configuration": properties}
     (path / "_delta_log").mkdir(parents=True)
-    actions = {"protocol": {"minReaderVersion": 1, **writer}}, {"metaData": metadata}
+    actions = {"protocol": protocol}, {"metaData": metadata}
     (path / f"_delta_log/{0:020}.json").write_text("\n".join(map(json.dumps, actions)))
 
 
@@ -136,10 +137,20 @@ def test_keys_of_an_append_only_table_are_refused_at_the_start(path, files, is_a
 
 
 @pytest.mark.parametrize("keys", [None, "word"])
-@pytest.mark.parametrize("feature", ["identityColumns", "rowTracking", "ofTheFuture"])
-def test_a_table_that_deltalake_cannot_write_is_refused_at_the_start(path, keys, feature):
-    logged(path, [feature])
-    with pytest.raises(ValueError, match=rf"(?i)the table features .*{feature}.*; drop them"):
+@pytest.mark.parametrize(
+    "features",
+    [
+        ["identityColumns"],
+        ["typeWidening-preview"],
+        ["ofTheFuture", "rowTracking"],
+        ["clustering", "domainMetadata"],
+    ],
+)
+def test_a_table_that_deltalake_cannot_write_is_refused_at_the_start(path, keys, features):
+    """Features have the names that DROP FEATURE accepts."""
+    logged(path, features)
+    said = rf"the table features {', '.join(features)}; write the table with Spark"
+    with pytest.raises(ValueError, match=said):
         started(path, keys=keys)
     assert deltalake.DeltaTable(path).version() == 0
 

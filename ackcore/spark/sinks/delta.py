@@ -54,7 +54,7 @@ _REFUSAL = re.compile(
 _ENDPOINT = re.compile(r"(?i)((aws|azure|azure_storage)_)?endpoint(_url)?(_s3)?")
 _SHOWN = re.compile(r"(?i)(^|_)(region|bucket(_name)?|container_name|account_name)$")
 
-#: deltalake's error about a table of which it has not all writer features.
+#: deltalake's error about a table with writer features that deltalake lacks.
 _FEATURES = re.compile(r"Unsupported table features required: \[([^]]*)]")
 #: Metadata of a field that Delta computes from others if rows do not have it.
 _COMPUTED = "delta.generationExpression"
@@ -324,10 +324,11 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             needed = _FEATURES.search(str(error))
             if needed is None:
                 return
+            features = ", ".join(sorted(map(_feature_name, needed[1].split(", "))))
             raise ValueError(
                 f"{what}: deltalake cannot write {self._shown}, which needs the table features "
-                f"{needed[1]}; drop them (ALTER TABLE ... DROP FEATURE), or write the table with "
-                "Spark, in a function as sink"
+                f"{features}; write the table with Spark, in a function as sink, or create a table "
+                "without them. Delta can drop some of them (ALTER TABLE ... DROP FEATURE)"
             ) from None
 
     def _merge(self, commit: DeltaCommit) -> None:
@@ -416,6 +417,14 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
 
 def _application(batch: SinkBatch) -> str:
     return f"ackcore-{batch.deployment}-{batch.sink}"
+
+
+def _feature_name(variant: str) -> str:
+    """Return Delta's name of a table feature from deltalake's, such as ``ClusteredTable``."""
+    if variant == "ClusteredTable":
+        return "clustering"
+    name = re.sub(r'Unknown\("(.*)"\)', r"\1", variant)
+    return name[:1].lower() + name[1:].replace("Preview", "-preview")
 
 
 def _content_of(application: str) -> str:
