@@ -136,6 +136,13 @@ def test_keys_of_an_append_only_table_are_refused_at_the_start(path, files, is_a
         assert len(rows(path)) == 3
 
 
+def test_rows_whose_columns_are_all_keys_are_added_to_an_append_only_table(path, files):
+    logged(path, ["appendOnly"], **{"delta.appendOnly": "true"})
+    for number in range(2):
+        started(path, keys=WORDS.names).write(accepted(files, number))
+    assert len(rows(path)) == len(set(rows(path))) == 4
+
+
 @pytest.mark.parametrize("keys", [None, "word"])
 @pytest.mark.parametrize(
     "features",

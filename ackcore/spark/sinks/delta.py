@@ -182,7 +182,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         if table is not None:
             self._columns_for(what, table, schema)
             with self._as_unavailable(sink):
-                self._refuse_unwritable(what, table)
+                self._refuse_unwritable(what, table, schema)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Create the table if it does not exist.
@@ -306,12 +306,14 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             )
         return columns
 
-    def _refuse_unwritable(self, what: str, table: DeltaTable) -> None:
+    def _refuse_unwritable(self, what: str, table: DeltaTable, stream: pa.Schema) -> None:
         """Raise ValueError if each write, or each update of an existing row, would fail.
 
         ``what``: the beginning of the message.
         """
-        if self.keys and table.metadata().configuration.get("delta.appendOnly") == "true":
+        # If all columns are keys, new rows are added, and no row is updated.
+        updates = bool(self.keys) and not set(stream.names) <= set(self.keys)
+        if updates and table.metadata().configuration.get("delta.appendOnly") == "true":
             raise ValueError(
                 f"{what}: keys update rows, and {self._shown} is append-only (delta.appendOnly); "
                 "leave keys out, or allow updates (ALTER TABLE ... SET TBLPROPERTIES "
