@@ -179,8 +179,14 @@ class Stream(ABC):
         self._end = end  # one lost answer of the JVM is no end
 
     def _lose_session(self, lost: RunFailed, before: BaseException | None) -> None:
-        """Make the loss of the session the stream's error; its cause is the error before it."""
-        if before is not lost and not isinstance(before, Stopped):
+        """Make the loss of the session the stream's error; its cause is the error before it.
+
+        ``lost``: the loss, which is seen about once a second until the stream has ended. ``before``
+        stays the error if it is the same loss.
+        """
+        if isinstance(before, RunFailed) and str(before) == str(lost):
+            lost = before
+        elif not isinstance(before, Stopped):
             lost.__cause__ = before
         self.error = lost
 

@@ -518,3 +518,8 @@ def test_the_loss_of_the_session_has_the_error_before_it_as_cause(monkeypatch, f
         ended._end_with_session()
     assert isinstance(ended.error, RunFailed)
     assert ended.error.__cause__ is (None if isinstance(first, Stopped) else first)
+    lost = ended.error
+    for _ in range(2):  # it is seen again until the stream has ended
+        ended._end_with_session()
+        assert not ended._may_restart(ended.error)
+    assert ended.error is lost
