@@ -137,10 +137,10 @@ _MISCOUNTS_KEYS = int(pa.__version__.split(".")[0]) < 26
 
 
 def cast_column(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType) -> Any:
-    """Return the column cast to a type by Arrow, in older versions without their fault of maps.
+    """Return the column cast to a type by Arrow. Maps do not crash older versions of Arrow.
 
-    Before 26, a cast leaves the null counts of a map's keys unknown, and another cast, slice or
-    concatenation of the result may end the process. An IPC message has all counts.
+    Before 26, a cast leaves the null counts of a map's keys unknown. Another cast, slice or
+    concatenation of the result may then end the process. An IPC message has all counts.
     """
     if column.type == arrow_type:
         return column

@@ -111,7 +111,8 @@ class DeadLetters:
                 "whole old directory there first, or omit dead_letters= to keep using it"
             )
         owner = store.owner()
-        # Given again, the place is as it was; another one shows that the user knows of the loss.
+        # A user who gives another place accepts the loss of the letters; the same place may be
+        # given at each start.
         if owner is None and url == before and (path is None or _counted(records)):
             raise StateError(
                 f"the dead letters of the checkpoint {home} are kept in {url}, which has no "

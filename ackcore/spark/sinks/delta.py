@@ -320,7 +320,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
                 "('delta.appendOnly' = 'false'))"
             )
         try:
-            # It deletes and commits nothing, but deltalake checks whether it can write the table.
+            # This deletes and commits nothing, but deltalake checks whether it can write the table.
             table.delete("false")
         except _deltalake().exceptions.CommitFailedError as error:
             needed = _FEATURES.search(str(error))
