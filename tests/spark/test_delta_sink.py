@@ -196,6 +196,30 @@ def test_a_computed_column_is_computed_again_by_an_update(
         assert [row[-1] for row in rows(path)] == [expected]
 
 
+@pytest.mark.parametrize("keys", [None, "word"])
+@pytest.mark.parametrize(
+    ("formula", "said"),
+    [
+        ("YEAR(to_timestamp(n))", "deltalake has no function year; write the table with Spark"),
+        ("DATE_FORMAT(to_timestamp(n), 'yyyy')", "other patterns in deltalake than in Spark; "),
+        ("date_format(to_timestamp(n), '%Y')", None),
+        ("date_part('year', to_timestamp(n))", None),
+        ("trunc(to_timestamp(n), 'MM')", None),  # deltalake has it for numbers only
+        ("length('date_format')", None),
+    ],
+)
+def test_functions_that_deltalake_does_not_have_as_spark_are_refused_at_the_start(
+    path, keys, formula, said
+):
+    logged(path, ["generatedColumns"], formula)
+    if said is None:
+        started(path, keys=keys)
+    else:
+        with pytest.raises(ValueError, match=said):
+            started(path, keys=keys)
+    assert deltalake.DeltaTable(path).version() == 0
+
+
 # -- what is written -------------------------------------------------------------------------------
 
 

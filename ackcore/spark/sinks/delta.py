@@ -58,6 +58,8 @@ _SHOWN = re.compile(r"(?i)(^|_)(region|bucket(_name)?|container_name|account_nam
 _FEATURES = re.compile(r"Unsupported table features required: \[([^]]*)]")
 #: Metadata of a field that Delta computes from others if rows do not have it.
 _COMPUTED = "delta.generationExpression"
+#: A function whose patterns have ``%`` in deltalake, and letters without it in Spark.
+_DATE_FORMAT = re.compile(r"(?i)\bdate_format\s*\(")
 #: Texts, which are left as they are, and column names in such an expression. A name before ``(`` is
 #: a function, after AS a type, before FROM a part of a time, and after a point a field of a struct.
 _NAMES = re.compile(
@@ -183,6 +185,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             self._columns_for(what, table, schema)
             with self._as_unavailable(sink):
                 self._refuse_unwritable(what, table, schema)
+                self._refuse_functions(what, table)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Create the table if it does not exist.
@@ -332,6 +335,26 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
                 f"{features}; write the table with Spark, in a function as sink, or create a table "
                 "without them. Delta can drop some of them (ALTER TABLE ... DROP FEATURE)"
             ) from None
+
+    def _refuse_functions(self, what: str, table: DeltaTable) -> None:
+        """Raise ValueError if deltalake lacks a function of a computed column, or has another.
+
+        Otherwise the first write would fail, or write the pattern of a date in place of the date.
+        ``what``: the beginning of the message.
+        """
+        for field in table.schema().fields:
+            formula = str(field.metadata.get(_COMPUTED, ""))
+            if _DATE_FORMAT.search(formula) and "%" not in formula:
+                why = "date_format has other patterns in deltalake than in Spark"
+            elif function := formula and _unknown_function(table, formula):
+                why = f"deltalake has no function {function}"
+            else:
+                continue
+            raise ValueError(
+                f"{what}: {self._shown} computes column {field.name!r} by {formula}, and {why}; "
+                "write the table with Spark, in a function as sink, or create a table in which "
+                f"{field.name!r} is not computed, and have the bolt emit it"
+            )
 
     def _merge(self, commit: DeltaCommit) -> None:
         # Cast here, because deltalake does not cast to nested types with fewer nulls.
@@ -486,6 +509,17 @@ def _is_empty(column: pa.Array) -> pa.Array:
 def _quoted(column: str, of: str = "") -> str:
     """Return a column's name, quoted for a Delta expression, after a prefix such as ``"t."``."""
     return f"{of}`{column.replace('`', '``')}`"
+
+
+def _unknown_function(table: DeltaTable, formula: str) -> str | None:
+    """Return the function of an expression that deltalake lacks, or None. This writes nothing."""
+    try:
+        table.delete(f"false AND ({formula}) IS NULL")
+    except Exception as error:
+        # Other errors also come from this use of the expression, and not from the table's.
+        found = re.search(r"Invalid function '(\w+)'", str(error))
+        return None if found is None else found[1]
+    return None
 
 
 def _recomputed(table: DeltaTable, stream: Container[str], keys: Container[str]) -> dict[str, str]:
