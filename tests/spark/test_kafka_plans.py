@@ -149,7 +149,7 @@ class Group:
         return PartitionAnswers(commits, {})
 
     def told(self, done, topic_id):
-        """What is committed of these partitions when all of ``done`` was."""
+        """The commits of these partitions when all of ``done`` was."""
         self.committer.commit(self, done, {"t": topic_id})
         return {each: self.committed[each] for each in done}
 
