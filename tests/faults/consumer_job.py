@@ -7,6 +7,7 @@ fails), and optionally of what else `main` looks up: ``at``, a point of `POINTS`
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -132,4 +133,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()  # a crash of the client shows its threads
     main()
