@@ -16,7 +16,7 @@ cdef extern from "kafka_record.h" nogil:
 
 #: The initial size of a column, in bytes.
 cdef Py_ssize_t MOST_AT_ONCE = 1 << 24
-#: The timestamp of a record without one: since version 0.11, Kafka stores a value for each.
+#: The value for a missing timestamp. Kafka 0.11 and later store a timestamp for each record.
 cdef int64_t NO_TIMESTAMP = -1
 
 

@@ -397,7 +397,7 @@ def mock_kafka():
 
 
 def _made(module, class_name, required, *arguments):
-    """Make a server where it can be had; skip the test, or fail, where it cannot."""
+    """Make a server. Without it, skip the test, or fail if the variable ``required`` is set."""
     try:
         return getattr(module, class_name)(*arguments)
     except module.Unavailable as error:

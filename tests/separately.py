@@ -7,7 +7,7 @@ import threading
 
 
 def run_threads(*works):
-    """Run each in a thread of its own, all let go at once; what one raises comes out."""
+    """Run each function in its own thread, all started at once; raise the first error."""
     start = threading.Barrier(len(works))
     errors = []
 

@@ -28,7 +28,7 @@ ENTRY_SCHEMA = pa.schema(
         ("last_ms", pa.int64()),
     ]
 )
-#: The names of the same columns in `Entries` and `Settled`.
+#: The names of the columns of `ENTRY_SCHEMA` in `Entries` and `Settled`.
 _COLUMNS = ("root_ids", "vals", "tasks", "inits", "flags", "first_ms", "last_ms")
 
 

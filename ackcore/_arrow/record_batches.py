@@ -66,7 +66,7 @@ def offsets_of(sizes: npt.ArrayLike) -> Int64s:
 
 
 def in_ranges_of(starts: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
-    """Return two columns with a row for each number in some ranges: the range, and the number.
+    """Return two columns with a row for each number of all ranges: the range, and the number.
 
     Range i has the numbers from ``starts[i]`` up to, not including, ``starts[i] + sizes[i]``.
     """

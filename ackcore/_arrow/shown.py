@@ -154,7 +154,7 @@ def unfit_rows(column: pa.Array, fits: Callable[[pa.Array], bool]) -> Iterator[i
 
     ``fits``: returns whether all values of a part of the column fit.
     """
-    if fits(column):  # a slice is tested with nested values outside of it: no row is missed
+    if fits(column):  # it may test nested values outside of a slice, too: no row is missed
         return
     parts = [(0, len(column))]
     while parts:

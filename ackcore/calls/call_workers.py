@@ -211,7 +211,8 @@ class Workers:
                     now - worker.lease.sent_ns, self.in_flight, dropped=worker.expired
                 )
             self.in_flight -= 1
-            if self._window is not None and not self.in_flight:  # else answers may raise it
+            # While calls are in flight, their answers may raise the limit.
+            if self._window is not None and not self.in_flight:
                 check_room(self._window)
             if usage is not None:
                 settings = self._settings

@@ -49,7 +49,7 @@ def _loads(module: str) -> bool:
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
-    """Return the characters that the output's encoding lacks as JSON escapes, and their end."""
+    """Return JSON escapes for the characters that the output's encoding lacks, and their end."""
     assert isinstance(error, UnicodeEncodeError)
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 

@@ -83,7 +83,7 @@ def refuse_async(function: object) -> None:
 
 
 class InUse(RuntimeError):
-    """A consumer was started twice. Do not close it after this error: its first start is in use."""
+    """A consumer was started twice. Do not close it after this error: its first run uses it."""
 
 
 class SingleUse:

@@ -256,7 +256,7 @@ class Http(Target):
             return response
         finally:
             # Close it also after a cancelled call: its response must not answer the next request.
-            # Also if another event loop has made calls meanwhile: that loop could not use it.
+            # Close it also if another event loop has made calls meanwhile: it could not use it.
             if keep and asyncio.get_running_loop() is self._loop:
                 self._idle.append((reader, writer))
             else:

@@ -30,6 +30,15 @@ _OURS = {
     "enable.partition.eof": "ackcore sets it to find the end of a range",
     "test.mock.num.brokers": "brokers are at bootstrap_servers",
 }
+#: Settings of a consumer that reads partitions and joins no group.
+READER: dict[str, Any] = {
+    # confluent-kafka requires a group.  Without subscriptions and commits, it is never sent.
+    "group.id": "ackcore",
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+}
 #: Security settings that may be shown.  All other security settings count as secrets.
 _SHOWN = {
     "sasl.mechanism",

@@ -29,15 +29,6 @@ DEFAULTS: dict[str, Any] = {
     # Errors are in the answers.  librdkafka would print a line for each attempt to connect.
     "log_level": 0,
 }
-#: Settings of a consumer that reads partitions and joins no group.
-READER: dict[str, Any] = {
-    # confluent-kafka requires a group.  Without subscriptions and commits, it is never sent.
-    "group.id": "ackcore",
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
-    "enable.partition.eof": True,
-    "auto.offset.reset": "error",
-}
 #: Short, because a poll continues to wait after it has handled an answer.
 _POLL_S = 0.005
 #: Milliseconds that a released client waits for overdue answers. In librdkafka 2.16 its main thread

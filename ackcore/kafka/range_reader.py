@@ -15,9 +15,8 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from ackcore._records import RawMessage
-from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.client_settings import READER, ClientSettings
 from ackcore.kafka.clients import new_client
-from ackcore.kafka.committer import READER
 from ackcore.kafka.kafka_errors import NoToken, OffsetsLost, ReadFailed, ReadTimedOut, error_text
 from ackcore.kafka.ranges import OffsetRange, RecordColumns
 from ackcore.kafka.raw_consumer import event_error, raw_consumer

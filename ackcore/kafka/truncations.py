@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from ackcore.kafka.client_settings import ClientSettings, Value
+from ackcore.kafka.client_settings import READER, ClientSettings, Value
 from ackcore.kafka.clients import new_client
-from ackcore.kafka.committer import READER
 from ackcore.kafka.kafka_errors import NoToken
 
 #: With "read_committed" the answer would depend on whether a record may be read.
@@ -36,8 +35,8 @@ def truncations(
 ) -> dict[Key, int]:
     """Return the results of `truncated_at` for several partitions, without those that are None.
 
-    If a broker stops, thousands of partitions get a new leader, and most of those logs are whole.
-    So one client asks about 100 partitions, and only truncated ones have clients of their own.
+    If a broker stops, thousands of partitions get a new leader. Most of them are not truncated,
+    so one client asks about 100 partitions, and only truncated ones have clients of their own.
 
     ``logs``: the arguments ``low``, ``position`` and ``epoch`` by partition.
     """

@@ -101,7 +101,7 @@ def run_in_process(
             return runs.run(Path(directory))
 
     bolts = (bolt.component for bolt in topology.bolts.values())
-    # Their executors, or the bolts themselves, run event loops.
+    # True for a bolt if it, or its executor, runs an event loop.
     have_loops = (isinstance(bolt, BatchFunction) or call_settings(bolt) for bolt in bolts)
     if not in_event_loop() or not any(have_loops):
         return run()

@@ -1,4 +1,4 @@
-"""Functions that several executors use: settings and checks of bolts, joined emissions."""
+"""The base classes of executors and collectors, checks of bolts, and joined emissions."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ _METHODS = {
 
 
 class FixedAttributes:
-    """The base class of collectors: an attribute that one does not have is an error with advice."""
+    """The base class of collectors. An unknown attribute raises an error with advice."""
 
     __slots__ = ()
 
@@ -298,7 +298,7 @@ class BoltExecutor:
         self._seen = 0  # the handle of the next row
         self._prepared = False
         self._broken: Reason | None = None
-        # A bolt with a flush may keep data of its rows until then, so it acks none before.
+        # A bolt with a flush may keep data of its rows until then, so no row is acked before.
         self._until_flush = overrides_flush(component)
         self._failed: set[int] = set()
 
@@ -343,7 +343,10 @@ class BoltExecutor:
     def _results(
         self, emissions: list[Emission], failures: dict[int, Reason], still_open: int = 0
     ) -> Results:
-        """Return results with the ``failures`` by handle; without ``flush`` all others are done."""
+        """Return results with the ``failures`` by handle.
+
+        ``still_open``: the number of rows neither acked nor failed; counted here before a flush.
+        """
         if self._until_flush:
             self._failed.update(failures)
             still_open = self._seen - len(self._failed)

@@ -45,7 +45,7 @@ class _Stream(RowSchema):
         self.pieces: list[tuple[pa.RecordBatch, Anchors]] = []
 
     def pop_rows(self, tuple: Tuple) -> list[Row]:
-        """Remove and return the last rows, which are anchored to a tuple alone."""
+        """Remove and return the last rows of the stream that are anchored to this tuple alone."""
         start = len(self.rows)
         while start and self.rows[start - 1][1] is tuple:
             start -= 1

@@ -158,11 +158,11 @@ class Job:
         return found
 
     def check(self, dead=None, *, finished=True, alive=None):
-        """Hold the counts to the model.
+        """Compare the counts with the model.
 
-        ``dead`` has the keys of the records that must be dead, or is a predicate of keys. All
-        others must be ACKED, unless ``alive`` says of which keys. Without both, each record
-        may be either.
+        ``dead``: the keys of the records that must be dead, or a predicate of keys. ``alive``: a
+        predicate of the keys that must be ACKED; by default all others, if ``dead`` is given.
+        Without both, each record may be either.
         """
         stamped = self.config.get("message_id") is None
         is_dead = dead if callable(dead) or dead is None else set(dead).__contains__

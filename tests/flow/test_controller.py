@@ -378,7 +378,7 @@ def test_a_wait_for_room_looks_at_the_oldest_tuple_of_a_consumer(clock):
 
 @pytest.mark.parametrize("chooser", [RoundRobin, ByKey])
 def test_without_room_one_requeued_item_is_looked_at(clock, chooser):
-    """Or each answer of a `Dispatcher` would take 20 µs for each item that waits."""
+    """Otherwise each answer of a `Dispatcher` would take 20 µs for each item that waits."""
     flow = FlowController("ab", limit=lambda: Fixed(9), chooser=chooser(), clock=clock)
     for lease in [flow.try_acquire(n, key=n) for n in range(8)]:
         flow.fail(lease)

@@ -478,7 +478,7 @@ def test_a_column_that_loses_nothing_is_cast(column, arrow_type, values):
 @pytest.mark.parametrize("depth", ["map", "list", "struct"])
 @pytest.mark.parametrize("was", ["cut", "taken", "filtered", "whole"])
 def test_a_cast_map_can_be_cut_joined_and_cast_again(depth, was):
-    """Before pyarrow 26 this ended the process: of a map's keys, it knew no null counts."""
+    """Before pyarrow 26 it ended the process: a cast left null counts of keys unknown."""
     keys, nullable = (pa.struct([pa.field("a", pa.int32(), some)]) for some in (False, True))
     rows = [[({"a": 1}, "x")], None, [({"a": 2}, "y"), ({"a": 3}, "z")], []]
 

@@ -35,7 +35,7 @@ _PAUSE_S = 0.1
 #: Seconds of retries for a last commit that the group refuses during a rebalance.
 _LAST_S = 2.0
 _LOOK_S = 0.01
-#: The timestamp of a record without one: since version 0.11, Kafka stores a value for each.
+#: The value for a missing timestamp. Kafka 0.11 and later store a timestamp for each record.
 _NO_TIMESTAMP = -1
 #: Temporary: the client's own thread fetches the new generation, epoch or coordinator.
 _MOVING = PASSING | {

@@ -111,8 +111,8 @@ class DeadLetters:
                 "whole old directory there first, or omit dead_letters= to keep using it"
             )
         owner = store.owner()
-        # A user who gives another place accepts the loss of the letters; the same place may be
-        # given at each start.
+        # With another place the user accepts the loss of the letters. The same place shows no such
+        # intent: a program may set it at each start.
         if owner is None and url == before and (path is None or _counted(records)):
             raise StateError(
                 f"the dead letters of the checkpoint {home} are kept in {url}, which has no "

@@ -137,7 +137,7 @@ def read_offsets(text: str, sources: Sequence[int]) -> dict[int, dict[Key, int]]
         if len(lines) != len(sources):
             raise ValueError(
                 f"the log has {len(lines)} streams, and the query's plan has {len(sources)}, so "
-                "its offsets belong to no spout; read the topics with KafkaSpout instead"
+                "its offsets cannot be assigned to spouts; read the topics with KafkaSpout"
             )
         noted = dict(zip(sources, lines, strict=True))
     else:

@@ -137,7 +137,8 @@ class _Spout:
             return None
         try:
             text = json.dumps(plan, sort_keys=True, allow_nan=False)
-            # The same with any number of slots.  After `text`, since nested values are not copied.
+            # Divided for one task, a plan is the same with any number of slots. Nested values are
+            # not copied, so this comes after `text`.
             compared = json.dumps(self.source.divided(other, 1), sort_keys=True)
         except (TypeError, ValueError) as error:
             raise SourceError(

@@ -215,7 +215,7 @@ def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_limited: _IsType) ->
 
 
 def with_spark_times(kind: pa.DataType) -> pa.DataType:
-    """Return a type with Spark's dates, of 32 bits, and times, in microseconds, at any depth."""
+    """Return a type with dates of 32 bits and times in microseconds, as Spark has, at any depth."""
     is_ = pa.types
     if is_.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)

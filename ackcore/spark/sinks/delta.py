@@ -58,10 +58,10 @@ _SHOWN = re.compile(r"(?i)(^|_)(region|bucket(_name)?|container_name|account_nam
 _FEATURES = re.compile(r"Unsupported table features required: \[([^]]*)]")
 #: Metadata of a field that Delta computes from others if rows do not have it.
 _COMPUTED = "delta.generationExpression"
-#: A function whose patterns have ``%`` in deltalake, and letters without it in Spark.
+#: The function date_format: its patterns have ``%`` in deltalake, and letters without it in Spark.
 _DATE_FORMAT = re.compile(r"(?i)\bdate_format\s*\(")
-#: Texts, which are left as they are, and column names in such an expression. A name before ``(`` is
-#: a function, after AS a type, before FROM a part of a time, and after a point a field of a struct.
+#: Texts, which stay unchanged, and column names in such an expression. A word is no column before
+#: ``(`` (a function), after AS (a type), before FROM (a part of a time), after a point (a field).
 _NAMES = re.compile(
     r"'(?:[^']|'')*'"
     r"|(?<![\w.`])(?:`(?P<quoted>(?:[^`]|``)+)`"
@@ -337,7 +337,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             ) from None
 
     def _refuse_functions(self, what: str, table: DeltaTable) -> None:
-        """Raise ValueError if deltalake lacks a function of a computed column, or has another.
+        """Raise ValueError if deltalake lacks a function of a computed column, or has another one.
 
         Otherwise the first write would fail, or write the pattern of a date in place of the date.
         ``what``: the beginning of the message.
@@ -528,7 +528,8 @@ def _recomputed(table: DeltaTable, stream: Container[str], keys: Container[str])
     deltalake computes such a column for a new row only. If an update left its value, deltalake
     would refuse the row. It checks the new value, too, so that no other value gets into the table.
 
-    ``stream``: the columns of the rows. ``keys``: those that an update does not change.
+    ``stream``: the columns of the rows. ``keys``: the columns among
+    them that an update does not change.
     """
     fields = table.schema().fields
     of = {field.name: "s." if field.name in stream else "t." for field in fields}

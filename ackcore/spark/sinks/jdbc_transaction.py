@@ -130,11 +130,11 @@ class JdbcTransaction:
     def write_rows(self) -> None:
         """Fill a staging table, and move its rows to the table without a commit of the move.
 
-        The name of the staging table and its rows are committed; that of an earlier attempt is
-        dropped. With keys, rows of the table with the same key are updated, and of several rows
-        with one key the last one counts. Raises SinkRejects for rows that do not fit or that the
-        database refuses, TooManyRefused if they are too many, CheckpointInUse if another driver has
-        begun to write, JdbcError for other errors of the database.
+        Commits the name and the rows of the staging table, and drops the staging table of an
+        earlier attempt. With keys, rows of the table with the same key are updated, and of several
+        rows with one key the last one counts. Raises SinkRejects for rows that do not fit or that
+        the database refuses, TooManyRefused if they are too many, CheckpointInUse if another driver
+        has begun to write, JdbcError for other errors of the database.
         """
         columns = self.connection.columns(self._names.table)
         what = f"sink {self._batch.sink!r}"

@@ -204,7 +204,7 @@ def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordB
     writer = None
     for table in map(_with_intervals, _gathered(batches)):
         for column in table.columns:
-            # It raises for far values: some versions of Arrow would write others.
+            # This raises for far values. Some versions of Arrow would write wrong ones instead.
             cast_column(column, with_spark_times(column.type))
         if writer is None:
             metadata = {**(table.schema.metadata or {}), _SPARK_VERSION: pyspark.__version__}

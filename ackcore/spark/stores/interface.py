@@ -159,8 +159,8 @@ def aligned(data: Any) -> pa.Buffer:
 def mapped(read: Callable[[int, int], Any], size: int) -> pa.Buffer | None:
     """Return an object of ``size`` bytes as one buffer, mapped from a file without a name.
 
-    ``read``: returns a piece of the object, given its start and its length. None if it raises
-    FileNotFoundError or IsADirectoryError: the object is gone.
+    ``read``: returns a piece of the object, given its start and its length. Returns None if it
+    raises FileNotFoundError or IsADirectoryError, because the object is gone.
     """
     with tempfile.TemporaryFile() as file:
         for start in range(0, size, PIECE_BYTES):

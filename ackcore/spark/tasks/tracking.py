@@ -59,6 +59,9 @@ class Owners(NamedTuple):
 
     def pairs(self) -> tuple[Int64s, Int64s]:
         """Return the row numbers and groups of all pairs of a row and a group."""
+        if self.offsets is None:
+            rows = np.flatnonzero(self.ids != NONE)
+            return rows, self.ids[rows]
         rows = np.repeat(np.arange(len(self)), self.sizes)
         have = self.ids != NONE
         return rows[have], self.ids[have]
@@ -263,6 +266,8 @@ class Chunk:
         Groups that this task settles are left out.
         """
         here = self.settled_here
+        if here is None and self.offsets is None:  # the usual case
+            return self.roots, self.vals ^ self.totals
         groups = np.arange(self.groups) if here is None else np.flatnonzero(~here)
         of, places = self.entries_of(groups)
         return self.roots[places], self.vals[places] ^ self.totals[groups[of]]
