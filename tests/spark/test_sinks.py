@@ -71,7 +71,7 @@ def test_a_function_is_given_a_dataframe_and_the_batch_id(spark, files):
     assert number == 7
     assert [tuple(row) for row in rows] == [("b", 2), ("c", 3), ("e", 5), ("f", 6)]
     for lazy in (lambda frame, n: asyncio.sleep(0), lambda frame, n: (yield)):
-        with pytest.raises(TypeError, match=r"its function returned a \w+, which has not run"):
+        with pytest.raises(TypeError, match=r"sink '\w+' returned a \w+, which has not run"):
             as_sink(lazy).write(accepted(spark, files))
     for lazy in (lambda frame, n: frame.write.mode("append"), lambda frame, n: frame.writeTo("t")):
         with pytest.raises(TypeError, match=r"a DataFrameWriter\w*, which may have written"):

@@ -89,7 +89,9 @@ def refuse_same_names(
 ) -> None:
     """Raise TypeError if fields of a struct, at any depth, have the same name but for its case.
 
-    ``kind``: the stream's columns as a struct. ``case_sensitive``: Spark's setting if it counts.
+    ``what``: the beginning of the message, which names the sink and its target. ``kind``: the
+    stream's columns as a struct. ``case_sensitive``: Spark's setting; with True, nothing is
+    checked; None if the target ignores the setting. ``within``: the outer field's name with a dot.
     """
     if case_sensitive:
         return
@@ -169,7 +171,7 @@ def rows_without(rows: pa.Table, keys: pa.Table) -> pa.Array:
 
 
 def _numbered_keys(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """Return the key columns and the numbers of the rows; equal floats have equal bytes.
+    """Return the key columns, and the index of each row as a column; equal floats get equal bytes.
 
     Arrow distinguishes -0.0 from 0.0 in keys, and one NaN from another. Databases do not.
     """

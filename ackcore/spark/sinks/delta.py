@@ -83,9 +83,9 @@ def to_delta(
 
     Each micro-batch is one commit with its number, as an application transaction, and a fingerprint
     of its rows. A repeated micro-batch finds them in the table and writes nothing. If the table has
-    the number with other rows, for instance after a checkpoint was restored from a backup, that is
-    an error. The driver writes through deltalake, without Delta's jars, so that it works on every
-    Spark.
+    the number with other rows, for instance after a checkpoint was restored from a backup, the
+    query ends with `CheckpointForeign`. The driver writes through deltalake, without Delta's jars,
+    so that it works on every Spark.
 
     Parameters
     ----------
@@ -528,8 +528,7 @@ def _recomputed(table: DeltaTable, stream: Container[str], keys: Container[str])
     deltalake computes such a column for a new row only. If an update left its value, deltalake
     would refuse the row. It checks the new value, too, so that no other value gets into the table.
 
-    ``stream``: the columns of the rows. ``keys``: the columns among
-    them that an update does not change.
+    ``stream``: the columns of the rows. ``keys``: those that an update does not change.
     """
     fields = table.schema().fields
     of = {field.name: "s." if field.name in stream else "t." for field in fields}

@@ -54,8 +54,9 @@ def to_iceberg(
 
     Each micro-batch is one commit that sets a property of the table to its number and a fingerprint
     of its rows. A repeated micro-batch finds them there and writes nothing. If the table has the
-    number with other rows, for instance after a checkpoint was restored from a backup, that is an
-    error. The driver writes through pyiceberg; a micro-batch must fit into its memory.
+    number with other rows, for instance after a checkpoint was restored from a backup, the query
+    ends with `CheckpointForeign`. The driver writes through pyiceberg; its memory must hold a
+    micro-batch.
 
     Parameters
     ----------
@@ -253,7 +254,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
             self._stage(transaction, rows.cast(_requiring(rows.schema, required)), about)
 
     def record(self, transaction: Transaction, batch: SinkBatch, written: Written) -> None:
-        """Set the table's property. A property of a snapshot would expire with the snapshot."""
+        """Set the table's property to number and content. A snapshot's property would expire."""
         transaction.set_properties({_mark(batch): f"{written.number} {written.content}"})
 
     def commit(self, transaction: Transaction) -> None:
@@ -365,7 +366,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
 
 
 def _raise_conflict() -> None:
-    """Raise the `CommitFailedException` that is being handled."""
+    """Raise the conflict that pyiceberg handles, so that it does not repeat the commit."""
     error = sys.exception()
     assert error is not None
     raise error

@@ -125,8 +125,8 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         for name in of:
             if name.lower() in ("url", "dbtable", "query"):
                 raise ValueError(
-                    f"properties must not have {name!r}: the arguments url and table say what is "
-                    "written"
+                    f"properties must not have {name!r}; leave it out and give the arguments url "
+                    "and table"
                 )
         self.table, self.marker = table, marker
         self.keys = named_keys(keys)
@@ -137,10 +137,11 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         return f"to_jdbc({self._server.shown()!r}, {self.table!r})"
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise ValueError or TypeError if the table lacks a column, or the database its type.
+        """Raise ValueError if the stream lacks a key, or the table a column or cannot be read.
 
-        Types are not compared with the table's. Raises SinkUnavailable if the database cannot be
-        reached. Without a Spark session here, only keys and Spark's types are checked.
+        Raises TypeError for a nested key, a time of day, or a type that Spark or the database
+        lacks; types are not compared with the table's. Raises SinkUnavailable if the database
+        cannot be reached. Without a Spark session in this process, no connection is opened.
         """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
@@ -265,8 +266,8 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
     def _connected(self, sink: str) -> Iterator[JdbcConnection]:
         """Yield a new connection; raise errors of the database as `SinkUnavailable`.
 
-        Errors about rows, and those without an SQLSTATE after the connection, stay JdbcErrors. The
-        values of rows are removed from all.
+        Once the connection is open, errors about rows and those without an SQLSTATE stay
+        JdbcErrors. The values of rows are removed from all.
         """
         try:
             with contextlib.closing(JdbcConnection(self._server, self.table)) as connection:

@@ -69,7 +69,7 @@ class Server:
         self.properties = dict(properties)
 
     def shown(self) -> str:
-        """Return the URL without users, passwords and parameters; only its scheme if in doubt."""
+        """Return the URL without login and parameters; only its scheme if these have an ``@``."""
         start = _START.match(self.url)
         scheme = start[0] if start else ""
         main = re.split(r"[;?]", self.url[len(scheme) :], maxsplit=1)[0]
@@ -140,8 +140,8 @@ class JdbcConnection:
     """A connection from the driver to a database, opened by the constructor; without autocommit.
 
     ``table``: a table for the options of Spark's JDBC writer. Raises JdbcError, with ``connecting``
-    set, if the connection fails; RuntimeError without a Spark session in this process. `can_save`:
-    whether the database has savepoints.
+    set, if the connection fails; RuntimeError without a Spark session in this process; ValueError
+    if the database has no transactions. `can_save`: whether the database has savepoints.
     """
 
     def __init__(self, server: Server, table: str) -> None:
@@ -174,7 +174,8 @@ class JdbcConnection:
         about = self._connection.getMetaData()
         if not about.supportsTransactions():
             raise ValueError(
-                f"the database {self.server.shown()} has no transactions, which to_jdbc() needs"
+                f"the database {self.server.shown()} has no transactions, which to_jdbc() needs; "
+                "write to it by a function as sink"
             )
         if about.supportsTransactionIsolationLevel(_READ_COMMITTED):
             self._connection.setTransactionIsolation(_READ_COMMITTED)

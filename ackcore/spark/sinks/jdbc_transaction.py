@@ -369,7 +369,10 @@ class JdbcTransaction:
     def _try_move(
         self, wanted: dict[str, str], keys: list[str], first: int, last: int
     ) -> JdbcError | None:
-        """Move rows ``first`` to ``last``; if one is refused, move none and return the error."""
+        """Move rows ``first`` to ``last``; if one is refused, move none and return the error.
+
+        Returns None if the rows were moved. Without savepoints every error is raised.
+        """
         saved = self.connection.save() if self.connection.can_save else None
         try:
             moved = self._move_some(list(wanted.values()), keys, first, last)

@@ -295,7 +295,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
     def read_number(self, transaction: KafkaTransaction, batch: SinkBatch) -> Written | None:
         """Return number and content of the sink group's committed offset, or None without one.
 
-        The offset was read after the producer had fenced that of an earlier driver.
+        The offset was read after this producer had fenced the producer of an earlier driver.
         """
         last = transaction.live.last
         # A user who sets an offset gives no metadata.

@@ -105,7 +105,8 @@ class Messages:
             if len(refused) > MAX_REFUSED:
                 raise producing().DeliveryError(
                     f"topic {self.topic!r} takes no messages without a key, and more than "
-                    f"{MAX_REFUSED} rows have no key: {suspects.keyless}"
+                    f"{MAX_REFUSED} rows have no key: {suspects.keyless}; have the bolt emit a "
+                    "key, or write to a topic that is not compacted"
                 )
         return refused
 

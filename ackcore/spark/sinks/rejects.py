@@ -129,7 +129,7 @@ class SinkRejects(Exception):
         return cls(pa.table({}), reasons, _numbers=numbers)
 
     def __len__(self) -> int:
-        """Return the number of rows in `values`, or else of `numbers`, that name refused rows."""
+        """Return the length of `values` or `numbers`. A row of `values` may refuse several rows."""
         named = self.numbers if self.values is None else self.values
         assert named is not None
         return len(named)

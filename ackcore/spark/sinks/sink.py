@@ -183,12 +183,12 @@ class TransactionalSink(Sink, Generic[T]):
         """Return a context manager that begins a transaction and yields it.
 
         On exit it rolls the transaction back unless `commit` was called. It may use a connection
-        that stays open until `release`, and raise other errors in place of those of the store.
+        that stays open until `release`, and replace errors of the store by `SinkUnavailable`.
         """
 
     @abstractmethod
     def read_number(self, transaction: T, batch: SinkBatch) -> Written | None:
-        """Return what `record` has stored for ``(batch.deployment, batch.sink)``, or None."""
+        """Return the `Written` recorded for ``(batch.deployment, batch.sink)``, or None."""
 
     @abstractmethod
     def write_rows(self, transaction: T, batch: SinkBatch) -> SinkRejects | None:
@@ -204,7 +204,7 @@ class TransactionalSink(Sink, Generic[T]):
 
     @abstractmethod
     def commit(self, transaction: T) -> None:
-        """Commit the transaction. Raise if the outcome is unknown: the next `write` reads it."""
+        """Commit. Raise if the outcome is unknown: the next `write` reads the number again."""
 
     def advice(self, batch: SinkBatch, last: int) -> str:
         """Return advice on how to have micro-batches from ``batch`` to ``last`` written again.
@@ -297,12 +297,15 @@ class FunctionSink(Sink):
 
     @refusing_unfit_times
     def write(self, batch: SinkBatch) -> SinkRejects | None:
-        """Call the function; return its result if that is a `SinkRejects`, else None."""
-        answer = self._function(batch.frame(), batch.batch_id)
-        refuse_unrun(answer, "its function")
+        """Call the function; return its result if that is a `SinkRejects`, else None.
+
+        Raises TypeError if it returns a coroutine, a generator, or a writer that was not started.
+        """
+        answer, function = self._function(batch.frame(), batch.batch_id), f"sink {batch.sink!r}"
+        refuse_unrun(answer, function)
         if type(answer).__name__ in _WRITERS:
             raise TypeError(
-                f"its function returned a {type(answer).__name__}, which may have written nothing; "
+                f"{function} returned a {type(answer).__name__}, which may have written nothing; "
                 "call its last method, such as save(path), saveAsTable(name), append(), merge() or "
                 "execute(), and return None"
             )
@@ -323,8 +326,8 @@ def check_sink(
 ) -> None:
     """Check before a query starts that a writer can write the rows of a stream.
 
-    Raises TypeError if the writer is neither a sink nor a function of (DataFrame, batch id), or
-    cannot be isolated. Raises the errors of `Sink.check`.
+    Raises TypeError if the writer is neither a sink nor a function of (DataFrame, batch id), has
+    ``async`` or ``yield``, or cannot be isolated. Raises the errors of `Sink.check`.
 
     ``name``: the sink's name, for errors. ``writer``: the argument of `TopologyBuilder.sink`.
     ``schema``: the stream's schema; with None, if it is not known, `Sink.check` is not called.

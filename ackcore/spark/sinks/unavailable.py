@@ -82,7 +82,7 @@ def redacted(text: str, secrets: Iterable[object]) -> str:
 
 
 def bare(address: str) -> str:
-    """Return a URL without login and parameters; a file path is returned unchanged."""
+    """Return a URL without parameters and without a login that has a colon; a path unchanged."""
     if "://" not in address:
         return address
     scheme, slashes, place = address.partition("?")[0].rpartition("://")
@@ -98,7 +98,7 @@ def secrets_of(address: str) -> list[str]:
 
 
 def names_no_object(state: str, context: str | None) -> bool:
-    """Return whether PostgreSQL's error is about a copied value of regclass or a similar type."""
+    """Return whether a COPY failed for a value of regclass or a similar type without its object."""
     return state in _OF_NAMES and _COLUMN.match(context or "") is not None
 
 
