@@ -223,7 +223,10 @@ class Inbox:
         return batch.filter(pa.array(others)) if others.any() else None
 
     def check(self) -> None:
-        """Raise RuntimeError if part of a task's rows and trailer is missing; not if all is."""
+        """Raise RuntimeError if a task's rows are not as many as its trailer counts.
+
+        A task of which neither rows nor a trailer came is noticed by the driver, from receipts.
+        """
         for origin in self._got.keys() | self._trailers.keys():
             trailers = self._trailers.get(origin)
             rows = self._got[origin]

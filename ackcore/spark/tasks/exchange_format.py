@@ -1,8 +1,8 @@
 """The rows of an exchange between two stages, and the trailers that prove that all rows arrived.
 
-A row is ``(dest, head, blob)``, never a tuple.  Its ``head`` packs level, kind, subscription,
-origin and seq, followed by the side data: each column of an exchange takes calls of the JVM, which
-a small micro-batch spends most of its time on.  The kinds of rows:
+A row is ``(dest, head, blob)``, and a blob has many tuples.  ``head`` packs level, kind,
+subscription, origin and seq, followed by the side data: each column of an exchange takes calls of
+the JVM, on which a small micro-batch spends most of its time.  The kinds of rows:
 
 ==========  ======================================================================================
 `TUPLES`    blob: an Arrow IPC record batch without its schema; side: `CohortRuns` or `RootRuns`

@@ -43,11 +43,11 @@ INLINE_BYTES = 1 << 17
 
 @dataclass(frozen=True)
 class Rules:
-    """The settings and times that decide whether a failed record waits or is dead."""
+    """The settings, and times in ms since 1970, that decide if a failed record waits or is dead."""
 
     now_ms: int  # the time of the plan
-    #: The time of the run's end, if that is later.  A wait that a reason requests starts then,
-    #: which is never before the failure.
+    #: The time of the run's end, at which a wait begins that a reason requests.  During the run it
+    #: is ``now_ms``; failures that request a wait are then judged later.
     ended_ms: int
     policy: Policy  # the limits of attempts, and the back-off
     #: The age of a record from which each of its failures counts as an attempt.  Without this limit

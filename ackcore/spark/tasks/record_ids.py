@@ -56,7 +56,7 @@ class Decoder(Protocol):
     """A function that turns a source's rows into the rows that the spout emits."""
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-        """Return a row to emit for each row, even a failed one, and reasons by row number."""
+        """Return a row to emit for each row; and the reasons of failed rows, by row number."""
 
 
 class RefusedOffsets(NamedTuple):

@@ -33,8 +33,8 @@ KEYED = pa.schema(
 class Piece(NamedTuple):
     """Rows of a partition that a task reads again without the other rows.
 
-    ``what`` has the parts that the source has to read.  They have ``rows`` rows from row ``first``
-    on, or all rows of the partition if ``rows`` is None.
+    ``what``: the parts to read, in the source's own form, for instance offset ranges.  They have
+    ``rows`` rows from row ``first`` on, or all rows of the partition if ``rows`` is None.
     """
 
     partition: int
@@ -105,8 +105,8 @@ class JudgedPicks(Picks):
     """A consumer of records that are read again, which judges those that failed.
 
     ``directory``: the directory for files. ``number``: the number of the micro-batch. ``failed``: a
-    table, or its file, with the sorted roots of these, their reasons and, if spouts need them, the
-    columns of `NUMBERS`.
+    table, or the path of its file: the sorted roots of the failed records, their reasons and, if
+    spouts need them, the columns of `NUMBERS`.
     """
 
     def __init__(self, rules: Rules, directory: str, number: int, failed: pa.Table | str) -> None:

@@ -41,14 +41,15 @@ class RunPlan:
     #: A directory that driver and workers share, or a bucket's URL, with the due retries in it.
     work: str
     journal: str  # a directory that all runs of the micro-batch share, with the outcomes of calls
-    #: By spout, the due records: the columns that `state` keeps of waiting records, and the
-    #: source's columns.
+    #: By spout, the file of its due records: the columns that `state` keeps of waiting records, and
+    #: the source's columns.
     retries: Mapping[str, RowFile] = field(default_factory=dict)
     #: Whether in-flight markers name roots, from which the driver finds crashing records.
     careful: bool = False
-    #: Suspects are roots that are run alone; one is repeated for each attempt that crashed with it
-    #: alone. Rejected roots are not run, but fail.
+    #: The roots that run alone, since they may crash their worker: each once, and once more for
+    #: each attempt that crashed with this root alone in flight.
     suspects: tuple[int, ...] = ()
+    #: The roots that fail without being run.
     rejected: tuple[int, ...] = ()
     #: By ordered spout, the hashes of the keys that have a waiting record.
     blocked: Mapping[str, Int64s] = field(default_factory=dict)
@@ -78,7 +79,8 @@ class TaskSpec(RunPlan):
     dests: int  # the number of tasks behind every exchange
     chunk_rows: int  # the number of rows that the spout stage processes at a time
     reject: tuple[type[Exception], ...]  # the exceptions that fail a tuple for good, in any bolt
-    #: Whether tasks isolate records: the markers of a task's earlier attempts name the same rows.
+    #: Whether a task also runs alone the rows that its crashed attempts had in flight. It is False
+    #: if attempts may get different rows.
     isolates: bool = False
     in_order: bool = False  # whether isolated records run in order of arrival
     timeout_s: float | None = None  # the time limit of one call of a bolt in seconds

@@ -161,7 +161,7 @@ class Task:
             self._judges["named"].write(some, chunk.roots, named)
 
     def finish(self) -> list[SinkFile]:
-        """Flush the bolts along the data flow, send ledger rows, and finish the files for sinks."""
+        """Flush the bolts along the data flow, send ledger rows; finish and return sinks' files."""
         self.bolts.flush()
         self.ledger_rows.send()
         files = []

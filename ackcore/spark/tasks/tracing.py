@@ -59,5 +59,9 @@ class Tracer:
             self._steps.append((root, component, self._partition, n, *times, call_rows))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the added records and steps as lists of tuples, under "records" and "steps"."""
+        """Return the added records and steps as lists of tuples, under "records" and "steps".
+
+        A record is (root, spout, message id, attempt). A step is (root, bolt, partition, rows of
+        the root, start in ms since 1970, duration in s, rows of the call).
+        """
         return {"records": self._records, "steps": self._steps[:_MOST]}

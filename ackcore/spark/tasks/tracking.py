@@ -254,7 +254,7 @@ class Chunk:
         return np.where(none, 0, self.roots[places]), np.where(none, 0, self.vals[places])
 
     def entries_of(self, groups: Int64s) -> tuple[Int64s, Int64s]:
-        """Return a pair for each root of ``groups``, in columns: indexes in it and in `roots`."""
+        """Return, for each root of ``groups``, the index of its group and its index in `roots`."""
         if self.offsets is None:
             return np.arange(len(groups)), groups
         starts = self.offsets[:-1][groups].astype(np.int64)
@@ -314,7 +314,7 @@ class Chunks:
         return np.concatenate(rows), np.concatenate(roots)
 
     def split(self, groups: Int64s) -> list[tuple[Chunk, Int64s]]:
-        """Return each kept chunk that has any of ``groups``, and the indexes of these in them."""
+        """Return each kept chunk that has some of ``groups``, and the indexes in ``groups``."""
         found = []
         for chunk in self._chunks:
             own = (groups >= chunk.first) & (groups < chunk.first + chunk.groups)
@@ -325,7 +325,10 @@ class Chunks:
 
 
 def running_counts(groups: Int64s, counts: Int64s) -> Int64s:
-    """Return how often each item's group occurred before, in ``counts`` too; add to ``counts``."""
+    """Return each item's number among the items of its group, from ``counts[group]`` on.
+
+    Adds the items to ``counts``, in place.
+    """
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
     firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
