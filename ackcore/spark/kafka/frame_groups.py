@@ -59,7 +59,7 @@ class FrameGroups:
         self._complained = False
 
     def done(self, decision: BatchDecision) -> Mapping[str, int]:
-        """Commit the offsets that are done after a micro-batch. Return the lag of each spout.
+        """Commit the offsets that are done after a micro-batch. Return each spout's lag in offsets.
 
         If Spark's log cannot be read, logs a warning, commits nothing and returns {}.
         """
@@ -108,7 +108,7 @@ class _FrameGroup:
         return self._group.is_due
 
     def done(self, offsets: Mapping[Key, int], waiting: Iterable[pa.Table]) -> int:
-        """Commit the done offsets. Return the lag over all partitions.
+        """Commit the done offsets. Return the lag in offsets, summed over all partitions.
 
         ``offsets``: the end of the micro-batch in each partition. ``waiting``: the spout's records
         that wait for a retry.

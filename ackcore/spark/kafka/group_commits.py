@@ -128,8 +128,8 @@ class GroupCommitter:
 
     ``spout``: the name of the spout. ``deployment``: the key of the checkpoint.
 
-    Attributes: ``first_not_done``: the first offset that is not done of each partition, when it
-    began or at its first commit.
+    Attributes: ``first_not_done``: by partition, the first offset that was not done when the spout
+    began the partition, or at its first commit.
     """
 
     def __init__(self, spout: str, group_id: str, deployment: int) -> None:

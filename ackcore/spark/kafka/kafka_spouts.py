@@ -159,7 +159,7 @@ class KafkaSources(PlannedRows):
         return unread_in(error)
 
     def obstacle(self, plan: Plan) -> Obstacle | None:
-        """Return why offsets of a plan cannot be read at present; None if all can."""
+        """Return the first obstacle to reading a plan's offsets at present, or None."""
         found = (obstacle(name, one.spout, planned) for name, one, planned in self._planned(plan))
         return next(filter(None, found), None)
 
@@ -192,7 +192,7 @@ class KafkaSources(PlannedRows):
         return found
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
-        """Commit the offsets that are done after a micro-batch. Return the lag of each spout.
+        """Commit the offsets that are done after a micro-batch. Return each spout's lag in offsets.
 
         Also adapts the numbers of records of the next micro-batch.
         """
@@ -219,6 +219,7 @@ class KafkaSources(PlannedRows):
     def has_new(self) -> bool:
         """Return whether a micro-batch is needed, for new records or to repeat a failed commit.
 
+        False for new records while ``max_waiting`` records wait. Logs clusters that do not answer.
         Raises the client's error if no spout's cluster answers.
         """
         if any(one.has_commit_due for one in self._spouts.values()):

@@ -56,7 +56,7 @@ class ReadOffsets:
         return self._client
 
     def to_json(self) -> list[Any]:
-        """Return the task's ranges and the lost ones, without the connection, for JSON."""
+        """Return the tasks' ranges and the lost ones, without the connection, for JSON."""
         return [self._tasks, self._lost]
 
     def planned(self, body: list[Any]) -> ReadOffsets:

@@ -186,7 +186,7 @@ class SpoutOffsets:
         return self._until is not None and self.reaching(self._until)()
 
     def reaching(self, ends: Offsets) -> Callable[[], bool]:
-        """Return a function that returns whether finished micro-batches have reached these ends.
+        """Return a function that returns whether finished micro-batches have read up to these ends.
 
         It returns False before the first micro-batch is done, and if a topic of the ends was
         created again since.
