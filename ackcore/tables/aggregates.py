@@ -126,7 +126,7 @@ def sum_of(column: str) -> Aggregate:
 def min_of(column: str) -> Aggregate:
     """Return the aggregate that keeps the smallest value of a column.
 
-    Nulls are left out; NaN is larger than all numbers, as in Spark.
+    Nulls are left out; with only nulls the value is null. NaN is larger than numbers, as in Spark.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def min_of(column: str) -> Aggregate:
 def max_of(column: str) -> Aggregate:
     """Return the aggregate that keeps the largest value of a column.
 
-    Nulls are left out; NaN is larger than all numbers, as in Spark.
+    Nulls are left out; with only nulls the value is null. NaN is larger than numbers, as in Spark.
 
     Parameters
     ----------

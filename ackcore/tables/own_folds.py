@@ -25,7 +25,8 @@ class BatchFold(Aggregate):
     the state has one column and this is the value.  All of them must be deterministic and must not
     change their arguments.  A state whose columns are all null counts as no state: `merge` does not
     get it, and the other state stays.  If null is a value, add a column that is never null, such as
-    the number of rows, and implement `finish`.
+    the number of rows, and implement `finish`.  If one raises, the micro-batch is folded again, up
+    to ``max_sink_attempts`` times in all; then the query ends with ``SinkError``.
 
     Attributes
     ----------
@@ -146,7 +147,8 @@ class Fold(Aggregate):
     Set ``columns`` and ``type``, and implement `empty`, `fold` and `merge`.  They must be
     deterministic and must not change their arguments; but `fold` may change its value if `empty`
     returns a new object each time.  A value None is stored as null, and `merge` gets `empty()` in
-    its place.
+    its place.  If one raises, the micro-batch is folded again, up to ``max_sink_attempts`` times in
+    all; then the query ends with ``SinkError``.
 
     Attributes
     ----------

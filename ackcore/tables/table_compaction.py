@@ -19,7 +19,8 @@ from ackcore.tables.table_shape import HASH_END
 
 #: The number of deltas over a hash from which some are merged with each other.
 MAX_DELTAS = 8
-#: Deltas are merged into the base if they exceed this part of its size, and so many small rows.
+#: Deltas are merged into the base if their weight exceeds this part of the base's weight, and that
+#: of this number of small rows.
 DELTA_PART, DELTA_ROWS = 0.125, 50_000
 #: The most rows that are merged per new row, but at least one range of rows may be merged.
 MERGED_PER_ROW = 5

@@ -149,7 +149,10 @@ class TableSegment:
         return replace(self, lo=lo, hi=hi, start=self.start + start, stop=self.start + stop)
 
     def places(self, lo: int, hi: int) -> tuple[int, int]:
-        """Return the start and the end of the rows with hashes ``lo <= hash < hi``, from 0."""
+        """Return the start and the end of the rows with hashes from ``lo`` to below ``hi``.
+
+        The first row of this segment is 0.
+        """
         start, stop = (min(max(self._place(each), self.start), self.stop) for each in (lo, hi))
         return start - self.start, stop - self.start
 

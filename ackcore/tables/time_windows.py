@@ -186,7 +186,8 @@ def tumbling(
         The column of timestamps that decides the window of a row.
     late_s : float, default 0.0
         The time in seconds by which a record may be behind the newest one: a window closes when
-        the watermark has passed its end by this time.
+        the watermark has passed its end by this time.  A record whose window had closed before it
+        was first read becomes a dead letter.
     idle_s : float, optional
         The time in seconds after which a spout without ACKED records does not hold windows open,
         if the table is fed by several spouts.  By default it holds them forever.

@@ -16,7 +16,7 @@ from ackcore.tables.time_windows import Window
 
 #: Bounds before and after all times.
 NEVER, EVER = -(2**62), 2**62
-#: The largest time of a part of a source that has rows, none of which has been read.
+#: Stands for the largest time of a part of a source that has rows, if none of them has been read.
 UNSURE = NEVER + 1
 #: The maximum number of former bounds that are kept.
 MAX_MARKS = 64
