@@ -262,7 +262,7 @@ class LocalRuns:
         return {name: table.schema for name, table in self._rows.items()} | closed
 
     def on_progress(self, progress: Progress, counts: Counts) -> None:
-        """Append a micro-batch's report to the result; count those without available service."""
+        """Append a micro-batch's report; count those in a row in which all were unavailable."""
         self._progress.append(progress)
         waits = progress.uncounted == progress.failed > 0 and not progress.acked
         self._in_vain = self._in_vain + 1 if waits else 0
