@@ -263,9 +263,9 @@ static size_t ledger_pages_ahead(ledger_t *ledger, char **from) {
     *from = (char *)first;
     return ((uintptr_t)cur->buckets + end) / PAGE * PAGE - first;
 }
-/* Have the pages of a table in memory, without a change of their contents, a piece at a time, so
- * that other threads wait for the address space no longer than for a piece.  Returns 0 if the
- * system cannot do that (before Linux 5.14), or there is no memory. */
+/* Request the pages of a table from the system, without a change of their contents, a piece at a
+ * time, so that other threads wait for the address space no longer than for a piece.  Returns 0 if
+ * the system cannot do that (before Linux 5.14), or there is no memory. */
 static int populate_pages(char *from, size_t bytes) {
 #if defined(__linux__)
     enum { PIECE = 2 << 20, POPULATE_WRITE = 23 };

@@ -174,7 +174,7 @@ cdef class Ledger:
         return 0
 
     cdef int request_pages(self) except -1:
-        """Start a thread that has the pages which a migration writes next in memory.
+        """Start a thread that requests the pages which a migration will write next, if any.
 
         A page of 2 MB takes milliseconds where the host of a virtual machine has to provide it.
         """

@@ -10,7 +10,7 @@
  * `segments[s].word` (offset / 64) and at `words[segments[s].start]`, and ends where the next
  * begins.  All offsets below the position without a word are done.  So a gap costs a segment at
  * most, 16 bytes, however wide; one of up to GAP_WORDS words is filled with ones, as a segment
- * would not be smaller.
+ * would save little.
  *
  * Offsets, in this order: base <= committable; base <= position.  Below `position` each was emitted
  * or passed.  From `position` up to `done_end`, if that is higher, are the offsets that an earlier

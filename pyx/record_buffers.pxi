@@ -14,7 +14,7 @@ cdef extern from "kafka_record.h" nogil:
         const uint8_t *at, const uint8_t *key, size_t key_size, const uint8_t *value, size_t size
     )
 
-#: The initial size of a column, in bytes.
+#: The largest initial size of a column, in bytes: a new column gets about the size of the last one.
 cdef Py_ssize_t MOST_AT_ONCE = 1 << 24
 #: The value for a missing timestamp. Kafka 0.11 and later store a timestamp for each record.
 cdef int64_t NO_TIMESTAMP = -1
