@@ -124,7 +124,7 @@ def refuse_shared_groups(uses: Iterable[GroupUse]) -> None:
 
 
 class GroupCommitter:
-    """Commits the done offsets of a spout to its consumer group, and repeats failed commits.
+    """A committer of a spout's done offsets to its consumer group. It repeats failed commits.
 
     ``spout``: the name of the spout. ``deployment``: the key of the checkpoint.
 

@@ -146,7 +146,7 @@ def shares(
 
 
 class Intake:
-    """Chooses the number of offsets of a micro-batch, by ``max_records`` or ``target_batch_s``.
+    """The number of offsets of a micro-batch, chosen by ``max_records`` or ``target_batch_s``.
 
     The capacity for the target duration is estimated from all records of earlier micro-batches, new
     ones and retries. New records have at least half of it, and retries at most half, so that

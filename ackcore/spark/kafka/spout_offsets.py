@@ -43,7 +43,7 @@ class OffsetsRefused(RuntimeError):
 
 
 class SpoutOffsets:
-    """Plans the offsets of one `KafkaSpout`, and commits those that are done to its group.
+    """The planner of one `KafkaSpout`'s offsets. It also commits done offsets to the group.
 
     It runs on the driver, and looks up the partitions when it is made. ``name``: the name of the
     spout. ``deployment``: the key of the checkpoint.

@@ -240,9 +240,10 @@ def with_spark_times(kind: pa.DataType) -> pa.DataType:
 
 
 def refusing_unfit_times(write: _Write) -> _Write:
-    """Decorate a method, with the `SinkBatch` as last argument, that casts times to Spark's types.
+    """Decorate a method that casts times to Spark's types; its last argument is a `SinkBatch`.
 
-    If it fails, `SinkRejects` is raised for the rows whose times the cast would change, if any.
+    If it raises, and the cast would change times of some rows, `SinkRejects` with these rows is
+    raised instead.
     """
 
     @functools.wraps(write)

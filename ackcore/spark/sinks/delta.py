@@ -107,6 +107,12 @@ def to_delta(
         If an argument has another type or is empty.
     ImportError
         If deltalake is not installed: it comes with ``ackcore[delta]``.
+
+    Notes
+    -----
+    A row with a null or another value that its column cannot store, or with text that is not UTF-8,
+    is refused: its record becomes a dead letter, and the other rows are written. If deltalake
+    refuses a micro-batch for other reasons, such as a CHECK constraint, the query ends.
     """
     return DeltaSink(path, keys, storage_options)
 
@@ -159,12 +165,13 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         return f"to_delta({bare(self.path)!r})"
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise TypeError if Spark or Delta lacks a type, names repeat, or a key is nested.
+        """Raise TypeError if Spark or Delta lacks a type, or a key is nested.
 
-        Raises ValueError if the stream lacks a key, an existing table lacks a column or a struct
-        field, or the stream lacks a NOT NULL field or, without keys, a NOT NULL column. Types are
-        not compared with the table's. Raises ValueError for a table that deltalake cannot write
-        or, with keys, cannot update. Raises SinkUnavailable if the storage fails.
+        Also raises TypeError if two names differ only in case. Raises ValueError if the stream
+        lacks a key, an existing table lacks a column or a struct field, or the stream lacks a NOT
+        NULL field or, without keys, a NOT NULL column. Types are not compared with the table's.
+        Raises ValueError for a table that deltalake cannot write or, with keys, cannot update.
+        Raises SinkUnavailable if the storage fails.
         """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
@@ -202,7 +209,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
 
     @contextlib.contextmanager
     def begin(self, batch: SinkBatch) -> Iterator[DeltaCommit]:
-        """Yield a commit of the open table, which writes nothing before `commit`.
+        """Open the table, and yield a commit, which writes nothing before `commit`.
 
         Errors of the table's storage are raised as `SinkUnavailable`, also those of later writes.
         """
@@ -337,7 +344,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             ) from None
 
     def _refuse_functions(self, what: str, table: DeltaTable) -> None:
-        """Raise ValueError if deltalake lacks a function of a computed column, or has another one.
+        """Raise ValueError if deltalake lacks a function of a computed column, or differs in it.
 
         Otherwise the first write would fail, or write the pattern of a date in place of the date.
         ``what``: the beginning of the message.

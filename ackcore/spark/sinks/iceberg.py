@@ -80,8 +80,9 @@ def to_iceberg(
 
     Notes
     -----
-    If another writer commits after the sink has read the number and before its own commit, the sink
-    fails and is called again.
+    A row with a null in a required column, text that is not UTF-8, or a date or time outside the
+    years 1 to 9999 is refused: its record becomes a dead letter, and the other rows are written. If
+    another writer commits while the sink writes, the sink fails and is called again.
     """
     return IcebergSink(table, catalog, keys)
 

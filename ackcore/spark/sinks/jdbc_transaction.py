@@ -186,7 +186,7 @@ class JdbcTransaction:
         return Written(int(found[0] or 0), found[1] or "")
 
     def mark(self, sets: str, *values: str | int) -> None:
-        """Update the sink's row; ``sets``: the assignments in SQL, with parameters."""
+        """Update the sink's row of the marker table; ``sets``: the assignments of ``values``."""
         self.connection.execute(
             f"UPDATE {self._names.marker} SET {sets}{OF_SINK}", *values, *self._of
         )
@@ -228,7 +228,10 @@ class JdbcTransaction:
             raise self._batch.refuse([row[0] for row in found], list(said))
 
     def _try_fill(self, rows: DataFrame) -> JdbcError | None:
-        """Fill the staging table; return the error if a value does not fit its column, or None."""
+        """Fill the staging table; return None, or the error if a value does not fit its column.
+
+        Other errors are raised.
+        """
         try:
             self.connection.fill(self._staging, rows)
         except JdbcError as error:

@@ -447,7 +447,7 @@ def _id(sink: str, deployment: str) -> str:
 
 
 def _refuse_forgotten(batch: SinkBatch, group: str, topic: str) -> None:
-    """Raise CheckpointForeign if the micro-batch is a day old: its offset may be deleted."""
+    """Raise CheckpointForeign if the micro-batch is a day old: its offset may have been deleted."""
     if batch.age_ms is None or batch.age_ms < _REMEMBERED_MS:
         return
     raise CheckpointForeign(

@@ -67,9 +67,9 @@ OWNER = "_ackcore.json"
 
 
 def is_small(rows: int, size: int) -> bool:
-    """Return whether rows are so few that the driver writes them, faster than a Spark job.
+    """Return whether the driver itself writes some rows, faster than a Spark job.
 
-    ``rows``: their number, up to 131,072. ``size``: the bytes of their files, up to 32 MiB.
+    It writes up to 131,072 ``rows``, in files of up to 32 MiB. ``size``: the size in bytes.
     """
     return rows <= DRIVER_ROWS and size <= DRIVER_BYTES
 

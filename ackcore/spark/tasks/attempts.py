@@ -131,7 +131,10 @@ def _error(reason: Reason, attempts: int) -> dict[str, Any]:
 
 
 def _groups(pieces: Sequence[Piece], rows: int) -> Iterator[tuple[int, int, list[Piece]]]:
-    """Yield (start, stop, pieces) of slices of all rows: `JOIN_BYTES` of answers, or one piece."""
+    """Cut rows into slices with up to `JOIN_BYTES` of answers, or with one piece.
+
+    Yields the start and the end of each slice, and its pieces. ``rows``: the number of rows.
+    """
     start, size, group = 0, 0, list[Piece]()
     for piece in pieces:
         if group and size + piece[1].nbytes > JOIN_BYTES:

@@ -53,7 +53,7 @@ class OpenRows(NamedTuple):
     """Rows that a bolt got in one call, without their columns.
 
     ``first``: the handle of the first row, its number among all rows of the bolt; the others
-    follow. ``groups``: the number of groups that the task had before the call was made.
+    follow. ``groups``: the number of groups (see `Chunk`) in the task before the call was made.
     """
 
     first: int
@@ -75,7 +75,8 @@ class BoltInstance:
     def owners_of(self, handles: Int64s) -> Iterator[tuple[Owners, Int64s]]:
         """Yield the owners of some open tuples, and these tuples' indexes in ``handles``.
 
-        There is one such pair for each call whose rows are among the tuples.
+        ``handles``: the tuples' numbers among all of the bolt's; see `OpenRows`. Yields a pair for
+        each call whose rows are among them.
         """
         for part in self.open_rows:
             own = (handles >= part.first) & (handles < part.first + len(part.rows))
@@ -248,7 +249,7 @@ class Bolts:
         )
 
     def _table(self, name: str) -> TableView:
-        """Return the view of a table, opened by the first call: damage must fail no record."""
+        """Return a table's view. It is opened here, not in a bolt: damage must fail no record."""
         if name not in self._tables:
             self._tables[name] = TableView(name, self._spec.tables[name].reader())
         return self._tables[name]
@@ -320,7 +321,10 @@ class Bolts:
         return [part.rows for bolt in self._instances.values() for part in bolt.open_rows]
 
     def open_groups(self, chunk: Chunk) -> Int64s:
-        """Return the last chunk's groups that may have open tuples, by number, with repetitions."""
+        """Return the last chunk's groups with tuples that may be neither acked nor failed yet.
+
+        They are numbers in the chunk, in any order, and may be repeated.
+        """
         found = [np.empty(0, np.int64)]
         for bolt in self._instances.values():
             for part in reversed(bolt.open_rows):

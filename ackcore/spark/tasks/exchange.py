@@ -154,7 +154,7 @@ TOO_LARGE = -1
 
 @dataclass(frozen=True)
 class Limited:
-    """A stage with limited output: a row to `TOO_LARGE` replaces all that exceeds ``nbytes``."""
+    """A stage with limited output: beyond ``nbytes``, a single row to `TOO_LARGE` ends it."""
 
     stage: MapInArrow
     nbytes: int

@@ -22,7 +22,7 @@ _ERROR_TYPE = "ExpectationFailed"
 class ExpectedRows:
     """The checks of one task, and their counts.
 
-    ``spec``: the task, with its checks by component and stream. ``time_limit``: the time limit of
+    ``spec``: the settings, with checks by component and stream. ``time_limit``: the time limit of
     the checks of a batch. ``ledger_rows``: the collector of failures.
 
     Attributes: ``counts``: by component (with its stream, if that is not the default) and

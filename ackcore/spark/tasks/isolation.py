@@ -104,7 +104,10 @@ class Evidence:
                 self.reasons.update(dict.fromkeys(marker.roots, marker.timed_out))
 
     def groups(self, chunk: int, rows: int, roots: Int64s) -> tuple[Int64s, list[Int64s]]:
-        """Return a chunk's rejected roots, and its other suspects in groups that run in turn."""
+        """Return a chunk's rejected roots, and its other suspects in groups that run in turn.
+
+        ``chunk``, ``rows``: the number of the chunk in the task, and its number of rows.
+        """
         suspects = np.intersect1d(roots, _array(self.suspects))
         rejected = np.array([r for r in suspects.tolist() if self.alone[r] >= ALONE_ENOUGH])
         rejected = rejected.astype(np.int64)
@@ -150,8 +153,8 @@ class AttemptIsolation:
     def begin(self) -> int:
         """Begin a chunk, and return its number in the task, from 0.
 
-        The first call reads the markers of earlier attempts, perhaps after 5 s, and makes this
-        one's.
+        The first call reads the markers of earlier attempts, and makes this one's. It waits up to
+        5 s for earlier attempts that still run.
         """
         if self._file is None:
             self.evidence = Evidence(Counter(dict(self._alone)), set(self._alone))
@@ -196,11 +199,17 @@ class AttemptIsolation:
         return self._marked(CHUNK if roots is None else ROOTS, chunk, rows, roots)
 
     def of_roots(self, roots: Int64s) -> AbstractContextManager[None]:
-        """Return a context in which suspects are marked; a lone one blocks the executor's bolts."""
+        """Return a context in which suspects are marked as in flight.
+
+        While a single root is, no other worker of this executor has rows in a bolt.
+        """
         return self._marked(ALONE if len(roots) == 1 else ROOTS, 0, 0, roots)
 
     def of_flush(self, roots: Int64s | None) -> AbstractContextManager[None]:
-        """Return a context in which open rows of bolts are marked, unless others are already."""
+        """Return a context in which the bolts' open rows, or their roots, are marked as in flight.
+
+        It marks nothing if ``roots`` is empty, or other rows are marked.
+        """
         if self._inside or (roots is not None and not len(roots)):
             return nullcontext()
         return self._marked(FLUSH if roots is None else ROOTS, 0, 0, roots)
@@ -237,7 +246,10 @@ class IsolatedBolts:
     def deliver(
         self, source: str, stream: str, rows: AnchoredRows, decode: Decoder | None = None
     ) -> None:
-        """Decode rows of a spout, which may crash too; fail undecodable rows, pass on others."""
+        """Pass rows of a spout to the bolts. Decode them first, which may crash the process, too.
+
+        Rows that cannot be decoded fail.
+        """
         for part in self._parts(rows):
             some = part if decode is None else self._decoded(source, part, decode)
             self._bolts.deliver(source, stream, some)

@@ -73,8 +73,9 @@ class LedgerRows:
     def fail(self, owners: Owners, reasons: list[Reason], component: str) -> None:
         """Fail the roots of rows, with one reason for each row or one for all.
 
-        Each failure XORs a poison edge into the tree, which cannot be ACKED without its ledger row.
-        Without a settle stage it is only added to ``failed``.
+        Each failure XORs a poison edge into the root's tree, so that it is not ACKED even if a
+        ledger row is lost. Without a settle stage, failures are only added to ``failed``. Rows
+        without a root count in ``untracked_failures``.
         """
         of_row, of_group = owners.pairs()
         tracked = np.zeros(len(owners), np.bool_)
@@ -181,7 +182,10 @@ class LedgerRows:
         return some_rows(rows, np.delete(np.arange(len(rows)), places))
 
     def ack(self, ids: Int64s, vals: Int64s) -> None:
-        """Ack roots, or cohorts, of closed chunks: the edges of rows that were emitted later."""
+        """Ack edges that were drawn after their chunk was closed.
+
+        ``ids``: their cohorts, or their roots if each is settled by itself. ``vals``: the edges.
+        """
         if self._spec.by_root:
             self._events.append((ids, vals, ACK))
         else:

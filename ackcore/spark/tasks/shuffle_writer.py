@@ -285,9 +285,10 @@ def _bounds(dests: Int64s, all_dests: int) -> list[slice]:
 
 
 def _cut_runs(owners: Int64s, order: Int64s, counts: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Return the owner and the length of each run of rows, and the runs' ends by destination.
+    """Cut rows into runs: longest sequences of rows of one owner for one destination.
 
-    A run is a longest sequence of rows of one owner for one destination.  The ends begin with 0.
+    Returns the owner and the length of each run; and, for each destination, the index of its first
+    run, with the number of runs at the end.
     """
     ordered, ends = owners[order], offsets_of(counts)
     new = np.ones(len(ordered), np.bool_)

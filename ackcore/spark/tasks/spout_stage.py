@@ -302,7 +302,7 @@ class RowSample:
         self._last: dict[str, bytes] = {}
 
     def add(self, spout: str, batch: pa.RecordBatch) -> None:
-        """Add the next rows of a spout; at least one."""
+        """Add the next rows of a spout, at least one row."""
         n, first = len(batch), self._rows[spout]
         self._rows[spout] += n
         places = {place - first for place in _FIRST if first <= place < first + n}
