@@ -1,8 +1,9 @@
 /* table.h - one hash table: hashing, probing, insert, erase, as layout.h describes them.
  *
- * A slot is named by bucket and number.  `match` and `free_slots` have a bit a slot.  Functions here
- * read every free slot as free and every other one as alive; ledger.h handles expiry.  The caller
- * ensures that no two live entries have the same key, and that the table does not become full.
+ * A slot is named by bucket and number; `match` and `free_slots` have one bit a slot.  Functions
+ * here read every free slot as free and every other one as alive; ledger.h handles expiry.  The
+ * caller ensures that no two live entries have the same key, and that the table does not become
+ * full.
  */
 #ifndef ACKCORE_TABLE_H
 #define ACKCORE_TABLE_H

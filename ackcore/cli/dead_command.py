@@ -267,8 +267,9 @@ def _tell(
 
 
 def _none_sent(store: Letters, wanted: LetterFilter) -> str:
-    """Return a line that says why no letter was sent: none matches, those that match were sent
-    before, or they have no record.
+    """Return a line with the reason why no letter was sent.
+
+    Either none matches, or those that match were sent before or have no record.
     """
     found = count_letters(store, wanted)
     if not found:

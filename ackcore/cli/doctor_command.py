@@ -1,6 +1,4 @@
-"""``ackcore doctor``: check the requirements of ackcore on this machine, with commands that fix
-them.
-"""
+"""``ackcore doctor``: check ackcore's requirements on this machine, and show how to meet them."""
 
 from __future__ import annotations
 

@@ -49,7 +49,10 @@ def _loads(module: str) -> bool:
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
-    """Return JSON escapes for the characters that the output's encoding lacks, and their end."""
+    """Return JSON escapes for characters that the output's encoding lacks, and the index behind.
+
+    It is a handler for `codecs.register_error`.
+    """
     assert isinstance(error, UnicodeEncodeError)
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 

@@ -116,8 +116,8 @@ def sum_of(column: str) -> Aggregate:
     Returns
     -------
     Aggregate
-        Its value is an int64, a float64, a decimal128 of 38 digits or a duration.  A micro-batch
-        in which a sum overflows ends the query with an OverflowError.
+        Its value is an int64, a float64, a decimal128 of 38 digits or a duration.  If a sum other
+        than of floats overflows, the query ends with ``SinkError``, as does each later start.
     """
     return _Sum(column)
 

@@ -17,7 +17,7 @@ from ackcore._records import Int64s, UInt64s
 
 
 class HashIndex(NamedTuple):
-    """Finds the rows that may have a hash, among rows that ascend by hash."""
+    """An index that finds the rows that may have a hash, among rows that ascend by hash."""
 
     rows: int  # the number of hashes
     #: The range of the hashes: from ``lo`` to below ``hi``.

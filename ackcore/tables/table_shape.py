@@ -127,7 +127,7 @@ class TableShape:
             except TypeError as error:
                 raise TypeError(
                     f"{where} key must be columns that can be hashed, got {one!r} of "
-                    f"{input_schema.field(one).type} ({error})"
+                    f"{input_schema.field(one).type} ({error}); cast it, or name another column"
                 ) from None
         for one, aggregate in value.items():
             try:

@@ -80,7 +80,7 @@ class Window:
         return values * (1_000_000 // per_second), usable
 
     def late_from_ms(self, us: Int64s) -> Int64s:
-        """Return for each row the bound from which on it is late, in milliseconds.
+        """Return, for each row, the bound in ms since 1970 at which the row becomes late.
 
         ``us``: the times of the rows. The bound is the end of the first window of the row, or of a
         session that has only this row.

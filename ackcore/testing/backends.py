@@ -217,7 +217,7 @@ def _refused(chance: random.Random) -> _Op:
 
 
 def _entries(chance: random.Random, roots: list[int], buckets: int, timed: bool) -> Entries:
-    """Return random entries for `merge`; a few lack times if ``timed``, or else have them."""
+    """Return random entries for `merge`, with times if ``timed``; in 5 % of calls the opposite."""
     folded = [chance.choice(_FOLDED) for _ in roots]
     tasks, inits, flags = ([row[column] for row in folded] for column in range(3))
     timed = timed == (chance.random() < 0.95)

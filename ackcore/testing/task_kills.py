@@ -101,7 +101,7 @@ class MortalExecutor:
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
-        """Run the bolt on a batch; if the task dies at a row, on the rows before, and die."""
+        """Run the bolt on a batch; if the task dies at a row, only on the rows before, and die."""
         first = self._kills.first_in(self._name, batch)
         if first is None:
             self._kills.taken[self._name] += len(batch)

@@ -304,9 +304,9 @@ class PageServer:
 
 
 class Guard:
-    """An application that refuses requests of other web pages, and passes others on to another.
+    """A middleware that refuses requests of other web pages, and passes the others on to ``app``.
 
-    It adds headers that isolate the page to the responses.
+    To each response it adds headers that isolate the page in the browser.
 
     ``hosts``: the server's host names, without the port; IPv6 addresses in brackets.
     ``any_address``: whether any IP address is accepted as well.
