@@ -49,7 +49,7 @@ def _loads(module: str) -> bool:
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
-    """Return JSON escapes for characters that the output's encoding lacks, and the index behind.
+    """Return JSON escapes of characters that the encoding lacks, and the index after these.
 
     It is a handler for `codecs.register_error`.
     """

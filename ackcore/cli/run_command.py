@@ -319,7 +319,7 @@ def _looked(read: Callable[[], T], otherwise: T) -> T:
 
 
 def _tasks(spark: SparkSession) -> dict[str, Any]:
-    """Return how many tasks of Spark's running stages have ended, for `Progress.update`."""
+    """Return how many tasks of running stages have ended, as arguments of `Progress.update`."""
     tracker = spark.sparkContext.statusTracker()
     ended = total = 0
     with suppress(Py4JError, OSError):

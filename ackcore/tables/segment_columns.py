@@ -234,11 +234,11 @@ def _dictionary(column: pa.Array) -> pa.Array:
 
 
 def _divided(column: pa.Array) -> list[pa.Array] | None:
-    """Divide each text before its last "@" or another character of ``_MARKS``.
+    """Divide each text before the last place of a character of ``_MARKS``, such as "@".
 
-    The one with the longest tails is used, among those that are in all texts and leave few
-    different tails; returns None if there is none. Returns the heads, and the tails with the
-    character as a dictionary.
+    The character must be in all texts, and leave few different tails. Of several, the one with the
+    longest tails is used. Returns the heads, and the tails with the character as a dictionary; None
+    without such a character.
     """
     sample = column.slice(0, _SAMPLE_ROWS)
     found: list[tuple[float, str]] = []

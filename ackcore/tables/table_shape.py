@@ -239,7 +239,7 @@ class TableShape:
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise TypeError(
                     f"the column {field.name!r} of keys must be {field.type}, as in table "
-                    f"{self.name!r}, got {column.type} ({error})"
+                    f"{self.name!r}, got {column.type} ({error}); cast it"
                 ) from error
         return arrays
 

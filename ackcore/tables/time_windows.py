@@ -62,7 +62,7 @@ class Window:
         return cls(**structure, late_ms=0, idle_ms=None)
 
     def times(self, column: pa.Array) -> tuple[Int64s, Bools]:
-        """Return the time of each row in microseconds, and whether it is usable.
+        """Return the time of each row in microseconds since 1970, and whether it is usable.
 
         Times that are null, or not in the years 1 to 9999, are not; they are returned as 0.
         """
@@ -82,8 +82,9 @@ class Window:
     def late_from_ms(self, us: Int64s) -> Int64s:
         """Return, for each row, the bound in ms since 1970 at which the row becomes late.
 
-        ``us``: the times of the rows. The bound is the end of the first window of the row, or of a
-        session that has only this row.
+        ``us``: the times of the rows in microseconds. A bound is a watermark less the lateness; see
+        `WindowWatermarks`. This one is the end of the row's first window, or of a session that has
+        only this row.
         """
         if self.step_ms is None:
             return _up(us + 1_000 * self.size_ms)

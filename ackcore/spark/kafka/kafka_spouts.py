@@ -251,7 +251,7 @@ class KafkaSources(PlannedRows):
 
     @property
     def is_through(self) -> bool:
-        """Whether all records up to the ends at the query's start are taken; False without ends."""
+        """Whether finished micro-batches reach the ends at the query's start; False without any."""
         return all(one.is_through for one in self._spouts.values())
 
     def reaching_ends(self) -> Callable[[], bool]:

@@ -275,7 +275,10 @@ class IcebergSink(TransactionalSink["Transaction"]):
         )
 
     def _stage(self, transaction: Any, rows: pa.Table, about: dict[str, str]) -> None:
-        """Write rows into files of the transaction; ``about``: the properties of its snapshots."""
+        """Write rows into files of the transaction; with keys, in place of rows with equal keys.
+
+        ``about``: the properties of the transaction's snapshots.
+        """
         if self.keys:
             rows = last_of_each_key(rows, self.keys)
         transaction.append(rows, snapshot_properties=about)  # checks the types, too

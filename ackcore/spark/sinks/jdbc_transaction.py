@@ -70,7 +70,7 @@ class Names(NamedTuple):
 def table_names(table: str, marker: str) -> Names:
     """Return the names of a sink's tables for the arguments ``table`` and ``marker``.
 
-    The marker table gets the schema of the other one, unless it has its own. Raises ValueError if
+    The marker table gets the schema of ``table``, unless ``marker`` names one. Raises ValueError if
     an argument is not a table's name.
     """
     found = _NAME.fullmatch(table)

@@ -295,7 +295,8 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
     def read_number(self, transaction: KafkaTransaction, batch: SinkBatch) -> Written | None:
         """Return number and content of the sink group's committed offset, or None without one.
 
-        The offset was read after this producer had fenced the producer of an earlier driver.
+        The content is `ANY_CONTENT` if the offset has no metadata, because a user has set it. The
+        offset was read after this producer had fenced the producer of an earlier driver.
         """
         last = transaction.live.last
         # A user who sets an offset gives no metadata.

@@ -93,7 +93,7 @@ class ParquetSink(ParquetDirectory):
         self._publish(batch_id, stage, names, content)
 
     def _write_parts(self, batch: SinkBatch, stage: str) -> list[str]:
-        """Write the rows to files in a stage; return the names of those of successful tasks."""
+        """Write rows to files in a stage; return the names of successful tasks' files with rows."""
         files, nonacked, compression = batch.files, batch.nonacked, self.compression
         size = sum(file.size() for file in files)
         if is_small(batch.rows, size):

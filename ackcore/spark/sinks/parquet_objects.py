@@ -201,7 +201,7 @@ def _note(
 
 
 def _check_announced(store: Store, batch_id: int, parts: ParquetParts) -> None:
-    """Raise CheckpointInUse if the note of a micro-batch names other files by now."""
+    """Raise CheckpointInUse if a micro-batch's note is missing, or names other files by now."""
     found = store.get(_note_of(batch_id))
     note = None if found is None else read_note(found.data)
     if note is None or (note.get("content"), note.get("parts")) != parts:

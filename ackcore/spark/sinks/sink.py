@@ -209,8 +209,8 @@ class TransactionalSink(Sink, Generic[T]):
     def advice(self, batch: SinkBatch, last: int) -> str:
         """Return advice on how to have micro-batches from ``batch`` to ``last`` written again.
 
-        It is the end of the message of a `CheckpointForeign`. Override it to name the statement
-        that a user must run.
+        ``last``: the number of the last one that the store has. The advice is the end of the
+        message of a `CheckpointForeign`. Override it to name the statement that a user must run.
         """
         return (
             f"or delete the number that {self!r} has recorded for deployment {batch.deployment} "

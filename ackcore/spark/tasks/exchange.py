@@ -249,8 +249,8 @@ class Inbox:
     ) -> Iterator[tuple[list[TupleBlob], RootRuns | ReceivedCohorts]]:
         """Yield about a megabyte of blobs of one subscription at a time, and the rows' roots.
 
-        Blobs are sorted by ``subscriptions``, then by the order of sending. The order of arrival
-        has no effect.
+        Blobs are in the order of ``subscriptions``, then of their sender and its order of sending.
+        The order of arrival has no effect.
         """
         turns = {subscription: turn for turn, subscription in enumerate(subscriptions)}
         some: list[TupleBlob] = []

@@ -250,6 +250,7 @@ class FailedInRun:
     def write(self, some: SourceRecords, roots: Int64s, failures: list[pa.Table]) -> None:
         """Judge the failed records of a chunk, except those whose reason requests a wait.
 
+        These are read again, and judged after the run.
         ``some``: the records, all of them processed. ``roots``: the roots of the records.
         ``failures``: the reasons that arose since the last call, for roots of any records.
         """
@@ -290,9 +291,9 @@ class FailedInRun:
         return places[at], Reasons.of_texts(reasons["text"]).taken(at)
 
     def finish(self, failures: list[pa.Table]) -> tuple[dict[str, Any], list[pa.Table]] | None:
-        """Return the result of `FailedWriter.finish`; None if there is none.
+        """Return the result of `FailedWriter.finish`; None if no record was judged.
 
-        There is none if no record was judged, or if a judged record failed once more.
+        Also None if a judged record failed once more: all failed records are then read again.
 
         ``failures``: the reasons that arose since the last `write`.
         """

@@ -195,7 +195,7 @@ class AttemptIsolation:
     # --------------------------------------------------------------------------- rows in flight
 
     def of_chunk(self, chunk: int, rows: int, roots: Int64s | None) -> AbstractContextManager[None]:
-        """Return a context in which a chunk, or its roots, are marked as in flight."""
+        """Return a context in which a chunk or, if given, its roots are marked as in flight."""
         return self._marked(CHUNK if roots is None else ROOTS, chunk, rows, roots)
 
     def of_roots(self, roots: Int64s) -> AbstractContextManager[None]:

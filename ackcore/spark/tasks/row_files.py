@@ -107,7 +107,7 @@ class RowFileWriter:
         self._write(batch.serialize())
 
     def close(self) -> None:
-        """Close the file. If it is unfinished and meant for a bucket, delete it."""
+        """Close the file. An unfinished file for a bucket is deleted; a local one stays."""
         self._file.close()
         if os.path.dirname(self._path) != self._directory:
             # No sweep deletes local files that were meant for a bucket.

@@ -141,7 +141,10 @@ class Task:
         )
 
     def close(self, chunk: Chunk) -> None:
-        """Send a processed chunk's ledger rows, mark it closed; forget it if no tuple is open."""
+        """Send a processed chunk's ledger rows, and mark it closed.
+
+        If no tuple in the task is open, all closed chunks are forgotten.
+        """
         self.ledger_rows.close(chunk)
         if not self._bolts.open_rows:
             self.chunks.forget_closed()

@@ -228,7 +228,10 @@ class Chunk:
         return self._totals
 
     def ordinals(self, way: str) -> Int64s:
-        """Return each group's number of rows sent one way, an array that callers increment."""
+        """Return each group's number of rows sent one way, from an emitter to a receiver.
+
+        Callers increment the array.
+        """
         found = self.sent.get(way)
         if found is None:
             found = self.sent[way] = np.zeros(self.groups, np.int64)
