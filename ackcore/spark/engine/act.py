@@ -54,16 +54,18 @@ DeadLetterWriter = Callable[[int, Mapping[str, pa.Table]], object]
 def write_to_sinks(
     topology: Topology, calls: SinkCalls, state: State, decision: BatchDecision, age_ms: int | None
 ) -> None:
-    """Write the accepted rows to the sinks, and record which rows they refuse.
+    """Write the accepted rows to the sinks of spouts and bolts, and record which rows they refuse.
 
-    ``age_ms`` is the age of a decision that another driver made; see `SinkBatch`. Raises SinkError
-    if a sink failed as often as the settings allow; the message names it. Raises CheckpointCorrupt
-    if a file with the rows differs from what the run wrote. Raises InvalidRejects if a sink's
-    refusal is invalid: it names no rows, or rows that the sink was not given. Raises TooManyRefused
-    if a sink refuses more than `MAX_REFUSED` rows. Raises CheckpointForeign if it is unknown
-    whether a sink has taken the rows. Raises CheckpointInUse if another driver has taken over.
-    Raises Stopped if the query is being stopped. Raises RunCancelled if a Spark job of a sink was
-    cancelled from outside.
+    After a crash all sinks are called again, except those whose recorded refusal was returned with
+    the other rows written. ``age_ms`` is the age of a decision that an earlier driver made, else
+    None; see `SinkBatch`.
+
+    Raises SinkError if a sink failed as often as the settings allow. Raises CheckpointCorrupt if a
+    file with the rows differs from what the run wrote. Raises InvalidRejects if a sink names no
+    rows, or rows that it was not given, and TooManyRefused if it names more than `MAX_REFUSED`.
+    Raises CheckpointForeign if it is unknown whether a sink has taken the rows. Raises
+    CheckpointInUse if another driver has taken over, Stopped if the query is being stopped, and
+    RunCancelled if a Spark job of a sink was cancelled from outside.
     """
     number, nonacked, work = decision.number, decision.nonacked, state.runs.of(decision)
     assert isinstance(nonacked, pa.Table)  # as on record
@@ -164,8 +166,8 @@ def _fold_of(
 ) -> TableFold:
     """Return the fold of the micro-batch of ``decision`` into a table.
 
-    ``before``: the table after the last micro-batch that is done. ``folded``: after this
-    micro-batch, the tables whose closed windows this table reads.
+    ``before``: the table after the last micro-batch that is done. ``folded``: the tables that are
+    folded already, by name, among them all whose closed windows this table reads.
     """
     shape, window = table.shape, table.shape.window
     of = state.segments, shape, decision.number
@@ -196,9 +198,9 @@ def _fold_of(
 def park_dead(
     decision: BatchDecision, write_dead_letters: DeadLetterWriter, calls: SinkCalls
 ) -> None:
-    """Write a micro-batch's dead records to their store, if any, with repetitions.
+    """Write a micro-batch's dead records, if any, to the dead-letter store; repeat failed calls.
 
-    Raises SinkError if all of them failed, and the other errors of `SinkCalls.insist`.
+    Raises SinkError if all calls failed, and the other errors of `SinkCalls.insist`.
     """
     number, dead = decision.number, decision.all_dead
     if not dead:
@@ -223,7 +225,10 @@ class _SinkWrites:
         self._what = f"sink {sink.name!r}" + (f" at {place}" if place else "")
 
     def all_but(self, refused: Sequence[Refusal]) -> Refusal | None:
-        """Write the rows not in ``refused``, with repetitions; return a new refusal, or None."""
+        """Write the rows not in ``refused``; return a new refusal, or None if all were taken.
+
+        Repeats failed calls, and raises SinkError after the last one.
+        """
         batch = without_refused(self._batch, refused)
 
         def bisect(error: BaseException) -> Refusal | None:
@@ -274,7 +279,7 @@ class _SinkWrites:
 
 
 def _way_out(sink: SinkSpec) -> str:
-    """Return the end of a sink's error: how rows that cause it can be refused; "" if no way."""
+    """Return the end of a sink's error: how it may refuse rows, or that bisection found none."""
     if sink.isolate:
         return (
             ". ackcore bisected the batch, as isolate requests, and found no row that fails "
@@ -418,6 +423,7 @@ def _as_in_stream(values: pa.Table, schema: pa.Schema) -> pa.Table:
 def _rows(file: int, places: Int64s, batch: pa.RecordBatch) -> pa.Table:
     """Return rows of a file as refused rows (`REFUSED`), without reasons.
 
+    ``file``: its index in `SinkBatch.files`. ``places``: the indices of the rows in the file.
     ``batch``: the rows, with their roots in the last column.
     """
     roots = batch.column(len(batch.schema) - 1)
@@ -460,7 +466,7 @@ Probe = Callable[[SinkBatch], BaseException | None]
 def is_isolated(sink: SinkSpec, error: BaseException) -> bool:
     """Return whether an error is of a class in the sink's ``isolate``: then its batch is bisected.
 
-    An error of a worker arrives as text, in which the name of such a class is looked for.
+    An error of a worker arrives as text, which is searched for the name of such a class.
     """
     if isinstance(error, sink.isolate):
         return True
@@ -479,7 +485,8 @@ def isolate(
 
     Returns the failing rows by their numbers, each with its error, after two more tries of each.
     Returns None if none is certain to fail: the batch has no rows, the sink is down, or rows fail
-    only together or with an error that ``isolate`` does not list.
+    only together or with an error that ``isolate`` does not list. Parts that the sink took stay
+    written; the next call with this batch id must replace them.
     """
     numbers = batch.all_numbers()
     if not len(numbers):

@@ -69,9 +69,9 @@ from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 from ackcore.topology.tuples import Reason
 
-#: The driver settles after an exchange with at most this number of receivers.
+#: The driver runs the settle stage if the last exchange has at most this number of receiving tasks.
 _FEW_DESTS = 32
-#: The most bytes of its rows.  Spark puts all rows of a task into one Arrow batch in memory.
+#: The most bytes of rows that the driver settles.  Spark puts a task's rows into one Arrow batch.
 _FEW_BYTES = 1 << 27
 
 P = ParamSpec("P")
@@ -87,8 +87,8 @@ def run(
 
     Raises Spark's exception if the job fails: a worker was killed or an executor lost too often.
     Raises ResultsTooLarge if so many records failed that Spark does not return them to the driver.
-    Raises Unsettled if the rows that the driver is to settle are too large for it, or for Spark's
-    limit of results: Spark may still settle them.
+    Raises Unsettled if the rows that the driver was to settle are too large for it, or for Spark's
+    limit of results. The next run then settles them on Spark.
     """
     setup = setup_on_spark(topology, layout, inputs, plan)
     spec, slices = setup.spec, setup.slices()
@@ -151,7 +151,8 @@ def settled(spec: TaskSpec, rows: pa.Table) -> pa.Table:
 def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
     """Return the result of a run from the blobs that its tasks returned, in any order.
 
-    Tasks that disagree are its ``problems``. Records with repeated message ids are read again.
+    Contradictions between tasks are its ``problems``. If there are none, records that share a
+    message id are found by a second read, and are among its failures.
     """
     reports: list[dict[str, Any]] = []
     receipts: list[TrailerReceipt] = []
@@ -266,7 +267,7 @@ def _added(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _traces(found: list[dict[str, Any]]) -> tuple[tuple[int, RecordTrace], ...]:
-    """Return pairs of a root and its trace; each has the steps of all tasks, by start time."""
+    """Return pairs of a root and its trace: the steps of all tasks, by start time; no outcome."""
     steps: dict[int, list[Step]] = defaultdict(list)
     for one in found:
         for root, *step in one["steps"]:
@@ -317,7 +318,7 @@ class _NotAcked:
     def failed(self) -> pa.Table:
         """Return the records that were added, in `FAILED`.
 
-        Records that their tasks have judged may be missing.
+        Records that their tasks have judged (`RunResult.judged`) may be missing.
         """
         if not self._failed:
             return FAILED.empty_table()

@@ -1,15 +1,15 @@
 """One micro-batch, from plan to mark: the protocol that makes each record's outcome certain.
 
 ======  ==========================================================================================
-plan    record the time, which also determines the retries that are due
+plan    record the time, which also determines the due retries, and the rows of planned sources
 run     run one Spark action; its results have no effect until the run is accepted
 check   verify that the results agree, and that the payloads of all failed records were found
 decide  record, by one rename, which records wait, which are dead and which rows the sinks get
-act     write to sinks and dead letters; repeated after a crash, under the same number.  Each
-        sink's refusal is recorded, and then the consequences of all of them; then the rows
-        of ACKED records are folded into the tables, these are recorded, and sinks get
-        the changed rows
-mark    record that the micro-batch is done; without effects, by the write of the decision
+act     write to sinks and dead letters; repeated after a crash, under the same number.  The rows
+        that a sink refuses are recorded after its call, and the deaths of their records after
+        all calls.  Then the rows of ACKED records are folded into the tables, these are
+        recorded, and sinks get the changed rows
+mark    record that the micro-batch is done; if it has no effects, together with the decision
 ======  ==========================================================================================
 
 When the driver dies, the next driver continues after the last recorded step.  A run that crashed
@@ -75,7 +75,7 @@ class Engine:
 
     ``topology``: the topology to run. ``spark``: the session for jobs and sinks; None if neither
     needs one. ``state``: the open checkpoint. ``write_dead_letters``: writes a micro-batch's dead
-    records, given its number and the records by spout; repeatable. ``clock``: returns milliseconds
+    records; may be called again with the same ones. ``clock``: returns milliseconds
     since 1970. ``pause``: waits for a number of seconds; returns whether to stop. ``jobs``: the
     Spark jobs. ``offsets``: the planned spouts, such as those that read Kafka. ``groups``: the
     consumer groups of the other spouts.
@@ -123,7 +123,7 @@ class Engine:
 
     @property
     def next_due_ms(self) -> int | None:
-        """The time in milliseconds at which the first waiting record is due; None if none waits."""
+        """The due time of the first waiting record, in ms since 1970; None if none waits."""
         decision = self.state.decision(self.state.last_done)
         return None if decision is None else decision.waiting.next_due_ms
 
@@ -141,17 +141,19 @@ class Engine:
     def process(self, number: int, inputs: Sequence[InputFrame]) -> Progress:
         """Take one micro-batch through the steps that are not recorded yet; return its report.
 
+        If the micro-batch is done, only its commits to sources and groups are repeated.
+
         Raises RunFailed if no run of the micro-batch was accepted. Raises RunCancelled if a Spark
-        job of the micro-batch was cancelled from outside. Raises SinkError if a sink or the
-        dead-letter store failed too often, InvalidRejects or TooManyRefused if a sink refuses rows
-        wrongly, and SourceError for a planned source. Raises StateError if the checkpoint cannot be
-        read or written. Raises Stopped if the query is stopped during the micro-batch. Raises the
+        job of the micro-batch was cancelled from outside. Raises SinkError if a sink, a table or
+        the dead-letter store failed too often. Raises InvalidRejects or TooManyRefused if a sink
+        refuses wrong or too many rows, SourceError if a planned source fails, and StateError if the
+        checkpoint does. Raises Stopped if the query is stopped during the micro-batch. Raises the
         exception that a signal handler raised during the micro-batch. Raises
         CheckpointInUse if another driver has taken over; this replaces any error that the take-over
         caused.
 
-        ``number``: the micro-batch's number: the last one, or the one after it. ``inputs``: the new
-        rows of spouts that are not planned.
+        ``number``: the number of the last planned micro-batch, or the next number. ``inputs``: the
+        new rows of spouts that are not planned.
         """
         try:
             with fenced(self.state.check_owner):
@@ -232,7 +234,10 @@ class Engine:
         return most if bound is None else min(most, bound)
 
     def _bounded(self, plan: Plan) -> Plan:
-        """Return a recorded plan; after `max_retries_per_batch` was lowered, with fewer retries."""
+        """Return a recorded plan; if it has more than `max_retries_per_batch`, a smaller one.
+
+        The smaller plan has no suspects, as root ids change.
+        """
         most = self.topology.settings.max_retries_per_batch
         if plan.max_retries is not None and plan.max_retries <= most:
             return plan
@@ -324,9 +329,9 @@ class Engine:
         return lag
 
     def _record_interrupt(self, number: int, error: BaseException) -> None:
-        """Record an interrupt for the next driver, which then counts no crash; ignore errors.
+        """Record that a micro-batch was interrupted, so that the next driver counts no crash.
 
-        If the session ended, nothing is recorded.
+        If the JVM has ended, nothing is recorded: a record may have crashed it. Ignores StateError.
         """
         # A record may have killed the JVM. Without it, Spark's query looks like a stopped one.
         if isinstance(error, RunCancelled) and error.shut_down:
@@ -383,7 +388,7 @@ def _counts(outcome: BatchOutcome) -> dict[str, Any]:
 
 
 def _without(values: Int64s, gone: Int64s) -> Int64s:
-    """Return sorted values, with one occurrence removed for each value in ``gone``."""
+    """Return ``values`` sorted, less one occurrence for each element of ``gone`` that they have."""
     found, counts = np.unique(values, return_counts=True)
     there, less = np.unique(gone[np.isin(gone, found)], return_counts=True)
     counts[np.searchsorted(found, there)] -= less

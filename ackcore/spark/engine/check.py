@@ -50,7 +50,10 @@ def trailer_problems(
     reports: Sequence[Mapping[str, Any]],
     receipts: Sequence[TrailerReceipt],
 ) -> list[str]:
-    """Return a text for each task that did not report once, or whose trailers differ or lack."""
+    """Return a text for each task that did not report once, sent two trailers, or lacks a trailer.
+
+    A task lacks a trailer if it received none from a task that sends to it.
+    """
     ended: dict[tuple[int, int], int] = Counter((one["level"], one["partition"]) for one in reports)
     problems = [
         f"partition {partition} of stage {level} ended {times} times"
@@ -140,8 +143,8 @@ def check_agreement(ran: RunResult, retries: Retries) -> None:
 def check_found(sought: Sequence[Int64s], found: FailedRows, is_all: bool = False) -> None:
     """Raise `Disagreement` unless ``found`` has each failed record exactly once, and no other.
 
-    ``sought`` has columns of the roots that failed.  With ``is_all`` the roots of ``found`` are
-    these, and ``sought`` is not read: then only duplicates raise.
+    ``sought`` has columns of the roots that failed.  With ``is_all``, ``found`` is known to have
+    exactly these, and ``sought`` is not read: then only duplicates raise.
     """
     rows = found.roots()
     agree, lost, there = True, 0, 0

@@ -1,6 +1,7 @@
 """The decide step: pure functions from the results of a run to a decision.
 
-A record whose root is not ACKED waits for its next attempt, or is dead.  A root is not ACKED if
+A record whose root is not ACKED waits for its next attempt, or is dead.  A root is not ACKED if,
+for example,
 
 * it failed at a bolt, or was not acked;
 * it repeatedly crashed or hung the process in which it was in flight;
@@ -42,9 +43,9 @@ class BatchOutcome:
 
     ``changes`` has, by spout, the numbers to add to its account, and ``waiting``, which replaces
     the account's; ``failed`` is the number of failed executions, ``uncounted`` the number of those
-    that do not count as attempts; ``first_ms`` the times at which the retried records that are
-    ACKED now were first seen; ``figures`` those of `RunResult`; ``traces`` the paths of the traced
-    records.
+    that do not count as attempts; ``first_ms`` the times in ms since 1970 at which the retried
+    records that are ACKED now were first seen; ``figures`` those of `RunResult`; ``traces`` the
+    paths of the traced records.
     """
 
     decision: BatchDecision
@@ -57,7 +58,7 @@ class BatchOutcome:
 
 
 def with_rejection_reasons(failed: pa.Table, reasons: Mapping[int, Reason]) -> pa.Table:
-    """Return the failures, in which the roots in ``reasons``, which were not run, have these."""
+    """Return the failures; those of rejected roots, which were not run, get their ``reasons``."""
     if not reasons:
         return failed
     root_ids = failed["root_id"].to_numpy()
@@ -147,13 +148,13 @@ def decide(
 ) -> BatchOutcome:
     """Decide whether each record of a micro-batch is ACKED, waits or is dead; return the outcome.
 
-    Raises Disagreement if ``rows`` does not fit the numbers of failed or executed records.
+    Failed records for which ``max_waiting`` leaves no room are dead. Raises Disagreement if
+    ``rows`` does not fit the numbers of failed or executed records.
 
-    ``plan``, ``retries``, ``settings``, ``spouts``: the plan, with the time of the decisions; the
-    retries that were run, and those that continue to wait; the settings, with ``max_waiting``; and
-    the tracked spouts. ``records``: the number of new records by spout. ``failed``, ``rows``: all
-    roots that are not ACKED, in `FAILED`, and their records, judged. ``files``: the files that the
-    run wrote for the sinks.
+    ``retries``: those that ran, and those that continue to wait. ``records``: the number of new
+    records by spout. ``failed``: roots that are not ACKED, in `FAILED`; those in ``rows`` may be
+    missing. ``rows``: all records that are not ACKED, judged. ``files``: the files that the run
+    wrote for the sinks. ``spouts``: the tracked spouts.
     """
     waiting, changes = retries.rest, {}
     dead: dict[str, list[DeadPart]] = {}
@@ -237,7 +238,10 @@ def _cut(
 
 
 def rules_of(plan: Plan, settings: Settings, ended_ms: int) -> Rules:
-    """Return the rules by which failed records are judged; a wait counts from ``ended_ms``."""
+    """Return the rules by which failed records are judged.
+
+    ``ended_ms``: the end of the run, in ms since 1970; a wait that a reason requests begins then.
+    """
     policy = Policy.of_seconds(settings.max_attempts, settings.backoff_s, settings.max_backoff_s)
     timeout_ms = 1000 * settings.unavailable_timeout_s
     return Rules(plan.now_ms, ended_ms, policy, timeout_ms, INLINE_BYTES)

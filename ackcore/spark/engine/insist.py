@@ -80,8 +80,8 @@ class SinkCalls:
 
         ``what`` is the name of the called object, for messages. ``fenced`` means that the called
         function itself checks whether another driver has taken over; otherwise `once` does. Raises
-        Failed with the exception that the called function raised, unless that ends the query.
-        These are CheckpointCorrupt, CheckpointForeign, CheckpointInUse, InvalidRejects,
+        Failed with the exception of the called function. Errors that end the query are raised
+        unchanged: CheckpointCorrupt, CheckpointForeign, CheckpointInUse, InvalidRejects,
         TooManyRefused, a signal handler's exception, Stopped, and RunCancelled for its Spark job.
         """
         if not fenced:
@@ -221,8 +221,9 @@ class Outage:
     def wait(self, plan: Plan, said: str) -> bool:
         """Wait until a run may read the planned rows; return True if the query is to stop.
 
-        ``said`` is the error of the failed run; it names the rows that could not be read. Raises
-        RowsMissing if the rows are missing for longer than the obstacle's time-out.
+        Pauses at least once, as tasks may not reach rows that the driver can read. Logs a warning
+        once a minute. ``said`` is the error of the failed run; it names the rows that could not be
+        read. Raises RowsMissing if they are missing for longer than the obstacle's time-out.
         """
         self._runs += 1
         asked = 0

@@ -51,7 +51,8 @@ def held_back(
     """Let due records continue to wait while an earlier record of their key waits.
 
     Returns the retries, divided anew into due and waiting ones, the due ones of each ordered spout
-    in order; and by spout, the sorted hashes of the keys of all its retries.
+    in order; and by spout, the sorted hashes of the keys of all its retries, due or waiting. New
+    records with these keys must not run.
 
     ``keys`` has the key columns of each ordered spout.  ``fit`` converts rows of a spout to the
     present columns of its source.
@@ -222,7 +223,7 @@ class Ordering:
         return {spout: roots for spout, roots in fresh.items() if len(roots)}
 
     def _dies(self, spout: str, rows: pa.Table, reasons: Reasons) -> Bools:
-        """Return which failed records are dead, so that no record waits behind them."""
+        """Return a mask of the failed records that are dead: no record waits behind these."""
         first_ms = np.full(len(rows), self.now_ms)
         due, places = _places(rows)
         if due.any():

@@ -46,7 +46,7 @@ class ReadRecords:
     backlogs: Mapping[str, Backlog]  # by spout, the parts with rows for later micro-batches
 
     def owners(self, roots: Int64s) -> Int64s:
-        """Return the number of each root's spout; -1 if none or several may have it."""
+        """Return the index in ``keys`` of each root's spout; -1 if none or several may have it."""
         if len(self.keys) == 1:
             return np.zeros(len(roots), np.int64)
         found = np.full(len(roots), -1)
@@ -74,9 +74,9 @@ class ReadRecords:
         return found
 
     def bounds(self, roots: Int64s, watermarks: WindowWatermarks) -> Int64s:
-        """Return a time in milliseconds for each root.
+        """Return, for each root, the event time up to which windows were closed to its record.
 
-        Rows of the root are late if their window had ended at this time.
+        It is in milliseconds since 1970. A row of the root is late if its window ends until then.
         """
         found = np.full(len(roots), max(watermarks.reached, watermarks.closed))
         for tried, first_ms in self._retried(roots, FIRST_MS):
@@ -97,7 +97,7 @@ class ReadRecords:
         return found
 
     def newest_of_parts(self, spout: str, roots: Int64s, ms: Int64s) -> Int64s:
-        """Return the largest time of the new records of each part of a spout's backlog.
+        """Return the largest event time of the new records of each part of a spout's backlog.
 
         It is `NEVER` if no record is of the part, and `UNSURE` if it is unknown whether one is.
 
@@ -149,6 +149,8 @@ class WindowedRows:
 
     def with_late(self, failed: pa.Table, nonacked: Int64s) -> pa.Table:
         """Return the failures, with the late records and those without a usable time added.
+
+        Logs the number of such rows that belong to no record, which are lost.
 
         ``failed``: the failures, in `FAILED`. ``nonacked``: the sorted roots of all failed records.
         """

@@ -146,11 +146,12 @@ class Runs:
     ) -> tuple[BatchOutcome, int]:
         """Run a micro-batch until a run is accepted; return its outcome and the number of runs.
 
-        Each crash is added to the recorded plan.  ``inputs`` are the new rows, except those that
-        the plan names; ``watch`` receives the times of run and check; ``is_new`` is whether the
-        plan was made just now; ``raised`` has the exceptions of signal handlers, see `cancelling`.
-        Raises `RunFailed`, `RunCancelled`, `StateError`, `Stopped`, and the last of ``raised``, as
-        `Engine.process` does.
+        Each crash is added to the recorded plan.  Runs do not count while planned rows cannot be
+        read.  ``inputs`` are the new rows, except those that the plan names; ``watch`` receives the
+        times of run and check; ``is_new`` is False for a plan that an earlier driver recorded;
+        ``raised`` has the exceptions of signal handlers, see `cancelling`.  Raises `RunFailed`
+        after ``max_runs`` runs without progress, and `RunCancelled`, `StateError`, `Stopped` and
+        the last of ``raised`` as `Engine.process` does.
         """
         in_vain, handled = 0, sys.exception()
         wrong: str | None = None  # Spark's name of the last run's error about a value
@@ -219,7 +220,7 @@ class Runs:
     def _outlast(
         self, outage: Outage, unread: str, plan: Plan, runs: int, error: Exception
     ) -> None:
-        """Wait until planned rows can be read, whose error ``unread`` names.
+        """Wait until the planned rows can be read; ``unread`` is the text of the failure to read.
 
         Raises RunFailed if they are missing for too long, and Stopped if the query is stopped.
         """
@@ -235,7 +236,8 @@ class Runs:
     ) -> Exception | None:
         """Raise if another run cannot succeed; return the error of a damaged file, or None.
 
-        Records that the run was no crash if it raises for a reason that no record can have caused.
+        A file of the run is meant. If no record can have caused the error that is raised, the plan
+        is recorded as interrupted, so that the next start counts no crash.
         """
         if self._pause(0):
             raise stopped(plan) from error
@@ -268,7 +270,7 @@ class Runs:
         return given_up(plan, runs, error, self._offsets.way_out(plan, one_line(error)))
 
     def _mended(self, plan: Plan, inputs: Sequence[InputFrame]) -> Plan:
-        """Return the plan without rows that are lost, unless a snapshot has them.
+        """Return the plan without lost rows; the same object if none are, or a snapshot has them.
 
         Records a changed plan, and deletes the former snapshot; see `PlannedRows.mended`.
         """
@@ -327,8 +329,9 @@ class Runs:
     ) -> BatchOutcome:
         """Run, check, and decide from the results of the run; return the outcome.
 
-        ``by_root``: whether each root is settled by itself. Raises Disagreement if results
-        contradict each other, and ExpectationFailed if a tuple must end the query.
+        ``by_root``: whether each root is settled by itself, not with its cohort. Raises
+        Disagreement if results contradict each other, and ExpectationFailed if a tuple did not
+        meet an expectation with ``on_fail="fail"``.
         """
         retries, run_plan = self._run_plan(plan, work, by_root)
         with crashes_logged(work, plan.number):
@@ -420,7 +423,10 @@ class Runs:
         return WindowedRows(self._topology, tables, records, ran.files, work, plan.now_ms)
 
     def _run_plan(self, plan: Plan, work: Place, by_root: bool = False) -> tuple[Retries, RunPlan]:
-        """Write the due records that are not held back to files; return them and a run's plan."""
+        """Divide the retries, and write the due ones to files; return the retries and a run's plan.
+
+        Due records that ``ordered_by`` or ``dedup`` holds back are among the waiting ones.
+        """
         retries = self._state.split_due(plan)
         blocked: Mapping[str, Int64s] = {}
         if self.ordered_by:
@@ -449,7 +455,7 @@ class Runs:
         )
 
     def _used_tables(self, plan: Plan, copies: Mapping[str, UInt64s]) -> Mapping[str, TableSource]:
-        """Return, by name, the tables that bolts use, from after the micro-batch before.
+        """Return, by name, the tables that bolts use, in their state after the last micro-batch.
 
         ``copies``: by spout with ``dedup``, the hashes of keys whose new records must wait; its
         bolt reads them from its table.

@@ -76,8 +76,8 @@ class InputFrame:
     ``spout`` is the spout of the rows.  If it is None, each spout has a nullable struct column, in
     the order of the topology, and each partition has rows of one spout.  The rows of a ``snapshot``
     are in files of ackcore or in ranges of offsets, and can be read again without the source.
-    The ``refused`` rows fail.  With ``repeats``, every reading of the frame gives the same rows in
-    the same order, whatever Spark's plan shows.
+    Records at the ``refused`` offsets are dead letters.  With ``repeats``, every reading of the
+    frame gives the same rows in the same order, whatever Spark's plan shows.
     With ``own_session`` the frame is an RDD in a session that only its streaming query uses.
     ``tasks`` is the number of tasks that read the rows; None if it is unknown.
     """
@@ -145,7 +145,7 @@ class PlannedRows:
         return []
 
     def mended(self, plan: Plan) -> Plan:
-        """Return the plan without lost rows, and with those of added spouts; or the same plan."""
+        """Return the plan without lost rows, and with those of added spouts; or the same object."""
         return plan
 
     def replaced(self, plan: Plan) -> str | None:
@@ -153,13 +153,13 @@ class PlannedRows:
         return None
 
     def unread(self, error: Exception) -> str | None:
-        """Return a text about planned rows if a run failed only because it could not read them."""
+        """Return a text about the unread rows if a run failed only because of them, else None."""
         return None
 
     def way_out(self, plan: Plan, said: str) -> str:
         """Return the end of an error message: how to continue without rows that cannot be read.
 
-        ``said``: the error of reading them.
+        It is "" if there is no way. ``said``: the error of reading them.
         """
         return ""
 
@@ -188,12 +188,12 @@ class PlannedRows:
 
     @property
     def is_through(self) -> bool:
-        """Whether a query that ends has taken all rows up to its end."""
+        """Whether a query that ends by itself, like `run_batch`, has taken all its rows."""
         return True
 
     @property
     def is_behind(self) -> bool:
-        """Whether a query that ends must take more rows, and may take them now."""
+        """Whether a query that ends by itself must take more rows, and may take them now."""
         return not self.is_through and self.has_room
 
     def reaching_ends(self) -> Callable[[], bool]:

@@ -37,7 +37,7 @@ _RECORD = "snapshot.json"
 def load_snapshot(inputs: Sequence[InputFrame], directory: Place) -> list[InputFrame] | None:
     """Return inputs that read the snapshot, or None if there is no intact snapshot of these inputs.
 
-    Raises CheckpointCorrupt if the record of the snapshot is damaged.
+    Logs a warning if a file of rows is damaged. Raises CheckpointCorrupt if the record is damaged.
 
     ``inputs``: the inputs that the snapshot replaces. ``directory``: the directory that was given
     to `snapshot_inputs`.
@@ -115,7 +115,10 @@ def _reads(inputs: Sequence[InputFrame]) -> list[list[Any]]:
 
 
 class _Write:
-    """A ``mapInArrow`` function that writes a partition with rows to a file; returns its name."""
+    """A ``mapInArrow`` function that writes a partition with rows to a file.
+
+    It yields the partition, the file's name (null without rows), and its rows and bytes.
+    """
 
     def __init__(self, directory: str) -> None:
         self._directory = directory

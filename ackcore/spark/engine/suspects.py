@@ -40,8 +40,8 @@ _LOST = re.compile(r"most recent failure: Lost task (\d+)\.\d+ in stage \S+ \(TI
 def failed_attempts(error: BaseException, depth: int) -> list[TaskAttempt]:
     """Return the attempts that may have ended a Spark job, one per level: its error names no level.
 
-    Returns none if the error names no task. The partition is the task's index in its stage, unless
-    Spark ran only some of a stage's tasks again.
+    Level 1 is the spout stage. The list is empty if the error names no task. The partition may be
+    wrong if Spark ran only some of a stage's tasks again.
     """
     found = _LOST.search(str(error))
     if found is None:
@@ -50,7 +50,10 @@ def failed_attempts(error: BaseException, depth: int) -> list[TaskAttempt]:
 
 
 def careful_if_needed(plan: Plan, careful_after: int) -> Plan:
-    """Return the plan, ``careful`` with suspects, rejected roots or ``careful_after`` crashes."""
+    """Return the plan; ``careful`` if it has suspects, rejected roots or ``careful_after`` crashes.
+
+    Otherwise it is not ``careful``.
+    """
     concluded = bool(plan.suspects or plan.rejected)
     return replace(plan, careful=plan.crashes >= careful_after or concluded)
 

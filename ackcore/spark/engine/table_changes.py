@@ -38,7 +38,7 @@ from ackcore.topology.table_views import CHANGES, CLOSED, change_streams, closed
 def write_changes(
     topology: Topology, calls: SinkCalls, state: State, decision: BatchDecision, age_ms: int | None
 ) -> None:
-    """Pass the rows of tables that a micro-batch changed or closed to the sinks that read them.
+    """Pass changed rows of tables, and rows of closed windows, to the sinks that read them.
 
     Writes the rows to files and records these first, unless that is done. The tables of the
     micro-batch must be recorded. The arguments are those of `write_to_sinks`, and the same errors
@@ -95,7 +95,10 @@ def _refused(sink: SinkSpec, batch: SinkBatch, rejects: SinkRejects) -> TooManyR
 def _write_files(
     topology: Topology, sinks: Sequence[SinkSpec], state: State, decision: BatchDecision, work: str
 ) -> list[list[Any]]:
-    """Write the rows for all sinks; return component, stream, path, rows and bytes of each file."""
+    """Write the rows for all sinks; return component, stream, path, rows and bytes of each file.
+
+    ``work``: the directory of the run, to which the paths are relative.
+    """
     plan = state.plan(decision.number)
     parent = None if plan is None else plan.parent
     now, before = state.tables.of(decision.number) or {}, state.tables.of(parent) or {}
@@ -145,7 +148,10 @@ def _write_table(
 def _changed(
     shape: TableShape, files: SegmentFiles, now: TableState, before: TableState | None
 ) -> Iterator[pa.Table]:
-    """Yield the rows that a micro-batch changed, with former values in columns ``old_<name>``."""
+    """Yield the rows that a micro-batch changed, with former values in columns ``old_<name>``.
+
+    These are null if there was no row, or if it had expired.
+    """
     former = TableReader(shape, (), now.horizon_ms)
     if before is not None:
         # With the present horizon: a row that has expired since is no former value.  But a window
