@@ -30,15 +30,17 @@ class Plan:
     number: int
     now_ms: int
     parent: int | None  # number - 1; None: the first micro-batch
-    due: int  # waiting rows of the parent that are due at now_ms, without replays
+    due: int  # the number of waiting rows of the parent that are due at now_ms, without replays
     replays: tuple[str, ...] = ()  # names of the requests that the plan takes
     crashes: int = 0  # runs in which a worker, an executor or the driver died
     #: The most due and replayed rows that the plan takes; None: all of them.
     max_retries: int | None = None
-    careful: bool = False
-    suspects: tuple[int, ...] = ()  # root ids to be run alone
+    careful: bool = False  # runs read a snapshot of the new rows, and run suspects one by one
+    #: Root ids to be run alone; one that crashed its process alone occurs again for each crash.
+    suspects: tuple[int, ...] = ()
     rejected: tuple[int, ...] = ()  # root ids that crash their process and are not run
-    time_outs: Mapping[str, str] = field(default_factory=dict)  # reasons, by root id that hung
+    #: By root id of a rejected record that hung: the encoded reason.
+    time_outs: Mapping[str, str] = field(default_factory=dict)
     interrupted: bool = False  # the driver was interrupted, and did not crash
     #: By planned spout: the rows of the plan, such as offsets, and the start of the next plan.
     offsets: Mapping[str, Any] = field(default_factory=dict)
@@ -90,11 +92,12 @@ class BatchDecision:
     now_ms: int = 0
     #: JSON values needed to read records of the run again: see `ackcore.spark.engine.reread`.
     reread: Mapping[str, Any] = field(default_factory=dict)
-    #: Rows of records that a sink refused, by spout, like ``dead``; recorded later (`refusals`).
+    #: Records that are dead since a sink refused rows of them, like ``dead``; recorded later
+    #: (`refusals`).
     refused: Mapping[str, pa.Table] = field(default_factory=dict)
     #: Whether the answers of all sinks are recorded, which is done only if one refused rows.
     sinks_done: bool = False
-    #: By table with windows and by spout, the largest time of a row of an ACKED record.
+    #: By table with windows and by spout, the largest event time of an ACKED record's row, in ms.
     times: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     #: By table with event times, spout and part with rows for later micro-batches, such a time,
     #: `UNSURE` or `NEVER`.

@@ -179,8 +179,9 @@ def opened(
 ) -> Opened:
     """Open a checkpoint to write it: call ``use``, which checks it, then become its owner.
 
-    On a file system the checkpoint is locked first. If another driver writes to it meanwhile,
-    ``use`` is called again, up to 10 times in all. Returns the result of ``use``.
+    On a file system the checkpoint is locked first; if a driver holds the lock, CheckpointInUse is
+    raised. If another driver writes to a bucket meanwhile, ``use`` is called again, up to 10 times
+    in all. Returns the result of ``use``.
 
     ``rehearse``: called once with a result of ``use``, before a checkpoint is taken over that
     another driver has open or has died with. It may take long: the checkpoint is read again.

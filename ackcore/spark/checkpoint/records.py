@@ -119,7 +119,7 @@ class Records:
         return record_bytes(HEAD, body)
 
     def take_over(self) -> None:
-        """Make this driver the owner, and write the records for the next put.
+        """Make this driver the owner, and write the records that wait for the next put.
 
         Repeated calls do nothing. Raises HeadMoved if the head has changed since it was read.
         """
@@ -227,7 +227,10 @@ class Records:
         )
 
     def check_owner(self) -> None:
-        """Raise CheckpointInUse if another driver took over; in a bucket, only an owner looks."""
+        """Raise CheckpointInUse if another driver took over.
+
+        In a bucket this takes a request, and does nothing before this driver is the owner.
+        """
         with self._lock:
             if self._file_lock is not None:
                 # A put of the head calls this, too, just before the version gets its name.
@@ -265,7 +268,7 @@ class Records:
         return f"{self.place(HEAD)}: {name}"
 
     def read_meta(self) -> dict[str, Any] | None:
-        """Return the content of meta.json, whose key `read` then expects; None if it is missing."""
+        """Return meta.json, whose deployment key `read` then expects; None if it is missing."""
         meta = self._body(META)
         if meta is not None:
             self._deployment = meta["deployment_key"]

@@ -28,7 +28,7 @@ class Segment:
     cache: TableCache
     file: str  # relative to <checkpoint>/ackcore/state
     rows: int  # of the file, without rows at its end that had no room
-    next_due_ms: int
+    next_due_ms: int  # the earliest due time of the waiting rows, in ms since 1970
     oldest_ms: int  # the least first_ms of the waiting rows
     start: int = 0
     untried: int = 0  # waiting rows that were replayed and not tried yet

@@ -310,7 +310,7 @@ class State:
         self.close()
 
     def key(self, number: int) -> int:
-        """Return the key of a micro-batch: 63 bits of a hash of deployment key and number."""
+        """Return the key of a micro-batch's ids, 63 bits: a hash of deployment key and number."""
         text = f"{self.deployment_key:x}/{number}".encode()
         digest = blake2b(text, digest_size=8, person=b"ackcore.batch").digest()
         return int.from_bytes(digest, "little") >> 1
@@ -519,7 +519,7 @@ class State:
         counts: Mapping[str, Any],
         totals: Mapping[str, Any],
     ) -> BatchDecision:
-        """Record the result of all rows that sinks refused; return the amended decision."""
+        """Record the result of all refusals (`Refusals.close`); return the amended decision."""
         self.refusals.close(decision.number, dead, counts, totals)
         del self._decisions[decision.number]
         return self._decided(decision.number)

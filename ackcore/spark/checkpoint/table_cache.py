@@ -62,9 +62,10 @@ class BySpout(Mapping[str, pa.Table], Generic[P]):
 
 
 class UnnamedFiles:
-    """The files below a prefix of a store; their names begin with the number of a micro-batch.
+    """The files below a prefix of a store, of which `take` finds those that no record names.
 
-    They are listed once.  ``below``: the prefix, without the slash.
+    They are listed once.  Their names begin with the number of a micro-batch.  ``below``: the
+    prefix, without the slash.
     """
 
     def __init__(self, store: Store, below: str) -> None:
