@@ -67,7 +67,7 @@ _fence: ContextVar[Callable[[], object] | None] = ContextVar("fence", default=No
 
 @contextlib.contextmanager
 def fenced(check: Callable[[], object]) -> Iterator[None]:
-    """Call ``check`` before naming each file that the block writes; its exception stops that."""
+    """Call ``check`` right before each file of the block gets its name; an error prevents that."""
     before = _fence.get()
     try:
         # Set in the block: an interrupt between set and try would leave the fence set for ever.

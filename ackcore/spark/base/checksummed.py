@@ -43,7 +43,7 @@ _TABLE_ROWS = 1 << 20
 #: The maximum size in bytes of a large file's pages in the page cache; they are reused.  To get a
 #: page that was long unused takes longer than to fill and write it.
 _CACHED = 1 << 23
-#: The maximum number of bytes of it that wait for the disk.
+#: The maximum number of bytes of a large file that wait for the disk.
 _UNSYNCED = 1 << 26
 
 
@@ -129,7 +129,7 @@ class _Fingerprint:
 
 
 class _Hashed:
-    """A file for Arrow that computes its checksum and, if ``passing``, leaves the page cache."""
+    """A file for Arrow with a checksum; if ``passing``, it is dropped from the page cache."""
 
     def __init__(self, file: BinaryIO, checksum: blake2b | _Fingerprint, passing: bool):
         self._file = file
@@ -242,7 +242,7 @@ class NamedByChecksum:
         return writing(self._directory / self._name)
 
     def finish(self, *, named: bool = True) -> str:
-        """Close the file and rename it; return its final name. ``named``: make that durable."""
+        """Close the file and rename it; return its final name. ``named``: sync the directory."""
         with self.writing():
             if self._synced:
                 self._hashed.sync()

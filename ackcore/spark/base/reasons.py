@@ -41,6 +41,7 @@ def failures(roots: Int64s, spouts: Sequence[str], reasons: pa.Array) -> pa.Tabl
     return pa.table(columns, schema=FAILED)
 
 
+#: Reasons of roots: the time of the failure in milliseconds since 1970, and the encoded reason.
 REASON_SCHEMA = pa.schema([("root_id", pa.int64()), ("ms", pa.int64()), ("text", pa.string())])
 
 #: The time of a reason that an earlier settle has already returned, so that it is kept.
@@ -265,7 +266,7 @@ def reason_parts(column: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, ...]:
 
 
 def without_room(rows: pa.Table, most: int) -> pa.Table:
-    """Return records that were to wait as dead ones, because ``most`` records wait already.
+    """Return failed records as dead ones: they cannot wait, since ``most`` records wait already.
 
     The reason of each names this limit and the failure, and is final. Due times become 0.
     """

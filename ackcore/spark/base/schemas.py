@@ -46,6 +46,7 @@ TRACKING = pa.schema(
         pa.field(ATTEMPT, pa.int32(), nullable=False),
         # 0 for dead records.
         pa.field(DUE_MS, pa.int64(), nullable=False),
+        # The times of two plans: that which first read the record, and that of its last failure.
         pa.field(FIRST_MS, pa.int64(), nullable=False),
         pa.field(LAST_MS, pa.int64(), nullable=False),
         pa.field(REASON, REASON_TYPE, nullable=False),

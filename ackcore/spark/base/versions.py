@@ -82,7 +82,7 @@ WRONG_VALUE = re.compile(
 #: The plan node of `mapInArrow`; unchanged from 4.0 on.
 MAP_IN_ARROW_NODE = "MapInArrow" if SPARK >= (4, 0) else "PythonMapInArrow"
 
-#: The text by which Spark recognizes an interruption in a Python error; before 4.0 with the break.
+#: The text by which Spark recognizes an interruption in a Python error; before 4.0, both lines.
 INTERRUPTED = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling us.\n"
     ": java.lang.InterruptedException"

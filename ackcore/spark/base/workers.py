@@ -79,7 +79,7 @@ def use_drivers_python(context: Any) -> None:
 
 
 def check_workers(spark: SparkSession) -> None:
-    """Refuse a session whose workers cannot run ackcore; call `use_drivers_python` before.
+    """Call `use_drivers_python`; then refuse a session whose workers cannot run ackcore.
 
     The check takes a small job, once per SparkContext or session of Spark Connect. It takes none on
     a local master whose workers run the driver's interpreter and import ackcore from the same
