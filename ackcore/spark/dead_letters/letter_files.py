@@ -51,7 +51,7 @@ class Objects:
     def read(self, key: str, size: int, digest: str) -> pa.Buffer:
         """Return the bytes of an object, of ``size`` bytes with the checksum ``digest``.
 
-        Raises FileNotFoundError if it is missing, pyarrow.ArrowInvalid if they differ.
+        Raises FileNotFoundError if it is missing, pyarrow.ArrowInvalid if size or checksum differ.
         """
         with self._lock:
             if key in self._kept:
@@ -115,7 +115,7 @@ class ObjectFile:
 
 
 def _cut(now: ObjectFile, old: ObjectFile) -> pa.Buffer:
-    """Return a file with the letters of ``old``, in the same rows, from the one that has them."""
+    """Return a file with the letters of ``old``, in the same rows, made from the file ``now``."""
     first, last = batches_of(old)
     batch_ids = batch_rows(now).batch_ids
     low, high = np.searchsorted(batch_ids, [first, last + 1]).tolist()

@@ -133,11 +133,11 @@ class Letters:
         self._sweep()
 
     def newer_files(self, done: int) -> list[str]:
-        """Return the files that the index lacks because an older version of it came back.
+        """Return the keys of files that the index lacks because an older version of it came back.
 
-        Their last micro-batch is at most ``done``, and later than all that the index has of their
-        spout. Files that were merged or given up are left out. Files of later micro-batches may be
-        left by a driver that died.
+        Their last micro-batch is at most ``done``, the last one that is done, and later than all
+        that the index has of their spout. Files that were merged or given up are left out. Files of
+        later micro-batches may be left by a driver that died.
         """
         keys = {entry.key for entry in self.store.list()}
         last = {spout: file.last for spout, file in files_of(self)}  # of the spout's last file

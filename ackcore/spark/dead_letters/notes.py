@@ -172,7 +172,7 @@ def counts_by_spout(rows: Spans) -> dict[str, int]:
 def add_places(named: dict[str, list[list[int]]], chosen: Int64s, rows: BatchRows) -> None:
     """Add the positions of a file's letters to spans by micro-batch, as a `Note` has them.
 
-    ``named``: the spans of the files before. ``chosen``: the sorted row numbers of the letters.
+    ``named``: the spans so far, which this extends. ``chosen``: the sorted rows of the letters.
     ``rows``: the micro-batches of all rows.
     """
     cuts = np.flatnonzero((np.diff(chosen) != 1) | (np.diff(rows.batch_ids[chosen]) != 0)) + 1
