@@ -333,7 +333,7 @@ def arrow_schema(schema: StructType, what: str) -> pa.Schema:
 
 
 def kept_schema(schema: StructType, what: str) -> pa.Schema:
-    """Return a Spark schema as an Arrow schema; TypeError for types that Python or files lose."""
+    """Return a Spark schema as an Arrow schema; TypeError for a type that files do not preserve."""
     kept = arrow_schema(schema, what)
     for field in schema.fields:
         lost = lost_in_arrow(field.dataType)

@@ -245,7 +245,7 @@ class Pacemaker:
 
     @property
     def is_current(self) -> bool:
-        """Whether the thread of this pacemaker reads this."""
+        """Whether the caller's thread is that of this pacemaker."""
         return threading.current_thread() is self._thread
 
     def schedule(self, due_ms: int | None) -> None:

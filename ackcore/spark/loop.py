@@ -89,7 +89,10 @@ class LoopStream(Stream):
         return self._leaving.wait(seconds)
 
     def _step(self) -> bool:
-        """Run a micro-batch when one is needed; return False at the end. Raise a lasting error."""
+        """Wait for the need of a micro-batch, and run it; return False at the end.
+
+        Raises an error after which a restart is useless, or has been tried too often.
+        """
         if not self._is_set_up:
             self._is_set_up = True
             use_own_group(self._spark, self._name, f"ackcore: {self._state.url}")
@@ -176,7 +179,10 @@ class Pacing:
     _found: bool | None = None
 
     def next(self) -> bool:
-        """Wait until a micro-batch is needed; return False if the query is to end."""
+        """Wait until a micro-batch is needed; return False if the query is to end.
+
+        Raises SourceError if a source fails for good, and the error of `Work.check`.
+        """
         while True:
             left = self._trigger_s - self.seconds()
             if left <= 0:

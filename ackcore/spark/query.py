@@ -308,7 +308,7 @@ def _wait(spark: SparkSession, wait: Callable[[float], object], seconds: float) 
 
 
 def _nothing(topology: Topology, spark: SparkSession) -> list[InputFrame]:
-    """Return inputs without rows, for a micro-batch that has only retries or closed windows."""
+    """Return the inputs of a micro-batch without new rows; none if planned spouts have inputs."""
     first, closed = next(iter(topology.spouts.values())), topology.closed
     if any(
         spout.kind is not None and spout.name not in closed for spout in topology.spouts.values()
@@ -435,7 +435,8 @@ class Query:
     def stop(self, finish: bool = False) -> None:
         """Stop the query and wait for its end. The next start continues unfinished work.
 
-        If a sink, a source or a listener calls it, it returns at once: they are part of the query.
+        The error of a query that has failed is not raised here. If a sink, a source or a listener
+        calls it, it returns at once: they are part of the query.
 
         Parameters
         ----------

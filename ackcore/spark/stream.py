@@ -140,6 +140,7 @@ class Stream(ABC):
     def _take(self, number: int, inputs: Sequence[InputFrame]) -> None:
         """Run one micro-batch, report it to the listeners, and raise TooManyDead beyond the limit.
 
+        One that is done already, which Spark repeats, is neither reported nor counted again.
         ``inputs``: the new rows of spouts that are not planned.
         """
         again = self._state.is_done(number)
@@ -359,7 +360,7 @@ class Stream(ABC):
 
 
 def as_error(error: BaseException) -> Exception:
-    """Return the error of a query for an exception, which may be no `Exception`."""
+    """Return an exception as a query's error: a SystemExit, for example, as a RuntimeError."""
     if isinstance(error, Exception):
         return error
     return RuntimeError(f"{type(error).__name__} was raised: {error}")

@@ -41,10 +41,11 @@ class ReasonCount:
 class WaitingCounts:
     """The numbers of the records that wait for a retry.
 
-    ``untried``: the replayed dead letters among them that have not run yet. ``next_due_ms``: the
-    time at which the first is due. ``oldest_ms``: the time at which the oldest was first seen.
-    ``ages``: the records by the time since they were first seen: one number for each upper limit in
-    `AGES_MS`, and one for older records. ``reasons``: the most frequent first.
+    ``untried``: the replayed dead letters among them that have not run yet. ``next_due_ms``,
+    ``oldest_ms``: the time at which the first is due, and that at which the oldest was first seen,
+    in ms since 1970; None if none waits. ``ages``: the records by the time since they were first
+    seen: one number for each upper limit in `AGES_MS`, and one for older records. ``reasons``: the
+    most frequent first.
     """
 
     records: int = 0

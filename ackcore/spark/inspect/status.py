@@ -45,7 +45,7 @@ _TIMES = 100
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A micro-batch, and the time at which it was done."""
+    """A micro-batch, and the time at which it was done, in ms since 1970."""
 
     at_ms: int
     progress: Progress
@@ -59,9 +59,10 @@ class Logged:
 class UnderWay:
     """The micro-batch that is planned and not done.
 
-    ``planned_ms``: the time of its plan. ``due``: the number of retries in it. ``decided``: whether
-    its decision is recorded, so that sinks are being called. ``crashes``: the number of its runs in
-    which a process died. ``max_retries``: the maximum number of retries in it.
+    ``planned_ms``: the time of its plan, in ms since 1970. ``due``: the number of waiting records
+    that were due then. ``decided``: whether its decision is recorded, so that sinks are being
+    called. ``crashes``: the number of its runs in which a process died. ``max_retries``: the
+    maximum number of retries in it; None for no limit.
     """
 
     number: int
@@ -76,9 +77,9 @@ class UnderWay:
 class Activity:
     """The current activity of a query.
 
-    ``at_ms``: the time of this reading. ``under_way``: the micro-batch that is not done.
+    ``at_ms``: the time of this reading. ``under_way``: the micro-batch that is not done, or None.
     ``waiting``: the number of records that wait for a retry; ``next_due_ms``: the time at which the
-    first of them is due.
+    first of them is due, or None. Times are in ms since 1970.
     """
 
     at_ms: int

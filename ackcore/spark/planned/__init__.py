@@ -114,12 +114,12 @@ class JoinedRows(PlannedRows):
 
     @property
     def is_through(self) -> bool:
-        """Whether a query that ends has taken all rows of all kinds."""
+        """Whether a query that ends by itself has taken all rows of all kinds."""
         return all(part.is_through for part in self._parts)
 
     @property
     def is_behind(self) -> bool:
-        """Whether a query that ends must take more rows of some kind, and may take them now."""
+        """Whether a query that ends by itself must take more rows, and may take some now."""
         return any_of([partial(getattr, part, "is_behind") for part in self._parts])
 
     def reaching_ends(self) -> Callable[[], bool]:

@@ -98,7 +98,7 @@ class PlannedSource(ABC):
         """Raise an exception if the rows of a plan are no longer the planned ones.
 
         Called after each reading, and before a reading is repeated, until the micro-batch is
-        decided. By default it does nothing.
+        decided. Exceptions have the effects that `read` describes. By default it does nothing.
         """
 
     def done(self, plan: Any) -> None:  # noqa: B027 - optional

@@ -353,7 +353,7 @@ class SourceRows(PlannedRows):
         return not any_of([partial(one.look, self._number) for one in open_ones])
 
     def reaching_ends(self) -> Callable[[], bool]:
-        """Return a function: whether each source has, in a call that began later, had no plan."""
+        """Return a function that returns whether each source has had no plan in a later call."""
         # A call that runs now may have looked already.
         before = [one.asked for one in self._spouts]
         return lambda: all(

@@ -182,7 +182,7 @@ class HdfsStore(FileSystemStore):
         self._write(file, lambda: [data], not once)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """Move a local file to an object. ``if_absent``: raise StoreConflict if that differs."""
+        """Move a local file to an object. ``if_absent``: StoreConflict if another one exists."""
 
         def pieces() -> Iterator[bytes]:
             with open(path, "rb") as file:
