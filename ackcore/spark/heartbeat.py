@@ -199,7 +199,7 @@ def pacemakers(
 
 
 class Pacemaker:
-    """A thread that writes a beat when Spark's query needs a micro-batch, but has no new data.
+    """A thread that writes a beat, an empty file, when a micro-batch is needed without new data.
 
     ``beat``: `Beats.advance`. ``rows``: the planned spouts whose new rows it looks for; None if it
     looks at retries and requests. ``clock``: returns the time in milliseconds, by the clock of the

@@ -55,7 +55,10 @@ _MOST_FILES = 10
 
 
 def raise_all(checks: Iterable[Callable[[], object]]) -> None:
-    """Call all ``checks``. Raise the only CheckpointCorrupt, or one that names 10 of several."""
+    """Call all ``checks``; then raise one CheckpointCorrupt for all that were raised, if any.
+
+    It names 10 files at most.
+    """
     found: dict[str, CheckpointCorrupt] = {}
     for check in checks:
         try:

@@ -183,15 +183,15 @@ class Reasons(NamedTuple):
         return cls(values, whole.indices.to_numpy(zero_copy_only=False).astype(np.int64))
 
     def taken(self, rows: Int64s) -> Reasons:
-        """Return the reasons of some of the rows."""
+        """Return the reasons of the rows with these row numbers, in their order."""
         return Reasons(self.values, self.of[rows])
 
     def final(self) -> Bools:
-        """Return which rows' reasons rule out another attempt."""
+        """Return a mask of the rows whose reasons rule out another attempt."""
         return self._flags("final")
 
     def counts(self) -> Bools:
-        """Return which rows' failures count as attempts."""
+        """Return a mask of the rows whose failures count as attempts."""
         return self._flags("counts")
 
     def after_ms(self) -> Int64s:
@@ -200,7 +200,7 @@ class Reasons(NamedTuple):
         return waits
 
     def behind(self) -> Bools:
-        """Return which rows wait only because an earlier record of their key waits."""
+        """Return a mask of the rows that wait only because an earlier record of their key waits."""
         same = (pc.equal(self.values.field(name), getattr(BEHIND, name)) for name in _TEXTS)
         found: Bools = reduce(pc.and_, same).to_numpy(zero_copy_only=False)[self.of]
         return found

@@ -82,7 +82,7 @@ class DeadLettersFile:
     def path(self) -> Place:
         """Return the path or URL of the file.
 
-        Raises CheckpointCorrupt if its length or checksum is wrong.
+        Raises CheckpointCorrupt if the file is missing or damaged.
         """
         return self.cache.checked(self.file, self.nbytes)
 

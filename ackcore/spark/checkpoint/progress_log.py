@@ -34,7 +34,7 @@ class ProgressLog:
         self._complained = False
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add a line. The first time that it cannot be written, log a warning instead of raising.
+        """Add a line. If it cannot be written, it is lost, and a warning is logged the first time.
 
         Raises CheckpointInUse if another driver has taken over.
         """

@@ -32,9 +32,10 @@ REFUSED = pa.schema(
 
 
 class Refusal(NamedTuple):
-    """The rows that a sink refused in one call (``rows``, in `REFUSED`).
+    """The rows that a sink refused in one call (``rows``, a table of the schema `REFUSED`).
 
-    ``written``: whether the sink has written all other rows.
+    ``written``: whether the sink has written all other rows. If not, it is called again without
+    the refused ones.
     """
 
     sink: str

@@ -237,7 +237,7 @@ class State:
         return None if last is None else self._decided(last)
 
     def _table_checks(self, number: int, dead: bool) -> list[Callable[[], object]]:
-        """Return checks of the tables of a decision. The cache keeps them, for later reads.
+        """Return functions that check the tables of a decision. The cache keeps the tables.
 
         ``dead``: whether to check the dead records; those of a finished micro-batch are not read
         again.

@@ -76,7 +76,7 @@ class LetterFilter:
     sent: bool | None = None  # whether the letter was sent again
 
     def rows(self, file: LetterFile, spout: str, notes: Sequence[Note]) -> Int64s:
-        """Return the sorted numbers of a file's matching rows. Dropped letters never match."""
+        """Return the sorted row numbers of a file's matching rows. Dropped letters never match."""
         if self.spout not in (None, spout):
             return np.empty(0, np.int64)
         letters, gone = gone_rows(file.path, spout, notes)

@@ -202,7 +202,7 @@ def matching_rows(
     notes: Sequence[Note],
     where: str | Column,
 ) -> dict[ObjectFile, Int64s]:
-    """Return the numbers of the rows that satisfy a Spark condition, by file.
+    """Return, by file, the row numbers of the letters that satisfy a Spark condition.
 
     Raises ValueError if ``where`` is not a condition over these columns, or there is no session.
 

@@ -247,7 +247,7 @@ def _choose(
 ) -> tuple[_Chosen, BatchRows, int]:
     """Return the letters of a file to send, its rows, and the number of letters sent too often.
 
-    ``chosen``: the numbers of the selected rows; None for all. ``counting``: the notes of letters
+    ``chosen``: the selected rows, by row number; None for all. ``counting``: the notes of letters
     to skip, because they were sent or dropped already. ``notes``: all notes, for the number of
     times that letters were sent. ``bound``: the maximum number of replays of a record.
     """

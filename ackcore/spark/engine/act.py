@@ -337,7 +337,7 @@ def refused_rows(rejects: SinkRejects, batch: SinkBatch) -> pa.Table:
     Raises InvalidRejects if the sink names rows that it was not given: they would be neither
     written nor dead.
 
-    Returns the refused rows in `REFUSED`, each once.
+    Returns the refused rows, each once, as a table of the schema `REFUSED`.
     """
     by = _by_values if rejects.numbers is None else _by_numbers
     found, at = by(rejects, batch)
@@ -354,7 +354,7 @@ def _reason(sink: str, said: str | BaseException) -> str:
 def _by_numbers(rejects: SinkRejects, batch: SinkBatch) -> tuple[pa.Table, Int64s]:
     """Find the rows that a sink refuses by their numbers.
 
-    Returns the rows in `REFUSED`, without reasons; and for each row its index in
+    Returns the rows, of the schema `REFUSED` without reasons; and for each row its index in
     ``rejects.numbers``, which is also the index of its reason in ``rejects.reason_of``.
     """
     assert rejects.numbers is not None
@@ -439,7 +439,7 @@ _NONE = pa.schema([REFUSED.field(i) for i in range(3)]).empty_table()
 
 
 def refused_roots(refusals: Sequence[Refusal], spouts: Sequence[str]) -> pa.Table:
-    """Return the records of refused rows as failures, one row each, in `FAILED`.
+    """Return the records of refused rows as failures, one row each, of the schema `FAILED`.
 
     A record with several refused rows has the reason of the first one. ``spouts``: the tracked
     spouts; with several, the column ``spout`` is null.

@@ -133,8 +133,9 @@ def run(
 def settled(spec: TaskSpec, rows: pa.Table) -> pa.Table:
     """Run the settle stage in the driver, without Spark; return the results of all its tasks.
 
-    ``rows``: the rows of the last exchange, in `ROW_SCHEMA`.  With few records a stage of Spark
-    costs more time than it saves. Raises Unsettled if a task had too many rows for the driver.
+    ``rows``: the rows of the last exchange, of the schema `ROW_SCHEMA`.  With few records a stage
+    of Spark costs more time than it saves. Raises Unsettled if a task had too many rows for the
+    driver.
     """
     if not len(rows):
         rows = ROW_SCHEMA.empty_table()
@@ -316,7 +317,7 @@ class _NotAcked:
         self._failed.append(pa.table(columns, schema=FAILED))
 
     def failed(self) -> pa.Table:
-        """Return the records that were added, in `FAILED`.
+        """Return the records that were added, as a table of the schema `FAILED`.
 
         Records that their tasks have judged (`RunResult.judged`) may be missing.
         """

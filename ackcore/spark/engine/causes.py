@@ -64,13 +64,13 @@ def causes(reasons: Iterable[pa.Table]) -> list[Cause]:
 
 
 def _each_once(reasons: list[pa.Table]) -> pa.Table:
-    """Merge tables in `DEATHS`, at least one, into one with each reason once; sum its deaths."""
+    """Merge tables of the schema `DEATHS`, at least one: each reason once, with all its deaths."""
     by_reason = pa.concat_tables(reasons).group_by(DEATHS.names[:-1])
     return by_reason.aggregate([("deaths", "sum")]).rename_columns(DEATHS.names)
 
 
 def reason_counts(dead: Mapping[str, pa.Table]) -> Iterator[pa.Table]:
-    """Yield the reasons of a micro-batch's dead records as tables in `DEATHS`."""
+    """Yield the reasons of a micro-batch's dead records, as tables of the schema `DEATHS`."""
     for table in _tracked(dead):
         columns = [*reason_parts(table[REASON]), pa.repeat(1, len(table))]
         yield pa.table(columns, schema=DEATHS)
@@ -111,8 +111,8 @@ def check_run(
 
     Otherwise log them, if there are any.
 
-    ``reasons``: the reasons, in `DEATHS`, of the dead letters that were not replayed. They are read
-    only if there are dead records.
+    ``reasons``: tables of the schema `DEATHS`, of the dead letters that were not replayed. They are
+    read only if there are dead records.
     """
     if not counts.dead:
         return

@@ -121,7 +121,7 @@ class ClosedRows(PlannedRows):
 
 @dataclass(frozen=True)
 class ClosedReader:
-    """A function for ``mapInArrow``: takes numbers of tasks, returns their rows of windows."""
+    """A function for ``mapInArrow``: takes task numbers, returns these tasks' rows of windows."""
 
     closed: TableSnapshot  # the rows, as the segments of a table
     tasks: int  # the number of tasks that share the rows

@@ -80,7 +80,7 @@ def first_copies(
     """Find the records of a run that are copies of due records.
 
     Returns their sorted roots, and for each the time at which the earliest of its due copies was
-    first read.
+    first read, in ms since 1970.
 
     ``due``: the due records by spout. ``files``: the files that the run wrote into ``directory``.
     ``spouts``: the spouts with ``dedup``.

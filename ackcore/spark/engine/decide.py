@@ -152,9 +152,9 @@ def decide(
     ``rows`` does not fit the numbers of failed or executed records.
 
     ``retries``: those that ran, and those that continue to wait. ``records``: the number of new
-    records by spout. ``failed``: roots that are not ACKED, in `FAILED`; those in ``rows`` may be
-    missing. ``rows``: all records that are not ACKED, judged. ``files``: the files that the run
-    wrote for the sinks. ``spouts``: the tracked spouts.
+    records by spout. ``failed``: roots that are not ACKED, of the schema `FAILED`; those in
+    ``rows`` may be missing. ``rows``: all records that are not ACKED, judged. ``files``: the files
+    that the run wrote for the sinks. ``spouts``: the tracked spouts.
     """
     waiting, changes = retries.rest, {}
     dead: dict[str, list[DeadPart]] = {}

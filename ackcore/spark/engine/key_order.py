@@ -39,7 +39,8 @@ _NEW = 1 << (ORDER_BITS - 1)
 #: sorted by the time when they were first seen.
 _BEFORE = -(1 << 62)
 
-#: Returns records with given roots, and new ones with given hashes of keys, by spout, in `KEYED`.
+#: Returns, by spout, records with given roots, and new ones with given hashes of keys: tables of
+#: the schema `KEYED`.
 FindKeys = Callable[[Mapping[str, Int64s], Mapping[str, Int64s]], Mapping[str, pa.Table]]
 #: Returns the failures with those that follow from them.
 Propagate = Callable[[pa.Table], pa.Table]
@@ -169,8 +170,8 @@ class Ordering:
     def all_behind(self, failed: pa.Table, find_keys: FindKeys, propagate: Propagate) -> pa.Table:
         """Return the failures, and the records behind them as failures, with the column `ORDER`.
 
-        ``failed`` is in `FAILED`.  ``find_keys`` reads records again; ``propagate`` adds the
-        failures that follow from others.
+        ``failed`` has the schema `FAILED`.  ``find_keys`` reads records again; ``propagate`` adds
+        the failures that follow from others.
         """
         while True:
             found = find_keys(self._candidates(failed), {})
@@ -256,7 +257,7 @@ class Ordering:
     def _numbers_in(self, failed: pa.Table, found: Mapping[str, pa.Table]) -> pa.Array:
         """Return the column `ORDER` of failures; null for records of spouts that are not ordered.
 
-        ``found``: by ordered spout, the records of the failures, in `KEYED`.
+        ``found``: by ordered spout, the records of the failures, of the schema `KEYED`.
         """
         roots, numbers = [_EMPTY], [_EMPTY]
         for spout, rows in found.items():

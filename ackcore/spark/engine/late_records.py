@@ -152,7 +152,7 @@ class WindowedRows:
 
         Logs the number of such rows that belong to no record, which are lost.
 
-        ``failed``: the failures, in `FAILED`. ``nonacked``: the sorted roots of all failed records.
+        ``failed``: the failures, of the schema `FAILED`. ``nonacked``: all failed roots, sorted.
         """
         found, spouts = [failed.cast(FAILED)], list(self.records.keys)
         for table, window, watermarks in self._windowed():

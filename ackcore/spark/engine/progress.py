@@ -442,8 +442,8 @@ def with_outcomes(
 ) -> tuple[RecordTrace, ...]:
     """Return traces with the outcomes of their records, failures first, 200 at most.
 
-    ``traces`` has pairs of a root and its trace; ``failed`` all records that are not ACKED, in
-    `FAILED`.
+    ``traces`` has pairs of a root and its trace; ``failed`` all records that are not ACKED, of the
+    schema `FAILED`.
     """
     if not traces:
         return ()

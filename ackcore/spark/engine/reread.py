@@ -57,14 +57,15 @@ _READ_HERE = 1 << 25
 
 
 def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) -> FailedRows:
-    """Read the failed records of a run again, and judge them where they are read; return them.
+    """Read the failed records of a run again, and decide for each whether it waits or is dead.
 
-    Raises RuntimeError if a record cannot be found any more. Raises ResultsTooLarge if there are so
-    many records that Spark does not return their ids to the driver.
+    That is decided where a record is read, in a task or in the driver. Raises RuntimeError if a
+    record cannot be found any more. Raises ResultsTooLarge if there are so many records that Spark
+    does not return their ids to the driver.
 
-    ``setup``: the setup of the run. ``accepted``: the result of the run. ``failed``: the roots and
-    reasons of the failed records, in `FAILED`, perhaps with `ORDER` and `DEDUP_KEY`.
-    ``rules``: the settings and times that decide whether a record waits.
+    ``accepted``: the result of the run. ``failed``: the roots and reasons of the failed records, of
+    the schema `FAILED`, perhaps with `ORDER` and `DEDUP_KEY`. ``rules``: the settings and times
+    that decide whether a record waits.
     """
     work = setup.plan.work
     directory = os.path.join(work, "failed")
@@ -215,7 +216,7 @@ def _kept(
 def _places(
     source: SpoutSpec, sought: Sequence[Int64s], rows: Mapping[int, int]
 ) -> dict[int, Int64s]:
-    """Return, by partition, the sorted places of the records of a spout with ``sought`` roots.
+    """Return, by partition, the sorted row numbers of a spout's records with ``sought`` roots.
 
     ``rows``: the number of rows of each partition.
     """

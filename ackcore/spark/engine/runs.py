@@ -483,7 +483,8 @@ class Runs:
     ) -> FailedRows:
         """Read records of a decided micro-batch again; return them, judged as failed records.
 
-        ``failed`` has their roots and reasons, in `FAILED`. The result is in memory, without files.
+        ``failed`` has their roots and reasons (schema `FAILED`). The result is in memory, not in
+        files.
         Raises CheckpointForeign if ``ordered_by`` or ``dedup`` has changed: the due records had
         other places in the run. Raises Disagreement or RuntimeError if the records cannot be found
         any more.

@@ -41,7 +41,7 @@ from ackcore.topology.stage_layout import Layout
 
 @runtime_checkable
 class PlannedReader(Protocol):
-    """A function for ``mapInArrow``: takes numbers of tasks, returns their rows of a plan.
+    """A function for ``mapInArrow``: takes task numbers, returns these tasks' rows of a plan.
 
     `planned` makes one for another plan.  ``fixed`` is the part that is equal for all plans.
     """
@@ -137,7 +137,7 @@ class PlannedRows:
         return {}
 
     def most_retries(self) -> int | None:
-        """Return the most retries of a micro-batch that leave room for new ones; None: no limit."""
+        """Return the most retries that leave a micro-batch room for new records; None: no limit."""
         return None
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
@@ -149,7 +149,10 @@ class PlannedRows:
         return plan
 
     def replaced(self, plan: Plan) -> str | None:
-        """Return a description of rows that were replaced since the plan was made, or None."""
+        """Return a text about rows that were replaced since the plan was made, or None.
+
+        A source that determines this itself raises SourceError instead.
+        """
         return None
 
     def unread(self, error: Exception) -> str | None:

@@ -142,7 +142,7 @@ class _Write:
 
 
 class _Read:
-    """A function for ``mapInArrow``: takes numbers of partitions, returns their rows from files."""
+    """A function for ``mapInArrow``: takes partition numbers, returns their rows from files."""
 
     def __init__(self, files: list[RowFile | None], names: list[str]) -> None:
         self._files = files

@@ -187,7 +187,8 @@ def read_activity(path: str | os.PathLike[str], clock: Clock = wall_clock_ms) ->
 def steady(checkpoint: CheckpointView, read: Callable[[CheckpointView], T]) -> T:
     """Return the result of ``read``; repeat it while it fails because the query changes its files.
 
-    Raises the error of ``read`` if the query has not changed its files during the call.
+    Raises the error of ``read`` if the query has not changed its files during the call, and
+    StateError after 100 calls.
     """
     for _ in range(_TIMES):
         now = checkpoint.refreshed()

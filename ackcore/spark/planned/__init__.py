@@ -109,7 +109,7 @@ class JoinedRows(PlannedRows):
         return lag
 
     def has_new(self) -> bool:
-        """Return whether any source needs a micro-batch; raise its error only if no other does."""
+        """Return whether any source needs a micro-batch; errors are raised as by `any_of`."""
         return any_of([part.has_new for part in self._parts])
 
     @property

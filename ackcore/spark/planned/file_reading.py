@@ -48,7 +48,7 @@ class FileUnreadable(ValueError):
 
 @dataclass(frozen=True)
 class FileReader:
-    """A function for ``mapInArrow``: takes numbers of tasks, returns the rows of their files.
+    """A function for ``mapInArrow``: takes task numbers, returns the rows of these tasks' files.
 
     Raises `FileUnreadable` for a file that is damaged or missing, and OSError for one that cannot
     be reached.

@@ -343,7 +343,7 @@ class SourceRows(PlannedRows):
     # -- for the stream ---------------------------------------------------------------------------
 
     def has_new(self) -> bool:
-        """Return whether any source has a next plan; raise an error of one only if none has."""
+        """Return whether any source has a next plan; errors are raised as by `any_of`."""
         return any_of([partial(one.look, self._number) for one in self._spouts])
 
     @property

@@ -187,7 +187,7 @@ def settle_shares(
     timeout_ms: int | None,
     form: ResultForm,
 ) -> MapInArrow:
-    """Return a function that settles shares of the roots: it maps their numbers to results.
+    """Return a function for ``mapInArrow`` that maps numbers of shares to their settled roots.
 
     A share has all messages of the roots that `split_by_shard` assigns to it, so that no merge
     follows. A share of more than `HELD_ROOTS` roots is settled in several passes over the files.
@@ -231,14 +231,14 @@ def settle_shares(
 
 
 def _rows_of(root_ids: Int64s, share: int, of: int) -> Int64s:
-    """Return the numbers of the rows whose roots are in one of ``of`` shares."""
+    """Return the row numbers of the roots in share ``share``, from 0, of ``of`` shares."""
     order, counts = split_by_shard(root_ids, of)
     start = int(counts[:share].sum())
     return order[start : start + int(counts[share])]
 
 
 def _pack_pieces(tasks: list[list[_Piece]], names: list[str], shards: int, seed: int) -> MapInArrow:
-    """Return a function that maps the numbers of tasks to blobs of the tasks' events."""
+    """Return a function for ``mapInArrow`` that maps task numbers to blobs of the tasks' events."""
     timed = "ts_ms" in names
 
     def pack(numbers: Batches) -> Batches:

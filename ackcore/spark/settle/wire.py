@@ -143,8 +143,8 @@ def _pack(
 ) -> pa.RecordBatch:
     """Return a batch with one blob of the columns for each shard that has rows.
 
-    ``columns``: the values, columns of 8 bytes first. ``order``: the numbers of the rows to pack,
-    sorted by shard. ``counts``: the number of these rows in each shard.
+    ``columns``: the values, columns of 8 bytes first. ``order``: the row numbers of the rows to
+    pack, sorted by shard. ``counts``: by shard, how many of these rows it has.
     """
     dests = np.flatnonzero(counts)
     task_bytes = next(column.itemsize for column in columns if column.itemsize < 8)

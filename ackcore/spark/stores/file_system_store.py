@@ -47,7 +47,7 @@ class FileSystemStore(ABC):
 
     @abstractmethod
     def _write_file(self, file: str, data: bytes, once: bool) -> None:
-        """Write a file, in place of an existing one; with ``once``, raise FileExistsError then."""
+        """Write a file, whole and durably; replace one, or with ``once`` raise FileExistsError."""
 
     @abstractmethod
     def _remove_file(self, file: str) -> None:

@@ -182,7 +182,7 @@ class HdfsStore(FileSystemStore):
         self._write(file, lambda: [data], not once)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """Move a local file to an object. ``if_absent``: StoreConflict if another one exists."""
+        """Move a local file to an object. ``if_absent``: StoreConflict if it exists and differs."""
 
         def pieces() -> Iterator[bytes]:
             with open(path, "rb") as file:

@@ -92,7 +92,7 @@ class LocalStore(FileSystemStore):
             return []
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """Move a local file to an object. ``if_absent``: StoreConflict if another one exists."""
+        """Move a local file to an object. ``if_absent``: StoreConflict if it exists and differs."""
         if if_absent:
             self.put(key, path.read_bytes(), if_absent=True)
             path.unlink()

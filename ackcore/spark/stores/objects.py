@@ -226,7 +226,7 @@ class ObjectStore:
         return version_if_equal(self._named(key), found or self.get(key), data)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """Move a local file to an object. ``if_absent``: StoreConflict if another one exists."""
+        """Move a local file to an object. ``if_absent``: StoreConflict if it exists and differs."""
         checked_key(key)
         size = path.stat().st_size
         if if_absent and size <= _CONDITIONAL_BYTES:
