@@ -244,7 +244,8 @@ class Pacing:
     def _look(self, now: float) -> None:
         """Store whether the sources have new rows, and the time of the next look.
 
-        ``now``: the present time, by ``seconds``.
+        If a source does not answer, logs a warning the first time; raises SourceError if it fails
+        for good. ``now``: the present time, by ``seconds``.
         """
         if self.rows is None:
             self._found, self._look_s = False, math.inf

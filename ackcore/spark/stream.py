@@ -224,7 +224,10 @@ class Stream(ABC):
             self._release()
 
     def _may_restart(self, error: Exception) -> bool:
-        """Wait after a temporary error, and return True; return False if the stream must end."""
+        """Wait after a temporary error, and return True; return False if the stream must end.
+
+        It ends after a lasting error, after ``max_restarts`` restarts, or if it is being stopped.
+        """
         if self._leaving.is_set():
             return False
         if is_connect(self._spark) and isinstance(error, RunCancelled):

@@ -186,6 +186,6 @@ class Retries(NamedTuple):
     They waited after the micro-batch before, or belong to replay requests of the plan.
     """
 
-    due: dict[str, pa.Table]  # by spout; no empty tables
-    rest: Waiting
+    due: dict[str, pa.Table]  # by spout, at most `Plan.max_retries` rows to run; no empty tables
+    rest: Waiting  # all others, also due ones for which the plan has no room
     requested: dict[str, int]  # rows of the requests, by spout, in ``due`` or in ``rest``

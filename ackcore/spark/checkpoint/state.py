@@ -193,7 +193,7 @@ class State:
                 )
 
     def _read_history(self) -> _History:
-        """Return the progress that the records show.
+        """Return the last planned and the last finished micro-batch that the records show.
 
         Raises CheckpointCorrupt if a plan or a mark is missing.
         """
@@ -414,7 +414,7 @@ class State:
             self.records.write(f"batches/{number}.plan", replace(plan, interrupted=True).body())
 
     def split_due(self, plan: Plan) -> Retries:
-        """Return the records that a plan may retry, split into due and other ones.
+        """Return the records that a plan may retry, split into those that it takes and all others.
 
         Raises CheckpointCorrupt if the number of due rows differs from the plan, or a request is
         missing. Raises ColumnsChanged if the rows do not fit the present columns of their source.

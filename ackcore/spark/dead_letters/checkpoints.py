@@ -80,9 +80,9 @@ class CheckpointView:
         return lines[-most:] if most > 0 else []
 
     def holder(self) -> Holder | None:
-        """Return the driver that holds the checkpoint, or the last one that held it.
+        """Return the driver that holds the checkpoint, or held it last; None if no driver has.
 
-        In a bucket a driver that died while it held the checkpoint counts as holder.
+        In a bucket it is unknown whether a driver that did not release the checkpoint still runs.
         """
         if isinstance(self._store, LocalStore):
             return holder_of(self._store.root / "lock")

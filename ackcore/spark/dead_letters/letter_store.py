@@ -262,7 +262,8 @@ class Letters:
         """Write a file of letters, and return the entry for it that the index is to get.
 
         ``name``: the file's name before its epoch. ``fill``: writes the content. ``there``: an
-        entry of the index. If its file has these bytes, or had before a drop, nothing is written.
+        entry of the index. If its file has these bytes, or had before a drop, it is returned, and
+        nothing is written.
         """
         with made_for(self.store) as path:
             with open(path, "wb") as file:
@@ -500,7 +501,10 @@ class Letters:
     # -- notes --------------------------------------------------------------------------------
 
     def notes(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield each request's id and `Note`, as a dict. Call this before `send` and `add_note`."""
+        """Yield each request's id and `Note`, as a dict. Call this before `send` and `add_note`.
+
+        Raises CheckpointCorrupt if a note is missing or damaged.
+        """
         body = self._index.read()
         notes = body.get("notes", {})
         self._seen = notes.keys(), body.get("epoch")

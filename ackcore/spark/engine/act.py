@@ -352,7 +352,7 @@ def _reason(sink: str, said: str | BaseException) -> str:
 
 
 def _by_numbers(rejects: SinkRejects, batch: SinkBatch) -> tuple[pa.Table, Int64s]:
-    """Find the rows that a sink refuses by their numbers.
+    """Find the rows that a sink refuses by their numbers; raise InvalidRejects if one is missing.
 
     Returns the rows, of the schema `REFUSED` without reasons; and for each row its index in
     ``rejects.numbers``, which is also the index of its reason in ``rejects.reason_of``.

@@ -234,9 +234,9 @@ class Engine:
         return most if bound is None else min(most, bound)
 
     def _bounded(self, plan: Plan) -> Plan:
-        """Return a recorded plan; if it has more than `max_retries_per_batch`, a smaller one.
+        """Return a recorded plan, or one with fewer retries if it has over `max_retries_per_batch`.
 
-        The smaller plan has no suspects, as root ids change.
+        That one has no suspects, since root ids change with the number of retries.
         """
         most = self.topology.settings.max_retries_per_batch
         if plan.max_retries is not None and plan.max_retries <= most:
@@ -278,7 +278,10 @@ class Engine:
     def _with_refused(
         self, decision: BatchDecision, inputs: Sequence[InputFrame], calls: SinkCalls
     ) -> BatchDecision:
-        """Read the records of refused rows again, and record them as dead; return the decision."""
+        """Read the records of refused rows again, and record them as dead; return the decision.
+
+        Without refused rows it is the same. Logs the number of refused rows that have no record.
+        """
         number = decision.number
         refusals, plan = self.state.refusals.of(number), self.state.plan(number)
         if not refusals or plan is None:

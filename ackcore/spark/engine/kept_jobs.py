@@ -68,7 +68,8 @@ class KeptJob(NamedTuple):
 def kept_job(setup: RunSetup, inputs: Sequence[InputFrame]) -> KeptJob | None:
     """Return the kept job of a run without exchange and retries, which is made if there is none.
 
-    Returns None if the run's job cannot be kept.
+    Returns None if the run's job cannot be kept: it has several inputs or tables, the text for its
+    tasks is long, or the session is of Spark Connect, for example.
     """
     if len(inputs) != 1 or inputs[0].snapshot is None or inputs[0].spout is None:
         return None

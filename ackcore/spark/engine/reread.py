@@ -380,7 +380,8 @@ def check_content(
 def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, Int64s]) -> pa.Table:
     """Return the failures of a run, with all records that share a message id in the micro-batch.
 
-    ``claims``: by spout, the sorted hashes of the message ids that occurred more than once.
+    These fail for good, as ``RepeatedMessageId``, unless they have failed already. ``claims``: by
+    spout, the sorted hashes of the message ids that occurred more than once.
     """
     suspects = _picked(
         setup,

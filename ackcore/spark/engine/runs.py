@@ -146,12 +146,12 @@ class Runs:
     ) -> tuple[BatchOutcome, int]:
         """Run a micro-batch until a run is accepted; return its outcome and the number of runs.
 
-        Each crash is added to the recorded plan.  Runs do not count while planned rows cannot be
-        read.  ``inputs`` are the new rows, except those that the plan names; ``watch`` receives the
-        times of run and check; ``is_new`` is False for a plan that an earlier driver recorded;
-        ``raised`` has the exceptions of signal handlers, see `cancelling`.  Raises `RunFailed`
-        after ``max_runs`` runs without progress, and `RunCancelled`, `StateError`, `Stopped` and
-        the last of ``raised`` as `Engine.process` does.
+        Pauses between runs.  Each crash is logged, and added to the recorded plan.  Runs do not
+        count while planned rows cannot be read.  ``inputs`` are the new rows, except those that the
+        plan names; ``watch`` receives the times of run and check; ``is_new`` is False for a plan
+        that an earlier driver recorded; ``raised`` has the exceptions of signal handlers, see
+        `cancelling`.  Raises `RunFailed` after ``max_runs`` runs without progress, and
+        `RunCancelled`, `StateError`, `Stopped` and the last of ``raised`` as `Engine.process` does.
         """
         in_vain, handled = 0, sys.exception()
         wrong: str | None = None  # Spark's name of the last run's error about a value
@@ -484,10 +484,9 @@ class Runs:
         """Read records of a decided micro-batch again; return them, judged as failed records.
 
         ``failed`` has their roots and reasons (schema `FAILED`). The result is in memory, not in
-        files.
-        Raises CheckpointForeign if ``ordered_by`` or ``dedup`` has changed: the due records had
-        other places in the run. Raises Disagreement or RuntimeError if the records cannot be found
-        any more.
+        files. Raises CheckpointForeign if ``ordered_by`` or ``dedup`` has changed: the due records
+        had other places in the run. Raises Disagreement or RuntimeError if the records cannot be
+        found any more.
         """
         if plan.ordered_by != self.held_by:
             raise CheckpointForeign(

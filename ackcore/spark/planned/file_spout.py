@@ -255,7 +255,10 @@ class FileSpout(DividedSource):
 
 
 def _walked(root: str, below: str, above: frozenset[tuple[int, int]]) -> Iterator[_File]:
-    """Yield the files in ``<root>/<below>``, at any depth; skip links to directories ``above``."""
+    """Yield the files in ``<root>/<below>``, at any depth, but no names that begin with . or _.
+
+    ``above``: device and inode of the directories above, to which links are skipped.
+    """
     here = os.stat(f"{root}/{below}")
     if (here.st_dev, here.st_ino) in above:
         return

@@ -322,7 +322,10 @@ class SourceRows(PlannedRows):
                 one.check(each, plan.number)
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
-        """Note the plans of a finished micro-batch, and report them to the sources; no lag."""
+        """Note the plans of a finished micro-batch, and report them to the sources; return {}.
+
+        An exception of a source's `done` is logged.
+        """
         self._number = plan.number + 1
         for one in self._spouts:
             one.last = _Taken.of(plan.offsets.get(one.name))

@@ -48,10 +48,10 @@ class Packer:
     """A converter of the rows of one partition into batches of blobs, one blob per shard.
 
     Rows of one root are folded where that costs less than to send them. The methods are generators:
-    they add rows only while their results are iterated. ``seed``: the seed of the
-    ledgers, the same for all tasks of a job. ``timed``: whether the rows have times.
-    ``fixed_order``: whether the rows come in the same order if the task runs again; only then may
-    they be sent unfolded. ``rows``: their number, for the estimate of the cost, if it is known.
+    they add rows only while their results are iterated. ``seed``: the seed of the ledgers, the same
+    for all tasks of a job. ``timed``: whether the rows have times. ``fixed_order``: whether the
+    rows come in the same order if the task runs again; only then may they be sent unfolded.
+    ``rows``: their number, for the estimate of the cost, if it is known.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Packer:
         yield from self.finish()
 
     def finish(self) -> Batches:
-        """Yield batches of blobs of all that is left."""
+        """Yield batches of blobs of all that is left; nothing may be added afterwards."""
         if self._buffer is not None:
             last = self._buffer.take()
             self._rows = len(last.root_ids)

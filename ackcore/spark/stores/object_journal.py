@@ -199,7 +199,10 @@ class ObjectJournal:
                         self._take(number, data)
 
     def _take(self, number: int, data: bytes | None) -> None:
-        """Use the answers of the next segment, which another process has put."""
+        """Add the answers of the next segment, by another process, to keys that have none yet.
+
+        Damaged parts are skipped, with a warning.
+        """
         form = _format(data, self._context)
         with self._lock:
             self._next = number + 1

@@ -133,7 +133,7 @@ class ObjectStore:
 
     @property
     def _store(self) -> obstore.store.ObjectStore:
-        """The client of this process: a new one after a fork, and after the first answer."""
+        """The client of this process; one that is made after the first answer retries longer."""
         kind = os.getpid(), self.url in _answered
         if self._client is None or self._client[0] != kind:
             retry = self._retry or (_RETRY if kind[1] else _FIRST_RETRY)

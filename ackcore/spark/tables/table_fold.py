@@ -74,7 +74,7 @@ class TableFold:
     def _states(
         self, before: Sequence[SegmentInfo], rows: Sequence[BatchFile], nonacked: Int64s
     ) -> tuple[int, pa.Table]:
-        """Return the number of new keys, and the stored rows that the micro-batch changed."""
+        """Return the number of new keys, and the changed rows as stored after the micro-batch."""
         shape = self._shape
         partial = fold_rows(shape, read_all(rows, nonacked), self._now_ms)
         if not len(partial):
