@@ -138,8 +138,8 @@ class FailedFile:
     path: str  # in a task's report only the name
     rows: int
     nbytes: int | None
-    next_due_ms: int = 0
-    oldest_ms: int = 0
+    next_due_ms: int = 0  # of waiting records, the earliest due time, in ms since 1970
+    oldest_ms: int = 0  # of waiting records, the least `FIRST_MS`
     start: int = 0
     no_room: int | None = None
 

@@ -28,7 +28,7 @@ class Plan:
     """
 
     number: int
-    now_ms: int
+    now_ms: int  # the time of the plan, in ms since 1970
     parent: int | None  # number - 1; None: the first micro-batch
     due: int  # the number of waiting rows of the parent that are due at now_ms, without replays
     replays: tuple[str, ...] = ()  # names of the requests that the plan takes

@@ -183,8 +183,9 @@ def opened(
     raised. If another driver writes to a bucket meanwhile, ``use`` is called again, up to 10 times
     in all. Returns the result of ``use``.
 
-    ``rehearse``: called once with a result of ``use``, before a checkpoint is taken over that
-    another driver has open or has died with. It may take long: the checkpoint is read again.
+    ``rehearse``: in a bucket, called once with a result of ``use`` before a checkpoint is taken
+    over that another driver has open or has died with. It may take long: the checkpoint is read
+    again.
     """
     store = open_store(f"{url}/ackcore", "checkpoint")
     lock = Lock(make_directory(store.root) / "lock") if isinstance(store, LocalStore) else None

@@ -121,7 +121,8 @@ class Records:
     def take_over(self) -> None:
         """Make this driver the owner, and write the records that wait for the next put.
 
-        Repeated calls do nothing. Raises HeadMoved if the head has changed since it was read.
+        Repeated calls do nothing. Raises HeadMoved if the head has changed since it was read. Logs
+        a warning if the former owner has not released the checkpoint.
         """
         with self._lock:
             if not self.owned:
@@ -374,7 +375,10 @@ class Records:
             self._progress = [*self._progress, json.loads(text)][-_PROGRESS_LINES:]
 
     def numbers(self, ending: str) -> list[int]:
-        """Return the micro-batches with a record ``batches/<number><ending>``, sorted."""
+        """Return the sorted numbers of micro-batches with a record ``batches/<number><ending>``.
+
+        Records that wait for the next put do not count.
+        """
         found = map(_OF_BATCH.fullmatch, self._records)
         return sorted(int(each[1]) for each in found if each is not None and each[2] == ending)
 

@@ -126,9 +126,9 @@ class State:
         checkpoint of a topology with another structure; `record_topology` records it. ``clock_ms``:
         the creation time in milliseconds; the system's time by default. ``new_key``: the deployment
         key of a new checkpoint; random by default. ``rehearse``: called with the checked state
-        before a checkpoint is taken over that another driver may have open; may raise.
+        before a checkpoint in a bucket is taken over that another driver may have open; may raise.
 
-        Returns the open checkpoint. The caller must close it.
+        Returns the open checkpoint, without the files of former runs. The caller must close it.
         """
 
         def use(parts: CheckpointParts) -> State:

@@ -157,7 +157,7 @@ class FileGroup(NamedTuple):
 
     spout: str
     files: tuple[LetterFile, ...]
-    payload: pa.StructType
+    payload: pa.StructType  # the type of the payload
 
 
 class NotesChanged(StateError):

@@ -40,7 +40,7 @@ class Note(NamedTuple):
     request: str
     at_ms: int
     rows: Spans
-    dropped: bool = False
+    dropped: bool = False  # whether the request drops the letters
     #: Number of letters left out because they were replayed too often, by spout.
     left_out: Mapping[str, int] | None = None
 

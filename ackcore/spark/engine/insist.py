@@ -73,15 +73,15 @@ class SinkCalls:
     _number: int
     _pause: Pause
     _settings: Settings
-    _handled: BaseException | None = field(default_factory=sys.exception)
+    _handled: BaseException | None = field(default_factory=sys.exception)  # before the calls
 
     def once(self, what: str, call: Callable[[], T], *, fenced: bool = False) -> T:
         """Call ``call`` once and return its result; an interrupt cancels its Spark jobs.
 
         ``what`` is the name of the called object, for messages. ``fenced`` means that the called
         function itself checks whether another driver has taken over; otherwise `once` does. Raises
-        Failed with the exception of the called function. Errors that end the query are raised
-        unchanged: CheckpointCorrupt, CheckpointForeign, CheckpointInUse, InvalidRejects,
+        Failed with the exception of the called function. Errors that end the query are raised as
+        such: CheckpointCorrupt, CheckpointForeign, CheckpointInUse, InvalidRejects,
         TooManyRefused, a signal handler's exception, Stopped, and RunCancelled for its Spark job.
         """
         if not fenced:
@@ -213,8 +213,8 @@ class Outage:
     _ask: Callable[[Plan], Obstacle | None]
     _pause: Pause
     _clock: Callable[[], float] = time.monotonic
-    _runs: int = 0
-    _said_at: float | None = None
+    _runs: int = 0  # the number of failed runs
+    _said_at: float | None = None  # the time of the last warning
     #: The time since when rows with a time-out are missing.
     _missing_since: float | None = None
 

@@ -46,7 +46,10 @@ class ReadRecords:
     backlogs: Mapping[str, Backlog]  # by spout, the parts with rows for later micro-batches
 
     def owners(self, roots: Int64s) -> Int64s:
-        """Return the index in ``keys`` of each root's spout; -1 if none or several may have it."""
+        """Return the index in ``keys`` of each root's spout; -1 if none or several may have it.
+
+        With a single spout it is 0 for any root.
+        """
         if len(self.keys) == 1:
             return np.zeros(len(roots), np.int64)
         found = np.full(len(roots), -1)
@@ -125,7 +128,7 @@ class ReadRecords:
         return found
 
     def _retried(self, roots: Int64s, column: str) -> Iterator[tuple[Int64s, Int64s]]:
-        """Yield the indices of the roots of retried records, and their values in a column."""
+        """Yield the indices in ``roots`` of retried records, and their values in a column."""
         for spout, records in self.due.items():
             partitions, places = positions_of(self.keys[spout], roots)
             tried = np.flatnonzero((partitions == RETRIES) & (places < len(records)))

@@ -290,7 +290,8 @@ class Runs:
         """Load or write a snapshot, which all further runs read: root ids keep their records.
 
         Returns the plan, and inputs that read the snapshot. ``on_record``: whether suspects of the
-        plan refer to a snapshot. They are dropped if it is gone.
+        plan refer to a snapshot. They are dropped if it is gone. Raises Disagreement, and deletes
+        the new snapshot, if the rows may not be the planned ones.
         """
         directory = self._state.runs.snapshot(plan.number)
         rows = self._jobs.load_snapshot(inputs, directory)

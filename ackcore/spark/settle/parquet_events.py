@@ -64,7 +64,7 @@ class ListedFile(NamedTuple):
 
     path: str
     size: int
-    mtime_ns: int | None
+    mtime_ns: int | None  # since 1970; None if the file system does not report it
     filesystem: pa.fs.FileSystem
 
 
