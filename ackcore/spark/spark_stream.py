@@ -256,7 +256,7 @@ class SparkStream(Stream):
         return True
 
     def _read_all_available(self) -> None:
-        """Wait until Spark has read the data that its sources have now."""
+        """Wait until Spark has read the data that its sources have now, or the stream ends."""
         while not self.ended.is_set():
             spark_query = self.spark_query
             if spark_query is not None and not self._available_now:

@@ -226,7 +226,8 @@ class Stream(ABC):
     def _may_restart(self, error: Exception) -> bool:
         """Wait after a temporary error, and return True; return False if the stream must end.
 
-        It ends after a lasting error, after ``max_restarts`` restarts, or if it is being stopped.
+        It ends after a lasting error, after ``max_restarts`` restarts, with its session, or if it
+        is being stopped.
         """
         if self._leaving.is_set():
             return False

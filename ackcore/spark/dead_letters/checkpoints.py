@@ -139,7 +139,7 @@ def store_of(path: str | os.PathLike[str]) -> Letters:
     """Return the store at a path or URL, or the store of the checkpoint there.
 
     Raises FileNotFoundError if there is neither a store nor a checkpoint. Raises TypeError if
-    ``path`` is not a path.
+    ``path`` is not a path, such as a `DeadLetterTopic`.
     """
     if isinstance(path, DeadLetterTopic):
         raise TypeError(
@@ -205,7 +205,7 @@ def fields_of(checkpoint: CheckpointView) -> dict[str, list[str]]:
 def check_spout(store: Letters, spout: str | None) -> None:
     """Raise ValueError if a spout has no letters and the topology does not track such a spout.
 
-    ``spout``: its name; None for any spout.
+    Nothing is raised if no spout is known. ``spout``: its name; None for any spout.
     """
     known = {*store.spouts()}
     if spout is None or spout in known:

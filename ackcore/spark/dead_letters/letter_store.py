@@ -161,7 +161,10 @@ class Letters:
             )
 
     def _sweep(self) -> None:
-        """Delete objects that no index names, left by processes that died."""
+        """Delete objects that no index names, left by processes that died.
+
+        Files that a user gave up with a marker (`GIVEN_UP`), and their markers, are deleted too.
+        """
         remove_abandoned(self.store)
         keys = [entry.key for entry in self.store.list()]
         markers = {key for key in keys if key.endswith(GIVEN_UP)}
@@ -425,7 +428,10 @@ class Letters:
         return [file for file in files if any(file.first <= n <= file.last for n in numbers)]
 
     def rewrite(self, spout: str, file: LetterFile, fill: Fill) -> None:
-        """Replace a file by one with the same rows and a new key, if the index still names it."""
+        """Replace a file by one with the same rows and a new key, if the index still names it.
+
+        Done again, 10 times at most, if a driver opened the store meanwhile.
+        """
         key, done = file.path.key, False
         was = {"written": file.path.digest}
         new: dict[str, Any] = {}

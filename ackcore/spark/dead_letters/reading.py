@@ -143,8 +143,9 @@ def letters_of(
 ) -> DataFrame:
     """Return the letters of files with the same columns, with the payload as written.
 
-    Dropped letters are left out. One Python task reads each file. ``places``: whether to add
-    columns for the file's name and the row number.
+    The columns ``replayed`` and ``replay_request`` are added. Dropped letters are left out. One
+    Python task reads each file. ``places``: whether to add columns for the file's name and the
+    row number.
     """
     spout, files = kind.spout, [file.path for file in kind.files]
     marks = pa.schema(
@@ -272,7 +273,10 @@ def _told(kind: FileGroup) -> str:
 
 
 def conformed(frame: DataFrame, payload: T.StructType) -> DataFrame:
-    """Return letters whose payload has exactly the given columns; those that it lacks are null."""
+    """Return letters whose payload has exactly the given columns; those that it lacks are null.
+
+    A null payload stays null.
+    """
     was, column = payload_of(frame), F.col("payload")
     if was == payload:
         return frame

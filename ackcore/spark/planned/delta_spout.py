@@ -109,7 +109,8 @@ class DeltaSpout(DividedSource):
         """Return the table at a version; by default, at the newest one.
 
         Raises OSError if the store does not answer. Raises SourceError if the version does not
-        exist, or the table has features that are not supported. ImportError without deltalake.
+        exist, or the table has features that are not supported. Raises ImportError if deltalake
+        is not installed.
         """
         try:
             import deltalake  # noqa: PLC0415 - an extra

@@ -62,7 +62,11 @@ class FileReader:
     constants: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
     def __call__(self, batches: Batches) -> Batches:
-        """Yield the rows of each task whose number is in the input."""
+        """Yield the rows of each task whose number is in the input.
+
+        Raises FileUnreadable if a file is missing, damaged or of another format, and OSError if
+        a repetition may reach it.
+        """
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 for name in self.tasks[task]:
@@ -244,7 +248,7 @@ def _is_ancient(column: pa.Array) -> bool:
 
 
 def _is_changed(was: pa.Array, now: pa.Array, is_parsed: bool) -> bool:
-    """Return whether a cast column without fields has other values, or numbers became times.
+    """Return whether a cast column without fields has other values, or was cast from or to times.
 
     Texts, and numbers of JSON (``is_parsed``), may be rounded, but not to infinity.
     """

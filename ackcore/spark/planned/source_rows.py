@@ -251,7 +251,10 @@ class SourceRows(PlannedRows):
     # -- for the engine ---------------------------------------------------------------------------
 
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
-        """Return, by spout, the source's next plan; with ``once``, all at first and then none."""
+        """Return, by spout, the source's next plan.
+
+        With ``once``: all plans in the first micro-batch, and none in later ones.
+        """
         found = {}
         for one in self._spouts:
             before = _Taken.of(None if parent is None else parent.offsets.get(one.name))
