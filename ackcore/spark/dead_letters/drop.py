@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.letter_columns import write_letters
 from ackcore.spark.dead_letters.checkpoints import check_spout, checkpoint_of, store_of
@@ -36,6 +35,7 @@ from ackcore.spark.dead_letters.notes import (
     again_if_noted,
     counts_by_spout,
     gone_rows,
+    note_time,
     notes_of,
 )
 
@@ -87,7 +87,7 @@ def _note(store: Letters, where: LetterFilter, request: str, dry_run: bool) -> S
         if len(chosen):
             add_places(rows.setdefault(spout, {}), chosen, batch_rows(file.path))
     if rows and not dry_run:
-        store.add_note(request, Note(request, wall_clock_ms(), rows, dropped=True)._asdict())
+        store.add_note(request, Note(request, note_time(notes), rows, dropped=True)._asdict())
     return rows
 
 
