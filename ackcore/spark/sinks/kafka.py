@@ -94,9 +94,8 @@ def to_kafka(
         transactions tasks send them, or the driver if they are few. A message may then appear twice
         if a delivery failed, a task ran twice, or the driver died before the micro-batch was done.
     options : mapping, optional
-        Further librdkafka settings, for security, compression and so on. Their values are sent to
-        brokers and, pickled, to the tasks that send. No plan, log, error or checkpoint contains
-        them.
+        Further librdkafka settings, for security, compression and so on. The tasks that send get
+        their values, pickled. No plan, log, error or checkpoint contains them.
 
     Raises
     ------
