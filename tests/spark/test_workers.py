@@ -6,10 +6,11 @@ import json
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import ackcore
-from ackcore.spark import combine, run_batch, settle, settle_parquet
+from ackcore.spark import combine, dead_letters, replay, run_batch, settle, settle_parquet, table
 from ackcore.spark.base import workers
 from ackcore.spark.base.workers import (
     WorkerPythonError,
@@ -18,7 +19,8 @@ from ackcore.spark.base.workers import (
     judge,
     use_drivers_python,
 )
-from ackcore.topology import BasicBolt, TopologyBuilder
+from ackcore.tables import count
+from ackcore.topology import BasicBolt, Reject, TopologyBuilder
 
 HERE = WorkerReport("/here/python", "3.11.2", ackcore.__version__, None)
 
@@ -26,6 +28,15 @@ HERE = WorkerReport("/here/python", "3.11.2", ackcore.__version__, None)
 class Pass(BasicBolt):
     def execute(self, tuple, collector):
         pass
+
+
+class Odd(BasicBolt):
+    outputs = pa.schema([("id", pa.int64())])
+
+    def execute(self, tuple, collector):
+        if tuple["id"] % 2 == 0:
+            raise Reject("even")
+        collector.emit((tuple["id"],))
 
 
 @pytest.fixture
@@ -44,18 +55,26 @@ def as_elsewhere(monkeypatch):
 
 
 @pytest.fixture
-def entry_points(spark, frame, tmp_path):
+def entry_points(spark, context, frame, tmp_path):
     """Every function that sends something to the workers, by name."""
     events = frame([(1, 5, 0), (1, 5, -1)])
     builder = TopologyBuilder()
     builder.spout("numbers", spark.range(3))
     builder.bolt("pass", Pass()).shuffle("numbers")
     events.write.parquet(str(tmp_path / "events"))
+    before = TopologyBuilder()
+    before.spout("numbers", spark.range(3))
+    before.bolt("odd", Odd()).shuffle("numbers")
+    before.table("seen", from_="odd", key="id", value={"n": count()})
+    run_batch(before.build(), spark, tmp_path / "before", max_dead=None, max_dead_ratio=None)
     return {
         "settle": lambda: settle(events),
         "settle_parquet": lambda: settle_parquet(spark, str(tmp_path / "events")),
         "combine": lambda: combine(events),
         "run_batch": lambda: run_batch(builder.build(), spark, tmp_path / "checkpoint"),
+        "dead_letters": lambda: dead_letters(tmp_path / "before", spark),
+        "replay": lambda: replay(tmp_path / "before", where="error_type = 'Reject'", spark=spark),
+        "table": lambda: table(tmp_path / "before", "seen", spark),
     }
 
 

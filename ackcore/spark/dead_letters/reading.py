@@ -25,6 +25,7 @@ from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.schemas import LETTER
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.base.versions import JOB_ERRORS, WRONG_VALUE, from_arrow_schema, to_arrow_schema
+from ackcore.spark.base.workers import check_workers
 from ackcore.spark.dead_letters.checkpoints import check_spout, store_of
 from ackcore.spark.dead_letters.letter_files import (
     ATTEMPTS,
@@ -145,8 +146,9 @@ def letters_of(
 
     The columns ``replayed`` and ``replay_request`` are added. Dropped letters are left out. One
     Python task reads each file. ``places``: whether to add columns for the file's name and the
-    row number.
+    row number. Raises WorkerPythonError if the workers cannot run ackcore.
     """
+    check_workers(session)
     spout, files = kind.spout, [file.path for file in kind.files]
     marks = pa.schema(
         [

@@ -12,6 +12,7 @@ from ackcore._error_hints import naming_arguments
 from ackcore.spark.base.arrow_batches import as_spark_types
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
+from ackcore.spark.base.workers import check_workers
 from ackcore.spark.inspect.table_reading import read_table, rows_between
 from ackcore.tables.table_segments import RANGE_ROWS
 from ackcore.tables.table_shape import HASH_END
@@ -49,8 +50,11 @@ def table(checkpoint: str | os.PathLike[str], name: str, spark: SparkSession) ->
         If an argument has another type, or Spark does not have the type of a column.
     StateError
         If the checkpoint cannot be read.
+    WorkerPythonError
+        If the session's workers cannot run ackcore.
     """
     refuse_session(spark)
+    check_workers(spark)
     found = read_table(checkpoint, name, lambda snapshot: snapshot)
     declared = from_arrow_schema(found.shape.row_schema)
     target = to_arrow_schema(declared)
