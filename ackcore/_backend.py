@@ -119,7 +119,16 @@ class AckerBackend(Protocol):
     """The methods of a ledger, for a backend of your own. `ackcore.Ledger` describes them fully.
 
     An object with these methods that passes `ackcore.testing.check_backend` can replace a ledger.
-    ``isinstance`` checks only that the names exist, not that they work.
+    ``isinstance`` checks only that the names exist, not that they work. A row of `Entries` is an
+    `Entry`.
+
+    Notes
+    -----
+    Columns are buffers, contiguous, aligned and of one length: ids of 64 bits, tasks of 32. A type
+    that is not supported, such as a list or a masked array, raises TypeError. A length or value
+    that is not raises ValueError, and an id beyond 64 bits OverflowError. A call that raises
+    applies nothing. The clock is read once in each call with messages, and `LedgerFull` is raised
+    after that. Times wrap at 64 bits. A capacity beyond every table raises MemoryError.
     """
 
     @property
@@ -199,7 +208,8 @@ class AckerBackend(Protocol):
     def fold(self, root_ids: Any, vals: Any, tasks: Any, times_ms: Any = None) -> None:
         """Combine messages, as in `apply`, with the pending entries; `settle` decides them.
 
-        ``times_ms``: the time of each message; by default the clock's.
+        A message of any kind moves its entry to the newest bucket. ``times_ms``: the time of each
+        message; by default the clock's.
         """
 
     def settle(self, now_ms: int | None = None, timeout_ms: int | None = None) -> Settled:

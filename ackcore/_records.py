@@ -98,7 +98,8 @@ class Decision(NamedTuple):
 class Stats(NamedTuple):
     """The counters of one ledger since it was made; unpickling keeps them.
 
-    ``second_inits`` counts INITs (and merged rows with an init) of a root that already had one.
+    ``second_inits`` counts INITs (and merged rows with an init) of a root that already had one, and
+    merged rows that have two themselves.
     ``orphans`` counts entries that expired without an init. ``expired_untaken`` counts entries that
     expired at a `Ledger.rotate` and were not taken before the next. ``growths`` counts rebuilds of
     the table: larger, or rarely with a new seed (always 0 in the Python backend).

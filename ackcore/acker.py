@@ -514,7 +514,13 @@ def _factory(backend: str | BackendFactory | None) -> BackendFactory:
 def _ledger(
     factory: BackendFactory, capacity: int, buckets: int, refresh_on_ack: bool, clock: Any
 ) -> AckerBackend:
-    ledger = factory(capacity, buckets=buckets, refresh_on_ack=refresh_on_ack, clock=clock)
+    try:
+        ledger = factory(capacity, buckets=buckets, refresh_on_ack=refresh_on_ack, clock=clock)
+    except TypeError as error:
+        raise TypeError(
+            "backend must make ledgers with the arguments capacity, buckets, refresh_on_ack and "
+            f"clock, but {factory!r} raised TypeError: {error}"
+        ) from error
     missing = _backend.missing_from(ledger)
     if missing:
         raise TypeError(

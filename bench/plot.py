@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+HEADING = "Acks per second, INITs included, against trees in flight, calls of 8192"
 WIDTH, HEIGHT = 940, 520
 LEFT, RIGHT, TOP, BOTTOM = 70, 330, 50, 50  # margins; the names stand in the right one
 COLOURS = ("#1f5fa8", "#555555", "#c2571a", "#3a8a3a", "#8a4fa3", "#a8324a", "#8c6d1f", "#2a8f8f")
@@ -25,7 +26,7 @@ Rates = dict[str, dict[int, float]]
 
 
 def rates_in(report: dict[str, object]) -> Rates:
-    """Records a second by contestant and roots in flight; the median of several contests."""
+    """Messages a second by contestant and roots in flight; the median of several contests."""
     found: dict[str, dict[int, list[float]]] = {}
     for bench in report["benchmarks"]:  # type: ignore[attr-defined]
         info = bench["extra_info"]
@@ -90,7 +91,7 @@ def svg(rates: Rates, title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         'font-family="sans-serif" font-size="12" fill="#222222">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        text(LEFT, 20, "Records a second against trees in flight, calls of 8192", 'font-size="15"'),
+        text(LEFT, 20, HEADING, 'font-size="15"'),
         text(LEFT, 38, title, 'font-size="10" fill="#666666"'),
     ]
     grid = 'stroke="#dddddd"'

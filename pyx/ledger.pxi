@@ -344,6 +344,7 @@ cdef class Ledger:
     def fold(self, root_ids, vals, tasks, times_ms=None):
         """Fold a batch of messages in, without decisions, which `settle` makes.
 
+        A message of any kind moves its entry to the newest bucket.
         Columns and errors as in `apply`.  ``times_ms`` (int64) is the time of each message, by
         default the clock's.  It raises ValueError in a ledger without a clock.
         """

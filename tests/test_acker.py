@@ -157,7 +157,7 @@ def test_wrong_arguments_are_refused_by_name(make_acker, arguments, error, words
             TypeError,
             "backend must be the name of a backend, or a callable that .*, got dict; leave",
         ),
-        (lambda: 5, TypeError, "unexpected keyword argument"),
+        (lambda: 5, TypeError, "with the arguments capacity, .*: .*keyword argument"),
         (lambda *_, **__: {}, TypeError, "lack .*apply.*rotate"),
     ],
 )

@@ -344,6 +344,7 @@ class Ledger:
     def fold(self, root_ids: Any, vals: Any, tasks: Any, times_ms: Any = None) -> None:
         """Combine a mixed batch of messages with the pending entries. Nothing completes.
 
+        A message of any kind moves its entry to the newest bucket.
         ``root_ids``, ``vals``, ``tasks``: as in `apply`. ``times_ms``: the time at which each
         message was sent, only for a ledger with a clock; by default the clock's time.
         """

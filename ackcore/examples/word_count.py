@@ -240,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.directory is None and not status:
         print(
             "next: read docs/quickstart.md; to look at the checkpoint, run this again with "
-            '--directory DIR (make demo ARGS="--directory DIR")'
+            '--directory DIR (in a clone of ackcore: make demo ARGS="--directory DIR")'
         )
     elif given.directory is not None and not given.child:
         place = shlex.quote(str(directory / "checkpoint"))

@@ -71,7 +71,7 @@ def test_the_line_of_a_micro_batch(caplog):
     assert caplog.messages == [
         "micro-batch 7: 9 acked, 1 failed, 1 put off (unavailable, or behind a record of their "
         "key), 1 retried, 1 dead, "
-        "1 waiting (oldest 1.5 s), latency 210/220/4100 ms, 44 records/s, 0.25 s, "
+        "1 waiting (oldest 1.5 s), latency p50/p95/p99 210/220/4100 ms, 44 records/s, 0.25 s, "
         "lag 7, 3 breaker trips, 2 runs, unmet: 'n > 4' of take 4, 'n > 3' of take 3, "
         "'n > 2' of take 2, 1 more"
     ]

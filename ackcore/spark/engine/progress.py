@@ -271,7 +271,7 @@ class Progress:
         replayed = f", {self.replayed} replayed" if self.replayed else ""
         p50, p95, p99 = (f"{1000 * each:.0f}" for each in astuple(self.latency_s))
         # If no record was ACKED there is no latency: 0 ms would look fast.
-        took = f"latency {p50}/{p95}/{p99} ms, " if self.acked else ""
+        took = f"latency p50/p95/p99 {p50}/{p95}/{p99} ms, " if self.acked else ""
         oldest = f" (oldest {self.oldest_s:.1f} s)" if self.waiting else ""
         put_off = f", {self.uncounted} put off (unavailable, or behind a record of their key)"
         put_off = put_off if self.uncounted else ""
