@@ -36,9 +36,9 @@ class BatchCollector(FixedAttributes):
     """The `BatchOutput` of one call of ``process`` or ``flush``, which collects its results.
 
     ``reasons``: converts the exceptions that the bolt passes to `fail`. ``schemas``: the schema of
-    each stream that the bolt emits. ``first_row``: the handle of the batch's row 0. ``rows``: the
-    number of rows, to which `emit` and `fail` refer by numbers from 0. ``component``, ``stream``,
-    ``identity``: those of `BatchOutput`.
+    each stream that the bolt emits. ``first_row``: the number of the batch's row 0 among all rows
+    of the task (its handle). ``rows``: the number of rows, to which `emit` and `fail` refer by
+    numbers from 0. ``component``, ``stream``, ``identity``: those of `BatchOutput`.
     """
 
     _reasons: ReasonMaker
@@ -105,7 +105,7 @@ class BatchCollector(FixedAttributes):
                 self._failures.setdefault(handle, reason)
 
     def _close(self) -> tuple[list[Piece], dict[int, Reason]]:
-        """Return the emissions of this call, and its failures by handle. Later calls raise."""
+        """Return the call's emissions, and its failures by handle. Later emits and fails raise."""
         with self._lock:
             self._closed = True
             return self._emitted, self._failures
@@ -252,7 +252,10 @@ def columns_in(columns: Any, schema: pa.Schema, title: str) -> list[Any]:
 
 
 def _column(column: Any, field: pa.Field, title: str) -> pa.Array:
-    """Convert a column to an array of a field's type, in memory that the caller cannot write."""
+    """Convert a column to an array of a field's type. Later writes to the column do not change it.
+
+    Raises TypeError if it is no column, and ValueError if its values do not fit the field.
+    """
     is_row = as_mapping(column) is not None
     if is_row or isinstance(column, str | bytes | Set) or not hasattr(column, "__len__"):
         way_out = "a list holds columns, not rows" if is_row else "repeat a value once per row"

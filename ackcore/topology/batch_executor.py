@@ -82,10 +82,10 @@ class BatchExecutor(BoltExecutor):
         return self._results(self._joined(emitted), failures)
 
     def _without_gone(self, piece: Piece, failures: dict[int, Reason]) -> Piece:
-        """Return a piece of ``flush`` without the rows that have an anchor that failed before.
+        """Return an emission of ``flush`` without the tuples anchored to a row that failed before.
 
-        Their other anchors are added to ``failures``. The engine no longer has the failed anchor,
-        and no sink would receive the rows.
+        All anchors of these tuples are added to ``failures``: their records would complete without
+        the tuple. The engine no longer has a row that failed in an earlier batch.
         """
         stream, batch, (handles, offsets) = piece
         gone = np.isin(handles, np.array(sorted(self._failed), np.int64))
@@ -106,9 +106,10 @@ class BatchExecutor(BoltExecutor):
     def _call(
         self, call: Callable[[], object], out: BatchCollector, columns: Sequence[str] = ()
     ) -> Reason | None:
-        """Call the bolt; if it raises, return the reason and drop the contents of ``out``.
+        """Call the bolt. If it raises or returns a value, close ``out`` and return the reason.
 
-        ``columns``: the columns of the batch, for the hint if the bolt read a missing one.
+        Otherwise return None; ``out`` is still open. ``columns``: the columns of the batch, for the
+        hint if the bolt read a missing one.
         """
         try:
             refuse_returned(call(), "out.emit(...)")

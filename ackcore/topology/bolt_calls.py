@@ -177,11 +177,11 @@ def call_settings(
 
 
 def keep_settings(component: Component) -> None:
-    """Copy settings that the user's classes set to the bolt itself: numbers, None, rate limits.
+    """Store in the bolt object the settings that its class has: numbers, None and rate limits.
 
     The bolt is pickled, but tasks import its class again. A value that the driver assigned to the
-    class, such as a budget from its command line, would be missing there. A setting that the bolt
-    has itself stays.
+    class, such as a budget from its command line, would be missing there. A setting that the
+    object has already is not changed, nor is one that only ackcore's classes have.
     """
     classes = type(component).__mro__
     ours = [one for one in classes if one.__module__ == Component.__module__]
@@ -345,7 +345,8 @@ class BoltExecutor:
     ) -> Results:
         """Return results with the ``failures`` by handle.
 
-        ``still_open``: the number of rows neither acked nor failed; counted here before a flush.
+        ``still_open``: the number of rows neither acked nor failed. It is ignored before a bolt's
+        own ``flush``: until then all rows that have not failed count as open.
         """
         if self._until_flush:
             self._failed.update(failures)

@@ -44,7 +44,7 @@ def kind_of(function: Any) -> Kind:
 
     It is a function of batches if its first parameter is annotated as a `pyarrow.RecordBatch`, and
     otherwise a function of a row. Refused are classes, generators, functions that do not take one
-    argument, async functions of batches, and those annotated with a DataFrame or the like.
+    argument, async functions of batches, and those annotated with a table, column or DataFrame.
 
     ``function``: a function, a `functools.partial` or an object with a ``__call__``.
     """

@@ -101,8 +101,9 @@ class Topology(Parts):
 class BoltDeclarer:
     """The inputs of a bolt. Every method adds one, and returns the declarer for the next call.
 
-    ``component`` is the name of a spout or a bolt, or ``"<table>.closed"``, whose tuples are the
-    rows of windows that the micro-batch before has closed. ``stream`` is one of its streams.
+    The argument ``component`` of the methods is the name of a spout or a bolt. It may also be
+    ``"<table>.closed"``, whose tuples are the rows of windows that the micro-batch before has
+    closed. ``stream`` is one of its streams. `TopologyBuilder.build` checks both.
     """
 
     name: str

@@ -224,7 +224,8 @@ class CallExecutor(RowExecutor):
     ) -> None:
         """Fail the inputs that have not ended: ``out``, which were called, and then ``pulled``.
 
-        All later inputs of an `AsyncBolt` fail too; a `BasicBolt` gets new threads.
+        ``error``: the exception that ended the event loop or threads, and that no call raised. All
+        later inputs of an `AsyncBolt` fail too; a `BasicBolt` gets new threads.
         """
         for input in out:
             self.collector._raised(input.tuple, input.error or error)

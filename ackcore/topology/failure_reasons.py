@@ -63,7 +63,7 @@ _NO_COLUMN = re.compile(
 )
 #: Python's message if bytes are indexed by a name.
 _BYTES_BY_NAME = "byte indices must be integers or slices, not str"
-#: The longest wait.
+#: The longest wait that a reason may request (`Reason.after_ms`).
 MAX_AFTER_MS = int(MAX_AFTER_S * 1000)
 
 

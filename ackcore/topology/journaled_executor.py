@@ -303,7 +303,7 @@ class _Journaled(RowExecutor):
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
-        """Run the bolt on the rows of a batch without an answer; return the answers of all rows.
+        """Run the bolt on those rows of a batch that have no answer; return all rows' answers.
 
         Raises RuntimeError or OSError if the journal fails.
         """
@@ -413,7 +413,10 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
         return call
 
     def _cost_of(self) -> Cost:
-        """Return the call's cost, add it to the budget, and refuse later reports; 0 without one."""
+        """Return the cost that this call reported, and add it to the budget. Later reports raise.
+
+        Returns `NO_COST` without a budget or a report.
+        """
         budget, usage = self._answers.budget, USAGE.get()
         if budget is None or usage is None:
             return NO_COST
@@ -424,7 +427,10 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
         return Cost(usage.cost, usage.key)
 
     def _pay(self) -> None:
-        """Write the cost of the call, which raised, to the journal. `_end` raises its OSError."""
+        """Write the cost of this call, which raised, to the journal.
+
+        If the journal cannot be written, `_end` raises the OSError.
+        """
         cost = self._cost_of()
         if cost.cost:
             try:

@@ -204,12 +204,19 @@ class Parts:
         return self.bolts[sink.component].schemas[sink.stream]
 
     def source_of(self, component: str) -> Spout | None:
-        """Return the spout that a component is, or whose bolt ``<spout>.dedup`` it is, or None."""
+        """Return the spout of this name, or whose bolt ``<spout>.dedup`` has it; None for others.
+
+        A bolt that reads a spout is such another component.
+        """
         spout = self.spouts.get(component) or self.spouts.get(component.removesuffix(DEDUP))
         return spout if spout is not None and component in (spout.name, spout.emitter) else None
 
     def spouts_of(self, component: str) -> tuple[str, ...]:
-        """Return the spouts, in their order, that a component is or gets records of, by name."""
+        """Return the names of the spouts whose records reach a component, as declared in order.
+
+        A spout is reached by its own records. ``<table>.closed`` is a spout: those before the table
+        are not returned.
+        """
         reached, left = set[str](), [component]
         while left:
             name = left.pop()

@@ -250,9 +250,10 @@ class RowCollector(FixedAttributes):
     # -- called by the executor ---------------------------------------------------------------
 
     def _set_failed(self, tuple: Tuple, reason: Reason) -> bool:
-        """Fail a tuple, and return True; False if it failed, or was acked in an earlier window.
+        """Fail a tuple, and return True.
 
-        Call it under the lock.
+        Returns False, without effect, if it had failed, or was acked in an earlier window. Call it
+        under the lock.
         """
         handle = tuple._handle
         if tuple._state == FAILED:
@@ -447,7 +448,10 @@ class GroupCollector(AsyncCallCollector):
         self.error: BaseException | None = None
 
     def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
-        """Emit a tuple. If it does not fit, keep the first error; raise only after the call."""
+        """Emit a tuple. If it does not fit, store the first error in ``error`` and do not raise.
+
+        An emit after the end of the call raises ValueError, and fails the input.
+        """
         try:
             super().emit(values, stream)
         except KeyboardInterrupt:

@@ -123,7 +123,7 @@ class Identity(NamedTuple):
     message_ids : pyarrow.Array of string, shape (n,)
         The source's id of the record; null for a row without a record.
     attempts : numpy.ndarray of int32, shape (n,)
-        The number of earlier attempts of the record: 0 at the first.
+        The number of earlier attempts of the record, as in `Tuple.attempt`.
     stable_ids : numpy.ndarray of int64, shape (n,)
         An id that is the same for the same row in every attempt: a key for upserts.
     """
@@ -208,7 +208,10 @@ class Tuple:
 
     @property
     def attempt(self) -> int:
-        """The number of earlier attempts of this record: 0 at the first."""
+        """The number of earlier attempts of this record: 0 at the first, and in `attempt`.
+
+        Failures that count no attempt, such as `Unavailable`, and repeated runs leave it unchanged.
+        """
         origin = self._origin
         identity = origin.identity
         return 0 if identity is None else int(identity.attempts[self._handle - origin.first])

@@ -90,8 +90,8 @@ def problems(
 ) -> Iterator[str]:
     """Yield all problems of a topology, except those of the keys and values of tables.
 
-    ``closed``: the spouts of closed windows. ``broken``: the bolts whose ``outputs`` have a
-    problem, so that their streams are unknown. ``reject``: the setting.
+    ``closed``: the spouts of closed windows. ``broken``: the names of the bolts whose ``outputs``
+    have a problem, so that their streams are unknown. ``reject``: the setting of this name.
     """
     yield from _names(declared)
     spouts, bolts, sinks, tables = declared
