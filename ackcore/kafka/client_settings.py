@@ -114,7 +114,7 @@ class ClientSettings:
         return RedactedLog(logger, self)
 
     def client_logger(self, logger: Logger) -> ClientLog:
-        """Return such a logger for a client of librdkafka; the option ``logger`` replaces it."""
+        """Return a `ClientLog` that passes messages on to the option ``logger``, or ``logger``."""
         own: Any = self.options.get("logger", logger)
         return ClientLog(own, self)
 
@@ -162,7 +162,8 @@ class Tokens:
     def __call__(self, config: str) -> Any:
         """Return the user's tuple: a token, its expiry in seconds since 1970, and maybe more.
 
-        Raises the user's exception; TypeError or ValueError if that is no token or has expired.
+        Raises the user's exception, TypeError if the result is no token, and ValueError if its
+        expiry has passed or is in milliseconds. Stores and logs each of them as ``failure``.
         """
         self.failure = "it has not returned yet"
         try:

@@ -21,10 +21,10 @@ _CLOSE = 16
 class CommitOrigin(NamedTuple):
     """Hashes of the topic's id and of the deployment's name, in the metadata of a commit.
 
-    They tell whether a committed offset is from a former topic of the same name, or from another
-    deployment. The name is the ``force_from_start`` of a `Consumer`, or the key of a checkpoint on
-    Spark. The origin takes 64 bits: 24 mark commits of ackcore, and each hash has 20. Two topics,
-    or two names, have the same hash with odds of one in a million.
+    A reader of the commit compares them with its own, to detect a commit of a former topic of the
+    same name, or of another deployment. The name is the ``force_from_start`` of a `Consumer`, or
+    the key of a checkpoint on Spark. The origin takes 64 bits: 24 mark commits of ackcore, and each
+    hash has 20. Two topics, or two names, have the same hash with odds of one in a million.
     """
 
     topic: int  # 0 if the id is unknown
@@ -107,7 +107,7 @@ class MetadataForm:
         """Make later metadata shorter, or ASCII only, after the broker refused some as too large.
 
         ``metadata``: the longest that was refused, or "" if none was; then nothing changes. Returns
-        whether some was, so that the caller encodes again.
+        False for "", else True: the caller encodes the states again, and sends new commits.
         """
         size = len(metadata)
         if not metadata.isascii():

@@ -388,8 +388,8 @@ class Deliveries:
 class Mark(NamedTuple):
     """A number from -1 on, and a note; both are committed with a transaction."""
 
-    number: int
-    note: str
+    number: int  # of the micro-batch that was sent; for replayed letters, the last one's offset
+    note: str  # a text of the caller's, returned unchanged
 
 
 class Transactions:
@@ -490,7 +490,7 @@ class Transactions:
     def prepare(self, mark: Mark) -> None:
         """Wait until all messages are delivered, and add a mark to the transaction.
 
-        Raises DeliveryError. If librdkafka then does not return, the producer is abandoned.
+        Raises DeliveryError if either fails. The transaction is still open then; call `close`.
         """
         self._deliveries.flush()
         place = TopicPartition(self._topic, 0, mark.number + 1, metadata=mark.note)

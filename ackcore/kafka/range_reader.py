@@ -74,9 +74,9 @@ class RangeReader:
     within 10 s.
 
     ``settings``: the connection to the brokers. ``batch_bytes``: the approximate bytes of keys,
-    values and headers in a batch, at most 1 GiB; a single record may have more. ``batch_rows``: the
-    first batch ends at this number of records at the latest, and so on; records of earlier ranges
-    count, too. ``timeout_s``: the seconds without any record after which a read fails.
+    values and headers in a batch, at most 1 GiB; a single record may have more. ``batch_rows``: a
+    batch also ends at each multiple of this number of records, counted over all ranges read.
+    ``timeout_s``: the seconds without any record after which a read fails.
     """
 
     def __init__(

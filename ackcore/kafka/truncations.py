@@ -38,7 +38,8 @@ def truncations(
     If a broker stops, thousands of partitions get a new leader. Most of them are not truncated,
     so one client asks about 100 partitions, and only truncated ones have clients of their own.
 
-    ``logs``: the arguments ``low``, ``position`` and ``epoch`` by partition.
+    ``logs``: the arguments ``low``, ``position`` and ``epoch`` by partition. ``timeout_s``: the
+    longest time for each 100 partitions, and for each truncated one. Raises as `truncated_at`.
     """
     asked = [
         TopicPartition(*key, position, leader_epoch=epoch)
@@ -63,10 +64,11 @@ def truncated_at(
     epoch: int,
     timeout_s: float = 30.0,
 ) -> int | None:
-    """Return the offset at which a partition's log was truncated and written anew.
+    """Return the first offset at which a partition's log differs from the one that was read.
 
-    Asks by one new client after the other. Returns None if the log below ``position`` is the one
-    that was read. Raises ConnectionError if the brokers do not answer in time, or no token comes.
+    Its log was truncated there and written anew. Returns None if all below ``position`` is the
+    same. Raises ConnectionError if the brokers do not answer in time, or ``oauth_cb`` gives no
+    token. Each of its requests takes a new client.
 
     ``settings``: the connection to the brokers. ``partition``: topic and number. ``low``: the first
     offset of the partition. ``position``: the next offset to read, at most the partition's end.

@@ -39,6 +39,9 @@ class ClientThread(threading.Thread):
     ``changed``: the lock of ``held``, notified when a record may be taken, or was answered.
     ``consumer``: returns the consumer for the callbacks in ``settings``, or None once it was
     garbage-collected; see `abandon`. Raises ConsumerError if librdkafka refuses the settings.
+
+    Attributes: ``error``: the error that ended the thread; None while it runs, and after a normal
+    end. ``ended``: whether the thread has left the group and closed the client.
     """
 
     def __init__(
@@ -196,9 +199,9 @@ class ClientThread(threading.Thread):
     def _handle_failures(self) -> None:
         """Fail the records that timed out, and begin to store the dead letters of dead ones.
 
-        Those that are stored by now are done. Raises TooManyDead if too many records are dead,
-        RecordDead if one is and there is no place for dead letters, and ConsumerError if a record
-        has died more than 20 times.
+        Records whose dead letters are stored by now are done. Raises TooManyDead if too many
+        records are dead, RecordDead if one is and ``dead_letters`` is None, and ConsumerError if a
+        record has died more than 20 times.
         """
         now = now_ms()
         with self._changed:

@@ -93,10 +93,11 @@ def settings_refused(settings: ConsumerSettings, error: KafkaException) -> Consu
 def wait_until_known(
     client: Consumer, partitions: Iterable[Key], stopped: Callable[[], bool]
 ) -> bool:
-    """Wait until the brokers list partitions, which may be new; return False if it was stopped.
+    """Wait until the brokers list all of these partitions, and return True.
 
-    Without this call, the client would refresh its list only after minutes. Raises ConsumerError
-    if partitions are missing after 30 s, brokers do not answer, or they refuse a topic.
+    Returns False as soon as ``stopped()`` is true. Without this call, the client would find new
+    partitions only after minutes. Raises ConsumerError if partitions are missing after 30 s,
+    brokers do not answer, or they refuse a topic.
     """
     until = time.monotonic() + REQUEST_S
     wanted = set(partitions)
@@ -294,9 +295,10 @@ class Commits:
         return bool(refused) and self._handle_refused(refused)
 
     def _handle_refused(self, refused: _Refused) -> bool:
-        """Log refused commits; after a fatal error, report it. Later commits repeat the others.
+        """Log and count refused commits, and call ``fatal`` if no commit can succeed any more.
 
-        Returns whether to send them again at once, with shorter metadata.
+        Later commits of the partitions include them. Returns whether to send them again at once,
+        because their metadata were too long and are shorter now.
         """
         error = refused[0][0]
         code = KafkaError.OFFSET_METADATA_TOO_LARGE

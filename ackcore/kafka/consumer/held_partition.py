@@ -182,7 +182,7 @@ class HeldPartition:
         return None
 
     def not_done(self, stop: int) -> list[Run]:
-        """Return the offsets from the position to ``stop`` that are not done, as runs."""
+        """Return the offsets from the next one to read to ``stop`` - 1 that are not done."""
         state = self.tracker.state()
         # No record above the last done one is done.
         starts = np.append(state.hole_starts, state.end).clip(self.tracker.position, stop)

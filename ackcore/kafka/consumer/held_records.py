@@ -212,7 +212,10 @@ class HeldRecords:
         return None if (found := self._partitions.get(key)) is None else found.tracker.position
 
     def is_idle(self, key: Key) -> bool:
-        """Return whether all records that were read of a partition are done."""
+        """Return whether all records read of a partition are done; False if it is not assigned.
+
+        Also False while the partition is taken away, or moved by `seek`.
+        """
         found = self._reading(key)
         return found is not None and not found.tracker.pending
 
@@ -576,7 +579,7 @@ class HeldRecords:
             self._wake()
 
     def metadata_too_large(self, metadata: str) -> bool:
-        """Make later metadata shorter if ``metadata`` were refused; return False if they are ""."""
+        """Make later metadata shorter, as `MetadataForm.too_large`; return whether to try again."""
         return self._metadata.too_large(metadata)
 
     # How much may be read.

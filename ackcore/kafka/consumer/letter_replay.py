@@ -178,10 +178,10 @@ def _start(
     note: str,
     from_ms: int | None,
 ) -> tuple[int, int, int]:
-    """Return the offset of a partition's first letter to send, its end, and a number for the mark.
+    """Return three offsets of a partition: its first letter to send, its end, and its last mark.
 
-    The number is committed again if there is nothing to send. Raises ValueError if it is unknown
-    which letters were sent, and ``from_ms`` is None.
+    The last one is committed again as the mark if there is nothing to send. Raises ValueError if it
+    is unknown which letters were sent, and ``from_ms`` is None.
 
     ``bounds``: the partition's first offset and its end. ``last``: the mark of the last letter
     sent, whose note is the topic's id. ``note``: the present id. ``from_ms``: ``since``.
