@@ -62,8 +62,8 @@ class Call:
         self.error: BaseException | None = None
         self.after_s: float | None = None
         self.avoid: tuple[FlowConsumer, ...] = ()  # the endpoint at which it failed
-        self.made = self.failures = 0
-        self.waited = 0  # nanoseconds
+        self.made = self.failures = 0  # calls made; those that raised one of ``retry_on``
+        self.waited = 0  # nanoseconds between its calls, so far
         self.done = False
 
 
@@ -144,8 +144,8 @@ class KeyQueue:
     def lease(self) -> tuple[Call, Lease | None]:
         """Return the next call, and a lease of an endpoint, or None if none has room for it.
 
-        Calls to repeat come first. Only the first of those that avoid the same endpoint is tried:
-        there is room for all of them or for none.
+        The call stays in the queue until `remove`. Calls to repeat come first. Only the first of
+        those that avoid the same endpoint is tried: there is room for all of them or for none.
         """
         if not self.due:
             return self.new[0], self.endpoints.lease(None)

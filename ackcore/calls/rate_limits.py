@@ -233,7 +233,10 @@ class TokenBucket:
         return int(self._due_ns - self._slack_ns) + 1
 
     def take(self, now_ns: int, tokens: float = 1) -> None:
-        """Take tokens; call it from `ready_ns` on. The bucket may then lack some, as a debt."""
+        """Take tokens, not before the time `ready_ns`. Those it lacks are a debt: it delays others.
+
+        ``now_ns``: the time now, in nanoseconds.
+        """
         self._due_ns = max(self._due_ns, float(now_ns)) + tokens * self._interval_ns
 
     def correct(self, tokens: float) -> None:

@@ -65,8 +65,9 @@ class Reader:
     def read(self, n: int) -> list[Record]:
         """Return the next n records, or fewer at the end of the source, which sets ``ended``.
 
-        An asynchronous source may have fewer than n yet. The result is then empty, and after
-        `_LINGER_S` those few. Raises the source's exceptions; other sources block.
+        Waits for a source that is not asynchronous. Of an asynchronous one that has delivered fewer
+        than n so far, returns none; 20 ms after the first of them came, returns these few. Raises
+        the source's exceptions.
         """
         if self._later is None:
             values = list(islice(self._now, n))

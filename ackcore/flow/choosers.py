@@ -82,9 +82,9 @@ class Chooser:
         return None if least == _CLOSED else self._consumers[scores.index(least)]
 
     def _avoided(self, avoid: tuple[FlowConsumer, ...]) -> tuple[FlowConsumer, ...]:
-        """Return ``avoid`` without its earliest consumers, so that it lacks an open one.
+        """Return ``avoid`` without its earliest consumers, until one that is open is not in it.
 
-        It is empty if no consumer is open, or the only open one is the latest.
+        The result is empty if no consumer is open, or if the only open one is the last in it.
         """
         opened = [c for c in self._consumers if c is not None and c.is_open]
         while avoid and all(c in avoid for c in opened):
