@@ -297,7 +297,7 @@ def _fitting(state: OffsetState, room: int) -> list[Digits]:
 def _holes_of(state: OffsetState) -> _Pair:
     """Return the lengths of runs of holes, less 1, and the number of done offsets after each.
 
-    If that is shorter, each hole is a run of its own.
+    If the code then takes fewer bits, each hole is a run of its own.
     """
     starts, ends = state.hole_starts, state.hole_ends
     lengths = ends - starts

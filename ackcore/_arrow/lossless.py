@@ -97,7 +97,7 @@ def as_mapping(value: Any) -> Mapping[Any, Any] | None:
     ``value``: a mapping, a `pyspark.sql.Row` with names, a namedtuple, a dataclass, or a pydantic
     or attrs object. A plain tuple and a ``Row(1, 2)`` have no names.
 
-    Raises ValueError if two values have the same name, or there are more names or more values.
+    Raises ValueError if two values have the same name, or the numbers of names and values differ.
     """
     if isinstance(value, Mapping):
         return value

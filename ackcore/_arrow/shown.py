@@ -121,9 +121,10 @@ def far_as_texts(
 
 
 def far_places(column: pa.Array) -> tuple[Int64s, list[int]]:
-    """Return the numbers of the rows outside of years 1 to 9999, and what Arrow stores there.
+    """Return the numbers of the rows outside of years 1 to 9999, and the values of these rows.
 
-    ``column``: dates of 32 bits, or timestamps.
+    A value is Arrow's number: days, or units of the type, since 1970. ``column``: dates of 32 bits,
+    or timestamps; nulls are left out.
     """
     unit = "D" if pa.types.is_date(column.type) else column.type.unit
     if unit == "ns":  # these are from the years 1677 to 2262

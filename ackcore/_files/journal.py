@@ -71,14 +71,14 @@ class JournalAnswers(Protocol):
         """Make appended answers durable, and find the first answer to each of their keys."""
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """Free the memory of keys that will not be used again."""
+        """Free the memory of keys that will not be used again: `get` may return None for them."""
 
     def close(self) -> None:
         """Close all files; a second call does nothing."""
 
 
 class _Place(NamedTuple):
-    """The file, offset and size of an answer; the file is a descriptor, or minus a segment."""
+    """The file of an answer, a descriptor or minus a segment's number, with offset and size."""
 
     file: int
     offset: int
@@ -220,7 +220,10 @@ class Journal:
                 self._end()
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """Free the memory of keys that will not be used again; a key takes some 200 bytes."""
+        """Free the memory of keys, some 200 bytes each. `get` may return None for them.
+
+        Answers that were appended here since the last `sync` are kept.
+        """
         with self._lock:
             for key in keys:
                 for places in (self._decided, self._candidates):

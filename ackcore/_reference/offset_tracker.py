@@ -280,7 +280,10 @@ class OffsetTracker:
         return _joined([*in_flight, *self._inherited])
 
     def state(self, limit: int | None = None) -> OffsetState:
-        """Return the state for the next reader; above ``limit`` runs of holes no offset is done."""
+        """Return the state for the next reader, with at most ``limit`` runs of holes.
+
+        If there are more, the state ends before the next run: done offsets above it are left out.
+        """
         most = None if limit is None else as_count(limit, "limit", 0)
         with self._lock:
             return self._state(most)

@@ -58,7 +58,7 @@ def take_shard(
 ) -> tuple[Int64s, Int64s, Int32s, Int64s | None]:
     """Return copies of the columns with the messages of one of ``n`` shards only, in their order.
 
-    Of times None, None is returned.
+    If ``times_ms`` is None, so is its result.
     """
     roots, xors = id_column(root_ids, "root_ids"), id_column(vals, "vals")
     kinds = task_column(tasks, "tasks")

@@ -74,7 +74,10 @@ class SnapshotListener:
         exported.setdefault(query, self)
 
     def on_start(self, counts: Any) -> None:
-        """Store the counts and the time of the query's start."""
+        """Store the counts and the time of the query's start; export this listener from now on.
+
+        Logs a warning if a running query has another listener of this name.
+        """
         former = self._exported.get(self._query, self)._at
         if former.active and former.start_s:
             _log.warning(
