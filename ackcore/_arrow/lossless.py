@@ -233,7 +233,7 @@ def _survives_cast(column: pa.Array, arrow_type: pa.DataType) -> bool:
 
 
 def _castable(was: pa.DataType, now: pa.DataType) -> pa.DataType:
-    """Return the type ``was`` with other types in place of two that Arrow does not cast.
+    """Return the type to cast a column of ``was`` to before the cast to ``now``; mostly ``was``.
 
     Null types become what ``now`` has in their place: Arrow infers ``list<null>`` from empty lists,
     and cannot cast back to it. Integers for a decimal become a wide decimal: Arrow refuses a
@@ -283,7 +283,7 @@ def _time(arrow_type: pa.DataType) -> tuple[bool, ...]:
 
 
 def _fits(kinds: set[type], values: Sequence[Any], arrow_type: pa.DataType) -> bool:
-    """Return whether Arrow stores or refuses values of these Python types, but changes none."""
+    """Return whether Arrow stores each value of these Python types unchanged, or raises."""
     for tests, fit in _FIT:
         if kinds <= fit and any(getattr(pa.types, test)(arrow_type) for test in tests):
             return True

@@ -131,7 +131,7 @@ class Journal:
         self._look()
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the answer to a key, of 16 bytes, or None. Looks for an unknown key in new files.
+        """Return the answer to a key of 16 bytes, or None. Looks for an unknown key in new files.
 
         After a sync the answer is the same for all writers, if the key was appended or read before
         it. An answer that its writer has not synced is appended here too. Raises OSError if a file

@@ -35,7 +35,7 @@ class ProcessLock:
         return self._file is not None
 
     def is_at(self, path: str | os.PathLike[str]) -> bool:
-        """Return whether a path is that of this file, and not of a copy; True after `close`.
+        """Return whether the file at a path is this open one, not a copy of it; True after `close`.
 
         Some network file systems give the path of an open file another inode number. Then this
         method writes random bytes behind the file's content, and reads them at the path.

@@ -63,7 +63,7 @@ class Workers:
     ``function``: returns an awaitable. ``most``: the largest number of calls in flight. ``clock``:
     returns the time in nanoseconds; `now_ns` stops while calls are in flight and the loop does not
     run. ``key_of``: returns the key of an item; used if `CallSettings.limit` has keys.
-    ``refusal``: called before each call; an exception that it returns is the item's outcome.
+    ``refusal``: as for `Calls`.
 
     Attributes: ``in_flight``: the number of calls in flight.
     """
@@ -240,9 +240,10 @@ class Workers:
     # --------------------------------------------------------------------------------- scheduling
 
     def _take(self, worker: _Worker) -> Call | None:
-        """Return the next call for a worker, and lease an endpoint; None if none can begin now.
+        """Return the next call for a worker; None if none can begin now.
 
-        Items that no endpoint takes, or that the budget refuses, are finished on the way.
+        The call counts as begun and in flight, at the endpoint of ``worker.lease``. Items that no
+        endpoint takes, or that the budget refuses, are finished on the way, without a call.
         """
         queues = self.queues
         while True:
@@ -364,7 +365,10 @@ class Workers:
     # ---------------------------------------------------------------------------------- outcomes
 
     def _failed(self, worker: _Worker, call: Call, error: BaseException | None) -> None:
-        """Repeat a call that raised or timed out after a wait, or end its item with the error."""
+        """Schedule the repetition of a call that failed or timed out, or end its item.
+
+        ``error``: the exception that the function raised; None if it returned after the time-out.
+        """
         timed_out = worker.expired
         if timed_out or isinstance(error, CancelledError):
             # The cancellation is over, even if the function suppressed it.

@@ -233,7 +233,7 @@ class TokenBucket:
         return int(self._due_ns - self._slack_ns) + 1
 
     def take(self, now_ns: int, tokens: float = 1) -> None:
-        """Take tokens, not before the time `ready_ns`. Those it lacks are a debt: it delays others.
+        """Take tokens, not before the time `ready_ns`. Missing ones are a debt, which delays calls.
 
         ``now_ns``: the time now, in nanoseconds.
         """

@@ -87,9 +87,9 @@ class InUse(RuntimeError):
 
 
 class SingleUse:
-    """The use of a consumer of class ``kind``, which only one dispatcher may start, and only once.
+    """The only use of a consumer: one dispatcher may start it, and only once.
 
-    The end of a run closes the consumer for all.
+    The end of that dispatcher's run closes it. ``kind``: the consumer's class, for the error.
     """
 
     def __init__(self, kind: str) -> None:

@@ -355,9 +355,10 @@ class Dispatcher:
                 return
 
     def _read(self, reader: Reader) -> None:
-        """Read until a batch, or with keys `_LOOK_AHEAD` records, can be sent; not after `stop`.
+        """Read until one batch waits to be sent, or with ``key`` `_LOOK_AHEAD` records.
 
-        Nor beyond `_MAX_AHEAD` records. One whose key cannot be used is stored as dead.
+        Stops earlier at the end of the source, after `stop`, and `_MAX_AHEAD` records beyond the
+        first that is not done. A record whose key cannot be used is stored as dead.
         """
         wanted = 1 if self._key is None else _LOOK_AHEAD
         while len(self._unsent) < wanted and not reader.ended and not self._stopping:
@@ -483,7 +484,8 @@ class Dispatcher:
     def _failed(self, lease: Lease, failed: Any, error: BaseException) -> None:
         """Count and retry the records of a lease in the mask ``failed``, or store them as dead.
 
-        With `Unavailable` the consumer is paused, and no attempt counts until the records are old.
+        With `Unavailable` the consumer is paused, and no attempt counts until one of the records
+        was first refused ``unavailable_timeout_s`` ago.
         """
         timed_out = lease.fate is Fate.REQUEUED
         batch: Batch = lease.item.only(failed)
@@ -509,8 +511,8 @@ class Dispatcher:
     ) -> None:
         """Retry the failed records of a batch, or store them as dead; count an attempt of each.
 
-        None counts while the consumer is given up, unless no consumer works. Before their last
-        attempt the records are separated, so that each is tried alone.
+        If the consumer's breaker is not closed, none counts, except that of a trial while no
+        consumer works. Before their last attempt the records are separated, to be tried alone.
         """
         n = len(batch)
         self._counts["timed_out" if timed_out else "failed"] += n

@@ -36,7 +36,10 @@ class Chooser:
         self._consumers: list[FlowConsumer | None] = []
 
     def join(self, consumer: FlowConsumer) -> None:
-        """Add a consumer at its slot; raise ValueError if it is taken. `changed` is called next."""
+        """Add a consumer at its slot; raise ValueError if another one has it.
+
+        The controller then calls `changed`.
+        """
         while len(self._scores) <= consumer.slot:
             self._scores.append(_CLOSED)
             self._consumers.append(None)

@@ -98,7 +98,10 @@ class MetadataForm:
         return commit if len(commit.metadata) <= limit else commit._replace(metadata="")
 
     def accepted(self, metadata: str) -> None:
-        """Record that the broker accepted this metadata: later ones may be as long, or wide."""
+        """Record that the broker accepted this metadata: later ones may be as long.
+
+        Once the limit is known, they may have characters of several bytes again.
+        """
         self._taken = max(self._taken, len(metadata))
         if not self._wide and self._is_known and self._try_wide_again:
             self._wide, self._try_wide_again = True, False

@@ -490,7 +490,7 @@ class Transactions:
     def prepare(self, mark: Mark) -> None:
         """Wait until all messages are delivered, and add a mark to the transaction.
 
-        Raises DeliveryError if either fails. The transaction is still open then; call `close`.
+        Raises DeliveryError if either fails; call `close` then.
         """
         self._deliveries.flush()
         place = TopicPartition(self._topic, 0, mark.number + 1, metadata=mark.note)

@@ -93,7 +93,7 @@ def truncated_at(
 def _truncated(
     settings: ClientSettings, asked: Sequence[TopicPartition], until: float
 ) -> list[Key]:
-    """Return the partitions whose log below an offset is not the one that a leader's epoch had.
+    """Return the partitions whose records below an offset a leader of an epoch did not write.
 
     ``asked``: the partitions, with the offset and the epoch. ``until``: the time, by
     ``time.monotonic``, at which this raises ConnectionError.

@@ -26,7 +26,7 @@ class BatchExecutor(BoltExecutor):
     component: BatchBolt
 
     def _process(self, origin: Origin, batch: pa.RecordBatch) -> Results:
-        """Run the bolt on a batch, by halves if it raises."""
+        """Run the bolt on a batch; if it raises, on each half, down to rows that fail alone."""
         first, rows, identity = origin.first, batch.num_rows, origin.identity
         emitted: list[Piece] = []
         failures: dict[int, Reason] = {}

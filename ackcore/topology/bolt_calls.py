@@ -232,7 +232,7 @@ def refuse_returned(result: object, emit: str) -> None:
 
 
 def overrides_flush(component: Component) -> bool:
-    """Return whether a `BasicBolt` or a `BatchBolt` has a ``flush`` of its own."""
+    """Return whether a bolt is a `BasicBolt` or a `BatchBolt` with a ``flush`` of its own."""
     for base in (BatchBolt, BasicBolt):
         if isinstance(component, base):
             return type(component).flush is not base.flush or "flush" in vars(component)

@@ -188,7 +188,9 @@ def _short(value: Any) -> str:
 def checks_of(
     expected: Sequence[Expectations], types: Mapping[str, pa.DataType | None]
 ) -> Iterator[StreamCheck | str]:
-    """Yield a check for each condition of a stream, or a text if it has a problem or comes twice.
+    """Yield for each condition of a stream its check, or the text of its problem.
+
+    The text lacks the subject, which the caller puts before it: ``"has 'a > ': ..."``.
 
     ``types``: the types of the stream's columns; None for a type that conditions cannot compare.
     """

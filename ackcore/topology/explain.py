@@ -394,9 +394,9 @@ def _reader(sub: Subscription) -> str:
 
 
 def _same_task(sub: Subscription) -> str:
-    """Return the note on a stream to a later stage; empty unless its grouping moves no tuples.
+    """Return the note on a stream to a later stage whose grouping moves no tuples; else "".
 
-    Each tuple goes to the task of the later stage with the number of the task that emitted it.
+    Its tuples go to the task of the later stage with the number of the task that emitted them.
     """
     return "" if sub.spreads else ", partition by partition"
 

@@ -126,8 +126,8 @@ class BatchFunction(_Calling, BatchBolt):
     alone. An answer whose values do not fit the schema fails its rows without another call.
     """
 
-    #: If set, filled with the number of calls that were made the last time the function was called
-    #: with a failed row, by the row's number in the task.
+    #: If it is a dict, `process` stores in it, by the number of each failed row in the task, the
+    #: number of calls that were made with the last batch of that row.
     attempts: dict[int, int] | None = None
     _calls: Calls[pa.RecordBatch, Any] | None = None
 

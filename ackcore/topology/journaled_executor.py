@@ -220,9 +220,9 @@ class Answers:
     def settled(
         self, inputs: Sequence[tuple[bytes, int]]
     ) -> tuple[list[Emission], dict[int, Reason]]:
-        """Sync the journal, and return the answers to some inputs, which are not needed again.
+        """Sync the journal, and return the answers to some inputs; then forget these inputs.
 
-        Another task that repeats these inputs gets the same answers.
+        Call it once per input. Another task that repeats these inputs gets the same answers.
 
         Raises RuntimeError if an answer is missing or damaged. Raises OSError if the journal cannot
         be written.

@@ -228,7 +228,7 @@ class Parts:
 
     @property
     def closed(self) -> dict[str, TableSpec]:
-        """The tables whose closed windows bolts or tables read, by spout ``<table>.closed``."""
+        """The tables whose closed windows bolts or tables read, by name ``<table>.closed``."""
         return {
             name: self.tables[spout.source.shape.name]
             for name, spout in self.spouts.items()

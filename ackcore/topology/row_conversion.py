@@ -238,7 +238,7 @@ def by_name(
 
 
 def no_values(values: object, title: str) -> TypeError:
-    """Return the error for emitted ``values`` that are no list, tuple, dict or the like.
+    """Return the error for emitted ``values`` that are no list or tuple, and have no names.
 
     ``title``: the name of the stream in the text.
     """

@@ -55,7 +55,7 @@ Report = Callable[[DyingRecord, str | None], None]
 
 
 def header_number(value: bytes | None) -> int | None:
-    """Parse a header's value as a number from 0 to 2**31 - 1; return None if it is none."""
+    """Parse a header's value as a number from 0 to 2**31 - 1; return None for any other value."""
     if value is None or not value.isdigit() or len(value) > _DIGITS:
         return None
     number = int(value)
@@ -164,7 +164,10 @@ class TopicLetterStore:
             self._fatal = error
 
     def poll(self) -> None:
-        """Report the letters that were delivered, or not; replace a producer that has ended."""
+        """Report the letters whose delivery has succeeded or failed since the last call.
+
+        Replaces the producer after a fatal error. Does not wait otherwise.
+        """
         try:
             self._producer.poll(0)
         except KafkaException as error:

@@ -198,7 +198,7 @@ class HeldRecords:
             heapq.heapify(self._waiting)
 
     def unanswered(self, keys: Iterable[Key]) -> int:
-        """Return the number of delivered records without an answer or without a dead letter."""
+        """Return the number of records without an answer, or dead and not stored yet."""
         found = [self._partitions[key] for key in keys if key in self._partitions]
         return sum(each.numbers[OUT] + each.numbers[DYING] for each in found)
 
@@ -232,8 +232,8 @@ class HeldRecords:
         """Add records that were read of one partition, in order of offset.
 
         Returns the number of added records: those that were done before, or are held already, are
-        not. ``sizes``: the bytes of each record. ``unreadable``: failures by offset; these records
-        are dead at once.
+        not. If the partition is taken away, or was moved by `seek`, all are dropped. ``sizes``: the
+        bytes of each record. ``unreadable``: failures by offset; these records are dead at once.
         """
         found = self._reading(key)
         if found is None:
@@ -298,7 +298,10 @@ class HeldRecords:
         return lost
 
     def advance(self, key: Key, position: int) -> None:
-        """Move the next offset to read past offsets that hold no record."""
+        """Move the next offset to read up to ``position``; the offsets in between have no record.
+
+        They count as done. A lower position changes nothing.
+        """
         found = self._reading(key)
         if found is not None and position > found.tracker.position:
             found.tracker.advance(position)
@@ -517,7 +520,7 @@ class HeldRecords:
         return [letter for letter in letters if self.is_dying(letter)]
 
     def is_dying(self, letter: DyingRecord) -> bool:
-        """Return whether a dead letter is still to be stored: its partition is still assigned."""
+        """Return whether a dead letter must still be stored: its partition is not assigned anew."""
         record = letter.record
         found = self._partitions.get((record.topic, record.partition))
         return (

@@ -127,7 +127,7 @@ class PartitionReading:
                     self._held.skip_lost(each.key, each.skip_to, now_ms(), keep, TOO_FAR_BEHIND)
 
     def positions(self, keys: Iterable[Key]) -> list[TopicPartition]:
-        """Return partitions with the offsets at which the client is to be assigned them."""
+        """Return partitions, each with its next offset to read, for an assignment of the client."""
         with self._changed:
             found = [(key, self._held.position(key)) for key in keys]
         self._unpositioned.update(key for key, _ in found)
