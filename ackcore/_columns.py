@@ -218,7 +218,11 @@ def check_entries(entries: Any, buckets: int, timed: bool) -> Entries:
         way_out = "; pass its entries()" if hasattr(entries, "from_entries") else ""
         raise TypeError(f"entries must be ackcore.Entries, got {type(entries).__name__}{way_out}")
     if (entries.first_ms is None) != (entries.last_ms is None):
-        raise ValueError("entries must have both first_ms and last_ms or neither")
+        missing = "first_ms" if entries.first_ms is None else "last_ms"
+        raise ValueError(
+            f"entries must have both first_ms and last_ms or neither, got no {missing}; give both, "
+            "or set both to None"
+        )
     if timed and entries.first_ms is None:
         raise ValueError(
             "entries have no times and the ledger has a clock; "

@@ -118,5 +118,5 @@ def _endpoints(given: Any) -> tuple[Hashable, ...] | None:
             ) from None
     twice = [endpoint for endpoint in set(endpoints) if endpoints.count(endpoint) > 1]
     if twice:
-        raise ValueError(f"endpoints must differ, got {twice[0]!r} more than once")
+        raise ValueError(f"endpoints must differ, got {twice[0]!r} more than once; name each once")
     return endpoints

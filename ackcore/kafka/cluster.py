@@ -159,7 +159,7 @@ class Cluster:
             raise ClusterFailed(str(error)) from None
         except KafkaException as error:
             text = settings.redacted(error_text(error.args[0]))
-            raise ValueError(f"options are refused by librdkafka: {text}") from None
+            raise ValueError(f"options are refused by librdkafka: {text}; correct them") from None
 
     @_one_at_a_time
     def partitions(

@@ -205,7 +205,8 @@ class Deliveries:
             raise DeliveryError(str(error)) from None
         except KafkaException as error:
             raise DeliveryError(
-                f"librdkafka refused the producer's settings: {self._error_text(error.args[0])}"
+                f"librdkafka refused the producer's settings: {self._error_text(error.args[0])}; "
+                "correct options"
             ) from None
 
     @property

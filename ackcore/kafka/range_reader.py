@@ -110,7 +110,7 @@ class RangeReader:
             raise
         except KafkaException as error:
             text = settings.redacted(error_text(error.args[0]))
-            raise ValueError(f"options are refused by librdkafka: {text}") from None
+            raise ValueError(f"options are refused by librdkafka: {text}; correct them") from None
 
     def read(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
         """Yield the records of a range, which begins at 0 or above, in order as `RECORD_SCHEMA`.

@@ -290,7 +290,8 @@ def _column(column: Any, field: pa.Field, title: str) -> pa.Array:
             ) from error
         got = getattr(column, "type", None) or getattr(column, "dtype", type(column).__name__)
         raise ValueError(
-            f"{field.name!r} of {title} must be {field.type}, got {got}: {error}"
+            f"{field.name!r} of {title} must be {field.type}, got {got}: {error}; convert it, or "
+            "declare another type"
         ) from error
     if array.null_count and not field.nullable:
         raise ValueError(

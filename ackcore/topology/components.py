@@ -457,7 +457,10 @@ def output_streams(component: Component) -> dict[str, pa.Schema]:
                 f"{stream!r}: {type(schema).__name__}"
             )
         if not len(schema):
-            raise ValueError(f"{name}.outputs[{stream!r}] must have at least one field")
+            raise ValueError(
+                f"{name}.outputs[{stream!r}] must have at least one field, got none; name its "
+                "fields, or remove the stream"
+            )
     return {
         stream: pa.schema(
             [field.with_type(nullable_within(field.type)) for field in schema], schema.metadata

@@ -160,10 +160,14 @@ def compile_condition(sql: str, types: Mapping[str, pa.DataType | None]) -> Node
     found = _Compiler(types).node(trees[0])
     if found.type != _BOOL:
         raise UnsupportedSql(
-            f"the condition must be BOOLEAN, got an expression of {_type_of(found)}"
+            f"the condition must be BOOLEAN, got an expression of {_type_of(found)}; compare it, "
+            "as in amount > 0"
         )
     if next(found.columns(), None) is None:
-        raise UnsupportedSql("the condition uses no column, so it is the same for all tuples")
+        raise UnsupportedSql(
+            "the condition uses no column, so it is the same for all tuples; name a column, or "
+            "remove it"
+        )
     return found
 
 
@@ -247,7 +251,7 @@ class _Compiler:
         if len(found) > 1:
             raise UnsupportedSql(
                 f"{name!r} is ambiguous, because Spark ignores case: it may be any of the columns "
-                f"{', '.join(found)}"
+                f"{', '.join(found)}; rename all but one"
             )
         if not found:
             raise UnsupportedSql(

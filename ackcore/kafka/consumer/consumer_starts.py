@@ -163,7 +163,9 @@ def _shorter_log(
                 marks, failed = cluster.watermarks([key], {key: done})
         except ClusterFailed as error:
             where = f"the end of {key[0]}-{key[1]}"
-            raise ConsumerError(f"{where} could not be read: {error}") from None
+            raise ConsumerError(
+                f"{where} could not be read: {error}; start the consumer again once brokers answer"
+            ) from None
         for failure in failed.values():
             raise ConsumerError(
                 f"the end of {key[0]}-{key[1]} could not be read: {failure.text}; start the "

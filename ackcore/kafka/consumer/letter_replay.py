@@ -221,7 +221,8 @@ def _since(cluster: Cluster, key: TopicPartition, ms: int) -> int:
     answers = cluster.offsets_for_time([key], ms)
     for failure in answers.failed.values():
         raise ClusterFailed(
-            f"the first letter of {key} from a time on could not be looked up: {failure.text}"
+            f"the first letter of {key} from a time on could not be looked up: {failure.text}; try "
+            "again once the partition has a reachable leader"
         )
     (offset,) = answers.found.values()
     return offset
