@@ -190,7 +190,7 @@ class Acker:
 
     @property
     def buckets(self) -> int:
-        """The number of turns after which an entry expires."""
+        """The number of turns, one per period, after which an entry expires."""
         return self._buckets
 
     # Messages.  Columns, as in `ackcore.Ledger`.
@@ -376,7 +376,10 @@ class Acker:
                 self._turn(now)
 
     def _turn(self, now: int) -> int:
-        """Make the turns that are due by ``now``, at most ``buckets``; return their number."""
+        """Rotate the ledgers once for each period over by ``now``; return how often.
+
+        That is at most ``buckets`` times.
+        """
         due = (now - self._next_turn_ms) // self._period_ms + 1
         if due < 1:
             return 0

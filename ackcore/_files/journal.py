@@ -265,8 +265,9 @@ class Journal:
         self._synced_s = time.monotonic()
 
     def _link(self, path: Path) -> bool:
-        """Link the open file at ``path`` as the next segment; return False if its number is taken.
+        """Give the open file the name of the next segment, a file that is never changed.
 
+        Returns False if another writer has given that name to its own file.
         Raises OSError, which names the way out, if the file system has no hard links.
         """
         try:  # a rename would replace a segment that another writer has just linked
@@ -300,7 +301,7 @@ class Journal:
     # -- reading of other writers' files ------------------------------------------------------
 
     def _look(self) -> None:
-        """Read the new segments, and what other writers have appended to their open files."""
+        """Read the answers that other writers have synced or appended since the last call."""
         self._segments()
         changed_ns = os.stat(self._directory).st_mtime_ns
         before, looked_ns = self._seen_ns
@@ -315,7 +316,7 @@ class Journal:
                 self._read_open(name, other, size)
 
     def _segments(self) -> None:
-        """Read the new segments."""
+        """Read the files that other writers have synced since the last call (segments)."""
         while os.path.exists(f"{self._directory}/{self._next:08d}.answers"):
             self._read_segment(self._next)
             self._next += 1

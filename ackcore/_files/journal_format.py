@@ -30,7 +30,7 @@ _ENTRY_MAGIC = b"\xf6ent"
 
 
 class FileFormat:
-    """The layout of the entries of one file.
+    """The layout of the entries of one file of a journal.
 
     ``salt``: the file's salt, of 8 bytes.
     """

@@ -152,7 +152,7 @@ class Ledger:
 
     @property
     def buckets(self) -> int:
-        """The number of turns after which an entry expires."""
+        """The number of calls of `rotate` after which an entry expires."""
         return self._options.buckets
 
     @property

@@ -201,7 +201,7 @@ class OffsetTracker:
             del self._attempts[offset]
 
     def _drop_passed(self) -> None:
-        """Remove the inherited holes below the position: they are open or done by now."""
+        """Remove the holes of an earlier generation below the position: now open or done."""
         passed = bisect_right(self._inherited, self._position, key=lambda run: run[1])
         del self._inherited[:passed]
         if self._inherited and self._inherited[0][0] < self._position:

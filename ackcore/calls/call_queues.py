@@ -316,9 +316,9 @@ class FairQueues:
         return None
 
     def changed(self, queue: KeyQueue) -> None:
-        """Update the rank of a queue after one of its calls began, ended or was given back.
+        """Put a queue where it belongs after one of its calls began, ended or was given back.
 
-        It is put behind the queues of its rank.
+        That is behind the queues with as many calls in flight; nowhere if no call waits in it.
         """
         if queue is self.only:
             queue.rank = 0
@@ -329,7 +329,7 @@ class FairQueues:
             self._put(queue)
 
     def put_aside(self, queue: KeyQueue) -> None:
-        """Remove a queue from the ready queues, until `changed` adds it again."""
+        """Make `next` skip a queue, until `changed` adds it to the ready queues again."""
         if queue is not self.only:
             equals = self._ready[queue.rank]
             del equals[queue]

@@ -66,8 +66,8 @@ class Reader:
         """Return the next n records, or fewer at the end of the source, which sets ``ended``.
 
         Waits for a source that is not asynchronous. Of an asynchronous one that has delivered fewer
-        than n so far, returns none; 20 ms after the first of them came, returns these few. Raises
-        the source's exceptions.
+        than n so far, returns none; 20 ms after the first of them came, or at the end, returns
+        these few. Raises the source's exceptions.
         """
         if self._later is None:
             values = list(islice(self._now, n))

@@ -340,7 +340,7 @@ class Dispatcher:
             await reader.close()
 
     def _send(self, reader: Reader) -> None:
-        """Send records while consumers have room: retries first, unless no consumer works."""
+        """Send records while consumers have room: retries first, unless no breaker is closed."""
         if not self._any_works():
             # A record that has not failed shows whether the consumers or the records are broken.
             self._send_new(reader)
@@ -511,8 +511,9 @@ class Dispatcher:
     ) -> None:
         """Retry the failed records of a batch, or store them as dead; count an attempt of each.
 
-        If the consumer's breaker is not closed, none counts, except that of a trial while no
-        consumer works. Before their last attempt the records are separated, to be tried alone.
+        A `Reject` and a failure of some records always count. Any other counts if the consumer's
+        breaker is closed, or for a trial while no breaker is. Before their last attempt the records
+        are separated, to be tried alone.
         """
         n = len(batch)
         self._counts["timed_out" if timed_out else "failed"] += n

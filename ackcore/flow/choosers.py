@@ -36,7 +36,7 @@ class Chooser:
         self._consumers: list[FlowConsumer | None] = []
 
     def join(self, consumer: FlowConsumer) -> None:
-        """Add a consumer at its slot; raise ValueError if another one has it.
+        """Add a consumer at its slot, its place in lists; raise ValueError if another has it.
 
         The controller then calls `changed`.
         """

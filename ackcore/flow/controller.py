@@ -171,7 +171,7 @@ class FlowController:
     # Room.
 
     def try_acquire(self, item: Any = None, key: Hashable = None) -> Lease | None:
-        """Return a lease for a tuple, or None if there is no room.
+        """Return a lease for a tuple, which names its consumer, or None if there is no room.
 
         Parameters
         ----------

@@ -272,7 +272,10 @@ class DelayTarget:
             self._end(now)
 
     def _end(self, now: int) -> None:
-        """Adapt the base round trip and the doubling window to the block, and begin another."""
+        """Adapt to the block of round trips that `_add` has collected, and begin another.
+
+        That changes the base round trip, and the window if it doubles.
+        """
         acks = self._acks
         mean = self._sum_ns / acks
         deviation = max(0.0, self._square_ns / acks - mean * mean) ** 0.5

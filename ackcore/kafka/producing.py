@@ -489,7 +489,7 @@ class Transactions:
         return self._deliveries
 
     def prepare(self, mark: Mark) -> None:
-        """Wait until all messages are delivered, and add a mark to the transaction.
+        """Wait until all messages are delivered; add a number and a note to the transaction.
 
         Raises DeliveryError if either fails; call `close` then.
         """

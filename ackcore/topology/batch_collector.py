@@ -105,7 +105,10 @@ class BatchCollector(FixedAttributes):
                 self._failures.setdefault(handle, reason)
 
     def _close(self) -> tuple[list[Piece], dict[int, Reason]]:
-        """Return the call's emissions, and its failures by handle. Later emits and fails raise."""
+        """Return the call's emissions, and its failures by the row's number in the task.
+
+        Later emits and fails raise.
+        """
         with self._lock:
             self._closed = True
             return self._emitted, self._failures

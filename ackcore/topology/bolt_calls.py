@@ -343,7 +343,7 @@ class BoltExecutor:
     def _results(
         self, emissions: list[Emission], failures: dict[int, Reason], still_open: int = 0
     ) -> Results:
-        """Return results with the ``failures`` by handle.
+        """Return results with the ``failures``, by the row's number in the task.
 
         ``still_open``: the number of rows neither acked nor failed. It is ignored before a bolt's
         own ``flush``: until then all rows that have not failed count as open.

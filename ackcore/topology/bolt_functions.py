@@ -113,7 +113,7 @@ def _annotation(function: Any) -> str | None:
 
 
 class AnswerRows(RowSchema):
-    """Converts the answers of a function of a row to rows of ``schema``."""
+    """Converts the values that a function of a row returns, its answers, to rows of ``schema``."""
 
     def __init__(self, schema: pa.Schema) -> None:
         super().__init__("fn", DEFAULT_STREAM, schema)
@@ -185,7 +185,7 @@ def columns_of(answer: Any, schema: pa.Schema, rows: int) -> pa.RecordBatch:
 def answer_parts(
     answer: Any, schema: pa.Schema, rows: int
 ) -> tuple[list[tuple[int, pa.RecordBatch]], list[Misfit]]:
-    """Convert the answer of a function of batches, without the rows that do not fit the schema.
+    """Convert what a function of batches returned, without the rows that do not fit the schema.
 
     The arguments are those of `columns_of`. Returns batches, each with the number of its first row,
     and a `Misfit` for each other row: for all rows if the answer has other columns or another

@@ -273,7 +273,8 @@ class TopologyBuilder:
             An instance. It is pickled, and every task has a copy. Do not change it while a query
             runs: micro-batches may have copies from before or after the change.
         parallelism : int, optional
-            The number of tasks; by default as many as the stage has.
+            The number of tasks. By default that of the source, or behind an exchange the setting
+            `parallelism`.
         expect : expect(...) or list of them, optional
             Conditions that the emitted tuples must meet; see `expect`.
 

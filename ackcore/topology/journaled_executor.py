@@ -96,8 +96,9 @@ class _Seen:
 
 
 class Answers:
-    """The answers to the inputs of one bolt in one task.
+    """The answers to the inputs of one bolt in one task, read from a journal and written to it.
 
+    The answer is the rows that the call emitted for the input, or the reason of its failure.
     Several threads may use it at once, except for `key_of` and `settled`.
 
     ``component``: the bolt's name. ``schemas``: the schema of each stream that the bolt emits.
@@ -141,7 +142,7 @@ class Answers:
         return _digest(key + self._repeats[key].to_bytes(8, "little"))
 
     def known(self, key: bytes) -> bool:
-        """Return whether the journal has an answer for this input."""
+        """Return whether the journal has an answer to this input, so that no call is needed."""
         return self._journal.get(key) is not None
 
     def _count(self, key: bytes, data: bytes | None) -> None:
@@ -227,8 +228,9 @@ class Answers:
         Raises RuntimeError if an answer is missing or damaged. Raises OSError if the journal cannot
         be written.
 
-        ``inputs``: keys and handles of inputs, in order. Each key has an answer. Returns the
-        emissions in the order of the inputs, and the reasons of the failed inputs by handle.
+        ``inputs``: the key of each input, and its number in the task, in order. Each key has an
+        answer. Returns the emissions in the order of the inputs, and the reasons of the failed
+        inputs by number.
         """
         self._journal.sync()
         pieces: dict[str, list[tuple[pa.RecordBatch, Anchors]]] = {name: [] for name in self._names}
@@ -340,7 +342,7 @@ class _Journaled(RowExecutor):
     ) -> Iterator[list[Tuple]]:
         """Yield the inputs without an answer, slice by slice, and keep their keys in `_keys`.
 
-        Adds the key and the handle of each other input to ``inputs``.
+        Adds the key of each other input, and its number in the task, to ``inputs``.
         """
         for tuples in slices:
             some = []

@@ -204,18 +204,14 @@ class Parts:
         return self.bolts[sink.component].schemas[sink.stream]
 
     def source_of(self, component: str) -> Spout | None:
-        """Return the spout of this name, or whose bolt ``<spout>.dedup`` has it; None for others.
-
-        A bolt that reads a spout is such another component.
-        """
+        """Return the spout of this name, or whose bolt ``<spout>.dedup`` has it; else None."""
         spout = self.spouts.get(component) or self.spouts.get(component.removesuffix(DEDUP))
         return spout if spout is not None and component in (spout.name, spout.emitter) else None
 
     def spouts_of(self, component: str) -> tuple[str, ...]:
-        """Return the names of the spouts whose records reach a component, as declared in order.
+        """Return the names of the spouts whose records reach a component, in declared order.
 
-        A spout is reached by its own records. ``<table>.closed`` is a spout: those before the table
-        are not returned.
+        For a spout it is the spout itself, also for ``<table>.closed``.
         """
         reached, left = set[str](), [component]
         while left:

@@ -170,7 +170,7 @@ class RowCollector(FixedAttributes):
     def _emit_with_anchors(self, out: _Stream, row: Row, anchors: Any) -> None:
         """Emit a row; ``anchors`` is None or an iterable of tuples.
 
-        If an anchor failed in an earlier window, the row is dropped and its other anchors fail.
+        If an anchor failed in an earlier batch, the row is dropped and its other anchors fail.
         """
         if anchors is None:
             chain: tuple[Tuple, ...] = ()
@@ -200,7 +200,7 @@ class RowCollector(FixedAttributes):
             out.rows.append((row, chain[0] if len(chain) == 1 else chain))
 
     def _failed_before(self, anchor: Tuple) -> bool:
-        """Return whether an anchor failed in an earlier window, so that its rows are dropped.
+        """Return whether an anchor failed in an earlier batch, so that its rows are dropped.
 
         Raises RuntimeError if the collector is closed. Raises ValueError for an input of another
         task, for one that failed in a `BasicBolt`, and for one that was acked, which then fails.
@@ -252,7 +252,7 @@ class RowCollector(FixedAttributes):
     def _set_failed(self, tuple: Tuple, reason: Reason) -> bool:
         """Fail a tuple, and return True.
 
-        Returns False, without effect, if it had failed, or was acked in an earlier window. Call it
+        Returns False, without effect, if it had failed, or was acked in an earlier batch. Call it
         under the lock.
         """
         handle = tuple._handle
@@ -321,10 +321,10 @@ class RowCollector(FixedAttributes):
                         self._set_failed(anchor, reason)
 
     def _end_window(self, seen: int) -> tuple[list[Emission], dict[int, Reason], int]:
-        """End the window, and begin the next one.
+        """End the time (window) that one `Results` covers, and begin the next one.
 
-        Returns the emissions of the window, the reasons of its failures by handle, and the number
-        of tuples that are neither acked nor failed. ``seen``: the handle of the next input.
+        Returns its emissions, the reasons of its failures by the tuple's number in the task, and
+        how many tuples are neither acked nor failed. ``seen``: the number of the next input.
         """
         self._convert()
         with self._lock:

@@ -105,7 +105,7 @@ class Layout:
 
     @property
     def depth(self) -> int:
-        """The number of levels."""
+        """The number of levels, which run as stages, with an exchange between two of them."""
         return max(self.levels.values())
 
     @property
@@ -115,14 +115,18 @@ class Layout:
 
     @property
     def settles(self) -> bool:
-        """Whether there is a settle stage: with an exchange, or to find duplicate message ids.
+        """Whether a last stage decides which records are ACKED, and finds duplicate message ids.
 
-        Without one, each task settles its own records.
+        It exists if there is an exchange or such ids must be found. Else each task decides for its
+        own records.
         """
         return self.exchanges > 0 or self.checks_unique
 
     def at(self, level: int) -> tuple[str, ...]:
-        """Return the names of the bolts of a level, each after those it reads; () if none."""
+        """Return the names of the bolts behind ``level`` - 1 exchanges, each after those it reads.
+
+        Returns () if there are none.
+        """
         return tuple(name for name in self.order if self.levels[name] == level)
 
     def out(self, component: str, stream: str = DEFAULT_STREAM) -> tuple[Subscription, ...]:
@@ -135,7 +139,7 @@ class Layout:
         return tuple(sub for sub in self.subscriptions if sub.target == component)
 
     def crossing(self, level: int) -> tuple[Subscription, ...]:
-        """Return the subscriptions whose tuples pass the exchange behind a level.
+        """Return the subscriptions whose tuples pass the exchange between a level and the next.
 
         These include streams that skip the next level.
         """

@@ -147,12 +147,12 @@ class Origin:
     component: str
     stream: str
     fields: tuple[str, ...]
-    first: int  # the handle of the batch's first row
+    first: int  # the number of the batch's first row in the task
     identity: Identity | None
     _message_ids: list[str | None] | None = None
 
     def message_id(self, handle: int) -> str | None:
-        """Return the message id of the row with this handle; None without identity or record."""
+        """Return the message id of a row, by its number in the task; None without one."""
         if self.identity is None:
             return None
         # Most bolts never read it, so the column is converted to text at the first access.
@@ -274,7 +274,7 @@ class Tuple:
 class Anchors(NamedTuple):
     """The anchors of the rows of an emission: the inputs on which each row depends."""
 
-    handles: Int64s  # the handles of inputs
+    handles: Int64s  # inputs, by their number in the task
     #: None if each row has exactly one anchor, ``handles[i]``. Otherwise the anchors of row i are
     #: ``handles[offsets[i]:offsets[i + 1]]``: none (unanchored), one, or several.
     offsets: Int64s | None
@@ -289,22 +289,22 @@ class Emission(NamedTuple):
 
 
 class FailedInputs(NamedTuple):
-    """The handles of inputs that failed, each once, and the reasons."""
+    """Inputs that failed, each once, and the reasons."""
 
-    handles: Int64s  # the handles of the inputs
+    handles: Int64s  # the inputs, by their number in the task
     reasons: list[Reason]  # one reason per handle, or a single one for all
 
 
 class Results(NamedTuple):
     """The results of one call of an executor.
 
-    Their handles are of rows in the call's batch, or of earlier rows that were neither acked nor
-    failed before.
+    They concern rows in the call's batch, and earlier rows that were neither acked nor failed
+    before. A handle is the number of such a row in the task, from 0.
     """
 
     emissions: list[Emission]  # the emitted rows
     failures: list[FailedInputs]  # the failed inputs
-    open: int  # the number of handles that are neither acked nor failed so far
+    open: int  # the number of rows that are neither acked nor failed so far
     raised: int = 0  # the number of calls of a `BatchBolt`'s ``process`` that raised
     #: The number of times that a breaker of the bolt's calls opened during the call.
     breaker_trips: int = 0

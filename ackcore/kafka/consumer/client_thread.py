@@ -40,8 +40,8 @@ class ClientThread(threading.Thread):
     ``consumer``: returns the consumer for the callbacks in ``settings``, or None once it was
     garbage-collected; see `abandon`. Raises ConsumerError if librdkafka refuses the settings.
 
-    Attributes: ``error``: the error that ended the thread; None while it runs, and after a normal
-    end. ``ended``: whether the thread has left the group and closed the client.
+    Attributes: ``error``: the first error, which ends the thread; None without one. ``ended``:
+    whether it has ended.
     """
 
     def __init__(

@@ -164,7 +164,7 @@ class TopicLetterStore:
             self._fatal = error
 
     def poll(self) -> None:
-        """Report the letters whose delivery has succeeded or failed since the last call.
+        """Report the dead letters whose delivery has succeeded or failed since the last call.
 
         Replaces the producer after a fatal error. Does not wait otherwise.
         """
@@ -188,7 +188,7 @@ class TopicLetterStore:
         return len(self._producer)
 
     def close(self) -> None:
-        """Cancel the undelivered letters. Their offsets were not committed."""
+        """Cancel the undelivered dead letters. The offsets of their records were not committed."""
         self._end()
 
 
@@ -223,7 +223,7 @@ class CallableLetterStore:
             self._done.append((*call, error))
 
     def poll(self) -> None:
-        """Report the letters whose calls have ended."""
+        """Report the dead letters whose calls have ended since the last call."""
         while self._done:
             letter, report, error = self._done.popleft()
             report(letter, None if error is None else ": ".join(Failure.of(error)))
@@ -261,7 +261,7 @@ class PendingLetters:
             self._store.store(letter, partial(self._report, 0))
 
     def poll(self, now_ms: int, wanted: Callable[[DyingRecord], bool]) -> list[DyingRecord]:
-        """Return the letters stored since the last call, and try others again. Does not wait.
+        """Return the dead letters stored since the last call, and try others again. Does not wait.
 
         A letter is tried again when its wait is over and ``wanted(letter)`` is true. If that is
         false, because its partition was taken away, the letter is dropped.

@@ -18,7 +18,7 @@ class KafkaRecord(NamedTuple):
     """A record of Kafka that a `Consumer` delivers; pass it to ``ack`` or ``fail``.
 
     ``timestamp_ms``: milliseconds since 1970; None without a timestamp. ``attempt``: the number of
-    its earlier failures.
+    its earlier failures that counted as attempts.
     """
 
     topic: str

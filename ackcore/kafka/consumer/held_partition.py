@@ -32,7 +32,8 @@ _MOST_NAMED = 20
 class Limits(NamedTuple):
     """The limits on the numbers and bytes of the records that a consumer holds at a time."""
 
-    in_flight: int = 10_000  # records of one partition: out and dying
+    #: Records of one partition that are delivered and not answered, or dead and not stored.
+    in_flight: int = 10_000
     in_flight_bytes: int = 16 << 20
     waiting: int = 10_000  # waiting records of all partitions
     waiting_bytes: int = 64 << 20
@@ -191,7 +192,10 @@ class HeldPartition:
         return [(start, end) for start, end in runs if start < end]
 
     def commit(self, form: MetadataForm) -> PartitionCommit:
-        """Return the commit of the present state, with metadata by ``form``."""
+        """Return the commit of the present state, with metadata by ``form``.
+
+        Lost offsets whose dead letter is not stored yet, and those of another log, are not done.
+        """
         self.lost = {first: runs for first, runs in self.lost.items() if first in self.held}
         state = self.tracker.state()
         if self.lost:

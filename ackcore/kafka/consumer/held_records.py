@@ -149,7 +149,7 @@ class HeldRecords:
         return None if found is None or found.closing or found.sought else found
 
     def set_deployment(self, key: Key, deployment: int) -> None:
-        """Set the origin that a partition's commits hold, and mark the partition for a commit."""
+        """Set the origin in a partition's commits (`CommitOrigin`), and mark it for a commit."""
         if (found := self._partitions.get(key)) is not None:
             found.deployment = deployment
             found.changes += 1
@@ -315,7 +315,7 @@ class HeldRecords:
     # Records out.
 
     def take(self, n: int, now_ms: int) -> list[KafkaRecord]:
-        """Return up to n records to be processed, which are *out* from now on. Does not wait.
+        """Return up to n records to be processed; each then waits for its answer. Does not wait.
 
         Due retries and new records alternate, so that records that fail again and again do not
         block new ones. The partitions alternate, too. None has more records out than its limit.
@@ -520,7 +520,7 @@ class HeldRecords:
         return [letter for letter in letters if self.is_dying(letter)]
 
     def is_dying(self, letter: DyingRecord) -> bool:
-        """Return whether a dead letter must still be stored: its partition is not assigned anew."""
+        """Return whether to store a dead letter; False if its partition was taken away or moved."""
         record = letter.record
         found = self._partitions.get((record.topic, record.partition))
         return (

@@ -178,10 +178,10 @@ def _start(
     note: str,
     from_ms: int | None,
 ) -> tuple[int, int, int]:
-    """Return three offsets of a partition: its first letter to send, its end, and its last mark.
+    """Return three offsets of a partition: its first letter to send, its end, and one for the mark.
 
-    The last one is committed again as the mark if there is nothing to send. Raises ValueError if it
-    is unknown which letters were sent, and ``from_ms`` is None.
+    The third is committed as the mark if there is nothing to send. Raises ValueError if it is
+    unknown which letters were sent, and ``from_ms`` is None.
 
     ``bounds``: the partition's first offset and its end. ``last``: the mark of the last letter
     sent, whose note is the topic's id. ``note``: the present id. ``from_ms``: ``since``.
@@ -254,7 +254,7 @@ def _name(topic: str, partition: int) -> str:
 
 
 def _to_send(message: Mapping[str, Any], most: int) -> _Letter | None:
-    """Return the letter in a message; None without one, and after ``most`` deaths or more."""
+    """Return the dead letter in a message; None without one, and after ``most`` deaths or more."""
     letter = _letter([(one["key"], one["value"]) for one in message["headers"] or ()])
     return letter if letter is not None and letter.deaths < most else None
 

@@ -194,7 +194,10 @@ class PartitionReading:
     # Reading.
 
     def pause_and_resume(self) -> None:
-        """Pause the partitions that have reached a limit, and resume those that may be read."""
+        """Pause the partitions that have reached a limit, and resume those that may be read.
+
+        Warns, at most once a minute, if records that wait for a retry stop reading.
+        """
         with self._changed:
             pause, resume = self._held.pauses()
             self._paused = self._held.paused
