@@ -102,7 +102,10 @@ def tracker_key(topic: Any, partition: Any, generation: Any, base: Any) -> Key:
 
 
 def as_generation(generation: Any) -> int:
-    """Return the number of a generation as an int; raise unless it is in ``0..2**63 - 1``."""
+    """Return the number of a partition's assignment as an int, or raise.
+
+    It must be in ``0..2**63 - 1``.
+    """
     return as_count(generation, "generation", 0, MAX_GENERATION)
 
 

@@ -52,8 +52,8 @@ _ENTRY_TYPES = ("i8", "i8", "i4", "u1", "u1", "u1", "i8", "i8")
 class Pending:
     """One pending root.
 
-    ``turn`` is the ledger's turn in which the entry was last put in the newest bucket. In a ledger
-    without a clock, the times are 0 and never returned.
+    ``turn`` is the number of the ledger's rotations before the entry was last put in the newest
+    bucket. In a ledger without a clock, the times are 0 and never returned.
     """
 
     turn: int
@@ -301,7 +301,7 @@ class Ledger:
     def rotate(self) -> None:
         """Turn the buckets once: the entries of the oldest one expire, and `expired` returns them.
 
-        Entries that expired at the turn before and were not taken are dropped and counted.
+        Entries that expired at the call before and were not taken are dropped and counted.
         """
         with self._lock:
             self._expired_untaken += len(self._left)
@@ -317,7 +317,7 @@ class Ledger:
                 del self._pending[root]
 
     def expired(self, limit: int | None = None) -> Entries:
-        """Remove and return entries that expired at the last turn: all, or up to ``limit``."""
+        """Remove and return entries that expired in the last `rotate`: all, or up to ``limit``."""
         if limit is not None:
             limit = _columns.as_count(limit, "limit", 0)
         with self._lock:

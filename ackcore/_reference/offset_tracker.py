@@ -67,7 +67,7 @@ class OffsetTracker:
 
     @property
     def generation(self) -> int:
-        """The number of the generation; messages of other generations have no effect."""
+        """The number of the partition's assignment; messages with another have no effect."""
         return self._key.generation
 
     @property

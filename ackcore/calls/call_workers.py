@@ -329,7 +329,10 @@ class Workers:
         return len(self._order) - self.in_flight >= self._most_kept
 
     def _pull(self) -> bool:
-        """Pull the next item into a queue. Return False if there is none, or too many are kept."""
+        """Pull the next item into a queue. Return False if there is none, or it is too early.
+
+        It is while too many outcomes wait for that of an earlier item.
+        """
         if self._exhausted or self._is_full:
             return False
         since = self._clock()
@@ -428,7 +431,7 @@ class Workers:
         self._finish(call)
 
     def _finish(self, call: Call) -> None:
-        """End an item whose outcome is set: it no longer counts for its key, and is delivered."""
+        """End an item whose outcome is set, so that it is yielded when all earlier ones are."""
         if self._window is not None:
             self.queues.finished(call.queue)
         self._deliver(call)

@@ -232,7 +232,10 @@ class Endpoints:
         return False
 
     def begin(self, lease: Lease, now_ns: int) -> bool:
-        """Record that a call begins; keep its `Pace`. Return whether it is a breaker's trial."""
+        """Record that a call begins; keep its `Pace`. Return whether it is an open breaker's trial.
+
+        The endpoint then gets no other call before the end of this one.
+        """
         lease.sent_ns = now_ns
         consumer = lease.consumer
         breaker = self._breakers[consumer.name]

@@ -553,7 +553,7 @@ class Dispatcher:
         return any(each.state is BreakerState.CLOSED for each in self._breakers.values())
 
     def _succeeded(self, lease: Lease) -> None:
-        """Record that a lease's consumer answered: its breaker closes, if this was its trial."""
+        """Record that a lease's consumer answered; its breaker closes after a trial call."""
         trial = lease in self._trials
         self._trials.discard(lease)
         if self._breakers[lease.name].succeeded(trial):

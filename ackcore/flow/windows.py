@@ -299,7 +299,7 @@ class Windows:
         return True
 
     def expire(self) -> list[Lease]:
-        """Re-queue and return the leases that timed out, by consumer; then do as `_sweep` does."""
+        """Re-queue and return the leases that timed out, by consumer; end pauses that are over."""
         now = self._clock()
         expired = []
         for consumer in self.consumers.values():

@@ -117,7 +117,7 @@ class CallExecutor(RowExecutor):
         return self.make_calls(function, self._settings, key_of=key_of, refusal=self._refusal)
 
     def _async_call(self) -> Callable[..., Awaitable[None]]:
-        """Return the coroutine function that makes the call of a group."""
+        """Return the coroutine function that makes the call of a group of inputs."""
         return self._await_execute if self._max_batch == 1 else self._await_execute_many
 
     def _run_all(self, slices: Iterator[list[Tuple]]) -> None:

@@ -101,7 +101,7 @@ class RowFunction(_Calling, AsyncBolt):
             await asyncio.to_thread(function.__enter__)
 
     async def execute(self, tuple: Tuple, collector: AsyncCollector) -> None:
-        """Call the function with the tuple; emit its kept columns, followed by the answer."""
+        """Call the function with the tuple; emit the tuple's values, followed by the answer."""
         answer = await self._call(tuple)
         with marked_final():
             row = self._answers.row(answer)
@@ -137,7 +137,10 @@ class BatchFunction(_Calling, BatchBolt):
         list(self._calls.run(()))  # enters a function that is a context manager
 
     def process(self, batch: pa.RecordBatch, out: BatchOutput) -> None:
-        """Call the function with the batch; emit its kept columns, followed by the answers."""
+        """Call the function with the batch; emit its columns ``kept``, followed by the answers.
+
+        Rows whose answers do not fit the schema fail for good.
+        """
         assert self._calls is not None
         ((answer, error, attempts, _),) = self._calls.run([batch])
         failed: list[int] = list(range(batch.num_rows))
@@ -176,7 +179,7 @@ class FailedRow(NamedTuple):
 
 
 class RowOutcomes(NamedTuple):
-    """The rows of one slice with their answers or errors."""
+    """Up to 512 rows with their answers or errors."""
 
     batch: pa.RecordBatch  # the rows as they were passed in
     pieces: list[Piece]  # the numbers of the answered rows, from 0 and in order, and their answers
@@ -210,7 +213,7 @@ class RowCalls:
         self._as_seen = as_seen
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[RowOutcomes]:
-        """Call the function with each row of the batches; yield their outcomes, slice by slice.
+        """Call the function with each row of the batches; yield outcomes of up to 512 rows each.
 
         An exception of the iterable ``batches`` is raised after the outcomes of all earlier rows.
         """

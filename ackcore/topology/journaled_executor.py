@@ -340,7 +340,7 @@ class _Journaled(RowExecutor):
     def _unanswered(
         self, slices: Iterator[list[Tuple]], inputs: list[tuple[bytes, int]]
     ) -> Iterator[list[Tuple]]:
-        """Yield the inputs without an answer, slice by slice, and keep their keys in `_keys`.
+        """Yield the inputs of each list that have no answer, and store their keys in `_keys`.
 
         Adds the key of each other input, and its number in the task, to ``inputs``.
         """

@@ -102,7 +102,7 @@ class RowExecutor(BoltExecutor):
             self.collector._convert()
 
     def _slices(self, origin: Origin, batch: pa.RecordBatch) -> Iterator[list[Tuple]]:
-        """Yield a batch's rows as tuples, in slices. Rows that Python cannot hold fail instead."""
+        """Yield a batch's rows as lists of up to 512 tuples. Rows without Python values fail."""
         for start in range(0, batch.num_rows, SLICE_ROWS):
             rows, misfits = rows_of(batch.slice(start, SLICE_ROWS))
             tuples = list(map(Tuple, rows, repeat(origin), count(origin.first + start)))

@@ -110,7 +110,7 @@ class Layout:
 
     @property
     def exchanges(self) -> int:
-        """The number of exchanges between levels, without the one before the settle stage."""
+        """The number of exchanges between levels, without that of results to the last stage."""
         return self.depth - 1
 
     @property

@@ -548,7 +548,10 @@ class HeldRecords:
         return [each.commit(self._metadata) for each in changed]
 
     def uncommitted(self) -> dict[Key, tuple[int, int]]:
-        """Return generation and number of the last change of each partition that must commit."""
+        """Return the number of the last change of each partition that must commit.
+
+        It follows the number of the partition's assignment. For `are_committed`.
+        """
         return {
             key: (each.generation, each.changes)
             for key, each in self._partitions.items()
@@ -598,7 +601,7 @@ class HeldRecords:
         return max(min(free), limit // 8, 1) if free else 0
 
     def pauses(self) -> tuple[list[Key], list[Key]]:
-        """Return the partitions to pause now, and those to resume; they then count as such."""
+        """Return the partitions to pause now, and those to resume; record both as done."""
         waiting, waiting_bytes = self._waiting_now()
         pause: list[Key] = []
         resume: list[Key] = []

@@ -290,7 +290,7 @@ def _send(
     letters: Sequence[_Letter | None],
     note: str,
 ) -> None:
-    """Send the letters of consecutive messages, and the mark of the last, in one transaction."""
+    """Send the letters of consecutive messages in one transaction; its mark has the last offset."""
     deliveries = transactions.begin()
     for message, letter in zip(messages, letters, strict=True):
         if letter is not None:
