@@ -59,8 +59,8 @@ class ConsumerCounts:
     read: int = 0
     skipped: int = 0  # records that were done before a restart or a rebalance
     acked: int = 0
-    failed: int = 0  # attempts
-    timed_out: int = 0  # attempts
+    failed: int = 0  # attempts that the user failed
+    timed_out: int = 0  # attempts without an answer in time
     retried: int = 0  # delivered again
     dead: int = 0  # stored as dead letters
     lost: int = 0  # offsets that the broker had deleted before they were read
@@ -80,7 +80,7 @@ class PartitionStats(NamedTuple):
     generation: int
     position: int  # the highest offset that was read, plus 1
     committed: int | None  # the broker's committed offset; None if it has none yet
-    lag: int | None  # offsets up to the last known end of the partition; None if unknown
+    lag: int | None  # offsets from the committed one to the last known end; None if unknown
     fresh: int  # records read and not delivered
     out: int  # records delivered and not answered
     waiting: int  # records that wait for their next attempt

@@ -47,7 +47,7 @@ class AssignedStart(NamedTuple):
 
     key: Key
     restored: Restored  # the start, and the done offsets above it
-    committed: bool  # whether the committed state is the start
+    committed: bool  # whether the group has committed this start, so that it need not be committed
     origin: CommitOrigin  # the origin that commits of the partition hold from now on
     topic_id: str | None  # None if unknown
     skip_to: int | None  # records below this offset are too far behind; None if none are
