@@ -329,9 +329,9 @@ class Workers:
         return len(self._order) - self.in_flight >= self._most_kept
 
     def _pull(self) -> bool:
-        """Pull the next item into a queue. Return False if there is none, or it is too early.
+        """Pull the next item into a queue. Return False if there is none, or `_is_full`.
 
-        It is while too many outcomes wait for that of an earlier item.
+        Then too many outcomes wait for that of an earlier item.
         """
         if self._exhausted or self._is_full:
             return False

@@ -93,10 +93,11 @@ def truncated_at(
 def _truncated(
     settings: ClientSettings, asked: Sequence[TopicPartition], until: float
 ) -> list[Key]:
-    """Return the partitions whose records below an offset a leader of an epoch did not write.
+    """Return the partitions whose log was truncated below an offset that was read from it.
 
-    ``asked``: the partitions, with the offset and the epoch. ``until``: the time, by
-    ``time.monotonic``, at which this raises ConnectionError.
+    ``asked``: the partitions, each with the offset, and with the epoch of the leader that wrote the
+    records below it, or a later one. ``until``: the time, by ``time.monotonic``, at which this
+    raises ConnectionError.
     """
     # A new client per call: one that already has an offset of a partition sends no request.
     try:
