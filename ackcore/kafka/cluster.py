@@ -286,13 +286,23 @@ class Cluster:
         """
         if not keys:
             return PartitionAnswers({}, {})
-        asked = self._admin.list_offsets(
-            {ClientPartition(*key): spec for key in keys},
-            isolation_level=self._isolation if isolation is None else isolation,
-            request_timeout=self._timeout_s,
-        )
+
+        def ask() -> dict[Any, tuple[Any, PartitionFailure | None]]:
+            asked = self._admin.list_offsets(
+                {ClientPartition(*key): spec for key in keys},
+                isolation_level=self._isolation if isolation is None else isolation,
+                request_timeout=self._timeout_s,
+            )
+            return self._results(asked)
+
+        results = ask()
+        if any(failure and failure.code == "_NOENT" for _, failure in results.values()):
+            # The client's list of brokers lacks all the leaders.  It would not look for them.
+            with suppress(ClusterFailed):
+                self._matching(".*")
+            results = ask()
         found, failed = {}, {}
-        for partition, (answer, failure) in self._results(asked).items():
+        for partition, (answer, failure) in results.items():
             key = TopicPartition(partition.topic, partition.partition)
             if failure is None:
                 found[key] = int(answer.offset), answer.leader_epoch

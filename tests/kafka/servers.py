@@ -162,6 +162,8 @@ class KafkaServer(ABC):
 
     def log_end(self, topic: str, partition: int = 0) -> int:
         """Return the end of a partition, behind records of transactions that are not completed."""
+        # A leader that was away when the client listed the brokers would not be looked for again.
+        self.admin.list_topics(timeout=TIMEOUT_S)
         wanted = {TopicPartition(topic, partition): OffsetSpec.latest()}
         level = IsolationLevel.READ_UNCOMMITTED
         asked = self.admin.list_offsets(wanted, isolation_level=level, request_timeout=TIMEOUT_S)

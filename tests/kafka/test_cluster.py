@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import threading
 import time
+from contextlib import suppress
 
 import mock_broker
 import numpy as np
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaException, Producer
 from servers import TIMEOUT_S, wait_until
 
 from ackcore import OffsetTracker
@@ -146,6 +147,25 @@ def test_what_comes_while_a_time_is_asked_for_is_not_below_its_offset(mock_kafka
     monkeypatch.setattr(cluster, "_offsets", offsets)
     # The mock has no record of any time.
     assert cluster.offsets_for_time([(topic, 0)], 5).found == {(topic, 0): 3}
+
+
+def test_a_leader_that_was_away_is_asked_again(mock_kafka):
+    """The client has removed it from its list of brokers, and would not look for it."""
+    topic = mock_kafka.topic_of([b"x"])
+    mock_kafka.partition_set_leader(topic, 0, 2)
+    cluster = cluster_of(mock_kafka)
+    known = cluster.watermarks([(topic, 0)])
+    assert known.found == {(topic, 0): (0, 1)}
+    mock_kafka.broker_set_down(2)
+
+    def is_missing():
+        with suppress(KafkaException):  # it was asked as it went
+            return 2 not in cluster._admin.list_topics(timeout=1).brokers
+
+    wait_until(is_missing, "the client knows that it is away")
+    assert cluster.watermarks([(topic, 0)]).failed[topic, 0].code == "_NOENT"
+    mock_kafka.broker_set_up(2)
+    assert cluster.watermarks([(topic, 0)]) == known
 
 
 def test_brokers_that_do_not_answer_end_in_a_named_error(mock_kafka):

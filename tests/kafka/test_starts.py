@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from servers import raise_errors, wait_until
 from ackcore.kafka import Consumer, ConsumerError
 from ackcore.kafka.cluster import PartitionAnswers, PartitionFailure
 from ackcore.kafka.commit_metadata import CommitOrigin
-from ackcore.kafka.consumer import consumer_starts
+from ackcore.kafka.consumer import consumer_client, consumer_starts
 from ackcore.kafka.kafka_errors import OffsetsOutOfRange
 from ackcore.kafka.start_positions import time_ms
 from ackcore.offsets import decode_metadata
@@ -147,6 +148,30 @@ def test_a_partition_whose_leader_moves_begins_when_it_has_one(
     mock_kafka.fail_requests(mock_broker.LIST_OFFSETS, *[error] * 4)
     with consuming(counts, **by_hand(counts), start=start):
         wait_until(lambda: begun(caplog), "it begins")
+
+
+@pytest.mark.parametrize("start", ["earliest", datetime(2026, 1, 1, tzinfo=UTC)])
+def test_a_partition_whose_leader_is_away_begins_when_it_is_back(
+    mock_kafka, tmp_path, monkeypatch, caplog, start
+):
+    """The client calls the partition unknown: its list of brokers lacks the leader."""
+    caplog.set_level(logging.INFO)
+    counts = counts_of(mock_kafka, tmp_path)
+    mock_kafka.partition_set_leader(counts.topic, 0, 2)
+    mock_kafka.coordinator_set("group", counts.group, 1)
+    mock_kafka.broker_set_down(2)
+    pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        mock_kafka.broker_set_up(2)
+        time.sleep(seconds)
+
+    clock = SimpleNamespace(sleep=pause, monotonic=time.monotonic)
+    monkeypatch.setattr(consumer_client, "time", clock)
+    with consuming(counts, **by_hand(counts), start=start):
+        wait_until(lambda: begun(caplog), "it begins")
+    assert pauses
 
 
 def test_a_start_that_is_not_there_is_out_of_range(mock_kafka, tmp_path):

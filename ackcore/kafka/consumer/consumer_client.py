@@ -42,6 +42,8 @@ _MOVING = PASSING | {
     KafkaError.ILLEGAL_GENERATION,
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError.STALE_MEMBER_EPOCH,
+    # The client calls a partition unknown while the list of brokers lacks its leader.
+    KafkaError._UNKNOWN_PARTITION,
 }
 #: Errors of a topic that a wait does not remove.
 _REFUSED = frozenset((KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION))
