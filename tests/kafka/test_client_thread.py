@@ -104,6 +104,15 @@ class Client:
     def resume(self, partitions):
         self.resumed += 1
 
+    def unsubscribe(self):
+        pass
+
+    def assignment(self):
+        return []
+
+    def memberid(self):
+        return None
+
     def close(self):
         pass
 

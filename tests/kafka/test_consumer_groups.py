@@ -3,9 +3,11 @@
 import logging
 import socket
 import struct
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from confluent_kafka import Consumer as Client
 from confluent_kafka import ConsumerGroupState, KafkaError
 from consumer_counts import (
     Counts,
@@ -19,6 +21,8 @@ from consumer_counts import (
 from servers import TIMEOUT_S, wait_until
 
 from ackcore.kafka import ConsumerError
+from ackcore.kafka.consumer import consumer_client
+from ackcore.kafka.consumer.client_thread import ClientThread
 
 PROTOCOLS = ["cooperative", "eager", "consumer"]
 
@@ -166,6 +170,29 @@ def test_a_member_without_partitions_leaves_its_group(kafka_broker, tmp_path, pr
                 wait_until(lambda: len(described().members) == 2, "the other asks to join")
             other.close()
         wait_until(lambda: len(described().members) == 1, "the other has left", 10)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_no_callback_runs_while_the_client_closes(counts, monkeypatch, protocol):
+    """A call that one makes may then never be answered, and would hold the GIL for ever."""
+    closing, late = threading.Event(), []
+    close, revoke = Client.close, ClientThread._on_revoke
+
+    class Watched(Client):
+        def close(self):
+            closing.set()
+            close(self)
+
+    def revoked(self, client, partitions):
+        late.append(closing.is_set())
+        revoke(self, client, partitions)
+
+    monkeypatch.setattr(consumer_client, "Consumer", Watched)
+    monkeypatch.setattr(ClientThread, "_on_revoke", revoked)
+    with consuming(counts, **group(protocol)) as one:
+        wait_until(lambda: partitions_of(one), "it has partitions")
+    assert late == [False]
+    assert closing.is_set()
 
 
 def text(value):

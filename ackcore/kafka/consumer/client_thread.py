@@ -29,8 +29,8 @@ from ackcore.kafka.kafka_errors import ConsumerError, redacted_error
 
 _log = logging.getLogger(__name__)
 
-#: Seconds for librdkafka to send the leave request.  It does not report when it has.
-_LEAVE_S = 0.5
+#: The longest wait for the client to leave its group before it is closed, in seconds.
+_LEAVE_S = 5.0
 
 
 class ClientThread(threading.Thread):
@@ -159,8 +159,7 @@ class ClientThread(threading.Thread):
         finally:
             self._closing = True
             try:
-                if not keys:
-                    self._leave()
+                self._leave()
             finally:
                 try:
                     self._client.close()
@@ -172,15 +171,24 @@ class ClientThread(threading.Thread):
     def _leave(self) -> None:
         """Leave the group before the client closes.
 
-        librdkafka does not leave when it closes a cooperative member without partitions. The next
-        rebalance would wait until that member's session times out.
+        A client that closes does not always answer a rebalance that began before. confluent-kafka
+        then waits for ever and holds the GIL, which stops the whole process. Nor does a cooperative
+        member without partitions leave: the next rebalance would wait until its session times out.
         """
-        if self.settings.is_manual or self.settings.protocol != "cooperative":
+        if self.settings.is_manual:
             return
         self._client.unsubscribe()
         until = time.monotonic() + _LEAVE_S
-        while (left_s := until - time.monotonic()) > 0:
-            self._client.poll(min(left_s, SHORT_LOOK_S))
+        while time.monotonic() < until:
+            if self._client.poll(SHORT_LOOK_S) is None and not self._is_member():
+                return
+
+    def _is_member(self) -> bool:
+        """Return whether the client has partitions, or has not sent its leave request yet."""
+        if self._client.assignment():
+            return True
+        # With KIP-848 a client keeps its id.
+        return self.settings.protocol != "consumer" and self._client.memberid() is not None
 
     def _turn(self) -> None:
         self._handle_topic_changes()
