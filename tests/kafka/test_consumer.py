@@ -14,7 +14,7 @@ from functools import partial
 
 import mock_broker
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Producer
 from consumer_counts import Counts, by_hand, consumer_of, consuming, take, workers
 from servers import wait_until
 
@@ -22,6 +22,7 @@ from ackcore.calls import Reject
 from ackcore.dispatch import Dispatcher, RecordDead
 from ackcore.kafka import Consumer, ConsumerError, client_settings
 from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.consumer import consumer_letters
 from ackcore.kafka.consumer.consumer_records import Failure
 from ackcore.kafka.kafka_errors import OffsetsOutOfRange
 
@@ -262,6 +263,24 @@ def test_a_consumer_to_which_nothing_refers_any_more_leaves_its_group(counts, ca
     with consuming(counts, options=options) as consumer:
         again = take(consumer, 7)
     assert sorted(each.value for each in again) == sorted(each.value for each in others)
+
+
+def test_the_producer_of_dead_letters_ends_when_its_consumer_is_closed(counts, monkeypatch):
+    """Not when the garbage collector finds it, in any thread or at the end of the process."""
+    ended = []
+
+    class Watched(Producer):
+        def __del__(self):
+            ended.append(threading.current_thread())
+
+    monkeypatch.setattr(consumer_letters, "Producer", Watched)
+    gc.disable()
+    try:
+        consumer = consumer_of(counts)
+        consumer.close()
+        assert ended == [consumer._thread]
+    finally:
+        gc.enable()
 
 
 def test_closing_is_bounded_though_the_client_does_not_end(counts, monkeypatch):

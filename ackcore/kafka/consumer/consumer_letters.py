@@ -188,8 +188,13 @@ class TopicLetterStore:
         return len(self._producer)
 
     def close(self) -> None:
-        """Cancel the undelivered dead letters. The offsets of their records were not committed."""
+        """Cancel the undelivered dead letters, and end the producer.
+
+        The offsets of their records were not committed.
+        """
         self._end()
+        # The garbage collector would clear it, with its state for calls, while it still runs.
+        del self._producer
 
 
 class CallableLetterStore:
