@@ -1,10 +1,12 @@
 """A consumer's handling of answers that no broker gives on demand: a scripted client."""
 
 import logging
+import re
 import threading
 import traceback
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -208,6 +210,73 @@ def test_a_commit_that_is_requested_while_one_is_under_way_follows_it_at_once(mo
     assert len(sent) == 2
     thread._turn()
     assert len(sent) == 2
+
+
+@pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "in a group"])
+def test_an_offset_that_brokers_would_forget_is_committed_again(monkeypatch, by_hand):
+    """They keep one without a group's assignment for a week: no record may come for as long."""
+    monkeypatch.setattr(client_thread, "wait_until_known", lambda *_: True)
+    client, clock = Client(), SimpleNamespace(now_ms=1)
+    monkeypatch.setattr(client_thread, "now_ms", lambda: clock.now_ms)
+    at = {"partitions": (("t", 0),)} if by_hand else {"topics": ("t",)}
+    thread = thread_of(monkeypatch, client, commit_interval_s=20.0, **at)
+    client.on_commit, client.committed_offset = thread._commits.answered, 7
+    client.script, sent = [], []
+    monkeypatch.setattr(client, "commit", partial(_committing, client, client.commit, sent))
+    thread._subscribe()
+    thread._turn()
+    if not by_hand:
+        assigned(client)
+    for _ in range(3):
+        for _ in range(3):
+            thread._turn()
+            clock.now_ms += 20_000
+        # The group's members keep what they are assigned.
+        assert len(sent) == by_hand
+        by_hand += 1
+        clock.now_ms += 3_600_000
+    assert {offset for (offset,) in sent} == {7}
+    assert decode_metadata("t", 0, 7, client.metadata).state.committable == 7
+
+
+def _committing(client, commit, sent, offsets, asynchronous):
+    sent.append([one.offset for one in offsets])
+    return commit(offsets, asynchronous)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "headers", "size"),
+    [
+        (b"key", None, [], 3),
+        (None, b"value", None, 5),
+        (b"key", b"", [("a", b"12"), ("name", None)], 10),
+    ],
+)
+def test_bytes_are_those_of_key_value_and_headers(monkeypatch, key, value, headers, size):
+    """A record without a value may have megabytes of headers."""
+    client = Client(Message("t", 0, 0, key=key, value=value, headers=headers, timestamp=(0, -1)))
+    with consuming(monkeypatch, client) as consumer:
+        take(consumer, 1)
+        (stats,) = consumer.stats().partitions
+    assert stats.bytes == size
+
+
+@pytest.mark.parametrize(
+    ("code", "way_out"),
+    [
+        (KafkaError.INCONSISTENT_GROUP_PROTOCOL, "give all the same protocol="),
+        (KafkaError.INVALID_SESSION_TIMEOUT, "options\\['session.timeout.ms'\\] within"),
+        (KafkaError.GROUP_MAX_SIZE_REACHED, "allows no more members"),
+    ],
+)
+def test_a_group_that_takes_no_member_as_it_is_names_what_to_change(
+    monkeypatch, caplog, code, way_out
+):
+    """librdkafka tries again without end: an operator reads why."""
+    client = Client(message(-1, error=KafkaError(code, "JoinGroup failed")), message(0))
+    with consuming(monkeypatch, client) as consumer:
+        take(consumer, 1)
+    assert re.search(f"JoinGroup failed; .*{way_out}", caplog.text)
 
 
 def test_a_position_that_was_none_and_is_one_passes_markers(monkeypatch):

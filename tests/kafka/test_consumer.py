@@ -57,6 +57,21 @@ def test_poison_is_dead_and_all_else_is_done_once(counts):
     assert tallies.retried == 4 * 20 + once
 
 
+def test_a_pattern_does_not_match_kafkas_own_topics_and_a_name_does(counts):
+    """Each commit of a reader of ``__consumer_offsets`` would be a record for it to read."""
+    own = ["__consumer_offsets", "__transaction_state", "__share_group_state"]
+    for topic in own:
+        counts.server.create_topic(topic)
+    counts.server.produce(counts.topic, [b"x"])
+    for more in ([], own[:1]):
+        given = {"topics": ["^.*", *more], "dead_letters": None, "options": SHORT}
+        with consuming(counts, **given) as consumer:
+            take(consumer, 1)
+            found = {each.topic for each in consumer.stats().partitions}
+        assert found >= {counts.topic, *more}
+        assert found.isdisjoint(own[len(more) :])
+
+
 def committed_by(consumer):
     consumer.commit()
     (found,) = consumer.stats().partitions

@@ -31,6 +31,9 @@ _log = logging.getLogger(__name__)
 
 #: The longest wait for the client to leave its group before it is closed, in seconds.
 _LEAVE_S = 5.0
+#: The time between commits of all partitions. Brokers forget an offset that a consumer without a
+#: group's assignment has not committed for a week (`offsets.retention.minutes`), though it runs.
+_REPEAT_MS = 3_600_000
 
 
 class ClientThread(threading.Thread):
@@ -65,7 +68,7 @@ class ClientThread(threading.Thread):
         self._stopping = self._closing = self._abandoned = False
         self._incremental = settings.protocol != "eager"
         self._commits = Commits(settings.group_id, held, changed, self._fatal, self._log)
-        self._next_commit_ms = 0
+        self._next_commit_ms = self._next_repeat_ms = 0
         self._asked = False  # whether a commit was requested before its time
         self._dead_letters = dead_letters_of(settings)
         self._client = make_client(settings, self._commits.answered)
@@ -195,10 +198,15 @@ class ClientThread(threading.Thread):
         self._reading.apply_positions()
         self._reading.pause_and_resume()
         self._handle_failures()
-        is_due = self._asked or now_ms() >= self._next_commit_ms
+        now = now_ms()
+        is_due = self._asked or now >= self._next_commit_ms
         if is_due and not self._commits.under_way:
             self._asked = False
-            self._next_commit_ms = now_ms() + round(self.settings.commit_interval_s * 1000)
+            self._next_commit_ms = now + round(self.settings.commit_interval_s * 1000)
+            if now >= self._next_repeat_ms:
+                self._next_repeat_ms = now + _REPEAT_MS
+                with self._changed:
+                    self._held.repeat_commits()
             self._reading.skip_markers()
             self._commits.send(self._client)
         busy = self._dead_letters is not None and self._dead_letters.under_way > 0

@@ -79,7 +79,9 @@ class Consumer:
     Parameters
     ----------
     topics : str or sequence of str, optional
-        The topics to subscribe to. A name that begins with ``^`` is a regular expression.
+        The topics to subscribe to. A name that begins with ``^`` is a regular expression, which
+        does not match Kafka's own topics, such as ``__consumer_offsets``. It may match any part of
+        a topic's name; with ``protocol="consumer"`` it must match the whole name.
     bootstrap_servers : str
         The brokers, as ``host:port,host:port``.
     group_id : str

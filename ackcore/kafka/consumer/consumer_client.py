@@ -29,6 +29,9 @@ from ackcore.kafka.producing import PASSING
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+#: Kafka's own topics, which Java's patterns do not match, either. Each commit of a reader of the
+#: first one would be a new record in it.
+_OF_KAFKA = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 #: Seconds that brokers may take to answer a request of a consumer.
 REQUEST_S = 30.0
 _PAUSE_S = 0.1
@@ -77,6 +80,10 @@ def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> C
     defaults["queued.min.messages"] = min(settings.limits.held, 100_000)
     # Finds new partitions, and new topics that match a pattern.
     defaults["topic.metadata.refresh.interval.ms"] = round(settings.refresh_s * 1000)
+    if any(name.startswith("^") for name in settings.topics):
+        # It would also hide those that are named.
+        hidden = [f"^{name}$" for name in _OF_KAFKA if name not in settings.topics]
+        defaults["topic.blacklist"] = ",".join(hidden)
     config = settings.client.client_config(own, defaults)
     try:
         return new_client(Consumer, config)

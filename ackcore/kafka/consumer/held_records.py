@@ -547,6 +547,11 @@ class HeldRecords:
         changed = [each for each in found if each.changes != each.committed_changes]
         return [each.commit(self._metadata) for each in changed]
 
+    def repeat_commits(self) -> None:
+        """Mark all partitions for a commit, also those without a change."""
+        for each in self._partitions.values():
+            each.changes += 1
+
     def uncommitted(self) -> dict[Key, tuple[int, int]]:
         """Return the number of the last change of each partition that must commit.
 

@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from ackcore._error_hints import counted
 from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.consumer.consumer_client import record_of, watermarks
+from ackcore.kafka.consumer.consumer_records import KafkaRecord
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.consumer_starts import WAY_OUT, AssignedStart
 from ackcore.kafka.consumer.held_partition import Key
@@ -52,6 +53,20 @@ _FINAL = frozenset(
         KafkaError._AUTHENTICATION,
     )
 )
+
+#: What ends the refusals to let this member into its group, by code.
+_WAYS_OUT = {
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL: (
+        "; the other members assign partitions in another way: give all the same protocol="
+    ),
+    KafkaError.INVALID_SESSION_TIMEOUT: (
+        "; set options['session.timeout.ms'] within the brokers' group.min.session.timeout.ms and "
+        "group.max.session.timeout.ms"
+    ),
+    KafkaError.GROUP_MAX_SIZE_REACHED: (
+        "; the brokers' group.max.size allows no more members: end others, or raise it"
+    ),
+}
 
 
 def now_ms() -> int:
@@ -275,7 +290,7 @@ class PartitionReading:
             if failure is not None:
                 unreadable[record.offset] = failure
             records.append(record)
-            sizes.append(len(message))
+            sizes.append(_size(record))
         self._unpositioned.discard(key)
         self._resets.pop(key, None)
         epoch = messages[-1].leader_epoch()
@@ -324,7 +339,10 @@ class PartitionReading:
                 "start the consumer again"
             )
         else:
-            self._log.warning("the client reported an error, and continues: %s", error.str())
+            way_out = _WAYS_OUT.get(code, "")
+            self._log.warning(
+                "the client reported an error, and continues: %s%s", error.str(), way_out
+            )
 
     def _out_of_range(self, key: Key) -> None:
         """Handle the client's error that the next offset of a partition is out of range.
@@ -487,3 +505,11 @@ def _key(message: Message) -> Key:
     assert topic is not None
     assert partition is not None
     return topic, partition
+
+
+def _size(record: KafkaRecord) -> int:
+    """Return the bytes of a record; ``len`` of its message would be those of its value."""
+    size = len(record.key or b"") + len(record.value or b"")
+    for name, value in record.headers:
+        size += len(name) + len(value or b"")
+    return size
