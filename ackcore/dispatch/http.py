@@ -20,11 +20,13 @@ from ackcore.calls.threads import is_async, refuse_lazy
 from ackcore.dispatch.dispatch_consumers import Target
 
 #: Statuses of an outage: credentials that are refused, too many requests, and a server or a gateway
-#: that is down.
-_NOT_NOW = frozenset({401, 407, 429, 502, 503, 504})
-#: Client errors for which a retry may help: time-out, conflict, too early; and those that an
-#: endpoint returns for each record if it is down, has moved, or has revoked a permission.
-_TRY_AGAIN = frozenset({403, 404, 405, 408, 409, 410, 425})
+#: that is down. From 520 on they are not standard: proxies say why they did not reach the server,
+#: and 529 is an overload.
+_NOT_NOW = frozenset({401, 407, 429, 502, 503, 504, *range(521, 531)})
+#: Client errors for which a retry may help: time-out, conflict, wrong connection, lock, too early;
+#: and those that an endpoint returns for each record if it is down, has moved, has revoked a
+#: permission, or was not paid.
+_TRY_AGAIN = frozenset({402, 403, 404, 405, 408, 409, 410, 421, 423, 425})
 _JSON = b"\r\nContent-Type: application/json"
 _MAX_HEAD, _MAX_BODY = 1 << 20, 64 << 20
 #: Seconds for a connection: less than the default time-out of a call, which counts as an attempt.
@@ -52,11 +54,13 @@ class Http(Target):
 
     ======================  =============================================================
     2xx                     done
-    429, 502, 503, 504      `Unavailable`, for the time in ``Retry-After``
+    429, 502 to 504         `Unavailable`, for the time in ``Retry-After``
+    521 to 530              the same: a proxy did not reach the server, or it is overloaded (529)
     401, 407                `Unavailable`: the credentials are wrong or have expired
-    403, 404, 405, 410      failed: probably the endpoint's fault, and not the record's
+    402 to 405, 410         failed: probably the endpoint's fault, and not the record's
     3xx                     failed: redirects are not followed
-    408, 409, 425, 5xx      failed
+    408, 409, 421, 423      failed
+    425, 5xx                failed
     any other               `Reject`: no endpoint can take the record
     no connection in 5 s    `Unavailable`; with a shorter ``timeout_s``: timed out
     no or a broken answer   failed: the record may have crashed the server
