@@ -109,9 +109,9 @@ class ClientSettings:
         """Return a text with the value of each secret option replaced, by `without_secrets`."""
         return without_secrets(text, self._secrets())
 
-    def logger(self, logger: Logger) -> RedactedLog:
+    def logger(self, logger: Logger) -> ClientLog:
         """Return a logger that removes these secrets and passes its messages on to ``logger``."""
-        return RedactedLog(logger, self)
+        return ClientLog(logger, self)
 
     def client_logger(self, logger: Logger) -> ClientLog:
         """Return a `ClientLog` that passes messages on to the option ``logger``, or ``logger``."""
@@ -177,39 +177,26 @@ class Tokens:
         return found
 
 
-class RedactedLog(_Adapter):
-    """A logger that removes the secrets of settings from messages."""
+class ClientLog(_Adapter):
+    """A logger that removes the secrets of settings from messages, and logs equal ones once.
+
+    Librdkafka repeats an error several times a second, and a consumer that is refused a commit
+    tries again each second. A warning or an error keeps its level. Equal ones in the minute after
+    it are logged at DEBUG, and the next one after that minute gives their number.
+    """
 
     def __init__(self, logger: Logger, settings: ClientSettings) -> None:
         super().__init__(logger)
         self._settings = settings
+        #: By line, the time of the last one with its level, and the number of equal ones since.
+        self._lines: dict[str, tuple[float, int]] = {}
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Format a message, remove secrets, log it; a warning that ends in ": retrying" as INFO."""
         text = str(msg) % args if args else str(msg)
         if level == WARNING and text.endswith(": retrying"):
             level = INFO  # at its start a client normally waits for a coordinator that loads
-        if self.isEnabledFor(level):
-            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
-            self.logger.log(level, "%s", self._settings.redacted(text), **kwargs)
-
-
-class ClientLog(RedactedLog):
-    """The log of a librdkafka client, which repeats an error several times a second.
-
-    A warning or an error keeps its level. Equal ones in the minute after it are logged at DEBUG,
-    and the next one after that minute gives their number.
-    """
-
-    def __init__(self, logger: Logger, settings: ClientSettings) -> None:
-        super().__init__(logger, settings)
-        #: By line, the time of the last one with its level, and the number of equal ones since.
-        self._lines: dict[str, tuple[float, int]] = {}
-
-    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Format and log a message, as `RedactedLog` does."""
-        text = str(msg) % args if args else str(msg)
-        if level >= WARNING and not text.endswith(": retrying"):
+        elif level >= WARNING:
             line, now = _VARIES.sub("", text), time.monotonic()
             last, equal = self._lines.get(line, (-math.inf, 0))
             if now - last < _EQUAL_S:
@@ -221,7 +208,9 @@ class ClientLog(RedactedLog):
                 self._lines[line] = now, 0
                 if equal:
                     text += f" ({counted(equal, 'equal line')} in the last {now - last:.0f} s)"
-        super().log(level, "%s", text, **kwargs)
+        if self.isEnabledFor(level):
+            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
+            self.logger.log(level, "%s", self._settings.redacted(text), **kwargs)
 
 
 def _servers(servers: Any) -> str:

@@ -327,9 +327,10 @@ def test_a_retry_of_librdkafkas_as_a_client_starts_is_no_warning(caplog, kind):
     assert levels == ["INFO", "INFO", "WARNING", "ERROR"]
 
 
-def test_equal_lines_of_librdkafka_are_logged_once_a_minute_and_counted(caplog, monkeypatch):
+@pytest.mark.parametrize("kind", ["logger", "client_logger"])
+def test_equal_lines_are_logged_once_a_minute_and_counted(caplog, monkeypatch, kind):
     """Librdkafka logs a failing login three times a second until it succeeds."""
-    log = ClientSettings("host:1").client_logger(logging.getLogger("ackcore.kafka"))
+    log = getattr(ClientSettings("host:1"), kind)(logging.getLogger("ackcore.kafka"))
     said = "login of %s failed (after %dms in state AUTH_REQ%s)"
     for second in range(130):
         monkeypatch.setattr(client_settings.time, "monotonic", lambda second=second: second)

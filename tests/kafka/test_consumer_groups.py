@@ -297,6 +297,23 @@ def test_a_member_whose_place_another_takes_ends_and_says_so(counts):
         wait_until(lambda: not counts.lag(), "the other has committed")
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_consumer_by_hand_in_a_group_of_subscribers_is_told_why_it_cannot_commit(
+    counts, caplog, protocol
+):
+    """It reads what they read, and nothing of it is committed until they leave."""
+    counts.produce(40)
+    with consuming(counts, partitions=[(counts.topic, 0)]) as one:
+        with consuming(counts, **group(protocol)) as member:
+            take(member, 40)
+            one.ack_many(take(one, 40 // counts.partitions))
+            wait_until(lambda: one.stats().counts.rejected, "its commit is refused")
+            with pytest.raises(TimeoutError, match="last refusal: .* group_id of their own"):
+                one.commit(0.01)
+        assert "group_id of their own; later commits include it" in caplog.text
+        one.commit()
+
+
 def test_aborted_transactions_are_not_handed_out_and_markers_passed(kafka_broker, tmp_path):
     """F13 on a broker that knows of aborted records: the lag becomes 0."""
     counts = Counts(kafka_broker, tmp_path, partitions=1)

@@ -67,7 +67,9 @@ class ClientThread(threading.Thread):
         self._changed = changed
         self._stopping = self._closing = self._abandoned = False
         self._incremental = settings.protocol != "eager"
-        self._commits = Commits(settings.group_id, held, changed, self._fatal, self._log)
+        self._commits = Commits(
+            settings.group_id, held, changed, self._fatal, self._log, settings.is_manual
+        )
         self._next_commit_ms = self._next_repeat_ms = 0
         self._asked = False  # whether a commit was requested before its time
         self._dead_letters = dead_letters_of(settings)
@@ -92,6 +94,11 @@ class ClientThread(threading.Thread):
     def commit_soon(self) -> None:
         """Make the thread commit once its commits under way are answered. Does not wait for it."""
         self._asked = True
+
+    @property
+    def refusal(self) -> str:
+        """The error of the last refused commit; "" if none was refused."""
+        return self.settings.client.redacted(self._commits.last_refusal)
 
     @property
     def ends(self) -> Mapping[Key, int]:
@@ -156,8 +163,7 @@ class ClientThread(threading.Thread):
             self._commits.send_last(self._client, keys)
             with self._changed:
                 if self._held.has_uncommitted():
-                    refusal = self._commits.last_refusal
-                    self.last_refusal = self.settings.client.redacted(refusal)
+                    self.last_refusal = self.refusal
                 self._held.forget(keys)
         finally:
             self._closing = True

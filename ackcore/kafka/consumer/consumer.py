@@ -85,7 +85,8 @@ class Consumer:
     bootstrap_servers : str
         The brokers, as ``host:port,host:port``.
     group_id : str
-        The consumer group whose offsets are committed.
+        The consumer group whose offsets are committed. While it has members that subscribe to
+        topics, brokers refuse commits of a consumer with ``partitions`` or ``tasks``.
     partitions : sequence of (str, int), optional
         Pairs of topic and partition to read, instead of ``topics``. The group assigns nothing.
     tasks, task : int, optional
@@ -400,9 +401,11 @@ class Consumer:
                     return
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
+                    refusal = self._thread.refusal
+                    said = f" (their last refusal: {refusal})" if refusal else ""
                     raise TimeoutError(
                         f"the offsets of group {self.settings.group_id!r} were not committed in "
-                        f"{timeout_s:g} s: the brokers have not confirmed them; the consumer "
+                        f"{timeout_s:g} s: the brokers have not confirmed them{said}; the consumer "
                         "tries again, so call commit() again or give it a longer timeout_s"
                     )
                 self._changed.wait(left_s)

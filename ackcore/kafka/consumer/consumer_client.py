@@ -52,6 +52,11 @@ _MOVING = PASSING | {
 _REFUSED = frozenset((KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION))
 #: The group has removed this member, or has assigned its partitions to others.
 _FENCED = frozenset((KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION))
+#: The reason of such a refusal for a consumer that is no member.
+_MEMBERS = (
+    "; the group has members that subscribe to topics, and until they leave it only they may "
+    "commit: use partitions= and tasks= with a group_id of their own"
+)
 
 _Refused = list[tuple[KafkaError, PartitionCommit]]
 
@@ -201,7 +206,8 @@ class Commits:
     """Commits the done records of a consumer, in the client's thread.
 
     ``changed``: the lock of ``held``. ``fatal``: called with an error after which no commit can
-    succeed. ``log``: receives a warning about refused commits.
+    succeed. ``log``: receives a warning about refused commits. ``by_hand``: whether the consumer
+    assigns its partitions itself.
     """
 
     def __init__(
@@ -211,8 +217,10 @@ class Commits:
         changed: threading.Condition,
         fatal: Callable[[ConsumerError], object],
         log: Log = _log,
+        by_hand: bool = False,
     ) -> None:
         self._log = log
+        self._by_hand = by_hand
         self._group_id = group_id
         self._held = held
         self._changed = changed
@@ -325,13 +333,14 @@ class Commits:
                 )
             )
         self.last_refusal = error.str()
-        if error.code() in _FENCED:
+        what, why = "refused", "; later commits include it, until the consumer ends"
+        if error.code() in _FENCED and self._by_hand:
+            self.last_refusal += _MEMBERS
+        elif error.code() in _FENCED:
             what, why = "fenced", "; the group has removed this member or assigns partitions anew"
-        else:
-            what, why = "refused", "; later commits include it, until the consumer ends"
         self._log.warning(
             "a commit of %s to group %s was %s: %s%s",
-            *(counted(len(refused), "partition"), self._group_id, what, error.str(), why),
+            *(counted(len(refused), "partition"), self._group_id, what, self.last_refusal, why),
         )
         return shorter
 
