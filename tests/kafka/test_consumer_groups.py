@@ -308,7 +308,7 @@ def test_a_consumer_by_hand_in_a_group_of_subscribers_is_told_why_it_cannot_comm
             take(member, 40)
             one.ack_many(take(one, 40 // counts.partitions))
             wait_until(lambda: one.stats().counts.rejected, "its commit is refused")
-            with pytest.raises(TimeoutError, match="last refusal: .* group_id of their own"):
+            with pytest.raises(TimeoutError, match=r"last refusal: .* group_id of their own"):
                 one.commit(0.01)
         assert "group_id of their own; later commits include it" in caplog.text
         one.commit()
