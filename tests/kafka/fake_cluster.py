@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from dataclasses import dataclass, field
 
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, Message
 
 from ackcore.kafka.cluster import Partition
 
@@ -211,12 +211,16 @@ class FakeClient:
             for at in partitions
         ]
 
-    def get_watermark_offsets(self, at, timeout=None, cached=False):
-        key = at.topic, at.partition
-        if cached:
-            return self.ends.get(key, (UNKNOWN, UNKNOWN))
-        log = self._cluster.logs[key]
-        return log.start, log.end
+    def get_watermark_offsets(self, at, cached):
+        return self.ends.get((at.topic, at.partition), (UNKNOWN, UNKNOWN))
+
+    def offsets_for_times(self, asked, timeout):
+        found = []
+        for at in asked:
+            log = self._cluster.logs[at.topic, at.partition]
+            offset = {OFFSET_BEGINNING: log.start, OFFSET_END: log.end}[at.offset]
+            found.append(At(at.topic, at.partition, offset))
+        return found
 
     def list_topics(self, topic, timeout):
         raise AssertionError("partitions that are new are known")

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from consumer_counts import take
@@ -19,8 +20,9 @@ from ackcore.kafka import Consumer, ConsumerError, TooManyDead
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.consumer import client_thread, consumer_client, partition_reading
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
+from ackcore.kafka.consumer.consumer_starts import decide_starts
 from ackcore.kafka.consumer.held_records import HeldRecords
-from ackcore.offsets import decode_metadata
+from ackcore.offsets import decode_metadata, encode_state
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +65,7 @@ class Client:
         self.ends = 0, 10
         self.resumed = 0
         self.assigned = []
+        self.asked = []  # about how many partitions at a time
 
     def subscribe(self, topics, on_assign, on_revoke, on_lost):
         self.on_assign, self.on_revoke, self.on_lost = on_assign, on_revoke, on_lost
@@ -78,8 +81,16 @@ class Client:
     def committed(self, partitions, timeout):
         return [TopicPartition("t", 0, self.committed_offset, metadata=self.metadata)]
 
-    def get_watermark_offsets(self, partition, timeout=None, cached=False):
+    def get_watermark_offsets(self, partition, cached):
         return self.ends
+
+    def offsets_for_times(self, asked, timeout):
+        self.asked.append(len(asked))
+        low, high = self.ends
+        return [
+            TopicPartition(each.topic, each.partition, low if each.offset == -2 else high)
+            for each in asked
+        ]
 
     def position(self, partitions):
         position = TopicPartition("t", 0, self.app_position, leader_epoch=self.app_epoch)
@@ -297,7 +308,11 @@ def test_what_comes_while_a_time_is_asked_for_is_read(monkeypatch):
     client = Client()
     client.committed_offset = -1001
 
+    ends_of = client.offsets_for_times
+
     def offsets_for_times(asked, timeout):
+        if asked[0].offset < 0:
+            return ends_of(asked, timeout)
         client.ends = 0, 11
         return [TopicPartition("t", 0, -1)]
 
@@ -343,6 +358,7 @@ def test_partitions_that_are_out_of_range_together_are_moved_by_one_assignment(m
     first, *client.behind = [Message("t", partition, 0, error=error) for partition in range(15)]
     client.script = [first]
     thread._reading.read(busy=False)
+    assert client.asked == [15, 15]  # for the first offsets, and for the ends
     ((*moved,),) = assigned
     assert {(one.partition, one.offset) for one in moved} == {
         *((partition, 5) for partition in range(15)),
@@ -351,6 +367,35 @@ def test_partitions_that_are_out_of_range_together_are_moved_by_one_assignment(m
     thread._reading._read_again = {("t", partition): 0 for partition in range(20)}
     thread._reading.apply_positions()
     assert [len(each) for each in assigned] == [20, 20]
+
+
+@pytest.mark.parametrize("case", ["new", "records done above", "too far behind", "as they were"])
+def test_all_partitions_of_an_assignment_are_asked_about_at_once(case):
+    """A broker answers each question only after the fetch under way: 0.5 s, hundreds of times."""
+    client, keys = Client(), [("t", partition) for partition in range(20)]
+    client.committed_offset = -1001 if case == "new" else 3
+    client.committed = lambda asked, _: [
+        TopicPartition(*key, client.committed_offset, metadata=metadata_of(key)) for key in keys
+    ]
+
+    def metadata_of(key):
+        starts = np.array([3], np.int64)
+        state = decode_metadata(*key, 3, None).state._replace(
+            end=6, hole_starts=starts, hole_ends=starts + 1
+        )
+        return encode_state(*key, 1, state, 0).metadata if case == "records done above" else ""
+
+    settings = ConsumerSettings(
+        *(ClientSettings("x"), "g", ("t",), ()),
+        max_offset_behind=5 if case == "too far behind" else None,
+        out_of_range="latest",
+    )
+    asked = [TopicPartition(*key) for key in keys]
+    begun = decide_starts(client, settings, asked, {}, {}, lambda key: False)
+    assert {each.restored.state.committable for each in begun} == {0 if case == "new" else 3}
+    assert {each.restored.state.end for each in begun} <= {0, 3, 6}
+    assert {each.skip_to for each in begun} == {5 if case == "too far behind" else None}
+    assert client.asked == ([] if case == "as they were" else [20, 20])
 
 
 @pytest.mark.parametrize("policy", ["earliest", "fail"])

@@ -189,10 +189,9 @@ def test_a_log_whose_end_cannot_be_read_says_why(monkeypatch):
     failed = {("orders", 0): PartitionFailure("LEADER_NOT_AVAILABLE", "no leader")}
     cluster = SimpleNamespace(watermarks=lambda *_: PartitionAnswers({}, failed), close=bool)
     monkeypatch.setattr(consumer_starts, "Cluster", lambda client: cluster)
-    client = SimpleNamespace(get_watermark_offsets=lambda *_: (0, 5))
-    settings, partition = SimpleNamespace(client=None), TopicPartition("orders", 0)
+    settings = SimpleNamespace(client=None)
     with pytest.raises(ConsumerError, match="the end of orders-0 could not be read: no leader;"):
-        consumer_starts._shorter_log(client, settings, partition, 9)
+        consumer_starts._shorter_log(settings, ("orders", 0), (0, 5), 9)
 
 
 def test_what_is_too_far_behind_is_passed_over_as_the_error_says(mock_kafka, tmp_path):

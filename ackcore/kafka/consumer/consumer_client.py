@@ -5,10 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
 from ackcore._error_hints import counted
 from ackcore.kafka.client_settings import Log, Value
@@ -170,16 +178,29 @@ def checked_answer(partitions: list[TopicPartition]) -> list[TopicPartition]:
     return partitions
 
 
-def watermarks(client: Consumer, partition: TopicPartition) -> tuple[int, int]:
-    """Return the first offset of a partition, and the last one plus 1.
+def watermarks(client: Consumer, keys: Sequence[Key]) -> dict[Key, tuple[int, int]]:
+    """Return the first offset of each partition, and the last one plus 1.
 
-    Raises ConsumerError if the broker does not answer.
+    It takes two requests to each broker, however many partitions it has: an answer waits for the
+    fetch under way, half a second where nothing comes. A request for each of hundreds of partitions
+    would take longer than the group waits for a poll. Raises ConsumerError if a broker does not
+    answer.
     """
-    low, high = ask_brokers(
-        lambda: client.get_watermark_offsets(partition, REQUEST_S),
-        f"the first and last offset of {partition.topic}-{partition.partition}",
-    )
-    return low, high
+    if not keys:
+        return {}
+    (topic, number), more = keys[0], f" and {counted(len(keys) - 1, 'other')}"
+    what = f"the first and last offset of {topic}-{number}{more if len(keys) > 1 else ''}"
+
+    def ask(end: int) -> dict[Key, int]:
+        asked = [TopicPartition(*key, end) for key in keys]
+        # Brokers are asked for them by these numbers, as for the offsets of times.
+        answered = ask_brokers(
+            lambda: checked_answer(client.offsets_for_times(asked, REQUEST_S)), what
+        )
+        return {(one.topic, one.partition): one.offset for one in answered}
+
+    low, high = ask(OFFSET_BEGINNING), ask(OFFSET_END)
+    return {key: (low[key], high[key]) for key in keys}
 
 
 def record_of(key: Key, message: Message) -> tuple[KafkaRecord, Failure | None]:

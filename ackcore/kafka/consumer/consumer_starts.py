@@ -79,10 +79,17 @@ def decide_starts(
         f"the committed offsets of group {settings.group_id!r}",
     )
     goes_on = [_continued(each, settings, ids.get(each.topic), seen) for each in found]
-    new = [each for each, kept in zip(found, goes_on, strict=True) if kept is None]
+    new = [_key(each) for each, kept in zip(found, goes_on, strict=True) if kept is None]
     # Before the times: a record that is written between the two requests may have that time.
-    marks = {_key(each): watermarks(client, each) for each in new}
-    times = _of_time(client, settings, list(marks))
+    marks = watermarks(
+        client,
+        [
+            _key(each)
+            for each, kept in zip(found, goes_on, strict=True)
+            if kept is None or settings.max_offset_behind is not None or _may_be_shorter(kept)
+        ],
+    )
+    times = _of_time(client, settings, new)
     begun = []
     for each, kept in zip(found, goes_on, strict=True):
         key, topic_id = _key(each), ids.get(each.topic)
@@ -94,8 +101,8 @@ def decide_starts(
             elif why in ("latest", "timestamp") and is_new(key):
                 offset, why = low, NEW_PARTITION
             kept = decode_metadata(*key, offset, None), why
-        elif kept[1] == "group" and (done := kept[0].state.end) > kept[0].state.committable:
-            kept = _shorter_log(client, settings, each, done) or kept
+        elif _may_be_shorter(kept):
+            kept = _shorter_log(settings, key, marks[key], kept[0].state.end) or kept
         restored, why = kept
         offset = restored.state.committable
         level = logging.WARNING if why in (MADE_ANEW, ANOTHER_LOG) else logging.INFO
@@ -114,7 +121,7 @@ def decide_starts(
             origin = origin._replace(
                 topic=was.topic or CommitOrigin.of(seen.get(key[0]), None).topic
             )
-        skip_to = _skip_to(client, settings, each, offset)
+        skip_to = _skip_to(settings, key, marks, offset)
         begun.append(AssignedStart(key, restored, why == "group", origin, topic_id, skip_to))
     return begun
 
@@ -145,22 +152,27 @@ def _continued(
     return restored, "group"
 
 
+def _may_be_shorter(kept: tuple[Restored, str]) -> bool:
+    """Return whether a partition continues where the group is, and records above that are done."""
+    restored, why = kept
+    return why == "group" and restored.state.end > restored.state.committable
+
+
 def _shorter_log(
-    client: Consumer, settings: ConsumerSettings, partition: TopicPartition, done: int
+    settings: ConsumerSettings, key: Key, marks: tuple[int, int], done: int
 ) -> tuple[Restored, str] | None:
     """Return where to begin and the reason if a partition ends below its done offsets; else None.
 
     Such a partition was truncated, or its topic created again. If it were read at its committed
     offset, new records with offsets up to ``done`` would count as done. Raises OffsetsOutOfRange
-    for it if ``out_of_range`` is "fail".
+    for it if ``out_of_range`` is "fail". ``marks``: its first offset and its end.
     """
-    key = _key(partition)
-    low, high = watermarks(client, partition)
+    low, high = marks
     if done > high:
         # A reader of uncommitted records may have committed offsets of an open transaction.
         try:
             with closing(Cluster(settings.client)) as cluster:
-                marks, failed = cluster.watermarks([key], {key: done})
+                now, failed = cluster.watermarks([key], {key: done})
         except ClusterFailed as error:
             where = f"the end of {key[0]}-{key[1]}"
             raise ConsumerError(
@@ -171,7 +183,7 @@ def _shorter_log(
                 f"the end of {key[0]}-{key[1]} could not be read: {failure.text}; start the "
                 "consumer again once its leader answers"
             )
-        ((_, high),) = marks.values()
+        ((_, high),) = now.values()
     if done <= high:
         return None
     shorter = (
@@ -188,7 +200,7 @@ def _shorter_log(
 
 
 def _skip_to(
-    client: Consumer, settings: ConsumerSettings, partition: TopicPartition, offset: int
+    settings: ConsumerSettings, key: Key, marks: Mapping[Key, tuple[int, int]], offset: int
 ) -> int | None:
     """Return the first offset that ``max_offset_behind`` does not skip; None if it skips none.
 
@@ -198,10 +210,10 @@ def _skip_to(
     most = settings.max_offset_behind
     if most is None:
         return None
-    _, high = watermarks(client, partition)
+    _, high = marks[key]
     if high - offset <= most:
         return None
-    name = f"{partition.topic}-{partition.partition}"
+    name = f"{key[0]}-{key[1]}"
     if settings.on_out_of_range == "fail":
         raise OffsetsOutOfRange(
             f"{name} would be read from offset {offset}, more than max_offset_behind={most} "

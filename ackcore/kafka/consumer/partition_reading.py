@@ -278,8 +278,9 @@ class PartitionReading:
             elif key not in self._other_logs:
                 self._take_in(key, some)
         # After the records: reading continues at the last record before the error.
+        marks = self._marks_of(message for message, error in errors if _is_out_of_range(error))
         for message, error in errors:
-            self._read_error(message, error)
+            self._read_error(message, error, marks)
         moved, self._moved = self._moved, {}
         self._read_from(moved)
 
@@ -317,13 +318,23 @@ class PartitionReading:
                 others = [each for each in self._held.assigned if each not in offsets]
             self._client.assign([*begun, *self.positions(others)])
 
-    def _read_error(self, message: Message, error: KafkaError) -> None:
+    def _marks_of(self, messages: Iterable[Message]) -> dict[Key, tuple[int, int]]:
+        """Return the first offsets and the ends of the partitions of errors, by one question."""
+        with self._changed:
+            held = set(self._held.assigned)
+        # The others are from an assignment that is over, or will be.
+        keys = [key for message in messages if (key := _key(message)) in held]
+        return watermarks(self._client, [each for each in keys if each not in self._other_logs])
+
+    def _read_error(
+        self, message: Message, error: KafkaError, marks: Mapping[Key, tuple[int, int]]
+    ) -> None:
         code = error.code()
         if code == KafkaError._PARTITION_EOF:
             return
         self.had_error = True
-        if code == KafkaError._AUTO_OFFSET_RESET:
-            self._out_of_range(_key(message))
+        if _is_out_of_range(error):
+            self._out_of_range(_key(message), marks)
         elif code in _UNREADABLE:
             key = _key(message)
             with self._changed:
@@ -344,17 +355,17 @@ class PartitionReading:
                 "the client reported an error, and continues: %s%s", error.str(), way_out
             )
 
-    def _out_of_range(self, key: Key) -> None:
+    def _out_of_range(self, key: Key, marks: Mapping[Key, tuple[int, int]]) -> None:
         """Handle the client's error that the next offset of a partition is out of range.
 
-        The client has stopped reading the partition.
+        The client has stopped reading the partition. ``marks``: from `_marks_of`.
         """
         with self._changed:
             position = self._held.position(key)
-        if position is None or key in self._other_logs:
-            return  # from an assignment that is over, or will be
-        low, self.ends[key] = watermarks(self._client, TopicPartition(*key))
-        high = self.ends[key]
+        if position is None or key not in marks or key in self._other_logs:
+            return
+        low, high = marks[key]
+        self.ends[key] = high
         policy = self._settings.on_out_of_range
         name = f"{key[0]}-{key[1]}"
         if low <= position <= high and not self._handle_truncation(key, low, position):
@@ -505,6 +516,10 @@ def _key(message: Message) -> Key:
     assert topic is not None
     assert partition is not None
     return topic, partition
+
+
+def _is_out_of_range(error: KafkaError) -> bool:
+    return error.code() == KafkaError._AUTO_OFFSET_RESET
 
 
 def _size(record: KafkaRecord) -> int:
