@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
 from consumer_counts import take
 from servers import wait_until
 
@@ -580,6 +580,21 @@ def test_a_callback_whose_error_has_no_text_ends_the_consumer(monkeypatch):
     consumer = consumer_of(monkeypatch, Client(), on_assign=on_assign)
     with pytest.raises(Mute):
         consumer.poll(1, 20.0)
+
+
+@pytest.mark.parametrize("why", ["it closes", "a callback fails"])
+def test_a_client_asks_for_no_committed_offset_by_itself(monkeypatch, why):
+    """It would, of partitions that were assigned without one; librdkafka crashes if that fails."""
+    client = Client()
+    thread = thread_of(monkeypatch, client, topics=("t",), partitions=None)
+    if why == "it closes":
+        thread._closing = True
+        thread._on_assign(client, [TopicPartition("t", 0)])
+    else:
+        monkeypatch.setattr(thread, "_begin", lambda _: throw(ConsumerError("no answer")))
+        with pytest.raises(ConsumerError, match="no answer"):
+            thread._on_assign(client, [TopicPartition("t", 0)])
+    assert client.assigned == [(0, OFFSET_END)]
 
 
 SECRET = "hunter2"

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 
 from ackcore._error_hints import counted
 from ackcore.dead_limit import TooManyDead
@@ -339,13 +339,17 @@ class ClientThread(threading.Thread):
             self._client.resume(new)
 
     def _on_assign(self, client: Consumer, partitions: list[TopicPartition]) -> None:
-        if self._closing:
-            return  # the client is closing: it reads nothing more
-        begun = self._begin(partitions)
-        if self._incremental:
-            client.incremental_assign(begun)
-        else:
-            client.assign(begun)
+        # If this ends without offsets, confluent-kafka assigns the partitions, and librdkafka asks
+        # for the committed offsets: version 2.16 ends the process if that fails (issue 4789).
+        begun = [TopicPartition(each.topic, each.partition, OFFSET_END) for each in partitions]
+        try:
+            if not self._closing:  # a closing client reads nothing more
+                begun = self._begin(partitions)
+        finally:
+            if self._incremental:
+                client.incremental_assign(begun)
+            else:
+                client.assign(begun)
         client.resume(begun)  # as above
 
     def _on_revoke(self, client: Consumer, partitions: list[TopicPartition]) -> None:
