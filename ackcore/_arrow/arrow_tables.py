@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore import _columns
+from ackcore._arrow.record_batches import with_fields
 from ackcore._records import Entries, Settled, Status, UInt8s
 
 #: The names of statuses in settled tables, by number.
@@ -123,18 +124,7 @@ def _member(batch: pa.RecordBatch, column: str, name: str) -> pa.Array:
 
 def nullable_within(kind: pa.DataType) -> pa.DataType:
     """Return a type in which everything nested may be null, except the keys of maps."""
-    if pa.types.is_struct(kind):
-        return pa.struct([_nullable(field) for field in kind])
-    if pa.types.is_map(kind):
-        key = kind.key_field.with_type(nullable_within(kind.key_type))
-        return pa.map_(key, _nullable(kind.item_field), kind.keys_sorted)
-    if pa.types.is_list(kind):
-        return pa.list_(_nullable(kind.value_field))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(_nullable(kind.value_field))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_nullable(kind.value_field), kind.list_size)
-    return kind
+    return with_fields(kind, _nullable)
 
 
 def _nullable(field: pa.Field) -> pa.Field:

@@ -34,9 +34,28 @@ def is_list(arrow_type: pa.DataType) -> bool:
 
 
 def has_type(kind: pa.DataType, is_type: Callable[[pa.DataType], bool]) -> bool:
-    """Return whether ``is_type`` is true for a type or one of its nested types."""
+    """Return whether ``is_type`` is true for a type, for one of its nested types or its values."""
+    if pa.types.is_dictionary(kind):
+        return has_type(kind.value_type, is_type)
     parts = (kind.field(at).type for at in range(kind.num_fields))
     return is_type(kind) or any(has_type(part, is_type) for part in parts)
+
+
+def with_fields(kind: pa.DataType, change: Callable[[pa.Field], pa.Field]) -> pa.DataType:
+    """Return a struct, map or list type with changed fields, and any other type unchanged.
+
+    A map has the fields of its keys, which are never nullable, and of its values.
+    """
+    if pa.types.is_struct(kind):
+        return pa.struct(map(change, kind))
+    if pa.types.is_map(kind):
+        key = change(kind.key_field).with_nullable(False)
+        return pa.map_(key, change(kind.item_field), kind.keys_sorted)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(change(kind.value_field), kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(change(kind.value_field))
+    return pa.list_(change(kind.value_field)) if pa.types.is_list(kind) else kind
 
 
 def has_offsets(arrow_type: pa.DataType) -> bool:

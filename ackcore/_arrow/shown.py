@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow.record_batches import is_list, is_text
+from ackcore._arrow.record_batches import has_type, is_list, is_text
 from ackcore._records import Int64s
 
 #: The first year that both Arrow and Python can format, and the year after the last.
@@ -136,16 +136,9 @@ def far_places(column: pa.Array) -> tuple[Int64s, list[int]]:
     return places, numbers[places].tolist()
 
 
-def has_text(kind: pa.DataType) -> bool:
-    """Return whether a column of this type has text, also in nested types."""
-    if pa.types.is_dictionary(kind):
-        return has_text(kind.value_type)
-    return is_text(kind) or any(has_text(kind.field(at).type) for at in range(kind.num_fields))
-
-
 def invalid_text(column: pa.Array) -> Int64s:
     """Return the ascending numbers of the rows with text that is not UTF-8, also if nested."""
-    if not has_text(column.type):
+    if not has_type(column.type, is_text):
         return np.empty(0, np.int64)
     return np.fromiter(unfit_rows(column, _is_utf8), np.int64)
 
@@ -175,7 +168,7 @@ def unfit_rows(column: pa.Array, fits: Callable[[pa.Array], bool]) -> Iterator[i
 def _is_utf8(column: pa.Array) -> bool:
     kind, is_ = column.type, pa.types
     if is_.is_dictionary(kind):
-        return not has_text(kind) or _is_utf8(column.dictionary_decode())
+        return not has_type(kind, is_text) or _is_utf8(column.dictionary_decode())
     if is_text(kind):
         try:
             column.cast(_BYTES[kind]).cast(kind)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._arrow.hashing import hash_columns
-from ackcore._arrow.record_batches import in_ranges_of, offsets_of, valid_rows
+from ackcore._arrow.record_batches import in_ranges_of, offsets_of, valid_rows, with_fields
 from ackcore._records import Bools, Int64s, UInt64s
 
 
@@ -35,19 +35,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.string()
     if types.is_binary_view(kind):
         return pa.binary()
-    if types.is_struct(kind):
-        return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
-    if types.is_fixed_size_list(kind):
-        return pa.list_(_plain_field(kind.value_field), kind.list_size)
-    if types.is_large_list(kind):
-        return pa.large_list(_plain_field(kind.value_field))
-    if types.is_list(kind):
-        return pa.list_(_plain_field(kind.value_field))
-    return kind
-
-
-def _plain_field(field: pa.Field) -> pa.Field:
-    return field.with_type(plain_type(field.type))
+    return with_fields(kind, lambda field: field.with_type(plain_type(field.type)))
 
 
 def plain(column: pa.Array) -> pa.Array:

@@ -690,6 +690,11 @@ def test_files_are_dealt_out_whole_in_order_and_about_evenly(sizes, tasks):
             ValueError,
             "types that Spark and json",
         ),
+        (
+            ("/in", "json", pa.schema({"m": pa.map_(pa.string(), pa.date32())})),
+            ValueError,
+            r"column 'm' has map<string, date32\[day\]>, which cannot be read from JSON",
+        ),
         (("/in", "csv", pa.schema({"l": pa.list_(pa.int8())})), ValueError, "conversion to list"),
         (("/in", "csv", pa.schema({"f": pa.float16()})), ValueError, "types that Spark and csv"),
         (("/in", "json", "id bigint"), TypeError, "must be a .*Schema, got str 'id bigint'; "),

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore._arrow.record_batches import with_fields
 from ackcore.spark.base.schemas import with_corrupt
 from ackcore.topology.tuples import MESSAGE_CHARS
 
@@ -194,20 +195,16 @@ class JsonLines(LineFile):
 def _in_json(name: str, kind: pa.DataType) -> pa.DataType:
     """Return the type to parse: text in place of dates, float64 in place of float32, at any depth.
 
-    Raises NotImplementedError for times of day.
+    Raises NotImplementedError for times of day and maps.
     """
     is_ = pa.types
-    if is_.is_time(kind):
+    if is_.is_time(kind) or is_.is_map(kind):
         raise NotImplementedError(f"column {name!r} has {kind}, which cannot be read from JSON")
     if is_.is_date(kind):
         return pa.string()
     if is_.is_float32(kind):
         return pa.float64()
-    if is_.is_struct(kind):
-        return pa.struct([one.with_type(_in_json(name, one.type)) for one in kind])
-    if is_.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_in_json(name, kind.value_type)))
-    return kind
+    return with_fields(kind, lambda field: field.with_type(_in_json(name, field.type)))
 
 
 #: The empty lines before a header.

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 
-from ackcore._arrow.record_batches import cast_column, has_type, is_list
-from ackcore._arrow.shown import far_places, has_text, invalid_text, unfit_rows
+from ackcore._arrow.record_batches import cast_column, has_type, is_list, is_text, with_fields
+from ackcore._arrow.shown import far_places, invalid_text, unfit_rows
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.sinks.rejects import SinkRejects
@@ -202,7 +202,7 @@ def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_limited: _IsType) ->
         and not (
             field.nullable
             and field.type == stream.field(field.name).type
-            and not has_text(field.type)
+            and not has_type(field.type, is_text)
             and not has_type(field.type, is_limited)
         )
     ]
@@ -225,18 +225,7 @@ def with_spark_times(kind: pa.DataType) -> pa.DataType:
         return pa.duration("us")
     if is_.is_date64(kind):
         return pa.date32()
-    parts = [kind.field(at) for at in range(kind.num_fields)]
-    parts = [one.with_type(with_spark_times(one.type)) for one in parts]
-    if is_.is_struct(kind):
-        return pa.struct(parts)
-    if is_.is_map(kind):
-        entries = parts[0].type
-        return pa.map_(entries[0], entries[1], kind.keys_sorted)
-    if is_.is_fixed_size_list(kind):
-        return pa.list_(parts[0], kind.list_size)
-    if is_.is_large_list(kind):
-        return pa.large_list(parts[0])
-    return pa.list_(parts[0]) if is_.is_list(kind) else kind
+    return with_fields(kind, lambda field: field.with_type(with_spark_times(field.type)))
 
 
 def refusing_unfit_times(write: _Write) -> _Write:
