@@ -102,6 +102,8 @@ def test_a_row_whose_date64_is_too_far_for_days_of_32_bits_is_refused(bucket, tm
             lambda at: {"k": {"at": at}},
         ),
         (pa.map_(pa.timestamp("s"), pa.int8()), lambda at: {at: 1}),
+        (pa.list_(pa.date64()), lambda at: [at]),
+        (pa.struct([("f", pa.map_(pa.string(), pa.date64()))]), lambda at: {"f": {"k": at}}),
     ],
     ids=lambda value: "" if callable(value) else str(value),
 )

@@ -136,15 +136,6 @@ def test_types_that_spark_does_not_read_from_parquet_are_refused_at_every_depth(
             check_sink("count", to_parquet(tmp_path / "out"), pa.schema([("v", each)]))
 
 
-def test_nested_dates_of_64_bits_are_refused(tmp_path):
-    """Arrow would write a day beyond dates of 32 bits as another day."""
-    kind = pa.date64()
-    check_sink("count", to_parquet(tmp_path / "out"), pa.schema([("v", kind)]))
-    for each in (pa.list_(kind), pa.struct([("f", pa.map_(pa.string(), kind))])):
-        with pytest.raises(TypeError, match=r"cannot read nested dates .* emit date32\(\)"):
-            check_sink("count", to_parquet(tmp_path / "out"), pa.schema([("v", each)]))
-
-
 @pytest.fixture(params=["driver", "executors"])
 def by(request, monkeypatch):
     """The driver writes the files of a small micro-batch, the executors those of any other."""

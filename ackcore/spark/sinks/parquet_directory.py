@@ -15,7 +15,7 @@ from ackcore._arrow.record_batches import cast_column, has_type
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import unfit_for_parquet
-from ackcore.spark.base.versions import SPARK, from_arrow_schema, to_arrow_schema
+from ackcore.spark.base.versions import SPARK, from_arrow_schema
 from ackcore.spark.sinks.columns import refuse_same_names, spark_schema, with_spark_times
 from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.stores.interface import StoreConflict
@@ -52,11 +52,6 @@ _UNREAD: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
     "decimals of more than 38 digits": (
         lambda kind: pa.types.is_decimal(kind) and kind.precision > 38,
         "decimal128(38, ...) or a string",
-    ),
-    # Arrow refuses a far day only if it is not nested, and else writes another day.
-    "nested dates of 64 bits": (
-        lambda kind: any(pa.types.is_date64(kind.field(at).type) for at in range(kind.num_fields)),
-        "date32()",
     ),
 }
 if SPARK < (4, 1):
@@ -202,16 +197,13 @@ def owned_by_another(
 def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordBatch]) -> bool:
     """Write batches to a Parquet file and sync it. Without any, write nothing, return False."""
     writer = None
-    for table in map(_with_intervals, _gathered(batches)):
-        for column in table.columns:
-            # This raises for far values. Some versions of Arrow would write wrong ones instead.
-            cast_column(column, with_spark_times(column.type))
-        if writer is None:
-            metadata = {**(table.schema.metadata or {}), _SPARK_VERSION: pyspark.__version__}
-            schema = table.schema.with_metadata(metadata)
-            # Spark reads no nanoseconds. A value that would lose digits raises.
-            writer = pq.ParquetWriter(file, schema, compression=compression, coerce_timestamps="us")
-        writer.write_table(table, row_group_size=_GROUP_ROWS)
+    for table in _gathered(batches):
+        schema = _file_schema(table.schema)
+        # A value that does not fit raises. Some versions of Arrow would write another one instead.
+        columns = list(map(cast_column, table.columns, schema.types))
+        writer = writer or pq.ParquetWriter(file, schema, compression=compression)
+        rows = pa.Table.from_arrays(columns, schema=schema)
+        writer.write_table(rows, row_group_size=_GROUP_ROWS)
     if writer is None:
         return False
     writer.close()
@@ -221,17 +213,13 @@ def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordB
     return True
 
 
-def _with_intervals(table: pa.Table) -> pa.Table:
-    """Return the table with durations in microseconds that Spark reads as intervals."""
-    if not any(has_type(field.type, pa.types.is_duration) for field in table.schema):
-        return table
-    spark = from_arrow_schema(table.schema)
-    target = to_arrow_schema(spark)  # in microseconds
-    fields = [
-        there if has_type(here.type, pa.types.is_duration) else here
-        for here, there in zip(table.schema, target, strict=True)
-    ]
-    return table.cast(pa.schema(fields, metadata={_SPARK_SCHEMA: spark.json()}))
+def _file_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of a file: times as Spark has them, and durations as its intervals."""
+    metadata = {**(schema.metadata or {}), _SPARK_VERSION: pyspark.__version__}
+    if any(has_type(kind, pa.types.is_duration) for kind in schema.types):
+        metadata[_SPARK_SCHEMA] = from_arrow_schema(schema).json()
+    fields = [field.with_type(with_spark_times(field.type)) for field in schema]
+    return pa.schema(fields, metadata)
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
