@@ -155,7 +155,7 @@ def test_rows_whose_columns_are_all_keys_are_added_to_an_append_only_table(path,
 )
 def test_a_table_that_deltalake_cannot_write_is_refused_at_the_start(path, keys, features):
     """Features have the names that DROP FEATURE accepts."""
-    logged(path, features)
+    logged(path, features, **({} if keys else {"delta.appendOnly": "true"}))
     said = rf"the table features {', '.join(features)}; write the table with Spark"
     with pytest.raises(ValueError, match=said):
         started(path, keys=keys)
@@ -196,7 +196,7 @@ def test_a_computed_column_is_computed_again_by_an_update(
         assert [row[-1] for row in rows(path)] == [expected]
 
 
-@pytest.mark.parametrize("keys", [None, "word"])
+@pytest.mark.parametrize("use", ["column", "constraint", "constraint of an append-only table"])
 @pytest.mark.parametrize(
     ("formula", "said"),
     [
@@ -209,13 +209,20 @@ def test_a_computed_column_is_computed_again_by_an_update(
     ],
 )
 def test_functions_that_deltalake_does_not_have_as_spark_are_refused_at_the_start(
-    path, keys, formula, said
+    path, use, formula, said
 ):
-    logged(path, ["generatedColumns"], formula)
+    if use == "column":
+        logged(path, ["generatedColumns"], formula)
+        named, keys = r"computes column 'm' by .* have the bolt emit the column", "word"
+    else:
+        properties = {"delta.constraints.late": f"{formula} IS NOT NULL"}
+        properties["delta.appendOnly"] = str("append-only" in use).lower()
+        logged(path, ["appendOnly", "checkConstraints"], **properties)
+        named, keys = r"checks constraint 'late' by .* DROP CONSTRAINT late", None
     if said is None:
         started(path, keys=keys)
     else:
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=f"(?=.*{named}).*{said}"):
             started(path, keys=keys)
     assert deltalake.DeltaTable(path).version() == 0
 

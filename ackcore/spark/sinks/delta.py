@@ -58,6 +58,8 @@ _SHOWN = re.compile(r"(?i)(^|_)(region|bucket(_name)?|container_name|account_nam
 _FEATURES = re.compile(r"Unsupported table features required: \[([^]]*)]")
 #: Metadata of a field that Delta computes from others if rows do not have it.
 _COMPUTED = "delta.generationExpression"
+#: Properties of a table with its CHECK constraints begin with this.
+_CONSTRAINT = "delta.constraints."
 #: The function date_format: its patterns have ``%`` in deltalake, and letters without it in Spark.
 _DATE_FORMAT = re.compile(r"(?i)\bdate_format\s*\(")
 #: Texts, which stay unchanged, and column names in such an expression. A word is no column before
@@ -192,7 +194,6 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             self._columns_for(what, table, schema)
             with self._as_unavailable(sink):
                 self._refuse_unwritable(what, table, schema)
-                self._refuse_functions(what, table)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Create the table if it does not exist.
@@ -329,38 +330,26 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
                 "leave keys out, or allow updates (ALTER TABLE ... SET TBLPROPERTIES "
                 "('delta.appendOnly' = 'false'))"
             )
-        try:
-            # This deletes and commits nothing, but deltalake checks whether it can write the table.
-            table.delete("false")
-        except _deltalake().exceptions.CommitFailedError as error:
-            needed = _FEATURES.search(str(error))
-            if needed is None:
-                return
+        said = _error_without_rows(table)
+        if needed := _FEATURES.search(said):
             features = ", ".join(sorted(map(_feature_name, needed[1].split(", "))))
             raise ValueError(
                 f"{what}: deltalake cannot write {self._shown}, which needs the table features "
                 f"{features}; write the table with Spark, in a function as sink, or create a table "
                 "without them. Delta can drop some of them (ALTER TABLE ... DROP FEATURE)"
-            ) from None
-
-    def _refuse_functions(self, what: str, table: DeltaTable) -> None:
-        """Raise ValueError if deltalake lacks a function of a computed column, or differs in it.
-
-        Otherwise the first write would fail, or write the pattern of a date in place of the date.
-        ``what``: the beginning of the message.
-        """
-        for field in table.schema().fields:
-            formula = str(field.metadata.get(_COMPUTED, ""))
+            )
+        unknown = re.search(r"Invalid function '(\w+)'", said)
+        for use, formula, way_out in _formulas(table):
+            # Otherwise deltalake would take the pattern of a date for the date.
             if _DATE_FORMAT.search(formula) and "%" not in formula:
                 why = "date_format has other patterns in deltalake than in Spark"
-            elif function := formula and _unknown_function(table, formula):
-                why = f"deltalake has no function {function}"
+            elif unknown and re.search(rf"(?i)\b{unknown[1]}\s*\(", formula):
+                why = f"deltalake has no function {unknown[1]}"
             else:
                 continue
             raise ValueError(
-                f"{what}: {self._shown} computes column {field.name!r} by {formula}, and {why}; "
-                "write the table with Spark, in a function as sink, or create a table in which "
-                f"{field.name!r} is not computed, and have the bolt emit it"
+                f"{what}: {self._shown} {use} by {formula}, and {why}; write the table with Spark, "
+                f"in a function as sink, or {way_out}"
             )
 
     def _merge(self, commit: DeltaCommit) -> None:
@@ -518,15 +507,31 @@ def _quoted(column: str, of: str = "") -> str:
     return f"{of}`{column.replace('`', '``')}`"
 
 
-def _unknown_function(table: DeltaTable, formula: str) -> str | None:
-    """Return the function of an expression that deltalake lacks, or None. This writes nothing."""
+def _error_without_rows(table: DeltaTable) -> str:
+    """Return deltalake's error about a merge of no rows, which commits nothing; "" without one.
+
+    deltalake checks the table's features and expressions, as before each write.
+    """
+    rows = pa.schema(table.schema().to_arrow()).empty_table()
     try:
-        table.delete(f"false AND ({formula}) IS NULL")
+        merger = table.merge(rows, "false", source_alias="s", target_alias="t")
+        merger.when_not_matched_insert_all().execute()
     except Exception as error:
-        # Other errors also come from this use of the expression, and not from the table's.
-        found = re.search(r"Invalid function '(\w+)'", str(error))
-        return None if found is None else found[1]
-    return None
+        return str(error)
+    return ""
+
+
+def _formulas(table: DeltaTable) -> Iterator[tuple[str, str, str]]:
+    """Yield for each computed column and constraint its use, its expression and a way out."""
+    for field in table.schema().fields:
+        if _COMPUTED in field.metadata:
+            use, formula = f"computes column {field.name!r}", str(field.metadata[_COMPUTED])
+            yield use, formula, "create a table that does not, and have the bolt emit the column"
+    for key, formula in table.metadata().configuration.items():
+        if key.startswith(_CONSTRAINT):
+            name = key.removeprefix(_CONSTRAINT)
+            way_out = f"drop the constraint (ALTER TABLE ... DROP CONSTRAINT {name})"
+            yield f"checks constraint {name!r}", formula, way_out
 
 
 def _recomputed(table: DeltaTable, stream: Container[str], keys: Container[str]) -> dict[str, str]:
