@@ -35,6 +35,7 @@ from pyiceberg.types import IntegerType, StringType, TimestampType
 
 from ackcore.spark import SinkUnavailable, to_iceberg
 from ackcore.spark.base.versions import SPARK
+from ackcore.spark.sinks.iceberg import _CODECS
 from ackcore.spark.sinks.sink import check_sink
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -160,6 +161,22 @@ def test_a_format_that_pyiceberg_cannot_write_is_refused(lake):
         ValueError, match="words has format version 3, and pyiceberg writes at most"
     ):
         check_sink("count", to_iceberg("shop.words", lake), WORDS)
+
+
+@pytest.mark.parametrize(
+    "codec", [*_CODECS, "GZIP", "none", "uncompressed", "UNCOMPRESSED", "lzo", "bz2"]
+)
+def test_a_codec_that_pyiceberg_cannot_write_is_refused(lake, files, codec):
+    with table(lake).transaction() as change:
+        change.set_properties({"write.parquet.compression-codec": codec})
+    sink = to_iceberg("shop.words", lake)
+    if codec in ("UNCOMPRESSED", "lzo", "bz2"):
+        with pytest.raises(ValueError, match=f"the codec {codec} .* zstd, gzip, snappy, lz4, brot"):
+            check_sink("count", sink, WORDS)
+    else:
+        check_sink("count", sink, WORDS)
+        sink.write(accepted(files))
+        assert len(rows(lake)) == 4
 
 
 def test_a_partition_that_pyiceberg_cannot_write_is_refused(lake, monkeypatch):

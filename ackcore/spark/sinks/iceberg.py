@@ -40,6 +40,8 @@ _WAY_OUT = (
 )
 #: The properties of a catalog that have no secrets.
 _SHOWN = {"type", "uri", "warehouse", "py-io-impl", "py-catalog-impl"}
+#: The codecs that pyiceberg writes, its default first.
+_CODECS = ("zstd", "gzip", "snappy", "lz4", "brotli")
 #: The number of the table's files whose keys are read in parallel.
 _READ_AT_ONCE = 4
 #: The largest number of values that pyiceberg compares with the bounds of a file.
@@ -129,9 +131,9 @@ class IcebergSink(TransactionalSink["Transaction"]):
 
         Raises ValueError if the table lacks a column or a struct field, or has a required one that
         the stream lacks. With keys, it must have no other column. Types are not compared with the
-        table's. Raises ValueError for a format that pyiceberg cannot write, SinkUnavailable if the
-        catalog does not answer, or the table does not exist, and ImportError if the table's
-        partitions need pyiceberg-core, which is not installed.
+        table's. Raises ValueError for a format or codec that pyiceberg cannot write,
+        SinkUnavailable if the catalog does not answer, or the table does not exist, and ImportError
+        if the table's partitions need pyiceberg-core, which is not installed.
         """
         from pyiceberg.exceptions import NotInstalledError  # noqa: PLC0415
         from pyiceberg.io.pyarrow import pyarrow_to_schema  # noqa: PLC0415
@@ -154,6 +156,13 @@ class IcebergSink(TransactionalSink["Transaction"]):
             raise ValueError(
                 f"{what}: table {self.table} has {files} files (write.format.default), and "
                 "pyiceberg writes Parquet; set the table's property to parquet"
+            )
+        codec = table.properties.get("write.parquet.compression-codec", _CODECS[0])
+        if codec != "uncompressed" and codec.lower() not in (*_CODECS, "lz4_raw", "none"):
+            raise ValueError(
+                f"{what}: table {self.table} has the codec {codec} (write.parquet.compression-codec"
+                f"), and pyiceberg writes {', '.join(_CODECS)} and uncompressed; set the table's "
+                "property to one of them"
             )
         self._check_columns(what, schema, there)
         for part in table.spec().fields:
