@@ -4,9 +4,8 @@ letters.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,10 +19,8 @@ from ackcore._error_hints import counted
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt, RowFileDamaged
 from ackcore.spark.base.failpoints import failpoint
-from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import failures
 from ackcore.spark.base.root_ids import distinct
-from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.checkpoint.state import State
@@ -35,6 +32,7 @@ from ackcore.spark.sinks.sink_batch import (
     BatchFile,
     SinkBatch,
     files_and_places,
+    files_of,
     read_with_roots,
     row_numbers,
 )
@@ -107,21 +105,6 @@ def sink_batch(
         files=files,
         nonacked=nonacked,
         age_ms=age_ms,
-    )
-
-
-def files_of(
-    files: Iterable[SinkFile], work: Place, component: str, stream: str
-) -> tuple[BatchFile, ...]:
-    """Return those of a run's files with the rows that a component emitted to a stream.
-
-    They also have rows of records that are not ACKED, which their reader leaves out. ``work``: the
-    directory of the files.
-    """
-    return tuple(
-        BatchFile(os.path.join(work, file.path), file.rows, nbytes=file.nbytes)
-        for file in files
-        if (file.component, file.stream) == (component, stream) and file.rows
     )
 
 

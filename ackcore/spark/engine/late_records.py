@@ -22,9 +22,8 @@ from ackcore.spark.base.reasons import FAILED, failures
 from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.base.schemas import FIRST_MS, REPLAYED, SinkFile
 from ackcore.spark.checkpoint.table_records import TableState
-from ackcore.spark.engine.act import files_of
 from ackcore.spark.engine.setup import Backlog
-from ackcore.spark.sinks.sink_batch import read_with_roots
+from ackcore.spark.sinks.sink_batch import files_of, read_with_roots
 from ackcore.spark.tasks.record_ids import RETRIES, positions_of
 from ackcore.tables.time_windows import Window
 from ackcore.tables.watermarks import EVER, NEVER, UNSURE, WindowWatermarks

@@ -20,11 +20,11 @@ from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.table_records import SegmentFiles, TableState
-from ackcore.spark.engine.act import files_of, refuse_damaged, sink_batch
+from ackcore.spark.engine.act import refuse_damaged, sink_batch
 from ackcore.spark.engine.insist import SinkCalls
 from ackcore.spark.sinks.rejects import SinkRejects, TooManyRefused
 from ackcore.spark.sinks.sink import as_sink
-from ackcore.spark.sinks.sink_batch import SinkBatch
+from ackcore.spark.sinks.sink_batch import SinkBatch, files_of
 from ackcore.spark.tables.table_snapshots import opened_segments, stored_rows
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.tables.folding import finished

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -17,6 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._records import Int64s
 from ackcore.spark.base.arrow_batches import as_spark_types
+from ackcore.spark.base.paths import Place
+from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.sinks.rejects import Reasons, SinkRejects
 from ackcore.spark.stores.opening import is_bucket
@@ -47,6 +49,21 @@ class BatchFile(NamedTuple):
     def size(self) -> int:
         """Return the size of the file in bytes."""
         return os.path.getsize(self.path) if self.nbytes is None else self.nbytes
+
+
+def files_of(
+    files: Iterable[SinkFile], work: Place, component: str, stream: str
+) -> tuple[BatchFile, ...]:
+    """Return those of a run's files with the rows that a component emitted to a stream.
+
+    They also have rows of records that are not ACKED, which their reader leaves out. ``work``: the
+    directory of the files.
+    """
+    return tuple(
+        BatchFile(os.path.join(work, file.path), file.rows, nbytes=file.nbytes)
+        for file in files
+        if (file.component, file.stream) == (component, stream) and file.rows
+    )
 
 
 @dataclass(frozen=True, slots=True)
