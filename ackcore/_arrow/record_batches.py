@@ -90,7 +90,9 @@ def in_ranges_of(starts: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
     Range i has the numbers from ``starts[i]`` up to, not including, ``starts[i] + sizes[i]``.
     """
     of = np.repeat(np.arange(len(sizes)), sizes)
-    return of, np.arange(len(of)) + np.repeat(starts - offsets_of(sizes)[:-1], sizes)
+    numbers = (starts + sizes - np.cumsum(sizes))[of]
+    numbers += np.arange(len(of))
+    return of, numbers
 
 
 def valid_rows(column: pa.Array) -> UInt8s | None:

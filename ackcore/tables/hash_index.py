@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ackcore._arrow.record_batches import offsets_of
+from ackcore._arrow.record_batches import in_ranges_of, offsets_of
 from ackcore._records import Int64s, UInt64s
 
 
@@ -76,14 +76,7 @@ class HashIndex(NamedTuple):
         places = hashes - np.uint64(self.lo)
         buckets = (places >> self._shift).view(np.int64)
         firsts = self._firsts(buckets)
-        counts = self._firsts(buckets + 1)
-        counts -= firsts
-        # Each row of each bucket.
-        numbers = np.repeat(np.arange(len(hashes)), counts)
-        firsts += counts
-        firsts -= np.cumsum(counts)
-        rows = firsts[numbers]
-        rows += np.arange(len(numbers))
+        numbers, rows = in_ranges_of(firsts, self._firsts(buckets + 1) - firsts)
         found = np.flatnonzero(self.bits[rows] == self._bits(places)[numbers])
         return numbers[found], rows[found]
 

@@ -103,7 +103,7 @@ class Member:
             settings.policy, limits=limits, timeout_ms=5000, ordered_by=world.ordered_by
         )
         # It is never started: its steps are called one by one.
-        self.thread = ClientThread(settings, self.held, Changed())
+        self.thread = ClientThread(settings, self.held, Changed(), object)
         self.client = self.thread._client
         self.reading = self.thread._reading
         self.reading._other_logs = Noticed(lambda *noticed: world.noticed(self, *noticed))

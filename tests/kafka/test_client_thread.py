@@ -146,7 +146,7 @@ def thread_of(monkeypatch, client, **arguments):
     arguments = {"topics": (), "partitions": (), "group_id": "g", **arguments}
     settings = ConsumerSettings(ClientSettings("x"), **arguments)
     held = HeldRecords(settings.policy, limits=settings.limits)
-    return client_thread.ClientThread(settings, held, threading.Condition())
+    return client_thread.ClientThread(settings, held, threading.Condition(), object)
 
 
 @contextmanager

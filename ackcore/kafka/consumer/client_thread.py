@@ -52,7 +52,7 @@ class ClientThread(threading.Thread):
         settings: ConsumerSettings,
         held: HeldRecords,
         changed: threading.Condition,
-        consumer: Callable[[], object] = object,
+        consumer: Callable[[], object],
     ) -> None:
         super().__init__(name=f"ackcore-kafka-{settings.group_id}", daemon=True)
         self.settings = settings
