@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -31,7 +31,7 @@ from ackcore.spark.tasks.failed_rows import FailedRows
 from ackcore.spark.tasks.record_ids import Decoder, RefusedOffsets, SpoutSpec
 from ackcore.spark.tasks.reread_stage import PieceReader
 from ackcore.spark.tasks.row_files import RowFile
-from ackcore.spark.tasks.spec import RunPlan, TaskSpec
+from ackcore.spark.tasks.spec import RunPlan, TaskPlan, TaskSpec
 from ackcore.spark.tasks.spout_stage import Slice
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
@@ -342,8 +342,7 @@ class RunSetup:
             slots=max(1, tasks),
             trace_per_million=settings.trace_per_million,
             checks=topology.checks,
-            # The due records and blocked keys are in slices and sources; no task reads `is_small`.
-            **{**vars(plan), "retries": {}, "blocked": {}, "is_small": False},
+            **{one.name: getattr(plan, one.name) for one in fields(TaskPlan)},
         )
         known = [one.tasks for one in inputs if one.tasks is not None]
         if inputs and len(known) == len(inputs):

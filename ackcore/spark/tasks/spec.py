@@ -31,8 +31,8 @@ IDENTITY_FIELDS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunPlan:
-    """The plan of one run: its key and paths, its due retries, and the roots that may crash it."""
+class TaskPlan:
+    """The part of a run's plan that tasks read: its key, paths, and roots that may crash it."""
 
     number: int  # the micro-batch's number
     now_ms: int  # the micro-batch's time, in milliseconds since 1970
@@ -41,9 +41,6 @@ class RunPlan:
     #: A directory that driver and workers share, or a bucket's URL, with the due retries in it.
     work: str
     journal: str  # a directory that all runs of the micro-batch share, with the outcomes of calls
-    #: By spout, the file of its due records: the columns that `state` keeps of waiting records, and
-    #: the source's columns.
-    retries: Mapping[str, RowFile] = field(default_factory=dict)
     #: Whether in-flight markers name roots, from which the driver finds crashing records.
     careful: bool = False
     #: The roots that run alone, since they may crash their worker: each once, and once more for
@@ -51,14 +48,10 @@ class RunPlan:
     suspects: tuple[int, ...] = ()
     #: The roots that fail without being run.
     rejected: tuple[int, ...] = ()
-    #: By ordered spout, the hashes of the keys that have a waiting record.
-    blocked: Mapping[str, Int64s] = field(default_factory=dict)
     #: The rules by which tasks judge failed records that they hold in memory; None if all failed
     #: records are to be read again.
     rules: Rules | None = None
     by_root: bool = False  # whether each root is settled by itself, and not with its cohort
-    #: Whether few records are expected, so that the driver settles them without a stage of Spark.
-    is_small: bool = False
     #: The tables that bolts use, as they were after the last finished micro-batch.
     tables: Mapping[str, TableSource] = field(default_factory=dict)
     #: By bolt with ``cost_per_run``, the cost of its calls in earlier micro-batches.
@@ -66,11 +59,21 @@ class RunPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSpec(RunPlan):
-    """The settings of the tasks of a run: its plan, the topology and limits.
+class RunPlan(TaskPlan):
+    """The plan of one run, with its due retries."""
 
-    ``retries`` and ``blocked`` are empty and ``is_small`` is False: no task reads them here.
-    """
+    #: By spout, the due records: the columns that `state` keeps of waiting records, and the
+    #: source's columns.
+    retries: Mapping[str, RowFile] = field(default_factory=dict)
+    #: By ordered spout, the hashes of the keys that have a waiting record.
+    blocked: Mapping[str, Int64s] = field(default_factory=dict)
+    #: Whether few records are expected, so that the driver settles them without a stage of Spark.
+    is_small: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec(TaskPlan):
+    """The settings of the tasks of a run: its plan, the topology and limits."""
 
     layout: Layout  # the components by level, and the subscriptions between them
     components: Mapping[str, Component]  # the component of each bolt, by name
