@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from numbers import Real
@@ -92,6 +93,22 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
         alone = rf"(?:(?<!\w)|(?<=\\[nrt])){re.escape(secret)}(?!\w)"
         text = re.sub(alone, REDACTED, text)
     return text
+
+
+@contextlib.contextmanager
+def naming_extra(user: str, package: str, extra: str, where: str = "") -> Iterator[None]:
+    """Raise ImportError with ackcore's extra if the import of an optional package fails.
+
+    ``user``: the object that needs the package. ``where``: the end of the error.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package.replace("-", "_"):
+            raise  # the package itself lacks another one
+        raise ImportError(
+            f"{user} needs {package}, which is not installed: pip install 'ackcore[{extra}]'{where}"
+        ) from None
 
 
 def counted(n: int, one: str, many: str | None = None) -> str:

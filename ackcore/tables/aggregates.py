@@ -19,7 +19,7 @@ from ackcore._arrow.hashing import hash_columns
 from ackcore._arrow.lossless import short_repr
 from ackcore._arrow.record_batches import offsets_of
 from ackcore._columns import as_count
-from ackcore._error_hints import naming_arguments
+from ackcore._error_hints import naming_arguments, naming_extra
 from ackcore._records import Bools, Int64s
 from ackcore.tables.group_values import extreme_rows, has_order, sums_of
 from ackcore.tables.key_groups import KeyGroups, valid_of
@@ -234,13 +234,8 @@ def approx_distinct(column: str) -> Aggregate:
     ImportError
         If ``datasketches`` is not installed.
     """
-    try:
+    with naming_extra("approx_distinct()", "datasketches", "tables"):
         import datasketches  # noqa: F401, PLC0415
-    except ImportError as error:
-        raise ImportError(
-            "approx_distinct needs the library datasketches, which is not installed; "
-            "pip install 'ackcore[tables]'"
-        ) from error
     return _ApproxDistinct(column)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ackcore._error_hints import near_miss
+from ackcore._error_hints import naming_extra, near_miss
 from ackcore.topology.condition_nodes import (
     ArithmeticNode,
     CallNode,
@@ -133,13 +133,9 @@ def compile_condition(sql: str, types: Mapping[str, pa.DataType | None]) -> Node
     ``sql``: the condition, in Spark's SQL. ``types``: the types of the columns; None for types that
     conditions cannot compare.
     """
-    try:
+    way_out = ", or pass functions of a pyarrow.RecordBatch"
+    with naming_extra("a condition in SQL", "sqlglot", "expect", way_out):
         import sqlglot  # noqa: PLC0415 - optional
-    except ImportError:
-        raise ImportError(
-            "conditions in SQL need sqlglot; pip install 'ackcore[expect]', or pass functions of "
-            "a pyarrow.RecordBatch"
-        ) from None
     if "\\" in sql:  # Spark has escapes that sqlglot does not interpret
         raise UnsupportedSql(
             "a backslash is not supported; use a function of a pyarrow.RecordBatch"

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._columns import as_count, count_or_none
-from ackcore._error_hints import naming_arguments
+from ackcore._error_hints import naming_arguments, naming_extra
 from ackcore.spark.base.errors import StateError, one_line
 from ackcore.spark.planned.file_reading import read_files
 from ackcore.spark.planned.planned_source import DividedSource, SourceError
@@ -112,12 +112,8 @@ class DeltaSpout(DividedSource):
         exist, or the table has features that are not supported. Raises ImportError if deltalake
         is not installed.
         """
-        try:
+        with naming_extra("DeltaSpout", "deltalake", "delta"):
             import deltalake  # noqa: PLC0415 - an extra
-        except ModuleNotFoundError as error:
-            raise ImportError(
-                "DeltaSpout needs deltalake, which is not installed: pip install 'ackcore[delta]'"
-            ) from error
         try:
             table = deltalake.DeltaTable(self._root, version=version)
             about = table.metadata()

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._arrow.record_batches import cast_column, is_text
-from ackcore._error_hints import naming_arguments
+from ackcore._error_hints import naming_arguments, naming_extra
 from ackcore._records import Int64s
 from ackcore.spark.sinks.columns import (
     check_keys,
@@ -120,13 +120,9 @@ def to_delta(
 
 
 def _deltalake() -> ModuleType:
-    try:
+    with naming_extra("to_delta()", "deltalake", "delta"):
         import deltalake  # noqa: PLC0415
         import deltalake.exceptions  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "to_delta() needs deltalake, which is not installed: pip install 'ackcore[delta]'"
-        ) from error
     return deltalake
 
 

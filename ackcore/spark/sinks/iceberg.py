@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._error_hints import naming_arguments
+from ackcore._error_hints import naming_arguments, naming_extra
 from ackcore.spark.base.arrow_batches import as_spark_types
 from ackcore.spark.sinks.columns import (
     check_keys,
@@ -91,12 +91,8 @@ def to_iceberg(
 
 def _catalogs() -> ModuleType:
     """Import and return ``pyiceberg.catalog``."""
-    try:
+    with naming_extra("to_iceberg()", "pyiceberg", "iceberg"):
         import pyiceberg.catalog  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "to_iceberg() needs pyiceberg, which is not installed: pip install 'ackcore[iceberg]'"
-        ) from error
     return pyiceberg.catalog
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ackcore._error_hints import naming_arguments
+from ackcore._error_hints import naming_arguments, naming_extra
 
 if TYPE_CHECKING:
     from ackcore.spark.sinks.postgres_sink import PostgresSink
@@ -61,12 +61,6 @@ def to_postgres(
     (``P0001``) or fails for it; it violates NOT NULL of a domain or of another table; its text is
     invalid for its column's type. Deferrable constraints are checked at once.
     """
-    try:
+    with naming_extra("to_postgres()", "psycopg", "postgres"):
         from ackcore.spark.sinks.postgres_sink import PostgresSink  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        if error.name != "psycopg":
-            raise
-        raise ImportError(
-            "to_postgres() needs psycopg, which is not installed: pip install 'ackcore[postgres]'"
-        ) from error
     return PostgresSink(dsn, table, keys, marker)

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pyarrow as pa
 
+from ackcore._error_hints import naming_extra
 from ackcore.spark.base.errors import CheckpointReadOnly, StateError
 from ackcore.spark.stores.file_system_store import FileSystemStore, version_file
 from ackcore.spark.stores.interface import (
@@ -108,13 +109,8 @@ class HdfsStore(FileSystemStore):
     def _client(self) -> hdfs_native.Client:
         """The client, made once in each process: a client's threads do not survive a fork."""
         if not self._clients or self._clients[-1][0] != os.getpid():
-            try:
+            with naming_extra(self.url, "hdfs-native", "hdfs", ", for the driver and the workers"):
                 from hdfs_native import Client  # noqa: PLC0415 - an extra
-            except ImportError:
-                raise ImportError(
-                    f"{self.url} needs hdfs-native, which is not installed: "
-                    "pip install 'ackcore[hdfs]', for the driver and the workers"
-                ) from None
             # Former clients are kept: they would wait for threads that a fork has not copied.
             self._clients.append((os.getpid(), Client(self._cluster, dict(_CLIENT))))
         return self._clients[-1][1]

@@ -30,6 +30,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
+from ackcore._error_hints import naming_extra
 from ackcore.spark.base.errors import CheckpointReadOnly, StateError
 from ackcore.spark.stores.interface import (
     PIECE_BYTES,
@@ -120,15 +121,10 @@ class ObjectStore:
     @property
     def _obstore(self) -> ModuleType:
         """The module obstore. Raises ImportError if it is not installed."""
-        try:
+        with naming_extra(self.url, "obstore", "stores", ", for the driver and the workers"):
             import obstore  # noqa: PLC0415
             import obstore.exceptions  # noqa: PLC0415
             import obstore.store  # noqa: PLC0415
-        except ImportError:
-            raise ImportError(
-                f"{self.url} needs obstore, which is not installed: pip install 'ackcore[stores]', "
-                "for the driver and the workers"
-            ) from None
         return obstore
 
     @property
