@@ -98,8 +98,9 @@ def executor_for(
         if kept is None:
             return RowExecutor(component, context, reasons)
         assert isinstance(component, BasicBolt)
-        return JournaledExecutor(component, context, reasons, kept)
+        return JournaledExecutor(component, context, reasons, answers=kept)
     assert not isinstance(component, Bolt)
     if kept is None:
         return CallExecutor(component, context, reasons, settings, progressed)
-    return JournaledCallExecutor(component, context, reasons, settings, progressed, kept)
+    given = component, context, reasons, settings, progressed
+    return JournaledCallExecutor(*given, answers=kept)

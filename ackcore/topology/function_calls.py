@@ -70,15 +70,9 @@ class RowFunction(_Calling, AsyncBolt):
     concurrent call.
     """
 
-    def __init__(
-        self,
-        function: Function,
-        answers: pa.Schema,
-        kept: pa.Schema,
-        settings: CallSettings,
-        **told: Any,
-    ) -> None:
-        super().__init__(function, answers, kept, settings, **told)
+    def __init__(self, *args: Any, **told: Any) -> None:
+        super().__init__(*args, **told)
+        settings = self._settings
         self.max_concurrency = settings.max_concurrency
         self.timeout_s = settings.timeout_s
         self.limit = settings.limit

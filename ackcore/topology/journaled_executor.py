@@ -21,19 +21,18 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from ackcore._files.journal import MOST_BYTES, JournalAnswers
 from ackcore._files.journal_format import KEY_BYTES
-from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.outcomes import as_final
 from ackcore.calls.usage import USAGE, Budget
 from ackcore.topology.bolt_calls import joined
 from ackcore.topology.call_executor import CallExecutor, CallInput, Group
-from ackcore.topology.components import AsyncBolt, BasicBolt, Context
+from ackcore.topology.components import BasicBolt
 from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.row_conversion import Row, RowSchema
 from ackcore.topology.row_executor import RowExecutor
@@ -297,10 +296,15 @@ class _Journaled(RowExecutor):
     It executes only inputs without an answer, and returns all answers as results. The bolt is
     prepared before its first call, and not at all if all answers are in the journal. An exception
     of ``prepare`` is not written: all inputs without an answer fail with it.
+
+    ``answers``: those of the bolt in this task. The other parameters are those of the base class.
     """
 
-    _answers: Answers
     _keys: dict[int, bytes]
+
+    def __init__(self, *args: Any, answers: Answers) -> None:
+        super().__init__(*args)
+        self._answers = answers
 
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
@@ -360,12 +364,6 @@ class _Journaled(RowExecutor):
 class JournaledExecutor(_Journaled):
     """The `Executor` of one task of a `BasicBolt` with ``journal = True`` and one thread."""
 
-    def __init__(
-        self, component: BasicBolt, context: Context, reasons: ReasonMaker, answers: Answers
-    ) -> None:
-        super().__init__(component, context, reasons)
-        self._answers = answers
-
     def _execute_basic(self, bolt: BasicBolt, tuples: list[Tuple]) -> None:
         for one in tuples:
             super()._execute_basic(bolt, [one])
@@ -383,17 +381,8 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
     An answer is written when its call returns, whether or not earlier inputs are done.
     """
 
-    def __init__(
-        self,
-        component: BasicBolt | AsyncBolt,
-        context: Context,
-        reasons: ReasonMaker,
-        settings: CallSettings,
-        progressed: Callable[[], None],
-        answers: Answers,
-    ) -> None:
-        CallExecutor.__init__(self, component, context, reasons, settings, progressed)
-        self._answers = answers
+    def __init__(self, *args: Any, answers: Answers) -> None:
+        super().__init__(*args, answers=answers)
         self._unwritten: OSError | None = None
         if answers.budget is not None:
             self._refusal = answers.budget.refusal
