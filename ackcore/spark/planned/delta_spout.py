@@ -25,8 +25,6 @@ from ackcore.spark.stores.opening import check_delta_url, is_bucket, open_store,
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-#: Operations that rewrite files and change no row.
-_REWRITES = ("OPTIMIZE", "REORG")
 #: The most versions in a plan: each one is opened, and a stop waits for the plan.
 _VERSIONS = 100
 
@@ -48,8 +46,8 @@ class DeltaSpout(DividedSource):
     skip_changes : bool, default False
         Whether to skip versions that delete, update or restore rows (DELETE, UPDATE, MERGE,
         RESTORE, an overwrite), with the rows that they add. Otherwise such a version ends the query
-        with `SourceError`, which names it. Compaction (OPTIMIZE) changes no row and is always
-        skipped.
+        with `SourceError`, which names it. Compaction (OPTIMIZE, or a write with ``dataChange``
+        false) changes no row and is always skipped.
     max_files_per_batch : int, optional
         The number of files after which a micro-batch takes no further version. A version is never
         divided. A micro-batch takes at most 100 versions.
@@ -167,7 +165,7 @@ class DeltaSpout(DividedSource):
             new = sorted(now.keys() - before.keys())
             if before.keys() <= now.keys() and not self._changes_rows(taken, bool(new)):
                 files += [[path, *now[path]] for path in new]
-            elif not (self._skips or self._operation(taken).startswith(_REWRITES)):
+            elif not (self._skips or self._only_rewrites(taken)):
                 raise SourceError(
                     f"{self!r}: version {taken} ({self._operation(taken)}) deletes, updates or "
                     "restores rows that were read, and a topology cannot take rows back. Set "
@@ -212,6 +210,16 @@ class DeltaSpout(DividedSource):
             or (one.get("commitInfo") or {}).get("operation") == "RESTORE"
             for one in _actions(commit)
         )
+
+    def _only_rewrites(self, version: int) -> bool:
+        """Return whether a version has the same rows in other files, as a compaction does.
+
+        Its writer marks each of these files as such (``dataChange``). If the log of the version was
+        cleaned up, the result is False.
+        """
+        actions = _actions(self._commit(version))
+        files = [one.get("add") or one.get("remove") for one in actions]
+        return any(files) and not any(file and file.get("dataChange", True) for file in files)
 
     def _commit(self, version: int) -> bytes | None:
         """Return a version's file in the log, None if it does not exist; OSError if unreachable."""
