@@ -26,6 +26,7 @@ from one_sink import Split, word_count
 
 from ackcore.spark import SinkError, run_batch, to_delta
 from ackcore.spark.base.errors import CheckpointForeign
+from ackcore.spark.sinks import delta
 from ackcore.spark.sinks.sink import check_sink
 from ackcore.spark.sinks.sink_batch import SinkBatch
 
@@ -466,6 +467,15 @@ def test_what_is_in_the_table_is_known_when_its_log_was_cleaned_up(path, files):
     assert len(rows(path)) == 4
     with pytest.raises(CheckpointForeign, match=r"has micro-batch 0 .* with other rows"):
         sink.write(accepted(files[1:]))
+
+
+def test_a_number_has_a_time_by_which_it_is_kept(path, files, monkeypatch):
+    """Of a table with delta.setTransactionRetentionDuration, Spark drops numbers without a time."""
+    monkeypatch.setattr(delta, "wall_clock_ms", lambda: 1234)
+    started(path).write(accepted(files))
+    log = (path / "_delta_log" / f"{1:020}.json").read_text().splitlines()
+    numbers = [action["txn"] for action in map(json.loads, log) if "txn" in action]
+    assert [one["lastUpdated"] for one in numbers] == [1234, 1234]
 
 
 def test_a_disk_that_is_full_leaves_the_table_as_it_was(tmp_path):

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from ackcore._arrow.record_batches import cast_column, is_text
 from ackcore._error_hints import naming_arguments, naming_extra
 from ackcore._records import Int64s
+from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.sinks.columns import (
     check_keys,
     lacking,
@@ -249,6 +250,10 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         """Add the number and the fingerprint to the properties of the commit."""
         application, number = _application(batch), written.number
         lake = _deltalake()
+        # Without a time, a table with delta.setTransactionRetentionDuration forgets the number at
+        # the next checkpoint of Spark, however long that duration is.
+        now_ms = wall_clock_ms()
+        content = _fingerprint(number, written.content)
         transaction.properties = lake.CommitProperties(
             custom_metadata={
                 "ackcore": f"{application}/{number}",
@@ -257,8 +262,8 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
             # The fingerprint is a second transaction, because a table keeps transactions, but not
             # the metadata of commits, when its log is cleaned up.
             app_transactions=[
-                lake.Transaction(application, number),
-                lake.Transaction(_content_of(application), _fingerprint(number, written.content)),
+                lake.Transaction(application, number, now_ms),
+                lake.Transaction(_content_of(application), content, now_ms),
             ],
         )
 
@@ -316,8 +321,18 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
     def _refuse_unwritable(self, what: str, table: DeltaTable, stream: pa.Schema) -> None:
         """Raise ValueError if each write, or each update of an existing row, would fail.
 
-        ``what``: the beginning of the message.
+        Also if the stream has a binary column by which the table is partitioned: deltalake writes
+        its values as escapes, and readers take these for the values. ``what``: the beginning of
+        the message.
         """
+        columns = pa.schema(table.schema().to_arrow())
+        for name in table.metadata().partition_columns:
+            if name in stream.names and pa.types.is_binary(columns.field(name).type):
+                raise ValueError(
+                    f"{what}: {self._shown} is partitioned by the binary column {name!r}, in which "
+                    "readers would find other values; write into a table that is partitioned by "
+                    "another column"
+                )
         # If all columns are keys, new rows are added, and no row is updated.
         updates = bool(self.keys) and not set(stream.names) <= set(self.keys)
         if updates and table.metadata().configuration.get("delta.appendOnly") == "true":
@@ -470,11 +485,8 @@ def _refuse_unfit_partitions(
     for field in columns:
         if pa.types.is_decimal(field.type):
             checks.append((field, _is_negative_fraction, "a negative decimal with a fraction"))
-        elif (is_text(field.type) or pa.types.is_binary(field.type)) and (
-            field.name in keys or not field.nullable
-        ):
-            what = "an empty text" if is_text(field.type) else "an empty binary value"
-            checks.append((field, _is_empty, what))
+        elif is_text(field.type) and (field.name in keys or not field.nullable):
+            checks.append((field, _is_empty, "an empty text"))
     refused: list[Int64s] = []
     reasons: list[str] = []
     for rows, numbers in batch.numbered() if checks else ():
