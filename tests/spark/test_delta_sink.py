@@ -319,6 +319,15 @@ def test_merges_are_those_of_a_dict(path, tmp_path, batches):
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
+def test_many_rows_of_one_file_are_updated(path, tmp_path):
+    """deltalake 1.6.0 took a row for two behind the 8,192 rows of a batch (delta-rs 4475)."""
+    sink = started(path, keys="n")
+    for number, word in enumerate("ab"):
+        some = [(word, n, None) for n in range(8_193)]
+        sink.write(accepted([row_file(tmp_path, some, batch=len(some))], number))
+    assert rows(path) == [("b", n) for n in range(8_193)]
+
+
 @pytest.mark.parametrize("keys", [None, "word"])
 def test_rows_that_the_columns_do_not_take_are_refused(path, tmp_path, keys):
     """And the others written: once, though the micro-batch is repeated."""
