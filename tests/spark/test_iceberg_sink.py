@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import math
 import random
@@ -10,6 +11,7 @@ import sys
 import traceback
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
@@ -31,7 +33,7 @@ from pyiceberg.transforms import (
     TruncateTransform,
     YearTransform,
 )
-from pyiceberg.types import IntegerType, StringType, TimestampType
+from pyiceberg.types import IntegerType, StringType, TimestampType, TimestamptzType
 
 from ackcore.spark import SinkUnavailable, to_iceberg
 from ackcore.spark.base.versions import SPARK
@@ -39,6 +41,10 @@ from ackcore.spark.sinks.iceberg import _CODECS
 from ackcore.spark.sinks.sink import check_sink
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+#: The first and the last time that Python has.
+ENDS = [datetime.datetime.min, datetime.datetime.max]
 
 
 def lake_in(directory, warehouse):
@@ -270,6 +276,46 @@ def test_merges_are_those_of_a_dict(lake, tmp_path, keys, is_partitioned):
             else:
                 expected[key] = n
         assert numbers(lake, "shop.floats") == sorted([*expected.values(), *loose])
+
+
+@pytest.mark.parametrize(
+    ("transform", "keys"),
+    [
+        (YearTransform(), [datetime.date.min, datetime.date.max, datetime.date(2026, 1, 2)]),
+        (MonthTransform(), ENDS),
+        (DayTransform(), [end.replace(tzinfo=datetime.UTC) for end in ENDS]),
+        (TruncateTransform(10), [-(2**31), -1, 5, 2**31 - 1]),
+        (TruncateTransform(2**31 - 1), [-(2**31), -1, 5, 2**31 - 2]),
+    ],
+    ids=str,
+)
+def test_keys_at_the_ends_of_their_type_are_merged_in_partitions(
+    lake, tmp_path, monkeypatch, transform, keys
+):
+    """A truncated number may leave its type, and then is one of the other end."""
+
+    def transformed(self, source):  # without pyiceberg-core
+        one = self.transform(source)
+        kind = pa.int64() if isinstance(source, TimestampType | TimestamptzType) else pa.int32()
+
+        def all_of(column):
+            column = pa.chunked_array([column]) if isinstance(column, pa.Array) else column
+            found = np.array([one(value) for value in column.cast(kind).to_pylist()], np.int64)
+            return pa.array(found.astype(np.int32))
+
+        return all_of
+
+    monkeypatch.setattr(type(transform), "pyarrow_transform", transformed)
+    kind = pa.int32() if isinstance(keys[0], int) else pa.array(keys).type
+    schema = pa.schema([("k", kind), ("n", pa.int64())])
+    create(lake, "shop.ends", schema)
+    with table(lake, "shop.ends").update_spec() as update:
+        update.add_field("k", transform, "part")
+    sink = to_iceberg("shop.ends", lake, keys="k")
+    for number in range(3):
+        some = [(key, 10 * number + at, None) for at, key in enumerate(keys)]
+        sink.write(accepted([row_file(tmp_path, some, schema=schema)], number))
+        assert numbers(lake, "shop.ends") == [n for _, n, _ in some]
 
 
 def test_many_rows_are_merged_by_two_columns(lake, tmp_path):

@@ -8,6 +8,7 @@ import sys
 import uuid
 from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,10 @@ _CODECS = ("zstd", "gzip", "snappy", "lz4", "brotli")
 _READ_AT_ONCE = 4
 #: The largest number of values that pyiceberg compares with the bounds of a file.
 _MOST_VALUES = 200
+#: The first and the last date and time that Python has.
+_ENDS = {date.min, date.max, datetime.min, datetime.max} | {
+    end.replace(tzinfo=UTC) for end in (datetime.min, datetime.max)
+}
 
 
 @naming_arguments
@@ -310,15 +315,26 @@ class IcebergSink(TransactionalSink["Transaction"]):
         # pyiceberg 0.12 rounds a double in a partition to 32 bits.
         is_: Any = pyiceberg.expressions
         perhaps, schema = is_.AlwaysTrue(), metadata.schema()
-        parts = (part for spec in metadata.partition_specs for part in spec.fields)
-        partitioned = {schema.find_column_name(part.source_id) for part in parts}
+        #: The numbers to whose multiples partitions round a column, by column; 0 if they do not.
+        widths: dict[str, set[int]] = {}
+        for part in itertools.chain(*(spec.fields for spec in metadata.partition_specs)):
+            width = getattr(part.transform, "width", 0)
+            widths.setdefault(schema.find_column_name(part.source_id), set()).add(width)
         for key in self.keys:
-            if not pa.types.is_floating(new[key].type):
-                low, high = pc.min_max(new[key]).as_py().values()
-                perhaps &= is_.GreaterThanOrEqual(key, low) & is_.LessThanOrEqual(key, high)
-                values = new[key].unique()
-                if len(values) <= _MOST_VALUES or key in partitioned:
-                    perhaps &= is_.In(key, values.to_pylist())
+            kind, values = new[key].type, new[key].unique()
+            if pa.types.is_floating(kind):
+                continue
+            low, high = pc.min_max(values).as_py().values()
+            width = max(widths.get(key, {0}))
+            if pa.types.is_integer(kind) and max(-low - 1, high) + width >= 1 << kind.bit_width - 1:
+                continue  # a rounded number may have become one of the other end of the type
+            # For these ends pyiceberg fails to compute the day before or after.
+            if low not in _ENDS:
+                perhaps &= is_.GreaterThanOrEqual(key, low)
+            if high not in _ENDS:
+                perhaps &= is_.LessThanOrEqual(key, high)
+            if len(values) <= _MOST_VALUES or key in widths:
+                perhaps &= is_.In(key, values.to_pylist())
         key_columns = schema.select(*self.keys)
 
         def read(task: Any, schema: Any) -> pa.Table:
