@@ -112,6 +112,7 @@ def test_a_row_that_a_trigger_raises_over_is_refused(postgres, sink, tmp_path, k
 BEFORE = """CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$DECLARE x bigint; BEGIN
     {}; RETURN NEW; END$$"""
 LOOKS = BEFORE_EACH.replace("refuse()", "look()")
+FAILS = "IF NEW.n > 5 THEN RAISE 'no' USING ERRCODE = '{}'; END IF"
 #: What a table has, a value that it takes, one that it does not, and what is said of that.
 ODD = {
     "a domain": (
@@ -135,6 +136,20 @@ ODD = {
         [PLAIN, BEFORE.format("NEW.n = (SELECT generate_series(1, NEW.n))"), LOOKS],
         ("1", "9", "CardinalityViolation"),
     ),
+    # As in other languages, in extensions such as PostGIS, and by users' own errors.
+    **{
+        f"a trigger with the error {state}": (
+            [PLAIN, BEFORE.format(FAILS.format(state)), LOOKS],
+            ("1", "9", kind),
+        )
+        for state, kind in [
+            ("38000", "ExternalRoutineException"),
+            ("39004", "NullValueNotAllowedExt"),
+            ("0A000", "FeatureNotSupported"),
+            ("XX000", "InternalError_"),
+            ("45000", "DatabaseError"),
+        ]
+    },
     "a type's own syntax": ([PLAIN.replace("bigint", "tsquery")], ("a", "&", "SyntaxError")),
     "too deep": ([PLAIN.replace("bigint", "json")], ("[]", "[" * 99_999, "StatementTooComplex")),
 }
@@ -157,6 +172,26 @@ def test_what_may_be_of_the_table_refuses_a_row_where_others_go_in(
     with pytest.raises((psycopg.Error, SinkUnavailable)):
         one.write(accepted([file], 1))
     assert set(words(postgres)) == {"a", "c"}
+
+
+def test_rules_of_a_table_are_applied(postgres, sink, tmp_path):
+    """COPY would ignore them."""
+    rule = "CREATE RULE r AS ON INSERT TO words WHERE NEW.n > 5 DO INSTEAD INSERT INTO big VALUES "
+    execute(postgres, PLAIN, "CREATE TABLE big (LIKE words)", f"{rule} (NEW.*)")
+    some = [("a", 1, None), ("b", 9, None), ("c", 2, None)]
+    assert sink(postgres).write(accepted([row_file(tmp_path, some)])) is None
+    assert words(postgres) == {"a": 1, "c": 2}
+    assert execute(postgres, "SELECT * FROM big") == [("b", 9)]
+
+
+@pytest.mark.parametrize(("state", "is_refused"), [("45000", True), ("0A000", False)])
+def test_a_row_that_is_alone_is_refused_unless_the_table_may_be_at_fault(
+    postgres, sink, tmp_path, state, is_refused
+):
+    execute(postgres, PLAIN, BEFORE.format(FAILS.format(state)), LOOKS)
+    batch = accepted([row_file(tmp_path, [("b", 9, None)])])
+    with pytest.raises(SinkRejects if is_refused else psycopg.errors.FeatureNotSupported):
+        sink(postgres).write(batch)
 
 
 def test_a_trigger_that_raises_over_all_refuses_none(postgres, sink, tmp_path):

@@ -58,8 +58,12 @@ def to_postgres(
     10,000 such rows in a micro-batch end the query (`TooManyRefused`), and none of it is written.
 
     If other rows can be written, a row is also refused in these cases: a trigger rejects it
-    (``P0001``) or fails for it; it violates NOT NULL of a domain or of another table; its text is
-    invalid for its column's type. Deferrable constraints are checked at once.
+    (``P0001`` or an SQLSTATE of yours) or fails for it; an extension raises an error for it; it
+    violates NOT NULL of a domain or of another table; its text is invalid for its column's type.
+    Deferrable constraints are checked at once. Rules of the table apply without `keys`.
+
+    PostgreSQL rounds numbers and times to the precision of their columns, and a column of type
+    date drops the hours of a time. Emit values that the columns store unchanged.
     """
     with naming_extra("to_postgres()", "psycopg", "postgres"):
         from ackcore.spark.sinks.postgres_sink import PostgresSink  # noqa: PLC0415

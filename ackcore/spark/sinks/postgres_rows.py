@@ -36,16 +36,23 @@ _ROW = '"_ackcore_row"'
 #: values that do not fit, a view's check, values too large for an index.
 _REFUSALS = ("22", "23", "44")
 _REFUSED = {"54000"}
-#: SQLSTATEs for which a row is at fault only if other rows can be written: errors in a trigger,
-#: texts that a type cannot parse, values that are nested too deep.
-_SUSPECT = ("P0", "21000", "42601", "54001")
-#: The number of rows refused by such errors after which the search ends if no row was written.
+#: SQLSTATEs of the server, the session, the table or the sink's statements, for which no row is at
+#: fault. All other errors, such as those of triggers and extensions, are suspect: a row is at fault
+#: if other rows can be written.
+_OF_SERVER = (
+    *("08", "0L", "0P", "25", "26", "28", "2B", "2D", "34", "3B", "3D", "3F", "40", "42"),
+    *("53", "55", "57", "58", "72", "F0", "HV", "XX001", "XX002"),
+)
+#: A text that a type cannot parse.
+_SYNTAX = "42601"
+#: The number of rows refused by suspect errors after which the search ends if no row was written.
 _HOPELESS = 64
 #: Class 22, but caused by the format in which ackcore sent the row.
 _OURS = {"22P04"}
 _NOT_NULL = "23502"
-#: A row that a policy forbids, or a user without the right to write.
-_NOT_ALLOWED = "42501"
+#: A row that a policy forbids, or a user without the right to write; a statement that the table
+#: does not take; internal errors, which extensions raise for values, too.
+_OF_TABLE = ("42501", "0A", "XX000")
 
 #: Batches of rows, each with the number of its first row, from 0.
 Chunks = Iterator[tuple[int, pa.RecordBatch]]
@@ -184,16 +191,18 @@ class PostgresRows:
 
     def _is_suspect(self, error: psycopg.Error) -> bool:
         """Return whether the row is at fault for an error only if other rows can be written."""
-        return (error.sqlstate or "").startswith(_SUSPECT) or self._is_of_table(error)
+        state = error.sqlstate or _OF_SERVER[0]
+        is_clear = state.startswith((*_OF_SERVER, *_REFUSALS, *_REFUSED))
+        return not is_clear or state == _SYNTAX or self._is_of_table(error)
 
     def _is_of_table(self, error: psycopg.Error) -> bool:
         """Return whether the table may have caused an error, and not the values of a row.
 
-        Such errors are violations of a policy, missing rights, and nulls in a column that the
-        stream does not have, or that PostgreSQL does not name.
+        Such errors are violations of a policy, missing rights and features, internal errors, and
+        nulls in a column that the stream does not have, or that PostgreSQL does not name.
         """
         is_null = error.sqlstate == _NOT_NULL and error.diag.column_name not in self._names
-        return is_null or error.sqlstate == _NOT_ALLOWED
+        return is_null or (error.sqlstate or "").startswith(_OF_TABLE)
 
     def _bisect(
         self,
