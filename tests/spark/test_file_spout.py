@@ -72,12 +72,55 @@ def read(spout, plan, tasks=1):
     return table.to_pylist()
 
 
+def parquet_of(**columns):
+    """The bytes of a Parquet file."""
+    out = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), out)
+    return out.getvalue().to_pybytes()
+
+
 def rows_in(folder, format, schema=None, content=None, name="a"):
     """Write a file if its content is given, and return the rows of all files."""
     if content is not None:
         put(folder, name, 1, content)
     spout = FileSpout(folder, format, schema)
     return read(spout, spout.plan(None))
+
+
+@pytest.mark.parametrize(
+    ("format", "content", "complete"),
+    [
+        ("json", b'{"id": 1}\n', b'{"id": 1, "name": "a"}\n'),
+        ("csv", b"id\n1\n", b"id,name\n1,a\n"),
+        ("parquet", parquet_of(id=[1]), parquet_of(id=[1], name=["a"])),
+    ],
+)
+def test_a_column_whose_values_are_in_paths_is_refused_unless_files_have_it(
+    folder, format, content, complete
+):
+    """Its values would be lost."""
+    with pytest.raises(FileUnreadable, match=r"has no column name, and values in paths \(name=b\)"):
+        rows_in(folder, format, ROWS, content, "day=1/name=b/a")
+    rows = [{"id": 1, "name": "a"}]
+    assert rows_in(folder, format, ROWS, complete, "day=1/name=b/a") == rows
+
+
+@pytest.mark.parametrize(
+    ("columns", "name"),
+    [({"ID": [1], "name": ["a"]}, "ID"), ({"id": [1], "s": [[{"X": 1, "y": 2}]]}, r"s\.X")],
+)
+def test_a_parquet_column_whose_name_differs_in_case_is_refused(folder, columns, name):
+    """Otherwise its values would be null. Spark finds them."""
+    inner = pa.list_(pa.struct([("x", pa.int64()), ("y", pa.int64())]))
+    schema = pa.schema([*ROWS, ("s", inner)])
+    with pytest.raises(FileUnreadable, match=f"the file has the column {name}, whose name in the"):
+        rows_in(folder, "parquet", schema, parquet_of(**columns))
+
+
+@pytest.mark.parametrize("kind", [NESTED, NESTED.value_type, pa.struct([("x", pa.int64())])])
+def test_a_nested_column_that_a_parquet_file_lacks_is_null(folder, kind):
+    schema = pa.schema([("id", pa.int64()), ("more", kind)])
+    assert rows_in(folder, "parquet", schema, parquet_of(id=[1])) == [{"id": 1, "more": None}]
 
 
 def test_files_are_taken_in_the_order_of_time_and_name_each_once(folder):

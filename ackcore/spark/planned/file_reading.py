@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -95,7 +96,14 @@ class FileReader:
 
             # Spark writes times as INT96, which overflow as nanoseconds.
             with pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
-                there = self._columns_in(file.schema_arrow.names)
+                columns = file.schema_arrow
+                there = self._columns_in(columns.names)
+                self._check_path(name, columns.names.__contains__)
+                for other in _in_other_case(pa.struct(list(self.schema)), pa.struct(list(columns))):
+                    raise ValueError(
+                        f"the file has the column {other}, whose name in the schema has another "
+                        "case; correct the schema, or rename the column in the file"
+                    )
                 about = file.metadata.metadata or {}
                 is_julian = _LEGACY & {*about} or about.get(_VERSION, b"").startswith(b"2.")
                 for batch in file.iter_batches(ROWS, columns=there):
@@ -114,10 +122,13 @@ class FileReader:
             return
         of = content, shown(name), self.schema, partial(self._fitted, constants=constants)
         if self.format == "json":
+            key = '"{}"'.format
+            self._check_path(name, lambda one: re.search(re.escape(key(one).encode()), content))
             yield from JsonLines(*of).rows()
             return
         file = CsvFile(*of)
         self._columns_in(file.names)
+        self._check_path(name, file.names.__contains__)
         self._check_header(file.names)
         yield from file.rows()
 
@@ -135,6 +146,21 @@ class FileReader:
             if names.count(name) > 1:
                 raise ValueError(f"the file has the column {name} {names.count(name)} times")
         return found
+
+    def _check_path(self, file: str, has: Callable[[str], object]) -> None:
+        """Raise ValueError if a column has a value in the path of a file, but not in the file.
+
+        ``has``: whether the file has a column of this name.
+        """
+        for part in file.split("/")[:-1]:
+            column, equals, _ = part.partition("=")
+            is_known = column not in self.schema.names or column in self.constants.get(file, ())
+            if equals and not is_known and not has(column):
+                raise ValueError(
+                    f"the file has no column {column}, and values in paths ({part}) are not read. "
+                    "Leave the column out of the schema, or read the directory with Spark, as a "
+                    "streaming DataFrame"
+                )
 
     def _check_header(self, names: Sequence[str]) -> None:
         """Raise ValueError if a CSV header lacks a column that must not be null or may be misnamed.
@@ -191,9 +217,9 @@ class FileReader:
         columns = [
             self._cast(batch.column(one.name), one)
             if one.name in names
-            else pa.repeat(pa.scalar(constants.get(one.name), pa.string()), len(batch)).cast(
-                one.type
-            )
+            else pa.nulls(len(batch), one.type)
+            if (text := constants.get(one.name)) is None
+            else pa.repeat(pa.scalar(text), len(batch)).cast(one.type)
             for one in self.schema
         ]
         for one, column in zip(self.schema, columns, strict=True):
@@ -220,6 +246,21 @@ class FileReader:
             f"column {field.name} is {column.type} in the file, and its values do not fit the "
             f"schema's {field.type}: {said}. Declare it as {column.type}, and convert it in a bolt"
         )
+
+
+def _in_other_case(wanted: pa.DataType, has: pa.DataType, within: str = "") -> Iterator[str]:
+    """Yield the struct fields whose names differ only in case from ``wanted``, by dotted name."""
+    if pa.types.is_struct(wanted) and pa.types.is_struct(has):
+        for field in wanted:
+            at = has.get_field_index(field.name)
+            if at >= 0:
+                yield from _in_other_case(field.type, has[at].type, f"{within}{field.name}.")
+            else:
+                lower = field.name.lower()
+                yield from (f"{within}{one.name}" for one in has if one.name.lower() == lower)
+    elif wanted.num_fields == has.num_fields:
+        for at in range(wanted.num_fields):
+            yield from _in_other_case(wanted.field(at).type, has.field(at).type, within)
 
 
 def _refuse_ancient(batch: pa.RecordBatch) -> None:
