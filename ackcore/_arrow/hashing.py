@@ -14,16 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow.record_batches import (
-    bits,
-    bytes_in,
-    has_offsets,
-    in_ranges_of,
-    list_places,
-    offsets_of,
-    strings,
-    valid_rows,
-)
+from ackcore._arrow.record_batches import bits, bytes_in, has_offsets, strings, valid_rows
 from ackcore._backend import hash_binary, hash_fixed
 from ackcore._error_hints import counted
 from ackcore._records import Int64s
@@ -145,20 +136,37 @@ def _hash_dictionary(hashes: Int64s, column: pa.Array) -> None:
 
 def _hash_lists(hashes: Int64s, column: pa.Array) -> None:
     """Mix lists into the hashes: the sums of hashes of items and their places, and the lengths."""
-    starts, lengths = list_places(column)
-    _, items = in_ranges_of(starts, lengths)
-    mixed = np.zeros(len(items), np.int64)
-    if len(items):
+    n = len(column)
+    valid = valid_rows(column)
+    if pa.types.is_fixed_size_list(column.type):
+        lengths = np.full(n, column.type.list_size, np.int64)
+        starts = (np.arange(n) + column.offset) * column.type.list_size
+    else:
+        offsets = column.offsets.to_numpy(zero_copy_only=True).astype(np.int64)
+        if hasattr(column, "sizes"):  # a list view
+            starts, lengths = offsets[:n], column.sizes.to_numpy().astype(np.int64)
+        else:
+            starts, lengths = offsets[:-1], np.diff(offsets)
+    if valid is not None:
+        lengths = np.where(valid != 0, lengths, 0)
+    ends = np.cumsum(lengths)
+    total = int(ends[-1])
+    in_row = np.arange(total) - np.repeat(ends - lengths, lengths)
+    items = np.repeat(starts, lengths) + in_row
+    sums = np.zeros(n + 1, np.int64)
+    if total:
         first, last = int(items.min()), int(items.max())
         of_item = np.zeros(last + 1 - first, np.int64)
         _hash_into(of_item, column.values.slice(first, last + 1 - first))
-        in_list = items - np.repeat(starts - 1, lengths)  # from 1
         # Steps of the golden ratio, as signed 64 bits.
-        placed = of_item[items - first] + in_list * -0x61C8864680B583EB
+        placed = of_item[items - first] + (in_row + 1) * -0x61C8864680B583EB
+        mixed = np.zeros(total, np.int64)
         hash_fixed(mixed, placed, 8)
+        # Sums of 64 bits may overflow; their differences are still right.
+        np.cumsum(mixed, out=mixed)
+        sums[1:] = np.concatenate([[0], mixed])[ends]
     else:
         _hash_into(np.zeros(0, np.int64), column.values.slice(0, 0))
-    # Sums of 64 bits may overflow; their differences are still right.
-    inner = np.diff(offsets_of(mixed)[offsets_of(lengths)])
+    inner = np.diff(sums)
     hash_fixed(inner, lengths, 8)
-    hash_fixed(hashes, inner, 8, valid_rows(column))
+    hash_fixed(hashes, inner, 8, valid)

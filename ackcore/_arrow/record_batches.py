@@ -95,24 +95,6 @@ def in_ranges_of(starts: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
     return of, numbers
 
 
-def list_places(column: pa.Array) -> tuple[Int64s, Int64s]:
-    """Return the index of each list's first item in ``column.values``, and its length.
-
-    The length of a null is 0.
-    """
-    n = len(column)
-    if pa.types.is_fixed_size_list(column.type):
-        starts = (np.arange(n) + column.offset) * column.type.list_size
-        sizes = np.full(n, column.type.list_size, np.int64)
-    else:
-        offsets = column.offsets.to_numpy().astype(np.int64)
-        starts = offsets[:n]
-        is_view = hasattr(column, "sizes")
-        sizes = column.sizes.to_numpy().astype(np.int64) if is_view else np.diff(offsets)
-    valid = valid_rows(column)
-    return starts, sizes if valid is None else np.where(valid != 0, sizes, 0)
-
-
 def valid_rows(column: pa.Array) -> UInt8s | None:
     """Return one byte per row, 0 for a null and 1 for a value; None if no row is null.
 

@@ -12,13 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._arrow.hashing import hash_columns
-from ackcore._arrow.record_batches import (
-    in_ranges_of,
-    list_places,
-    offsets_of,
-    valid_rows,
-    with_fields,
-)
+from ackcore._arrow.record_batches import in_ranges_of, offsets_of, valid_rows, with_fields
 from ackcore._records import Bools, Int64s, UInt64s
 
 
@@ -240,7 +234,7 @@ def _numbers(column: pa.Array) -> npt.NDArray[Any]:
 
 def _lists_equal(left: pa.Array, right: pa.Array) -> Bools:
     """Return whether lists have equal lengths and items, row by row; arbitrary for nulls."""
-    (one_starts, one_sizes), (other_starts, other_sizes) = list_places(left), list_places(right)
+    (one_starts, one_sizes), (other_starts, other_sizes) = _list_places(left), _list_places(right)
     equal = one_sizes == other_sizes
     sizes = np.where(equal, one_sizes, 0)
     of, one = in_ranges_of(one_starts, sizes)
@@ -249,3 +243,19 @@ def _lists_equal(left: pa.Array, right: pa.Array) -> Bools:
     wrong = np.bincount(of[~items], minlength=len(sizes))
     same: Bools = equal & (wrong == 0)
     return same
+
+
+def _list_places(column: pa.Array) -> tuple[Int64s, Int64s]:
+    """Return the index of each list's first item in ``column.values``, and its length.
+
+    The length of a null is 0.
+    """
+    n = len(column)
+    if pa.types.is_fixed_size_list(column.type):
+        starts = (np.arange(n) + column.offset) * column.type.list_size
+        sizes = np.full(n, column.type.list_size, np.int64)
+    else:
+        offsets = column.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+        starts, sizes = offsets[:-1], np.diff(offsets)
+    valid = valid_rows(column)
+    return starts, sizes if valid is None else np.where(valid != 0, sizes, 0)
