@@ -617,6 +617,7 @@ def test_while_dead_letters_cannot_be_kept_nothing_is_committed_over_them(counts
 
 def test_a_producer_of_dead_letters_that_can_do_no_more_is_made_anew(counts, caplog):
     """Not authorized to be idempotent, it has ended for good; the next one may be."""
+    caplog.set_level(logging.DEBUG, "ackcore.kafka")  # of an equal warning in the same minute
     counts.produce(40)
     counts.server.fail_requests(
         mock_broker.INIT_PRODUCER_ID, *[KafkaError.CLUSTER_AUTHORIZATION_FAILED] * 2
