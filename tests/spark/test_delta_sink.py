@@ -145,6 +145,7 @@ def test_rows_whose_columns_are_all_keys_are_added_to_an_append_only_table(path,
 
 
 @pytest.mark.parametrize("keys", [None, "word"])
+@pytest.mark.parametrize("append_only", [False, True])
 @pytest.mark.parametrize(
     "features",
     [
@@ -154,9 +155,12 @@ def test_rows_whose_columns_are_all_keys_are_added_to_an_append_only_table(path,
         ["clustering", "domainMetadata"],
     ],
 )
-def test_a_table_that_deltalake_cannot_write_is_refused_at_the_start(path, keys, features):
+def test_a_table_that_deltalake_cannot_write_is_refused_at_the_start(
+    path, keys, features, append_only
+):
     """Features have the names that DROP FEATURE accepts."""
-    logged(path, features, **({} if keys else {"delta.appendOnly": "true"}))
+    logged(path, features, **({"delta.appendOnly": "true"} if append_only else {}))
+    keys = None if append_only else keys
     said = rf"the table features {', '.join(features)}; write the table with Spark"
     with pytest.raises(ValueError, match=said):
         started(path, keys=keys)
@@ -197,7 +201,9 @@ def test_a_computed_column_is_computed_again_by_an_update(
         assert [row[-1] for row in rows(path)] == [expected]
 
 
-@pytest.mark.parametrize("use", ["column", "constraint", "constraint of an append-only table"])
+@pytest.mark.parametrize(
+    "use", ["column", "column, keys", "constraint", "constraint of an append-only table"]
+)
 @pytest.mark.parametrize(
     ("formula", "said"),
     [
@@ -212,9 +218,10 @@ def test_a_computed_column_is_computed_again_by_an_update(
 def test_functions_that_deltalake_does_not_have_as_spark_are_refused_at_the_start(
     path, use, formula, said
 ):
-    if use == "column":
+    if "column" in use:
         logged(path, ["generatedColumns"], formula)
-        named, keys = r"computes column 'm' by .* have the bolt emit the column", "word"
+        named = r"computes column 'm' by .* have the bolt emit the column"
+        keys = "word" if "keys" in use else None
     else:
         properties = {"delta.constraints.late": f"{formula} IS NOT NULL"}
         properties["delta.appendOnly"] = str("append-only" in use).lower()
