@@ -486,7 +486,7 @@ def test_what_is_in_the_table_is_known_when_its_log_was_cleaned_up(path, files):
 
 
 def test_a_number_has_a_time_by_which_it_is_kept(path, files, monkeypatch):
-    """Of a table with delta.setTransactionRetentionDuration, Spark drops numbers without a time."""
+    """With delta.setTransactionRetentionDuration, Spark drops numbers without a time."""
     monkeypatch.setattr(delta, "wall_clock_ms", lambda: 1234)
     started(path).write(accepted(files))
     log = (path / "_delta_log" / f"{1:020}.json").read_text().splitlines()
