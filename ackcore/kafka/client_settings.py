@@ -60,7 +60,7 @@ _OF_CONSUMERS = (
     *("isolation.", "check.crcs", "coordinator.", "consume.", "offset."),
 )
 
-#: The parts in which equal lines of librdkafka differ.
+#: The parts in which otherwise equal log lines differ.
 _VARIES = re.compile(r"after \d+ms |, \d+ identical error\(s\) suppressed")
 #: Equal lines are logged once in this many seconds; at most so many lines are compared.
 _EQUAL_S, _MOST_LINES = 60.0, 1000

@@ -12,7 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._arrow.hashing import hash_columns
-from ackcore._arrow.record_batches import in_ranges_of, offsets_of, valid_rows, with_fields
+from ackcore._arrow.record_batches import (
+    cast_column,
+    in_ranges_of,
+    offsets_of,
+    valid_rows,
+    with_fields,
+)
 from ackcore._records import Bools, Int64s, UInt64s
 
 
@@ -46,8 +52,7 @@ def plain(column: pa.Array) -> pa.Array:
         return plain(column.dictionary_decode())
     if pa.types.is_run_end_encoded(column.type):
         return plain(pc.run_end_decode(column))
-    kind = plain_type(column.type)
-    return column if kind == column.type else column.cast(kind)
+    return cast_column(column, plain_type(column.type))
 
 
 def hashes_of(keys: Sequence[pa.Array], n: int) -> UInt64s:

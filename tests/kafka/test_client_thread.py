@@ -66,6 +66,7 @@ class Client:
         self.resumed = 0
         self.assigned = []
         self.asked = []  # about how many partitions at a time
+        self.left = False  # the group
 
     def subscribe(self, topics, on_assign, on_revoke, on_lost):
         self.on_assign, self.on_revoke, self.on_lost = on_assign, on_revoke, on_lost
@@ -118,7 +119,7 @@ class Client:
         self.resumed += 1
 
     def unsubscribe(self):
-        pass
+        self.left = True
 
     def assignment(self):
         return []
@@ -595,6 +596,14 @@ def test_a_client_asks_for_no_committed_offset_by_itself(monkeypatch, why):
         with pytest.raises(ConsumerError, match="no answer"):
             thread._on_assign(client, [TopicPartition("t", 0)])
     assert client.assigned == [(0, OFFSET_END)]
+
+
+@pytest.mark.parametrize(("options", "leaves"), [({}, True), ({"group.instance.id": "a"}, False)])
+def test_a_static_member_keeps_its_place_when_it_closes(monkeypatch, options, leaves):
+    client = Client()
+    with consuming(monkeypatch, client, options=options) as consumer:
+        consumer.poll(1, 0.1)
+    assert client.left == leaves
 
 
 SECRET = "hunter2"

@@ -183,8 +183,9 @@ class ClientThread(threading.Thread):
         A client that closes does not always answer a rebalance that began before. confluent-kafka
         then waits for ever and holds the GIL, which stops the whole process. Nor does a cooperative
         member without partitions leave: the next rebalance would wait until its session times out.
+        A member with a ``group.instance.id`` stays: it keeps its place until its session times out.
         """
-        if self.settings.is_manual:
+        if self.settings.is_manual or "group.instance.id" in self.settings.client.options:
             return
         self._client.unsubscribe()
         until = time.monotonic() + _LEAVE_S

@@ -37,8 +37,8 @@ from ackcore.kafka.producing import PASSING
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-#: Kafka's own topics, which Java's patterns do not match, either. Each commit of a reader of the
-#: first one would be a new record in it.
+#: Kafka's own topics. Patterns of Java's consumer do not match them either. A consumer that reads
+#: the first one would write a record into it with each commit.
 _OF_KAFKA = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 #: Seconds that brokers may take to answer a request of a consumer.
 REQUEST_S = 30.0
@@ -60,7 +60,7 @@ _MOVING = PASSING | {
 _REFUSED = frozenset((KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION))
 #: The group has removed this member, or has assigned its partitions to others.
 _FENCED = frozenset((KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION))
-#: The reason of such a refusal for a consumer that is no member.
+#: Added to these errors if the consumer assigns its partitions itself.
 _MEMBERS = (
     "; the group has members that subscribe to topics, and until they leave it only they may "
     "commit: use partitions= and tasks= with a group_id of their own"
@@ -94,7 +94,7 @@ def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> C
     # Finds new partitions, and new topics that match a pattern.
     defaults["topic.metadata.refresh.interval.ms"] = round(settings.refresh_s * 1000)
     if any(name.startswith("^") for name in settings.topics):
-        # It would also hide those that are named.
+        # The list also hides topics that are subscribed to by name, so it leaves these out.
         hidden = [f"^{name}$" for name in _OF_KAFKA if name not in settings.topics]
         defaults["topic.blacklist"] = ",".join(hidden)
     config = settings.client.client_config(own, defaults)
@@ -181,10 +181,9 @@ def checked_answer(partitions: list[TopicPartition]) -> list[TopicPartition]:
 def watermarks(client: Consumer, keys: Sequence[Key]) -> dict[Key, tuple[int, int]]:
     """Return the first offset of each partition, and the last one plus 1.
 
-    It takes two requests to each broker, however many partitions it has: an answer waits for the
-    fetch under way, half a second where nothing comes. A request for each of hundreds of partitions
-    would take longer than the group waits for a poll. Raises ConsumerError if a broker does not
-    answer.
+    Sends two requests to each broker, for any number of partitions. An answer may wait half a
+    second for a fetch under way, so a request for each of hundreds of partitions would take longer
+    than the group waits for a poll. Raises ConsumerError if a broker does not answer.
     """
     if not keys:
         return {}

@@ -54,7 +54,7 @@ _FINAL = frozenset(
     )
 )
 
-#: What ends the refusals to let this member into its group, by code.
+#: The remedies for errors with which brokers refuse a member of a group, by code.
 _WAYS_OUT = {
     KafkaError.INCONSISTENT_GROUP_PROTOCOL: (
         "; the other members assign partitions in another way: give all the same protocol="
@@ -278,7 +278,8 @@ class PartitionReading:
             elif key not in self._other_logs:
                 self._take_in(key, some)
         # After the records: reading continues at the last record before the error.
-        marks = self._marks_of(message for message, error in errors if _is_out_of_range(error))
+        lost = dict.fromkeys(_key(message) for message, error in errors if _is_out_of_range(error))
+        marks = self._marks_of(lost) if lost else {}
         for message, error in errors:
             self._read_error(message, error, marks)
         moved, self._moved = self._moved, {}
@@ -318,13 +319,13 @@ class PartitionReading:
                 others = [each for each in self._held.assigned if each not in offsets]
             self._client.assign([*begun, *self.positions(others)])
 
-    def _marks_of(self, messages: Iterable[Message]) -> dict[Key, tuple[int, int]]:
-        """Return the first offsets and the ends of the partitions of errors, by one question."""
+    def _marks_of(self, keys: Iterable[Key]) -> dict[Key, tuple[int, int]]:
+        """Return the first offsets and the ends of partitions, with two requests to each broker."""
         with self._changed:
             held = set(self._held.assigned)
         # The others are from an assignment that is over, or will be.
-        keys = [key for message in messages if (key := _key(message)) in held]
-        return watermarks(self._client, [each for each in keys if each not in self._other_logs])
+        keys = [key for key in keys if key in held and key not in self._other_logs]
+        return watermarks(self._client, keys)
 
     def _read_error(
         self, message: Message, error: KafkaError, marks: Mapping[Key, tuple[int, int]]

@@ -524,7 +524,7 @@ def _error_without_rows(table: DeltaTable) -> str:
     try:
         merger = table.merge(rows, "false", source_alias="s", target_alias="t")
         merger.when_not_matched_insert_all().execute()
-    except Exception as error:
+    except _deltalake().exceptions.DeltaError as error:
         return str(error)
     return ""
 

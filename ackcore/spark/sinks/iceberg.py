@@ -315,17 +315,17 @@ class IcebergSink(TransactionalSink["Transaction"]):
         # pyiceberg 0.12 rounds a double in a partition to 32 bits.
         is_: Any = pyiceberg.expressions
         perhaps, schema = is_.AlwaysTrue(), metadata.schema()
-        #: The numbers to whose multiples partitions round a column, by column; 0 if they do not.
-        widths: dict[str, set[int]] = {}
+        # By column, the largest number to whose multiples partitions round it; 0 if they do not.
+        widths: dict[str, int] = {}
         for part in itertools.chain(*(spec.fields for spec in metadata.partition_specs)):
-            width = getattr(part.transform, "width", 0)
-            widths.setdefault(schema.find_column_name(part.source_id), set()).add(width)
+            name = schema.find_column_name(part.source_id)
+            widths[name] = max(getattr(part.transform, "width", 0), widths.get(name, 0))
         for key in self.keys:
             kind, values = new[key].type, new[key].unique()
             if pa.types.is_floating(kind):
                 continue
             low, high = pc.min_max(values).as_py().values()
-            width = max(widths.get(key, {0}))
+            width = widths.get(key, 0)
             if pa.types.is_integer(kind) and max(-low - 1, high) + width >= 1 << kind.bit_width - 1:
                 continue  # a rounded number may have become one of the other end of the type
             # For these ends pyiceberg fails to compute the day before or after.
