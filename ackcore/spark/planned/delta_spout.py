@@ -218,8 +218,8 @@ class DeltaSpout(DividedSource):
         cleaned up, the result is False.
         """
         actions = _actions(self._commit(version))
-        files = [one.get("add") or one.get("remove") for one in actions]
-        return any(files) and not any(file and file.get("dataChange", True) for file in files)
+        files = [file for one in actions if (file := one.get("add") or one.get("remove"))]
+        return bool(files) and not any(file.get("dataChange", True) for file in files)
 
     def _commit(self, version: int) -> bytes | None:
         """Return a version's file in the log, None if it does not exist; OSError if unreachable."""

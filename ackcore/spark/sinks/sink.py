@@ -301,8 +301,8 @@ class FunctionSink(Sink):
 
         Raises TypeError if it returns a coroutine, a generator, or a writer that was not started.
         """
-        answer, function = self._function(batch.frame(), batch.batch_id), f"sink {batch.sink!r}"
-        refuse_unrun(answer, function)
+        answer = self._function(batch.frame(), batch.batch_id)
+        refuse_unrun(answer, f"sink {batch.sink!r}")
         if type(answer).__name__ in _WRITERS:
             raise TypeError(
                 f"{function} returned a {type(answer).__name__}, which may have written nothing; "
