@@ -302,10 +302,11 @@ class FunctionSink(Sink):
         Raises TypeError if it returns a coroutine, a generator, or a writer that was not started.
         """
         answer = self._function(batch.frame(), batch.batch_id)
-        refuse_unrun(answer, f"sink {batch.sink!r}")
+        sink = f"sink {batch.sink!r}"
+        refuse_unrun(answer, sink)
         if type(answer).__name__ in _WRITERS:
             raise TypeError(
-                f"{function} returned a {type(answer).__name__}, which may have written nothing; "
+                f"{sink} returned a {type(answer).__name__}, which may have written nothing; "
                 "call its last method, such as save(path), saveAsTable(name), append(), merge() or "
                 "execute(), and return None"
             )
