@@ -425,8 +425,8 @@ def ledger_options(
     room = as_count(capacity, "capacity", 1)
     if room > MAX_CAPACITY:
         raise MemoryError(
-            f"no memory for a table of {room} entries (capacity); pass a smaller capacity: a "
-            f"ledger grows on demand, up to {MAX_CAPACITY} entries"
+            f"capacity must be at most {MAX_CAPACITY} entries, got {room}; pass a smaller "
+            "capacity: a ledger grows on demand"
         )
     return Options(
         room,

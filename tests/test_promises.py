@@ -2,7 +2,6 @@
 before the first row."""
 
 import os
-import re
 import sys
 import threading
 
@@ -265,6 +264,5 @@ def test_a_batch_is_applied_if_memory_suffices_and_else_not_at_all(native, bound
 
 
 def test_a_table_that_no_machine_holds_is_refused(native):
-    with pytest.raises(MemoryError, match=r"no memory for a table of (\d+) entries") as refused:
+    with pytest.raises(MemoryError, match=rf"at most \d+ entries, got {2**62}; "):
         native.Ledger(2**62)
-    assert int(re.search(r"\d+", str(refused.value))[0]) >= 2**62

@@ -232,9 +232,10 @@ class Endpoints:
         return False
 
     def begin(self, lease: Lease, now_ns: int) -> bool:
-        """Record that a call begins; keep its `Pace`. Return whether it is an open breaker's trial.
+        """Record that a call begins; pause its endpoint until its `Pace` allows the next call.
 
-        The endpoint then gets no other call before the end of this one.
+        Returns whether the call is the trial of an open breaker: the endpoint then gets no other
+        call before the end of this one.
         """
         lease.sent_ns = now_ns
         consumer = lease.consumer

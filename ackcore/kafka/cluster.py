@@ -241,6 +241,8 @@ class Cluster:
     def bounds_of(self, topic: str) -> dict[TopicPartition, Watermarks]:
         """Return the first offset and the end of each partition of a topic, in order.
 
+        The end is as for `watermarks`: by default the last stable offset.
+
         Raises UnknownTopics if the topic does not exist. Raises ClusterFailed if no broker answers
         in time, or the offsets of a partition are unknown.
         """

@@ -74,12 +74,15 @@ class BatchFold(Aggregate):
         """
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
-        """Return the types of the columns of ``state``, by name; raise TypeError if it is wrong."""
+        """Return the types of the columns of ``state``, by name.
+
+        Raises TypeError unless it is a schema of at least one column, all with different names.
+        """
         state = getattr(self, "state", None)
         if not isinstance(state, pa.Schema) or not 0 < len(state) == len(set(state.names)):
             raise TypeError(
-                "must be an aggregate whose attribute state is a pyarrow.Schema with columns of "
-                f"different names, got {short_repr(state)}"
+                "must be an aggregate whose attribute state is a pyarrow.Schema with at least one "
+                f"column, and columns of different names, got {short_repr(state) or 'no column'}"
             )
         return {field.name: field.type for field in self.state}
 

@@ -250,8 +250,9 @@ class TableReader:
 
         ``keys``: the columns of the key; other columns are ignored. The result has the columns of
         ``shape.stored_schema``, and row *i* is that of key *i*. If the table has no row for a key,
-        or one that has expired, all columns of the row are null, also the hash. Raises ValueError
-        or TypeError as `TableShape.key_arrays` does.
+        or one that has expired, all columns of the row are null, also the hash. Null keys are
+        equal. Raises ValueError if a column of the key is missing, TypeError if one cannot be cast
+        to its type in the table.
         """
         arrays = self.shape.key_arrays(keys)
         n = len(arrays[0])

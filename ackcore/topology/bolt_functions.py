@@ -143,16 +143,19 @@ class AnswerRows(RowSchema):
         return super().row(answer)
 
     def _lacks_tuple(self, answer: Any) -> bool:
-        """Return whether an answer is a list or dict that must be in a tuple.
+        """Return whether an answer seems to be the bare value of the only field: a list or dict.
 
-        A list could be the answer's values or the value of its only field; likewise a dict.
+        A list or tuple of exactly one list or None has the answer's values, as does a dict with
+        only the field's name.
         """
         (field,) = self.schema
         if isinstance(answer, Mapping):
             nested = pa.types.is_struct(field.type) or pa.types.is_map(field.type)
             return nested and set(answer) != {field.name}
-        items = (type(None), list, tuple, np.ndarray, pa.Array)
-        return is_list(field.type) and not (len(answer) == 1 and isinstance(answer[0], items))
+        if not is_list(field.type) or type(answer) not in (list, tuple):
+            return False
+        items = (type(None), list, tuple, set, frozenset, range, np.ndarray, pa.Array)
+        return not (len(answer) == 1 and isinstance(answer[0], items))
 
     def _is_value(self, answer: Any) -> bool:
         """Return whether an answer is the bare value of the only field, as `row` says."""

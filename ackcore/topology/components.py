@@ -79,14 +79,15 @@ class Collector(Protocol):
 
         A second ack, or an ack after a fail, has no effect; the number of such calls is logged. If
         ``execute`` raises, its input fails although it was acked. Raises TypeError or ValueError
-        for an object that is no input of this task.
+        for an object that is no input of this task, and RuntimeError after ``flush()``.
         """
 
     def fail(self, tuple: Tuple, reason: BaseException | Reason | str | None = None) -> None:
-        """Fail an input: its record is retried, or dead if ``reason`` is final (`Reject`).
+        """Fail an input: its record is retried, or dead if ``reason`` is final.
 
-        The first of several reasons is kept. An input that was acked in the same batch fails. For
-        one that was acked in an earlier batch, the call has no effect. Raises as `ack` does.
+        A `Reject` is final, and an exception that ``reject`` or ``retry_on`` makes final. The first
+        of several reasons is kept. An input that was acked in the same batch fails. For one that
+        was acked in an earlier batch, the call has no effect. Raises as `ack` does.
         """
 
 

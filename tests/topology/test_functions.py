@@ -6,6 +6,7 @@ import asyncio
 import functools
 import re
 import sys
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -169,6 +170,11 @@ class Price(NamedTuple):
     price: float
 
 
+@dataclass
+class Vector:
+    vec: list[float]
+
+
 class Tagged(NamedTuple):
     tags: list[str] | None
     price: float
@@ -183,6 +189,9 @@ def test_an_answer_with_names_is_a_row_or_the_one_struct():
         assert (batch.column("at").to_pylist(), misfits) == ([{"x": 1}], [])
     assert AnswerRows(VECTOR).row(([0.5, 1.5],)) == ([0.5, 1.5],)
     assert AnswerRows(VECTOR).row([[0.5]]) == ([0.5],)
+    assert AnswerRows(VECTOR).row(Vector([0.5])) == ([0.5],)
+    assert AnswerRows(VECTOR).row((range(2),)) == (range(2),)
+    assert AnswerRows(VECTOR).row(({0.5},)) == ({0.5},)
 
 
 async def nothing():

@@ -109,7 +109,8 @@ def decide_starts(
         log.log(level, "%s-%d begins at %d, %s", *key, offset, why)
         if why == MADE_ANEW and settings.on_out_of_range == "fail":
             raise OffsetsOutOfRange(
-                f"the topic of {key[0]}-{key[1]} was deleted and created again; {WAY_OUT}"
+                f"the topic of {key[0]}-{key[1]} was deleted and created again, and each start "
+                f"ends like this; {WAY_OUT}"
             )
         name = settings.force_from_start
         origin = CommitOrigin.of(topic_id, name)

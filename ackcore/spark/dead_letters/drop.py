@@ -46,8 +46,8 @@ _PASSES = 3
 class Dropped(NamedTuple):
     """The result of `drop`.
 
-    Attributes: ``request``: the name of the note that the store keeps, if letters were dropped.
-    ``records``: the number of dropped letters, by spout.
+    Attributes: ``request``: the name of the store's note of this call; there is no such note after
+    a dry run, or if no letter was dropped. ``records``: the number of dropped letters, by spout.
     """
 
     request: str

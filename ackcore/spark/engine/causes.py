@@ -77,7 +77,7 @@ def reason_counts(dead: Mapping[str, pa.Table]) -> Iterator[pa.Table]:
 
 
 def _tracked(dead: Mapping[str, pa.Table]) -> Iterator[pa.Table]:
-    """Yield the dead records of each spout in parts, without the columns of the sources."""
+    """Yield the dead records of each spout in parts; the sources' columns may be missing."""
     for spout in dead:
         yield from dead_of(dead).pieces(spout, payload=False)
 

@@ -75,7 +75,7 @@ class ClosedRows(PlannedRows):
         }
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
-        """Return frames of the rows in the segments that a plan names, one per spout."""
+        """Return frames of the rows in the segments that a plan names, one per named spout."""
         found = []
         for spout, table in self._topology.closed.items():
             body = plan.offsets.get(spout)

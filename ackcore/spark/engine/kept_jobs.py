@@ -104,7 +104,7 @@ class KeptStage:
     read: PlannedReader
 
     def __call__(self, batches: Batches) -> Batches:
-        """Process one partition of the source."""
+        """Read and process the rows of the task numbers in ``batches``, by the job's property."""
         context = TaskContext.get()
         assert context is not None
         text = context.getLocalProperty(_PROPERTY)

@@ -43,7 +43,8 @@ from ackcore.topology.stage_layout import Layout
 class PlannedReader(Protocol):
     """A function for ``mapInArrow``: takes task numbers, returns these tasks' rows of a plan.
 
-    `planned` makes one for another plan.  ``fixed`` is the part that is equal for all plans.
+    `planned` makes one for another plan. ``fixed`` is the part that is equal for all plans: a kept
+    job is used again only if it compares equal (``==``).
     """
 
     @property
@@ -200,7 +201,7 @@ class PlannedRows:
         return not self.is_through and self.has_room
 
     def reaching_ends(self) -> Callable[[], bool]:
-        """Return a function that returns whether all rows that exist at present are taken."""
+        """Return a function that returns whether all rows are taken that exist at this call."""
         return lambda: self.is_through
 
     def close(self) -> None:

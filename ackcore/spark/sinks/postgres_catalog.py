@@ -246,7 +246,8 @@ def check_table(dsn: str, target: SinkTable, what: str, schema: pa.Schema) -> No
             keys = ", ".join(f'"{key}"' for key in target.keys)
             raise ValueError(
                 f"{what}: keys need a unique index, and table {target.table} has none on exactly "
-                f"{keys}; CREATE UNIQUE INDEX ON {target.table} ({keys}) makes one"
+                f"{keys} (partial, deferrable and invalid ones do not count); CREATE UNIQUE INDEX "
+                f"ON {target.table} ({keys}) makes one"
             )
 
 

@@ -328,7 +328,8 @@ def check_sink(
     """Check before a query starts that a writer can write the rows of a stream.
 
     Raises TypeError if the writer is neither a sink nor a function of (DataFrame, batch id), has
-    ``async`` or ``yield``, or cannot be isolated. Raises the errors of `Sink.check`.
+    ``async`` or ``yield``, or cannot be isolated; and for a function if Spark lacks a column's
+    type. Raises the errors of `Sink.check`.
 
     ``name``: the sink's name, for errors. ``writer``: the argument of `TopologyBuilder.sink`.
     ``schema``: the stream's schema; with None, if it is not known, `Sink.check` is not called.
