@@ -106,7 +106,7 @@ class ClientSettings:
         return {**found, "oauth_cb": Tokens(given, self)} if callable(given) else found
 
     def redacted(self, text: str) -> str:
-        """Return a text with the value of each secret option replaced, by `without_secrets`."""
+        """Return a text with "[redacted]" in place of the value of each secret option."""
         return without_secrets(text, self._secrets())
 
     def logger(self, logger: Logger) -> ClientLog:
@@ -150,8 +150,8 @@ def without_consumers(config: Mapping[str, Any]) -> dict[str, Any]:
 class Tokens:
     """The user's ``oauth_cb``, with a check of its result and a warning for each failure.
 
-    Attributes: ``failure``: why there is no token; None before the first call, and after a call
-    that gave one.
+    Attributes: ``failure``: why there is no token, also while a call runs; None before the first
+    call, and after a call that gave one.
     """
 
     def __init__(self, given: Callable[..., Any], settings: ClientSettings) -> None:

@@ -64,8 +64,9 @@ class _Bounds(NamedTuple):
 
 
 class Watermarks(_Bounds):
-    """The first offset of a partition, ``low``, and its end ``high``, the last one plus 1.
+    """The first offset of a partition, ``low``, and its end, ``high``.
 
+    The end is the last stable offset, or that of the next record; see `Cluster.watermarks`.
     ``epoch``: the epoch of the leader that answered, None if unknown. ``==`` does not compare it.
     """
 
@@ -174,9 +175,10 @@ class Cluster:
         Raises UnknownTopics if named topics do not exist, unless ``missing_ok``. Raises
         ClusterFailed if no broker answers in time.
 
-        ``topics``: the names of topics. ``pattern``: instead of names: all topics whose whole name
-        matches, except Kafka's own (``__...``). ``missing_ok``: whether missing topics are left out
-        instead of raising, as they are with a pattern.
+        ``topics``: the names of topics; [] has no partitions. ``pattern``: a regular expression,
+        instead of names: all topics whose whole name matches, except Kafka's own (``__...``).
+        ``missing_ok``: whether missing topics are left out instead of raising, as they are with a
+        pattern.
         """
         names = sorted(set(topics)) if topics is not None else self._matching(pattern or "")
         if not names:
@@ -241,7 +243,8 @@ class Cluster:
     def bounds_of(self, topic: str) -> dict[TopicPartition, Watermarks]:
         """Return the first offset and the end of each partition of a topic, in order.
 
-        The end is as for `watermarks`: by default the last stable offset.
+        The end is the last stable offset, or with ``isolation.level=read_uncommitted`` the offset
+        of the next record to be written.
 
         Raises UnknownTopics if the topic does not exist. Raises ClusterFailed if no broker answers
         in time, or the offsets of a partition are unknown.
@@ -316,10 +319,10 @@ class Cluster:
     def committed(
         self, group: str, partitions: Iterable[tuple[str, int]]
     ) -> PartitionAnswers[Commit]:
-        """Return the offsets and metadata that a group has committed.
+        """Return the offsets and metadata that a group has committed, by partition.
 
-        Asks for up to 5 s while the group's coordinator moves. Errors of brokers do not raise: they
-        are failures in the result.
+        Partitions without a commit are left out. Asks for up to 5 s while the group's coordinator
+        moves. Errors of brokers do not raise: they are failures in the result.
         """
         keys = _keys(partitions)
         if not keys:
@@ -457,7 +460,7 @@ class Cluster:
         }
 
     def _cause(self) -> str:
-        """Return the admin client's last connection error since the last call, or ""."""
+        """Return and forget the admin client's last connection error; "" without one."""
         while self._admin.poll(0):
             pass
         return self._causes.pop() if self._causes else ""

@@ -89,8 +89,8 @@ class MetadataForm:
     ) -> Commit:
         """Return the offset and the metadata to commit for a partition in this state.
 
-        The arguments are those of `encode_state`. If even the shortest metadata are too long for
-        the broker, they are "".
+        ``generation``: the number of the assignment. ``deployment``: the 64 bits of a
+        `CommitOrigin`. If even the shortest metadata are too long for the broker, they are "".
         """
         of = topic, partition, generation, state, deployment
         limit = self._limit

@@ -84,7 +84,7 @@ class Committer:
         self._consumer = new_client(Consumer, settings.client_config(own, DEFAULTS))
 
     def abandon(self) -> None:
-        """Close the client in a background thread, since closing waits for overdue answers."""
+        """Close the client for good, in a background thread: closing waits for overdue answers."""
         box = [self._consumer]
         del self._consumer
         name = "ackcore-kafka-abandoned"

@@ -24,7 +24,7 @@ class ConsumerError(RuntimeError):
 
 
 class OffsetsOutOfRange(ConsumerError):
-    """With ``out_of_range="fail"``: offsets were deleted or replaced, or are too far behind."""
+    """With ``out_of_range="fail"``: offsets to read are deleted, replaced or too far behind."""
 
 
 class NoToken(KafkaException):
@@ -107,10 +107,11 @@ def shown_error(error: BaseException) -> str:
 
 
 def redacted_error(error: BaseException, settings: ClientSettings) -> BaseException:
-    """Return an error without the secrets of settings: the same object if it has none.
+    """Return an error without the secrets of settings: the same object if no text has one.
 
-    Otherwise returns a new error without causes and with the same traceback, of the same class if
-    the class takes one text, else a RuntimeError. An error of confluent-kafka keeps its code.
+    The texts of its causes count too. Otherwise returns a new error without causes and with the
+    same traceback, of the same class if that takes one text, else a RuntimeError. An error of
+    confluent-kafka keeps its code.
     """
     shown = [shown_error(each) for each in _with_causes(error)]
     if all(settings.redacted(text) == text for text in shown):
@@ -129,7 +130,7 @@ def redacted_error(error: BaseException, settings: ClientSettings) -> BaseExcept
 
 
 def _with_causes(error: BaseException) -> list[BaseException]:
-    """Return an error, its cause, the cause of that cause, and so on."""
+    """Return an error and its causes, the last cause at the end; without suppressed contexts."""
     found: list[BaseException] = []
     one: BaseException | None = error
     while one is not None and one not in found:

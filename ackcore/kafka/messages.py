@@ -72,7 +72,7 @@ class MessageColumns(NamedTuple):
         return [schema.field(self.value)] if pa.types.is_struct(kind) else []
 
     def unfit(self, batch: pa.RecordBatch, *more: str | None) -> dict[int, str]:
-        """Return the rows that cannot be sent unchanged: the reason by row number.
+        """Return the rows that cannot be sent unchanged: one reason by row number, from 0 on.
 
         They have text that is not UTF-8, or a NUL in the name of a header. ``*more``: columns that
         are sent besides key, value and headers; None is ignored.
@@ -135,7 +135,7 @@ def is_text_or_bytes(kind: pa.DataType) -> bool:
 
 
 def _has_headers(kind: pa.DataType) -> bool:
-    """Return whether the values of a type are headers, as `_headers` reads them."""
+    """Return whether a type is a map of headers, or a list of structs of a key and a value."""
     is_ = pa.types
     if is_.is_map(kind):
         return is_.is_string(kind.key_type) and is_text_or_bytes(kind.item_type)
@@ -148,9 +148,10 @@ def _has_headers(kind: pa.DataType) -> bool:
 
 
 def _headers(given: Sequence[Any] | None) -> list[tuple[str, bytes | None]]:
-    """Return the headers in a map's pairs, or in a list of structs without its nulls.
+    """Return the headers in a map's pairs, or in a list of structs without its nulls; [] for None.
 
-    confluent-kafka sends a name, and a value that is text, only up to its first NUL.
+    confluent-kafka sends a name, and a value that is text, only up to its first NUL. So a NUL in a
+    name is escaped, and text becomes bytes.
     """
     return [
         (name.replace("\0", r"\x00"), value.encode() if isinstance(value, str) else value)

@@ -138,7 +138,7 @@ class Undelivered(NamedTuple):
     """A message that a broker refused, by its own fault or that of another one in its request."""
 
     #: "size": the message or its request is too large. "no key": the topic requires a key.
-    #: "beside": another record of the request is invalid.
+    #: "beside": a record of the request is invalid, probably another one.
     why: Literal["size", "no key", "beside"]
 
     key: bytes | None
@@ -160,7 +160,7 @@ def _why(error: KafkaError, key: bytes | None) -> Literal["size", "no key", "bes
 
 
 class DeliveryError(RuntimeError):
-    """A message or a transaction failed. The error names the topic and the reason."""
+    """A message or a transaction failed, or the producer cannot work. The text has the reason."""
 
 
 class Deliveries:
@@ -169,10 +169,11 @@ class Deliveries:
     ``settings``: the connection to the brokers, with options that `check_options` accepts.
     ``transactional_id``: set if the messages are sent in transactions.
 
-    Raises DeliveryError if librdkafka refuses the settings.
+    Raises DeliveryError if librdkafka refuses the settings, or ``oauth_cb`` gives no token.
 
-    Attributes: ``on_undelivered``: a function that is called with each `Undelivered` message; None
-    by default. If it returns True, the message counts as no failure, except in a transaction.
+    Attributes: ``on_undelivered``: a function that `send` and `flush` call with each `Undelivered`
+    message; None by default. If it returns True, the message counts as no failure, except in a
+    transaction.
     """
 
     def __init__(self, settings: ClientSettings, *, transactional_id: str | None = None) -> None:
@@ -235,7 +236,8 @@ class Deliveries:
     ) -> None:
         """Queue a message, or wait until the queue has room. `flush` waits for its delivery.
 
-        Raises DeliveryError if an earlier message was not delivered, or this one cannot be queued.
+        Raises DeliveryError if this message cannot be queued, or an earlier one was not delivered.
+        Only each 1,000th call and a wait for room look for the latter.
 
         ``value``, ``key``: text is sent as UTF-8. ``partition``: by default librdkafka chooses it,
         by the key if there is one.
@@ -301,7 +303,7 @@ class Deliveries:
             time.sleep(_PAUSE_S)  # some calls fail without having waited
 
     def call_apart(self, what: str, function: Callable[..., object], *args: object) -> None:
-        """Do as `call`, in a separate thread, for a function that may ignore its time-out.
+        """Do as `call` in a separate thread, and wait; for a function that may ignore its time-out.
 
         Raises DeliveryError also if the function has not returned 5 s after its time-out of 30 s.
         The producer is then abandoned without closing it, which would wait for the function. The
@@ -444,7 +446,7 @@ class Transactions:
             self.last = Mark(found.offset - 1, found.metadata or "")
 
     def _committed(self, consumer: Consumer) -> TopicPartition:
-        """Return the committed offset, which holds the last mark.
+        """Return the committed offset, which is the last mark's number plus 1; below 0 without one.
 
         Retries while the coordinator moves, and while a transaction of the group is completed.
         """
@@ -479,7 +481,7 @@ class Transactions:
         return False
 
     def begin(self) -> Deliveries:
-        """Begin a transaction. Send its messages with the `Deliveries` that are returned."""
+        """Begin a transaction, or raise DeliveryError. Send its messages by the returned object."""
         try:
             self._producer.begin_transaction()
         except KafkaException as error:

@@ -115,10 +115,10 @@ class RangeReader:
     def read(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
         """Yield the records of a range, which begins at 0 or above, in order as `RECORD_SCHEMA`.
 
-        Raises RuntimeError if another range is being read, or the reader is closed. After it has
-        yielded all records before the error, raises OffsetsLost if offsets were deleted,
-        ReadTimedOut if no record came for ``timeout_s``, and ReadFailed if the brokers refuse the
-        request or send damaged data, or the partition was truncated and written anew.
+        The first ``next`` raises RuntimeError if another range is being read, or the reader is
+        closed. After all records before the error, ``next`` raises OffsetsLost if offsets were
+        deleted, ReadTimedOut if no record came for ``timeout_s``, and ReadFailed if the brokers
+        refuse the request or send damaged data, or the partition was truncated and written anew.
         """
         if range_.size == 0:
             return
@@ -197,7 +197,7 @@ class RangeReader:
     ) -> tuple[OffsetRange, Exception | None]:
         """Handle a message that is no record: the end of the partition, or an error.
 
-        Returns the rest of the range, and the exception to raise, or None to continue.
+        Returns the part of the range still to read, and the exception to raise, or None to go on.
         """
         error = event_error(event)
         if error.code() == KafkaError._PARTITION_EOF:
@@ -215,7 +215,7 @@ class RangeReader:
     def _topic_error(self, rest: OffsetRange) -> Exception | None:
         """Ask the brokers whether the topic is missing or forbidden; return the error, or None.
 
-        They do not report this to a consumer that reads.
+        Also None if they do not answer. They do not report this to a consumer that reads.
         """
         try:
             topics = self._consumer.list_topics(rest.topic, timeout=_ASK_AFTER_S).topics

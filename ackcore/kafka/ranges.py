@@ -87,7 +87,7 @@ class RecordColumns:
         """Add the records of messages, from index ``first`` on.
 
         Returns the index of the first message that was not added: one that is no record, a record
-        whose offset is ``stop`` or above, or one that no longer fits into the batch.
+        whose offset is ``stop`` or above, or one by which the keys or values would exceed 2 GiB.
         """
         return self._buffers.add(messages, first, stop)
 

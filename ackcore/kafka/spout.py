@@ -152,9 +152,9 @@ class KafkaSpout:
 class KafkaGroup:
     """A consumer group for Spark's own Kafka source: ``TopologyBuilder.spout(commit_group=)``.
 
-    After each micro-batch, ackcore commits the offset of the first record that is not done.
-    Monitors of the group compute its lag from there. The metadata list the done records above it.
-    The query itself continues from its checkpoint, not from the group.
+    After each micro-batch, ackcore commits, for each partition, the offset of the first record that
+    is not done. Monitors of the group compute its lag from there. The metadata list the done
+    records above it. The query itself continues from its checkpoint, not from the group.
 
     Parameters
     ----------

@@ -56,10 +56,10 @@ def check_zone(time: datetime, name: str) -> None:
 def first_offset(
     start: Start, key: tuple[str, int], low: int, high: int, of_time: int | None
 ) -> tuple[int, str]:
-    """Return the offset at which a partition begins, and the reason, such as "latest".
+    """Return the offset at which a partition begins, and the reason.
 
-    The offset may be out of range. With offsets as ``start``, a partition without one begins at
-    its first record.
+    The reason is "earliest", "latest", "timestamp" or "explicit". The offset may be out of range.
+    With "group" as ``start``, or offsets without this partition, it is the first, "earliest".
 
     ``start``: the user's argument. ``key``: topic and number. ``low``, ``high``: the partition's
     first offset and its end. ``of_time``: the first offset of the time in ``start``; None if no
@@ -74,7 +74,7 @@ def first_offset(
 
 
 def time_ms(start: Start) -> int | None:
-    """Return the time in ``start`` in milliseconds since 1970; None if ``start`` is no time."""
+    """Return the time ``start`` in milliseconds since 1970, at least 0; None if it is no time."""
     if not isinstance(start, datetime):
         return None
     # No record has a time below 0, and Kafka uses -1 for the end of a partition.

@@ -39,7 +39,8 @@ def truncations(
     so one client asks about 100 partitions, and only truncated ones have clients of their own.
 
     ``logs``: the arguments ``low``, ``position`` and ``epoch`` by partition. ``timeout_s``: the
-    longest time for each 100 partitions, and for each truncated one. Raises as `truncated_at`.
+    longest time for each 100 partitions, and for each truncated one. Raises ConnectionError if the
+    brokers do not answer in time, or ``oauth_cb`` gives no token.
     """
     asked = [
         TopicPartition(*key, position, leader_epoch=epoch)

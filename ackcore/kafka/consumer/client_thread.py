@@ -60,7 +60,7 @@ class ClientThread(threading.Thread):
         self._log = settings.client.logger(_log)
         self.error: BaseException | None = None
         self.ended = False
-        #: The error that the last commit was refused with, if the broker lacks done records.
+        #: The refusal of the final commit, if records done before it stay uncommitted; else None.
         self.last_refusal: str | None = None
         self.drain_s = settings.drain_s
         self._held = held
@@ -279,7 +279,10 @@ class ClientThread(threading.Thread):
     # Assignments.
 
     def _begin(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Add partitions, call ``on_assign``, and return them with the offsets to read from."""
+        """Add partitions, call ``on_assign``, and return them with the offsets to read from.
+
+        Raises ConsumerError if one is of the dead-letter topic, or brokers do not answer.
+        """
         dead = self.settings.dead_letters
         if any(each.topic == dead for each in partitions):
             raise ConsumerError(
@@ -320,7 +323,7 @@ class ClientThread(threading.Thread):
         return [(one.topic, one.partition) for one in mine]
 
     def _assign_manually(self, wanted: Iterable[Key]) -> None:
-        """Read exactly these partitions: begin those that are new, and drain and commit others."""
+        """Read exactly these partitions: begin new ones; drain, commit and drop all others."""
         wanted = dict.fromkeys(wanted)  # in their order
         with self._changed:
             held = dict.fromkeys(self._held.assigned)

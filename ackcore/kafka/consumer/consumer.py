@@ -48,8 +48,9 @@ _CLOSE_S = 25.0
 class ConsumerStats(NamedTuple):
     """A snapshot of a consumer's counts and partitions.
 
-    ``oldest_s``: seconds since the first record that is not done was read. ``lag``: offsets between
-    the committed ones and the ends of the partitions, as far as they are known.
+    ``oldest_s``: seconds since the first record that is not done was read, the longest time of any
+    partition. ``lag``: offsets between the committed ones and the ends of the partitions, summed
+    over those where both are known.
     """
 
     partitions: list[PartitionStats]
@@ -308,7 +309,7 @@ class Consumer:
             return self._held.ack(record)
 
     def ack_many(self, records: Iterable[KafkaRecord]) -> int:
-        """Ack several records. Return the number of records for which `ack` would return True."""
+        """Ack records one after another. Return for how many of them `ack` returned True."""
         with self._own():
             return sum(map(self._held.ack, records))
 
@@ -416,7 +417,10 @@ class Consumer:
         return self._stopped or self._thread.ended
 
     def stop(self) -> None:
-        """End as `close` does, without waiting. Any thread and signal handlers may call it."""
+        """Begin to end as `close` does, without waiting: `poll` returns nothing more.
+
+        Any thread, callback or signal handler may call it, also again.
+        """
         with self._own():
             self._stopped = True
             self._thread.stop()

@@ -70,9 +70,10 @@ _Refused = list[tuple[KafkaError, PartitionCommit]]
 
 
 def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> Consumer:
-    """Make the client of a consumer; raise ConsumerError if librdkafka refuses the settings.
+    """Make the client of a consumer.
 
-    When it is polled, it calls ``on_commit`` with the result of each asynchronous commit.
+    Raises ConsumerError if librdkafka refuses the settings, or ``oauth_cb`` gives no token. When it
+    is polled, it calls ``on_commit`` with the result of each asynchronous commit.
     """
     own: dict[str, Value] = {
         "logger": settings.client.client_logger(_log),
@@ -105,7 +106,7 @@ def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> C
 
 
 def settings_refused(settings: ConsumerSettings, error: KafkaException) -> ConsumerError:
-    """Return a ConsumerError for librdkafka's refusal of a client's settings."""
+    """Return a ConsumerError for a client's refused settings, or for a missing token."""
     said = settings.client.redacted(error.args[0].str())
     if isinstance(error, NoToken):
         return ConsumerError(said)
@@ -151,7 +152,7 @@ def wait_until_known(
 
 
 def ask_brokers(ask: Callable[[], _T], what: str) -> _T:
-    """Call ``ask`` until no leader, coordinator or group is moving, and return its result.
+    """Return the result of ``ask``, called again while a leader, coordinator or group is moving.
 
     Raises ConsumerError at once for other errors, and if this takes longer than 30 s. ``what``
     names the request in the message.
@@ -179,11 +180,13 @@ def checked_answer(partitions: list[TopicPartition]) -> list[TopicPartition]:
 
 
 def watermarks(client: Consumer, keys: Sequence[Key]) -> dict[Key, tuple[int, int]]:
-    """Return the first offset of each partition, and the last one plus 1.
+    """Return the first offset and the end of each partition.
 
-    Sends two requests to each broker, for any number of partitions. An answer may wait half a
-    second for a fetch under way, so a request for each of hundreds of partitions would take longer
-    than the group waits for a poll. Raises ConsumerError if a broker does not answer.
+    The end is the last stable offset, or with ``isolation.level=read_uncommitted`` the offset of
+    the next record to be written. Sends two requests to each broker, for any number of partitions.
+    An answer may wait half a second for a fetch under way, so a request for each of hundreds of
+    partitions would take longer than the group waits for a poll. Raises ConsumerError if a broker
+    does not answer.
     """
     if not keys:
         return {}
@@ -256,9 +259,9 @@ class Commits:
         return self._unanswered > 0
 
     def send(self, client: Consumer) -> None:
-        """Commit all changes since the last commit, without waiting.
+        """Commit all partitions with changes since their last accepted commit, without waiting.
 
-        The client calls `answered` with the result of each request.
+        Call it only when nothing is `under_way`. The client calls `answered` with each result.
         """
         self._sent = {}
         for some in self._requests(None):

@@ -135,8 +135,8 @@ class TopicLetterStore:
     def store(self, letter: DyingRecord, report: Report) -> None:
         """Send a dead letter. It is stored when all in-sync replicas have it.
 
-        `poll` then calls ``report``; `store` calls it if the letter cannot be sent. Raises as
-        `headers_of`.
+        `poll` then calls ``report``; `store` calls it if the letter cannot be sent. Raises
+        ConsumerError if the record has died more than 20 times.
         """
 
         def delivered(error: KafkaError | None, _: object = None) -> None:
@@ -313,7 +313,8 @@ class PendingLetters:
 def dead_letters_of(settings: ConsumerSettings) -> PendingLetters | None:
     """Return an empty `PendingLetters` for the settings; None without ``dead_letters``.
 
-    Raises ConsumerError if librdkafka refuses the settings of the producer for a topic.
+    For a topic, raises ConsumerError if librdkafka refuses the producer's settings, or ``oauth_cb``
+    gives no token.
     """
     given, log = settings.dead_letters, settings.client.logger(_log)
     if given is None:

@@ -59,11 +59,11 @@ class ConsumerCounts:
     read: int = 0
     skipped: int = 0  # records that were done before a restart or a rebalance
     acked: int = 0
-    failed: int = 0  # attempts that the user failed
+    failed: int = 0  # calls of `fail` that took effect, with `Unavailable` too
     timed_out: int = 0  # attempts without an answer in time
     retried: int = 0  # delivered again
     dead: int = 0  # stored as dead letters
-    lost: int = 0  # offsets that the broker had deleted before they were read
+    lost: int = 0  # offsets deleted before they were read, or skipped as too far behind
     stale: int = 0  # acks and fails of records whose partition was taken away meanwhile
     late: int = 0  # acks and fails of deliveries that had failed or been repeated before
     repeated: int = 0  # acks and fails of records that were done already
@@ -78,7 +78,7 @@ class PartitionStats(NamedTuple):
     topic: str
     partition: int
     generation: int
-    position: int  # the highest offset that was read, plus 1
+    position: int  # the next offset to read
     committed: int | None  # the broker's committed offset; None if it has none yet
     lag: int | None  # offsets from the committed one to the last known end; None if unknown
     fresh: int  # records read and not delivered

@@ -221,7 +221,10 @@ class ConsumerSettings:
 
 
 def as_topics(topics: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the argument ``topics`` as a tuple of names and patterns, without duplicates."""
+    """Return the argument ``topics`` as a tuple of names and patterns, without duplicates.
+
+    Returns () for None. Raises TypeError if a name is empty or no text.
+    """
     names = (topics,) if isinstance(topics, str) else tuple(topics or ())
     for name in names:
         if not isinstance(name, str) or not name:
@@ -232,7 +235,11 @@ def as_topics(topics: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def as_partitions(partitions: Sequence[tuple[str, int]] | None) -> tuple[tuple[str, int], ...]:
-    """Return the argument ``partitions`` as a tuple of pairs, checked and without duplicates."""
+    """Return the argument ``partitions`` as a tuple of pairs, without duplicates.
+
+    Returns () for None. Raises TypeError if an element is no pair of a topic and a number, and
+    ValueError if the number is out of range.
+    """
     found = []
     for each in partitions or ():
         match each:

@@ -541,7 +541,10 @@ class HeldRecords:
     # Commits.
 
     def commits(self, keys: Iterable[Key] | None = None) -> list[PartitionCommit]:
-        """Return the commits of partitions that changed since their last commit."""
+        """Return the commits of partitions that changed since the broker accepted their last one.
+
+        ``keys``: the partitions; by default all.
+        """
         some = self._partitions if keys is None else keys
         found = [self._partitions[key] for key in some if key in self._partitions]
         changed = [each for each in found if each.changes != each.committed_changes]
@@ -553,9 +556,9 @@ class HeldRecords:
             each.changes += 1
 
     def uncommitted(self) -> dict[Key, tuple[int, int]]:
-        """Return the number of the last change of each partition that must commit.
+        """Return the partitions with changes that the broker has not accepted, for `are_committed`.
 
-        It follows the number of the partition's assignment. For `are_committed`.
+        Each has the number of its assignment, and that of its last change.
         """
         return {
             key: (each.generation, each.changes)
@@ -590,7 +593,7 @@ class HeldRecords:
             self._wake()
 
     def metadata_too_large(self, metadata: str) -> bool:
-        """Make later metadata shorter, as `MetadataForm.too_large`; return whether to try again."""
+        """Make later metadata shorter than these, which the broker refused; return False for ""."""
         return self._metadata.too_large(metadata)
 
     # How much may be read.

@@ -142,7 +142,10 @@ class PartitionReading:
                     self._held.skip_lost(each.key, each.skip_to, now_ms(), keep, TOO_FAR_BEHIND)
 
     def positions(self, keys: Iterable[Key]) -> list[TopicPartition]:
-        """Return partitions, each with its next offset to read, for an assignment of the client."""
+        """Return partitions, each with its next offset to read, to assign them to the client.
+
+        Leaves out those that are not held.
+        """
         with self._changed:
             found = [(key, self._held.position(key)) for key in keys]
         self._unpositioned.update(key for key, _ in found)
@@ -320,7 +323,10 @@ class PartitionReading:
             self._client.assign([*begun, *self.positions(others)])
 
     def _marks_of(self, keys: Iterable[Key]) -> dict[Key, tuple[int, int]]:
-        """Return the first offsets and the ends of partitions, with two requests to each broker."""
+        """Return the first offsets and the ends of partitions, with two requests to each broker.
+
+        Leaves out those that are not assigned, or whose log is another one.
+        """
         with self._changed:
             held = set(self._held.assigned)
         # The others are from an assignment that is over, or will be.
