@@ -142,7 +142,7 @@ class KeyQueue:
             self.spent.correct(-estimate)
 
     def lease(self) -> tuple[Call, Lease | None]:
-        """Return the next call, and a lease of an endpoint, or None if none has room for it.
+        """Return the next waiting call, and a lease of an endpoint; None if none has room for it.
 
         The call stays in the queue until `remove`. Calls to repeat come first. Only the first of
         those that avoid the same endpoint is tried: there is room for all of them or for none.
@@ -180,7 +180,7 @@ class FairQueues:
     ``most``: the largest number of calls of a key in flight. ``clock``: returns the time in
     nanoseconds. ``counts``: the task's counts, which breakers update. ``wake_at``: called with the
     time, in nanoseconds, at which `wake` must be called. Raises TypeError if a setting makes an
-    object that is no `Limit`.
+    object that is no `Limit`, and ValueError if that allows no call.
 
     Attributes: ``window``: the `Limit` of all keys' calls in flight together; None without keys.
     ``only``: the single queue without keys; None with keys.

@@ -31,8 +31,8 @@ class CallSettings:
     ``timeout_s``: a plain function cannot be cancelled, and keeps its thread until it returns.
     ``endpoints``: the function receives one as its second argument; None for a single endpoint,
     which it does not receive. ``max_attempts``: an item whose call raises one of ``retry_on`` is
-    called again in the task, up to this number of such failures; `Retry` is none. ``reject``:
-    permanent errors besides `Reject`, even if ``retry_on`` names a base class.
+    called again in the task, up to this number of such failures; a `Retry` is not counted.
+    ``reject``: permanent errors besides `Reject`, even if ``retry_on`` names a base class.
 
     Raises TypeError if a setting is not of its type, and ValueError if it is out of range.
     """

@@ -63,7 +63,7 @@ class Workers:
     ``function``: returns an awaitable. ``most``: the largest number of calls in flight. ``clock``:
     returns the time in nanoseconds; `now_ns` stops while calls are in flight and the loop does not
     run. ``key_of``: returns the key of an item; used if `CallSettings.limit` has keys.
-    ``refusal``: as for `Calls`.
+    ``refusal``: called before each call. If it returns a `Retry`, the call is not made.
 
     Attributes: ``in_flight``: the number of calls in flight.
     """

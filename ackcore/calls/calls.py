@@ -36,7 +36,8 @@ class Calls(Generic[Item, Value]):
     called before each call. If it returns a `Retry`, the item is not called, and ends with it, or
     with the error of its last call if it was called before.
 
-    Raises TypeError if a setting makes an object that is no limit.
+    Raises TypeError if a setting makes an object that is no limit, and ValueError if it allows no
+    call.
 
     The event loop runs in the thread that reads the outcomes, and only while that thread waits for
     an outcome. No answer is handled while the reader has control, or while the items make it wait.
@@ -77,9 +78,9 @@ class Calls(Generic[Item, Value]):
         """Call the function with each item.
 
         ``items``: at most 1024 items, and those in calls, are read ahead of the yielded outcomes;
-        with keys, 65,536. Yields one outcome for each item, in their order. Raises RuntimeError if
-        this is closed, another run is not over, or an event loop runs in this thread. Raises an
-        error of ``items`` after the outcomes of earlier items.
+        with keys, 65,536. Yields one outcome for each item, in their order. The first ``next``
+        raises RuntimeError if this is closed, another run is not over, or an event loop runs in
+        this thread. Raises an error of ``items`` after the outcomes of earlier items.
 
         `KeyboardInterrupt` ends all calls at once and passes through. If a run is abandoned, for
         example by ``close()`` of the generator, its calls are cancelled and this object is closed.

@@ -379,7 +379,8 @@ class Endpoints:
 def made_limit(settings: CallSettings, clock: Callable[[], int]) -> Limit:
     """Return a new `Limit` of calls in flight, as ``settings.max_concurrency`` says.
 
-    Raises TypeError if ``max_concurrency`` is a callable that returns something else.
+    Raises TypeError if ``max_concurrency`` is a callable that returns something else, and
+    ValueError if that limit allows no call.
     """
     make = settings.max_concurrency
     if isinstance(make, int):

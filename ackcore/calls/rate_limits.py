@@ -189,7 +189,8 @@ def checked_limit(given: Any) -> RateLimit | None:
 def unreported(limit: RateLimit, counts: UsageCounts, subject: str) -> dict[str, str]:
     """Return warnings about limits of tokens or cost without effect, because no call reports them.
 
-    The keys are ``tokens_per_min`` and ``cost_per_run``. ``subject``: the limit's name in warnings.
+    The keys are ``tokens_per_min`` and ``cost_per_run``; {} if calls report, or none has ended.
+    ``subject``: the limit's name in warnings.
     """
     parts = (
         ("tokens_per_min", limit.tokens_per_min, counts.with_tokens, "tokens"),

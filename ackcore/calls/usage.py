@@ -29,7 +29,7 @@ _ROUNDING = 1e-9
 
 
 def largest_sums(sums: Mapping[str, float], most: int = MOST_KEYS) -> dict[str, float]:
-    """Return the ``most`` largest sums by key, and the sum of all others under `OTHER_KEYS`."""
+    """Return the ``most`` largest sums by key, then the sum of others as `OTHER_KEYS`, unless 0."""
     others = sums.get(OTHER_KEYS, 0.0)
     named = sorted((-amount, key) for key, amount in sums.items() if key != OTHER_KEYS)
     found = {key: -amount for amount, key in named[:most]}
@@ -172,7 +172,7 @@ class Usage:
         self._ended = False
 
     def report(self, tokens: float | None, cost: float | None) -> None:
-        """Add reported tokens and cost; None adds nothing. Raises RuntimeError after `close`."""
+        """Add reported tokens and cost; None adds nothing. Raises RuntimeError after the call."""
         if self._ended:
             self._counts.late += 1
             raise RuntimeError(
@@ -247,7 +247,10 @@ def used(*, tokens: float | None = None, cost: float | None = None) -> None:
 
 
 def report(usage: Usage | None, tokens: Any, cost: Any) -> None:
-    """Check the arguments of `used`, as it does, and add them to ``usage``, unless that is None."""
+    """Check the arguments of `used`, and add them to ``usage``, unless that is None.
+
+    Raises the TypeError, ValueError and RuntimeError of `used`, without marking them as final.
+    """
     if tokens is None and cost is None:
         raise TypeError(
             "used() needs tokens=... or cost=..., got neither; do not call it if the service does "

@@ -129,7 +129,10 @@ class Checkpoint:
         self.committed = committed
 
     def close(self) -> None:
-        """Release the lock after a running `commit`, so that other processes can open the file."""
+        """Release the lock after a running `commit`; then another `Checkpoint` can open the file.
+
+        A second call does nothing.
+        """
         if self._lock.is_open:
             with self._committing:
                 self._lock.close()

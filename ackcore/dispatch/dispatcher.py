@@ -121,7 +121,7 @@ class Dispatcher:
         limit. A `Reject` and a batch that failed in part do not count.
     breaker_reset_s : float, default 1.0
         Seconds until such a consumer gets a single call as a trial. A failed trial is no attempt,
-        unless no consumer works. An earlier call that fails only now is no attempt either.
+        unless no consumer works. Nor is a call that fails while its consumer waits for the trial.
     acked : callable, optional
         ``acked(position, record)`` is called once for each record that a consumer has done, for a
         source that commits its own offsets, such as `ackcore.kafka.Consumer`.
@@ -243,9 +243,10 @@ class Dispatcher:
         self._more = asyncio.Event()
 
     def run(self) -> DispatchCounts:
-        """Send all records in a new event loop, and return when each is done, as `run_async`.
+        """Send all records in a new event loop, and return the counts when each is done.
 
-        Raises RuntimeError in a running event loop: await `run_async` there.
+        Raises RuntimeError in a running event loop: await `run_async` there. Raises the errors of
+        `run_async`: RecordDead, TypeError, CheckpointError, RuntimeError and those of your code.
         """
         if in_event_loop():
             raise RuntimeError(
@@ -259,9 +260,10 @@ class Dispatcher:
 
         Raises RecordDead if a record failed for the last time, and there are no ``dead_letters``,
         TypeError if a method of a `Target` returned no awaitable, or an exception of the source, of
-        ``acked`` or of ``dead_letters``. Calls in flight are then cancelled, and the position up to
-        which all records are done is committed even so. Raises CheckpointError if the checkpoint is
-        damaged, or open elsewhere. Raises RuntimeError if this dispatcher has run before.
+        `Target.start`, of ``acked`` or of ``dead_letters``. Calls in flight are then cancelled, and
+        the position up to which all records are done is committed even so. Raises CheckpointError
+        if the checkpoint is damaged, or open elsewhere. Raises RuntimeError if this dispatcher has
+        run before.
         """
         if self._running:
             raise RuntimeError(

@@ -143,7 +143,11 @@ class Http(Target):
         self._loop: asyncio.AbstractEventLoop | None = None  # of the idle connections
 
     async def call(self, item: Any) -> Any:
-        """POST an item, and return the result of ``decode``, or None. Raises as in the table."""
+        """POST an item, and return the result of ``decode``, or None without it.
+
+        Raises `Unavailable`, `Reject` or `HttpError`, as the table of the class says for the
+        response; and TypeError if ``encode`` returns no bytes.
+        """
         body = self._encode(item)
         if not isinstance(body, (bytes, bytearray, memoryview)):
             # Other buffers are sent, too, but their length may count no bytes.
@@ -177,7 +181,11 @@ class Http(Target):
             raise Unavailable(f"headers() of {self.url} failed: {error!r}") from error
 
     def _head_of(self, given: Mapping[str, str]) -> bytes:
-        """Return the request line and headers, without the last line end; ValueError if wrong."""
+        """Return the request line and headers, without the last line end.
+
+        Raises ValueError if a name is given twice, is one that `Http` sets, or is no header's name;
+        or if a value has control characters.
+        """
         replaced = {name.lower() for name in given}
         if len(replaced) < len(given) or replaced & {"content-length", "transfer-encoding"}:
             raise ValueError(

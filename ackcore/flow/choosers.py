@@ -161,9 +161,10 @@ class ByKey(Chooser):
         self._salts[consumer.slot] = _hashed(consumer.name)
 
     def choose(self, key: Hashable, avoid: tuple[FlowConsumer, ...]) -> FlowConsumer | None:
-        """Return the consumer of a key if it has room, or None; ``avoid`` as for `Chooser.choose`.
+        """Return the consumer of a key if it has room, or None.
 
-        While it is paused with ``keys_wait``, tuples that did not fail wait for it.
+        Those in ``avoid``, at which the tuple failed, are passed over while another one is open.
+        While the key's consumer is paused with ``keys_wait``, tuples that did not fail wait for it.
         """
         failed = bool(avoid)
         avoid = self._avoided(avoid)

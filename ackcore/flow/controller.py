@@ -143,10 +143,10 @@ class FlowController:
         ----------
         name : hashable
         pause_s : float
-            Seconds from now, above 0 and at most 1e9. A pause that ends later stays.
+            Seconds from now, above 0 and at most 1e9. The end of a pause that ends later stays.
         keys_wait : bool, default True
             With a chooser by key: whether tuples of the consumer's keys wait for it. False sends
-            them to others meanwhile.
+            them to others meanwhile. The last call counts.
 
         Raises
         ------
@@ -316,7 +316,8 @@ class FlowController:
     def delay(self, lease: Lease, delay_s: float) -> bool:
         """Delay the re-queued item of a failed or timed-out lease by seconds from now.
 
-        Later items of its key wait for it. Returns whether the item was queued. Raises TypeError or
+        Later items of its key wait for it. A second delay replaces the first. Returns whether the
+        item was queued. Raises TypeError or
         ValueError for a wrong ``delay_s``.
         """
         for_ns = nanoseconds(delay_s, "delay_s")

@@ -70,7 +70,10 @@ class Windows:
         self._chooser.changed(consumer)
 
     def leave(self, name: Hashable) -> list[Lease]:
-        """Remove a consumer, and return its outstanding leases, now re-queued, oldest first."""
+        """Remove a consumer, and return its outstanding leases, now re-queued, oldest first.
+
+        Raises KeyError if there is no consumer of that name.
+        """
         consumer = self.named(name)
         del self.consumers[name]
         consumer.is_open = False
@@ -118,8 +121,9 @@ class Windows:
         """Return a lease for an item, or None if no consumer has room.
 
         Also None at ``max_pending``, and for the first attempt with a key of which a tuple is not
-        done. Ends pauses that are over. ``avoid``: the consumers at which the item failed.
-        ``attempt``: the number of the attempt, from 0.
+        done. Ends pauses that are over. With a chooser by key, raises TypeError if the key is None
+        or has no hash. ``avoid``: the consumers at which the item failed. ``attempt``: the number
+        of the attempt, from 0.
         """
         now = self._clock()
         if now >= self._next_sweep_ns:

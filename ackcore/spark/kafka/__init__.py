@@ -24,8 +24,8 @@ def kafka_sources(
     """Return the `KafkaSpout` sources of a topology; None if it has none.
 
     Connects to their brokers. ``state``: the state of the checkpoint. ``ends``: whether the query
-    ends at the present ends of the partitions. ``once``: whether its first micro-batch takes all
-    records up to there.
+    ends at the offsets at which the partitions end during this call. ``once``: whether its first
+    micro-batch takes all records up to these offsets.
     """
     if all(spout.kind != "kafka" for spout in topology.spouts.values()):
         return None

@@ -155,7 +155,10 @@ class GroupCommitter:
         return self._again_at is not None and time.monotonic() >= self._again_at
 
     def warn_of_others(self, cluster: Cluster, partitions: Iterable[Key]) -> None:
-        """Log a warning for the first partition whose last commit is from another deployment."""
+        """Log one warning, if the group's last commit of a partition is from another deployment.
+
+        Partitions whose commit cannot be read are ignored.
+        """
         committed = cluster.committed(self._group_id, partitions).found
         for (topic, partition), (offset, metadata) in committed.items():
             known = CommitOrigin.read(
@@ -176,7 +179,8 @@ class GroupCommitter:
         """Commit the done offsets. Return the last confirmed offset of each partition.
 
         For a partition without one, returns its offset in `first_not_done`. Sends only
-        changes, and once an hour all. A failed commit is logged, and repeated with the next one.
+        changes, and once an hour all. A failed commit is logged, and repeated with the next one;
+        after a slow failure, nothing is sent for up to 30 s.
         Raises CheckpointInUse if another driver has taken over the checkpoint.
 
         ``done``: the done offsets by partition. ``topic_ids``: the ids of the topics, where known.
@@ -243,7 +247,7 @@ class GroupCommitter:
         return {each: commit for each, (*_, commit) in found.items()}
 
     def _are_too_large(self, sent: Mapping[Key, Commit], answers: PartitionAnswers[Commit]) -> bool:
-        """Return whether metadata were refused as too large; encode all again then.
+        """Return whether metadata were refused as too large; if so, let all be encoded again.
 
         Also adapts the length of later metadata to the answers.
         """

@@ -70,8 +70,9 @@ class KafkaSources(PlannedRows):
     ) -> KafkaSources:
         """Open the Kafka spouts of a topology; for the arguments see `kafka_sources`.
 
-        Raises ValueError if two spouts commit the same partitions to one group, and the client's
-        errors.
+        Raises ValueError if two spouts commit the same partitions to one group. Raises
+        UnknownTopics, ClusterFailed or ConnectionError if the partitions or their ends cannot be
+        looked up.
         """
         last = state.plan(state.last_plan)
         spouts: dict[str, SpoutOffsets] = {}
@@ -102,10 +103,12 @@ class KafkaSources(PlannedRows):
     # -- for the engine ---------------------------------------------------------------------------
 
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
-        """Return the offsets of micro-batch ``number``: of each spout the `OffsetPlan.body`.
+        """Return the offsets of micro-batch ``number`` by spout, each as `OffsetPlan.body`.
 
         ``parent``: the plan of the last micro-batch; None for the first. Raises ValueError if two
-        spouts commit the partitions of a new topic to one group.
+        spouts commit the partitions of a new topic to one group. Raises OffsetsRefused if a spout
+        with ``lost="refuse"`` would skip offsets. The first plan raises ConnectionError or
+        UnknownTopics if brokers do not answer; later ones then take nothing from that spout.
         """
         found = {}
         tasks, left = task_slots(self._spark), self._room
@@ -135,9 +138,10 @@ class KafkaSources(PlannedRows):
         return None if self._once or len(known) < len(bounds) else sum(known)
 
     def mended(self, plan: Plan) -> Plan:
-        """Return a plan in which the offsets that were deleted since are lost, and not read.
+        """Return a plan without the offsets that were deleted after it was stored.
 
-        The plan has no decision yet. Returns the same object if no offsets were deleted.
+        Dead letters name these. ``plan`` has no decision yet. Returns the same object if no offsets
+        were deleted. Raises OffsetsRefused if a spout with ``lost="refuse"`` has such offsets.
         """
         found = {}
         for name, one, before in self._planned(plan):
@@ -150,12 +154,12 @@ class KafkaSources(PlannedRows):
         return replace(plan, offsets={**plan.offsets, **found}).without_suspects()
 
     def replaced(self, plan: Plan) -> str | None:
-        """Return a message if a topic of a plan was created again since; else None."""
+        """Return a message if a topic of a stored plan was created again since; else None."""
         found = (one.replaced(planned) for _, one, planned in self._planned(plan))
         return next(filter(None, found), None)
 
     def unread(self, error: Exception) -> str | None:
-        """Return the text of `unread_in` about the error of a run, or None."""
+        """Return a reader's error text from the error of a run, if a wait may help; else None."""
         return unread_in(error)
 
     def obstacle(self, plan: Plan) -> Obstacle | None:
@@ -177,7 +181,10 @@ class KafkaSources(PlannedRows):
         return found
 
     def backlogs(self, plan: Plan) -> Mapping[str, Backlog]:
-        """Return by spout the partitions with offsets that a plan leaves to later micro-batches."""
+        """Return by spout the partitions with offsets that a plan leaves to later micro-batches.
+
+        Spouts without such partitions are left out.
+        """
         found = {}
         for name, one, planned in self._planned(plan):
             if parts := one.behind(planned):
@@ -251,11 +258,14 @@ class KafkaSources(PlannedRows):
 
     @property
     def is_through(self) -> bool:
-        """Whether finished micro-batches reach the ends at the query's start; False without any."""
+        """Whether finished micro-batches reach the query's end offsets; False if it has none."""
         return all(one.is_through for one in self._spouts.values())
 
     def reaching_ends(self) -> Callable[[], bool]:
-        """Return a function that returns whether all records up to the present ends are taken."""
+        """Return a function: whether finished micro-batches reach the ends that exist at this call.
+
+        Raises ConnectionError, ClusterFailed or UnknownTopics if the ends cannot be looked up.
+        """
         found = [one.reaching(one.ends()) for one in self._spouts.values()]
         return lambda: all(reached() for reached in found)
 

@@ -87,10 +87,10 @@ class ReadOffsets:
         )
 
     def pieces(self, places: Mapping[int, Int64s], rows: Mapping[int, int]) -> list[Piece]:
-        """Return the pieces to read in order to get some rows of tasks again.
+        """Return the pieces to read in order to get some rows of tasks again, by task and offset.
 
         A row's offset follows from its position if each offset of its task has a record. Else the
-        task is read whole.
+        task is read whole. A piece may also have rows between those asked for.
 
         ``places``: the sorted positions of the rows within each task. ``rows``: the number of all
         rows of each task.
@@ -112,7 +112,10 @@ class ReadOffsets:
         return found
 
     def read_pieces(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Batches]]:
-        """Yield each piece with its rows. Take the rows of a piece before the next piece."""
+        """Yield each piece with its rows, first those of lost ranges.
+
+        Take the rows of a piece before the next piece. A reader is open until the last one.
+        """
         for piece in pieces:
             if not piece.what:
                 yield piece, iter([lost_rows(self._lost)])

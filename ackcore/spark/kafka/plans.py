@@ -94,7 +94,8 @@ class OffsetPlan:
 def evenly(ranges: Iterable[OffsetRange], tasks: int) -> tuple[tuple[OffsetRange, ...], ...]:
     """Divide ranges, in order, into parts of about the same number of offsets.
 
-    There are at most ``tasks`` parts, and at most one for each 10,000 offsets begun.
+    There are at most ``tasks`` parts, and at most one for each 10,000 offsets begun; none for no
+    offsets.
     """
     ranges = list(ranges)
     total = sum(one.size for one in ranges)
@@ -121,7 +122,7 @@ def shares(
     room: int | None = None,
     after: tuple[str, int] | None = None,
 ) -> dict[tuple[str, int], int]:
-    """Return the number of offsets that a micro-batch takes from each partition.
+    """Return the number of offsets that a micro-batch takes from each partition with a share.
 
     The shares are as even as possible. Each partition with offsets has at least one, even if that
     is more than ``most`` in all. If ``room`` is less than the number of these partitions, some have

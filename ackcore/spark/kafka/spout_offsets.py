@@ -45,8 +45,9 @@ class OffsetsRefused(RuntimeError):
 class SpoutOffsets:
     """The planner of one `KafkaSpout`'s offsets. It also commits done offsets to the group.
 
-    It runs on the driver, and looks up the partitions when it is made. ``name``: the name of the
-    spout. ``deployment``: the key of the checkpoint.
+    It runs on the driver. When it is made, it looks up the partitions, and raises UnknownTopics or
+    ClusterFailed if it cannot. ``name``: the name of the spout. ``deployment``: the key of the
+    checkpoint.
 
     Attributes: ``partitions``: the partitions at the last look-up, in order. ``intake``: the choice
     of the number of offsets.
@@ -151,19 +152,27 @@ class SpoutOffsets:
         return {each: answers.found[each] for each in self.partitions if each in answers.found}
 
     def ends(self, *, all_of_them: bool = False) -> dict[Key, int]:
-        """Return the end of each partition whose leader answers; raise as `_bounds`."""
+        """Return the end of each partition whose leader answers.
+
+        Raises ConnectionError if none does, or with ``all_of_them`` if one does not; ClusterFailed
+        or UnknownTopics if the partitions cannot be looked up.
+        """
         marks = self._bounds(all_of_them=all_of_them)
         return {each: high for each, (_, high) in marks.items()}
 
     def end_here(self) -> None:
-        """Let the query end at the present ends of all partitions; raise as `ends`."""
+        """Let the query end at the offsets at which all partitions end now.
+
+        Raises ConnectionError, ClusterFailed or UnknownTopics if one of them is unknown.
+        """
         self._until = self.ends(all_of_them=True)
 
     def has_new(self) -> bool:
         """Return whether a micro-batch should run: for records that no finished one has taken.
 
         Also true before the first one, and if a topic was created again, a log was truncated or a
-        leader is new. Raises as `ends` if no leader answers.
+        leader is new. Raises ConnectionError if no leader answers, and ClusterFailed or
+        UnknownTopics if the partitions cannot be looked up.
         """
         marks = self._bounds(self._done)
         if self._done is None or self._is_recreated(self._done, marks):
@@ -294,10 +303,11 @@ class SpoutOffsets:
         return plan
 
     def mended(self, plan: OffsetPlan) -> OffsetPlan:
-        """Return a plan in which the offsets that were deleted since are lost, and not read.
+        """Return a plan without the offsets that were deleted after it was stored.
 
-        The plan has no decision yet. Returns the same object if no offsets were deleted, or Kafka
-        does not answer. Raises OffsetsRefused if some were, and the spout has ``lost="refuse"``.
+        They are in its ``lost``. ``plan`` has no decision yet. Returns the same object if no
+        offsets were deleted, or Kafka does not answer. Raises OffsetsRefused if some were, and the
+        spout has ``lost="refuse"``.
         """
         keys = sorted({(one.topic, one.partition) for some in plan.tasks for one in some})
         if not keys:
@@ -318,7 +328,7 @@ class SpoutOffsets:
         return after if lost else plan
 
     def replaced(self, plan: OffsetPlan) -> str | None:
-        """Return a message if a topic of a plan was created again since; else None.
+        """Return a message if a topic of a plan was created again after it was stored; else None.
 
         Also returns None if Kafka does not answer.
         """

@@ -166,9 +166,9 @@ def without_deleted(
     lows: Mapping[tuple[str, int], int],
     topic_ids: Mapping[str, str | None],
 ) -> tuple[OffsetPlan, list[SkippedRange]]:
-    """Return a plan in which ranges that were deleted since are lost and read by no task.
+    """Return a plan without the ranges that were deleted after it was stored, and these ranges.
 
-    Also returns these ranges, joined across tasks.
+    The plan has them in ``lost``, with a dead record each. They are joined across tasks.
 
     ``plan``: a stored plan without a decision. ``name``: the name of the spout. ``lows``: the first
     offset of each partition that answered. ``topic_ids``: the present ids of the topics. If a topic
