@@ -88,7 +88,11 @@ class Key(NamedTuple):
 
 
 def tracker_key(topic: Any, partition: Any, generation: Any, base: Any) -> Key:
-    """Return the constructor arguments of an `OffsetTracker`; raise if one is wrong."""
+    """Return the checked constructor arguments of an `OffsetTracker`.
+
+    Raises TypeError if one has another type, and ValueError if ``topic`` is empty or a number is
+    out of range.
+    """
     if not isinstance(topic, str):
         raise TypeError(f"topic must be a string, got {type(topic).__name__}")
     if not topic:
@@ -102,15 +106,15 @@ def tracker_key(topic: Any, partition: Any, generation: Any, base: Any) -> Key:
 
 
 def as_generation(generation: Any) -> int:
-    """Return the number of a partition's assignment as an int, or raise.
+    """Return the number of a partition's assignment as an int.
 
-    It must be in ``0..2**63 - 1``.
+    Raises TypeError if it is no integer, and ValueError if it is not in ``0..2**63 - 1``.
     """
     return as_count(generation, "generation", 0, MAX_GENERATION)
 
 
 def as_offset(value: Any, name: str) -> int:
-    """Return an offset as an int; raise unless it is an integer in ``0..2**63 - 2``."""
+    """Return an offset as an int; raise TypeError, or ValueError outside of ``0..2**63 - 2``."""
     offset = as_int(value, name)
     if not 0 <= offset <= MAX_OFFSET:
         why = _WHY_NEGATIVE if offset < 0 else ""
@@ -119,12 +123,19 @@ def as_offset(value: Any, name: str) -> int:
 
 
 def as_position(value: Any, name: str) -> int:
-    """Return the next record's offset as an int; raise unless it is in ``0..2**63 - 1``."""
+    """Return the next record's offset as an int.
+
+    Raises TypeError if it is no integer, and ValueError if it is not in ``0..2**63 - 1``.
+    """
     return as_count(value, name, 0, MAX_OFFSET + 1)
 
 
 def offset_column(offsets: Any) -> Int64s:
-    """Return offsets as int64 on the same memory; raise unless all are in ``0..2**63 - 2``."""
+    """Return a column of 64-bit integers, signed or not, as int64 on the same memory.
+
+    Raises TypeError for another type, and ValueError for another layout, for nulls, and for an
+    offset that is not in ``0..2**63 - 2``.
+    """
     column = id_column(offsets, "offsets")
     if len(column) and (column.min() < 0 or column.max() > MAX_OFFSET):
         refuse_offsets(offsets, column)
@@ -146,7 +157,10 @@ def refuse_offsets(offsets: Any, column: Int64s) -> NoReturn:
 
 
 def check_state(state: Any) -> OffsetState:
-    """Return a new `OffsetState` with arrays on the same memory; raise if it is inconsistent."""
+    """Return a new `OffsetState` with arrays on the same memory.
+
+    Raises TypeError for another type, and ValueError if its parts contradict one another.
+    """
     if not isinstance(state, OffsetState):
         way_out = "; pass its state()" if hasattr(state, "from_state") else ""
         raise TypeError(f"state must be an OffsetState, got {type(state).__name__}{way_out}")
@@ -196,7 +210,10 @@ RAW_FUNCTIONS = 5
 
 
 def bytes_of(data: Any, name: str) -> UInt8s:
-    """Return a contiguous buffer's memory as a uint8 array, not copied; raise for other objects."""
+    """Return a buffer's memory as a uint8 array, not copied.
+
+    Raises TypeError for another object, and ValueError if the buffer is not C-contiguous.
+    """
     try:
         view = memoryview(data)
     except (TypeError, ValueError):
@@ -214,7 +231,11 @@ def bytes_of(data: Any, name: str) -> UInt8s:
 
 
 def in_place(column: Any, name: str) -> Int64s:
-    """Return a column as `id_column` does, to be changed in place; raise if it is read-only."""
+    """Return a column of 64-bit integers, which is changed in place, as int64 on its memory.
+
+    Raises TypeError for another type, and ValueError for another layout, nulls, or read-only
+    memory.
+    """
     checked = id_column(column, name)
     if not checked.flags.writeable:
         raise ValueError(f"{name} must be writable, because it is changed in place; pass a copy")

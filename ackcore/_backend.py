@@ -238,7 +238,7 @@ class AckerBackend(Protocol):
 
 
 def missing_from(ledger: object) -> list[str]:
-    """Return the names of the methods and properties of `AckerBackend` that an object lacks."""
+    """Return the methods and properties of `AckerBackend` that an object lacks; [] if none."""
     names = [name for name in vars(AckerBackend) if not name.startswith("_")]
     return [name for name in [*names, "__len__", "__contains__"] if not hasattr(ledger, name)]
 

@@ -64,12 +64,12 @@ def id_column(column: Any, name: str) -> Int64s:
 
 
 def task_column(column: Any, name: str) -> Int32s:
-    """Return a column of 32-bit signed integers as an int32 array; see `id_column`."""
+    """Return a column of 32-bit signed integers as int32. Forms and errors: see `id_column`."""
     return _column(column, name, _TASKS)
 
 
 def uint8_column(column: Any, name: str) -> UInt8s:
-    """Return a column of 8-bit unsigned integers as a uint8 array; see `id_column`."""
+    """Return a column of 8-bit unsigned integers as uint8. For forms and errors see `id_column`."""
     return _column(column, name, _BYTES)
 
 
@@ -179,7 +179,11 @@ def same_length(**columns: Any) -> int:
 
 
 def message_columns(method: str, given: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns of a call of ``method`` as arrays; raise if one is wrong for it."""
+    """Return the columns of a call of ``method`` as arrays on the same memory, by name.
+
+    Raises TypeError for another type, and ValueError for different lengths, or a task that the
+    method does not take.
+    """
     columns: dict[str, npt.NDArray[Any]] = {
         name: task_column(column, name) if name == "tasks" else id_column(column, name)
         for name, column in given.items()
@@ -205,13 +209,14 @@ def check_init_tasks(tasks: Int32s) -> None:
 
 
 def check_entries(entries: Any, buckets: int, timed: bool) -> Entries:
-    """Return entries with their columns as arrays; raise if a ledger cannot hold a row.
+    """Return entries with their columns as arrays, after a check that a ledger can hold each row.
 
     ``entries``: the entries to check, with columns of any accepted type. ``buckets``: the ledger's
     number of buckets; all ages must be below. ``timed``: whether the ledger has a clock: the
     entries must then have times, and otherwise none.
 
-    Returns the same rows on the same memory, with all columns as numpy arrays.
+    Returns the same rows on the same memory, with all columns as numpy arrays. Raises TypeError if
+    the entries or a column have another type, and ValueError if a row is not valid.
     """
     if not isinstance(entries, Entries):
         # A ledger of either backend, without importing one.
@@ -287,7 +292,10 @@ def times_column(times_ms: Any, timed: bool) -> Int64s | None:
 
 
 def as_id(value: Any, name: str) -> int:
-    """Return a 64-bit integer, signed or not, as a signed int; raise if it has more bits."""
+    """Return a 64-bit integer, signed or not, as a signed int.
+
+    Raises TypeError if it is no integer, and OverflowError if it has more bits.
+    """
     number = as_int(value, name)
     if not _INT64_MIN <= number < 2**64:
         raise OverflowError(f"{name} must fit in 64 bits (-2**63..2**64-1), got {number}")
@@ -300,7 +308,10 @@ def signed(bits: int) -> int:
 
 
 def as_count(value: Any, name: str, least: int, most: int | None = None) -> int:
-    """Return an integer as an int; raise below ``least``, and above ``most`` if it is given."""
+    """Return an integer as an int.
+
+    Raises TypeError if it is none; ValueError if it is below ``least``, or above a given ``most``.
+    """
     count = as_int(value, name)
     if most is not None and not least <= count <= most:
         raise ValueError(f"{name} must be in {least}..{most}, got {count}")
@@ -310,7 +321,10 @@ def as_count(value: Any, name: str, least: int, most: int | None = None) -> int:
 
 
 def count_or_none(value: Any, name: str, least: int) -> int | None:
-    """Return None for None, and otherwise `as_count` without a highest value."""
+    """Return None, or an integer as an int.
+
+    Raises TypeError if it is neither, and ValueError if it is below ``least``.
+    """
     return None if value is None else as_count(value, name, least)
 
 
@@ -357,13 +371,19 @@ def positive(value: Any, name: str, most: float = math.inf, unit: str = "") -> f
 
 
 def nanoseconds(value: Any, name: str) -> int:
-    """Return seconds, above 0 and at most 1e9, as whole nanoseconds, at least 1, or raise."""
+    """Return seconds as whole nanoseconds, at least 1.
+
+    Raises TypeError if they are no number, and ValueError unless they are above 0 and at most 1e9.
+    """
     # 1e9 s are 31 years: floats of that size are exact to the millisecond.
     return max(1, round(positive(value, name, 1e9, "seconds") * 1e9))
 
 
 def read_clock(clock: Callable[[], int]) -> int:
-    """Call a ledger's clock, and return its time in milliseconds; raise as `as_ms`."""
+    """Call a ledger's clock, and return its time in milliseconds.
+
+    Raises TypeError if it returns no integer, and OverflowError if that exceeds int64.
+    """
     return as_ms(clock(), "the milliseconds that clock returns")
 
 
@@ -417,7 +437,10 @@ class Options(NamedTuple):
 def ledger_options(
     capacity: Any, buckets: Any, refresh_on_ack: Any, clock: Any, max_entries: Any, seed: Any
 ) -> Options:
-    """Check and return a ledger's arguments; too large a capacity raises MemoryError."""
+    """Check and return a ledger's arguments.
+
+    Raises MemoryError for too large a capacity, else TypeError, ValueError or OverflowError.
+    """
     if clock is not None and not callable(clock):
         raise TypeError(
             f"clock must be a callable that returns milliseconds, got {type(clock).__name__}"

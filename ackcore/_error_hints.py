@@ -50,7 +50,7 @@ def near_miss(name: str, known: Sequence[str], what: str, prefix: str = "") -> s
 def nearest(name: str, known: Sequence[str], prefix: str = "") -> str | None:
     """Return the known name that is most similar to an unknown one, or None if none is similar.
 
-    ``prefix``: a text that is left out at the start of the names, like the case of letters.
+    The comparison ignores case. ``prefix``: a text that is left out at the start of the names.
     """
     rest = {one.removeprefix(prefix).lower(): one for one in known}
     near = difflib.get_close_matches(name.removeprefix(prefix).lower(), rest, n=1, cutoff=0.6)
@@ -97,9 +97,10 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def naming_extra(user: str, package: str, extra: str, where: str = "") -> Iterator[None]:
-    """Raise ImportError with ackcore's extra if the import of an optional package fails.
+    """A context that raises ImportError, with ackcore's extra, if its body lacks a package.
 
-    ``user``: the object that needs the package. ``where``: the end of the error.
+    Other errors of the body pass. ``user``: the object that needs the package, for the error.
+    ``where``: the end of the error.
     """
     try:
         yield
@@ -172,7 +173,7 @@ def seconds_hint(value: Any) -> str:
 
 
 def signature_of(function: Callable[..., Any], *, follow_wrapped: bool = True) -> inspect.Signature:
-    """Return a function's signature, with the errors of `inspect.signature`.
+    """Return a function's signature; raise TypeError or ValueError if it has none.
 
     Python 3.14 evaluates annotations for it. Names that do not exist, such as imports for type
     checkers only, become ForwardRef objects.

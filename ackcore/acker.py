@@ -221,22 +221,22 @@ class Acker:
         return self._apply_many("reset_timeout_many", root_ids=root_ids)
 
     def init(self, root_id: int, init_val: int, task: int) -> Outcome | None:
-        """Apply one INIT as `ackcore.Ledger.init`; ``on_outcomes`` gets the outcome too."""
+        """Apply one INIT; return its outcome, or None. ``on_outcomes`` gets the outcome too."""
         self._turn_if_due()
         return self._report_one(self._shard_of(root_id).init(root_id, init_val, task))
 
     def ack(self, root_id: int, ack_val: int) -> Outcome | None:
-        """Apply one ACK as `ackcore.Ledger.ack`; ``on_outcomes`` gets the outcome too."""
+        """Apply one ACK; return its outcome, or None. ``on_outcomes`` gets the outcome too."""
         self._turn_if_due()
         return self._report_one(self._shard_of(root_id).ack(root_id, ack_val))
 
     def fail(self, root_id: int) -> Outcome | None:
-        """Apply one FAIL as `ackcore.Ledger.fail`; ``on_outcomes`` gets the outcome too."""
+        """Apply one FAIL; return its outcome, or None. ``on_outcomes`` gets the outcome too."""
         self._turn_if_due()
         return self._report_one(self._shard_of(root_id).fail(root_id))
 
     def reset_timeout(self, root_id: int) -> Outcome | None:
-        """Apply a RESET as `ackcore.Ledger.reset_timeout`; ``on_outcomes`` gets the outcome too."""
+        """Apply one RESET; return its outcome, or None. ``on_outcomes`` gets the outcome too."""
         self._turn_if_due()
         return self._report_one(self._shard_of(root_id).reset_timeout(root_id))
 

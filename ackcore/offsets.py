@@ -128,11 +128,11 @@ def encode_state(
     limit: int = KAFKA_LIMIT,
     wide: bool = True,
 ) -> Commit:
-    """Return the commit of `encode_metadata` for a state, without making a tracker.
+    """Return the commit of a partition in a state, without making a tracker.
 
-    ``topic``, ``partition``, ``generation``: the arguments of `OffsetTracker`. ``state``: the
-    result of `OffsetTracker.state`. It is not checked. ``deployment``, ``limit``, ``wide``: the
-    arguments of `encode_metadata`.
+    ``generation``: the number of the partition's assignment. ``state``: the result of
+    `OffsetTracker.state`. It is not checked. ``deployment``, ``limit``, ``wide``, and the errors:
+    see `encode_metadata`.
     """
     limit = as_count(limit, "limit", LEAST_LIMIT)
     deployment = as_id(deployment, "deployment")

@@ -122,8 +122,8 @@ def unavailable_ms(
     least half as long as all earlier ones together.
 
     ``attempt``: the attempt that failed, at least 0. ``known_ms``: the time since the message was
-    first seen, in milliseconds. The other arguments, the result and the errors are those of
-    `backoff_ms`.
+    first seen, in milliseconds. ``base_ms``, ``cap_ms``: as for `backoff_ms`. Raises ValueError if
+    a number is out of range. The result is always the same for the same arguments.
     """
     widest = max(capped_doubling(base_ms, attempt + 1, cap_ms), min(known_ms, cap_ms))
     upper = widest - widest // 2

@@ -69,7 +69,10 @@ def has_offsets(arrow_type: pa.DataType) -> bool:
 
 
 def strings(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return the offsets and the buffer of bytes of a nonempty column with `has_offsets`."""
+    """Return the offsets and the bytes of a nonempty column of text or bytes with offsets.
+
+    Row i is ``data[offsets[i]:offsets[i + 1]]``; in a slice the first offset is not 0.
+    """
     wide = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     dtype = np.dtype(np.int64 if wide else np.int32)
     _, starts, data = column.buffers()
@@ -106,7 +109,7 @@ def valid_rows(column: pa.Array) -> UInt8s | None:
 
 
 def bits(bitmap: pa.Buffer, start: int, n: int) -> UInt8s:
-    """Return n bits of a bitmap, as one byte per bit."""
+    """Return n bits of a bitmap, from number ``start`` on, as one byte per bit: 0 or 1."""
     first, last = start // 8, (start + n + 7) // 8
     octets = np.frombuffer(bitmap, np.uint8, last - first, first)
     return np.unpackbits(octets, bitorder="little")[start % 8 : start % 8 + n]
@@ -196,7 +199,8 @@ def rebatched(
     """Combine or cut batches, so that each but the last has ``rows`` rows.
 
     Batches of long rows have fewer: as many as fit into ``most_bytes``, and at least one. So the
-    cuts depend on the rows alone, not on the batches in which they came. ``copied``: whether slices
+    cuts depend on the rows alone, not on the batches in which they came. No rows give no batch.
+    ``copied``: whether slices
     are copied, because their serialized bytes would contain neighbouring rows. Parquet needs no
     copy.
     """

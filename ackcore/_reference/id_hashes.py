@@ -202,7 +202,7 @@ class IdSource:
 
     @property
     def given(self) -> int:
-        """The number of ids returned so far. A copy continues after them."""
+        """The number of ids that were skipped or returned so far. A copy continues after them."""
         return self._given
 
     def _take(self, n: int) -> int:

@@ -65,7 +65,10 @@ class Pending:
     flags: int = 0
 
     def receive(self, val: int, task: int) -> None:
-        """Fold one message in, without an outcome; ``task``: its kind, as in `Ledger.apply`."""
+        """Fold one message in, without an outcome.
+
+        ``task``: the spout task of an INIT, at least 0; or ACK, FAIL or RESET.
+        """
         if task == FAIL:
             self.flags |= FLAG_FAILED
         elif task == ACK:
@@ -327,10 +330,11 @@ class Ledger:
     # Folding and settling -------------------------------------------------------------------
 
     def merge(self, entries: Entries) -> None:
-        """Fold another ledger's entries into the pending ones; none completes. Raises as `apply`.
+        """Fold another ledger's entries into the pending ones; none completes.
 
         ``entries``: the entries, in any order; a root may occur several times. They have times if
-        and only if this ledger has a clock.
+        and only if this ledger has a clock. Raises TypeError or ValueError for entries that a
+        ledger cannot hold, and LedgerFull if they might exceed ``max_entries``; nothing is folded.
         """
         rows = _columns.check_entries(entries, self.buckets, self.clock is not None)
         with self._lock:
@@ -345,8 +349,8 @@ class Ledger:
         """Combine a mixed batch of messages with the pending entries. Nothing completes.
 
         A message of any kind moves its entry to the newest bucket.
-        ``root_ids``, ``vals``, ``tasks``: as in `apply`. ``times_ms``: the time at which each
-        message was sent, only for a ledger with a clock; by default the clock's time.
+        ``root_ids``, ``vals``, ``tasks``, and the errors: see `apply`. ``times_ms``: the time at
+        which each message was sent, only for a ledger with a clock; by default the clock's time.
         """
         ids = _columns.id_column(root_ids, "root_ids")
         xors = _columns.id_column(vals, "vals")

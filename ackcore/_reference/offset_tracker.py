@@ -137,11 +137,14 @@ class OffsetTracker:
         return self._apply(self._ack, offsets, generation)
 
     def failed(self, offsets: Any, generation: int | None = None) -> int:
-        """Mark offsets as waiting until emitted again, attempt + 1; return how many are new."""
+        """Mark offsets in flight as failed, to be emitted again; return how many were in flight."""
         return self._apply(self._fail, offsets, generation)
 
     def advance(self, position: int, generation: int | None = None) -> None:
-        """Mark all offsets below a position that were not emitted as done: no record has them."""
+        """Mark all offsets below a position that were not emitted as done: no record has them.
+
+        A position below that of the tracker changes nothing.
+        """
         to = as_position(position, "position")
         theirs = None if generation is None else as_generation(generation)
         with self._lock:

@@ -29,7 +29,10 @@ _SPREAD = np.uint64(0x0E9846AF9B1A615D)
 
 
 def split_by_shard(root_ids: Any, n: Any) -> tuple[Int64s, Int64s]:
-    """Return row numbers sorted by the shard of their root, and the sizes of the n shards."""
+    """Return row numbers sorted by the shard of their root, and the sizes of the n shards.
+
+    Rows of one shard keep their order.
+    """
     _, of_row, counts = _shards(root_ids, n)
     return np.argsort(of_row, kind="stable").astype(np.int64, copy=False), counts
 
@@ -48,7 +51,7 @@ def _shards(root_ids: Any, n: Any) -> tuple[UInt64s, Int64s, Int64s]:
 
 
 def sort_by_shard(root_ids: Any, n: Any) -> tuple[Int64s, Int64s]:
-    """Return `split_by_shard` with the rows of a shard sorted by a hash of the root."""
+    """Return row numbers sorted by shard and by a hash of the root, and the sizes of the shards."""
     mixed, _, counts = _shards(root_ids, n)
     return np.argsort(mixed, kind="stable").astype(np.int64, copy=False), counts
 

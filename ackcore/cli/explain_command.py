@@ -90,7 +90,7 @@ def add_path() -> None:
 def load_topology(name: str, spark: Any) -> Topology:
     """Return the topology of a name, or the one that the function of that name returns.
 
-    Raises typer.BadParameter if there is neither.
+    Raises typer.BadParameter if there is neither, and the exception of the function or the import.
 
     ``spark``: the session, which a function with a parameter receives.
     """
@@ -107,7 +107,7 @@ def load_topology(name: str, spark: Any) -> Topology:
 
 
 def takes_session(name: str) -> bool:
-    """Return whether a name is that of a function with a parameter, for the session."""
+    """Import a name; return whether it is a function with a parameter, which gets the session."""
     found = find_named(name)
     if isinstance(found, Topology) or not callable(found):
         return False

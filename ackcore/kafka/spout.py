@@ -201,7 +201,10 @@ def _topics(topics: Any, pattern: Any) -> tuple[str, ...] | None:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"pattern must be a regular expression: {error}") from None
+            raise ValueError(
+                f"pattern must be a regular expression, got {pattern!r}: {error}; put a backslash "
+                "before characters with a special meaning, such as '(' or '*'"
+            ) from None
         return None
     names = (topics,) if isinstance(topics, str) else topics
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):

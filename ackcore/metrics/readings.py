@@ -40,11 +40,11 @@ DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5
 class MetricsSnapshot:
     """The values that a `SnapshotListener` has received so far.
 
-    ``progress``, ``counts``: the latest. ``active``: False after the end of the query. ``trips``
-    (openings of breakers) to ``tokens`` (by bolt): sums over all micro-batches, also over several
-    starts, so that counters never fall. ``expected`` counts tuples by component, expectation and
-    outcome. ``start_s``: the start of the query; ``last_s``: the end of its last micro-batch;
-    ``began_s``: the start of the running one. In seconds since 1970; 0 for none.
+    ``progress``, ``counts``: the latest; None before. ``active``: False after the query has ended.
+    ``trips`` (openings of breakers) to ``tokens`` (by bolt): sums over all micro-batches, also over
+    several starts, so that counters never fall. ``expected`` counts tuples by component,
+    expectation and outcome. ``start_s``: the start of the query; ``last_s``: the end of its last
+    micro-batch; ``began_s``: the start of the running one. In seconds since 1970; 0 for none.
     """
 
     progress: Any = None
@@ -125,7 +125,8 @@ class SnapshotListener:
 class Reading(NamedTuple):
     """A metric: its name, kind, unit and description for OpenTelemetry.
 
-    ``values``: returns the value for each set of attributes, from a `MetricsSnapshot`.
+    ``values``: returns the value for each set of attributes, from a `MetricsSnapshot`; none before
+    the query has one.
     """
 
     name: str

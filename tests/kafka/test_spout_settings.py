@@ -21,7 +21,7 @@ async def decode_async(value):
     [
         ({"topics": None}, ValueError, "either topics or a pattern, got neither"),
         ({"pattern": "t.*"}, ValueError, "either topics or a pattern, got both"),
-        ({"topics": None, "pattern": "("}, ValueError, "pattern must be a regular expression"),
+        ({"topics": None, "pattern": "("}, ValueError, r"a regular expression, got '\(': missing"),
         ({"topics": None, "pattern": 5}, TypeError, "pattern must be a str"),
         ({"topics": 5}, TypeError, "topics must be the name of a topic or a list"),
         ({"topics": []}, ValueError, "at least one topic"),

@@ -74,7 +74,10 @@ class TopicWatch:
         try:
             return self._ask(question).result()
         except (ClusterFailed, UnknownTopics) as error:
-            raise ConsumerError(f"the partitions could not be listed: {error}") from None
+            raise ConsumerError(
+                f"the partitions could not be listed: {error}; start the consumer again once this "
+                "is solved"
+            ) from None
 
     def _ask(self, question: Callable[[], list[Partition]]) -> Future[list[Partition]]:
         future: Future[list[Partition]] = Future()
