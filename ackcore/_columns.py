@@ -69,7 +69,7 @@ def task_column(column: Any, name: str) -> Int32s:
 
 
 def uint8_column(column: Any, name: str) -> UInt8s:
-    """Return a column of 8-bit unsigned integers as uint8. For forms and errors see `id_column`."""
+    """Return a column of 8-bit unsigned integers as uint8. Forms and errors: see `id_column`."""
     return _column(column, name, _BYTES)
 
 
@@ -329,7 +329,7 @@ def count_or_none(value: Any, name: str, least: int) -> int | None:
 
 
 def as_ms(value: Any, name: str) -> int:
-    """Return a time in milliseconds as an int; raise OverflowError if it exceeds int64."""
+    """Return a time in milliseconds as an int; raise TypeError, or OverflowError beyond int64."""
     ms = as_int(value, name)
     if not _INT64_MIN <= ms <= _INT64_MAX:
         raise OverflowError(f"{name} must be milliseconds in -2**63..2**63-1, got {ms}")

@@ -70,7 +70,10 @@ class Outcome(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One root that no message and no `Ledger.settle` has ended: a row of `Entries`."""
+    """One root that no message and no `Ledger.settle` has ended: a row of `Entries`.
+
+    Each field is a column of `Entries`, which describes it.
+    """
 
     root_id: int
     val: int
@@ -83,7 +86,10 @@ class Entry(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """One root that `Ledger.settle` has decided and removed: a row of `Settled`."""
+    """One root that `Ledger.settle` has decided and removed: a row of `Settled`.
+
+    ``status`` is the decision; the other fields are those of `Entries`.
+    """
 
     root_id: int
     status: Status
@@ -99,10 +105,10 @@ class Stats(NamedTuple):
     """The counters of one ledger since it was made; unpickling keeps them.
 
     ``second_inits`` counts INITs (and merged rows with an init) of a root that already had one, and
-    merged rows that have two themselves.
-    ``orphans`` counts entries that expired without an init. ``expired_untaken`` counts entries that
-    expired at a `Ledger.rotate` and were not taken before the next. ``growths`` counts rebuilds of
-    the table: larger, or rarely with a new seed (always 0 in the Python backend).
+    merged rows that have two themselves. ``orphans`` counts entries that expired without an init.
+    ``expired_untaken`` counts entries that expired at a `Ledger.rotate` and were not taken before
+    the next. ``growths`` counts rebuilds of the table: larger, or rarely with a new seed (always 0
+    in the Python backend).
     """
 
     second_inits: int

@@ -34,7 +34,10 @@ def is_list(arrow_type: pa.DataType) -> bool:
 
 
 def has_type(kind: pa.DataType, is_type: Callable[[pa.DataType], bool]) -> bool:
-    """Return whether ``is_type`` is true for a type, for one of its nested types or its values."""
+    """Return whether ``is_type`` is true for a type or one inside it.
+
+    A dictionary counts as its values.
+    """
     if pa.types.is_dictionary(kind):
         return has_type(kind.value_type, is_type)
     parts = (kind.field(at).type for at in range(kind.num_fields))
@@ -88,7 +91,7 @@ def offsets_of(sizes: npt.ArrayLike) -> Int64s:
 
 
 def in_ranges_of(starts: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
-    """Return two columns with a row for each number of all ranges: the range, and the number.
+    """Return two columns with a row for each number of all ranges: the range's index, the number.
 
     Range i has the numbers from ``starts[i]`` up to, not including, ``starts[i] + sizes[i]``.
     """
@@ -200,9 +203,8 @@ def rebatched(
 
     Batches of long rows have fewer: as many as fit into ``most_bytes``, and at least one. So the
     cuts depend on the rows alone, not on the batches in which they came. No rows give no batch.
-    ``copied``: whether slices
-    are copied, because their serialized bytes would contain neighbouring rows. Parquet needs no
-    copy.
+    ``copied``: whether slices are copied, because their serialized bytes would contain neighbouring
+    rows. Parquet needs no copy.
     """
     waiting: list[pa.RecordBatch] = []
     n = size = 0
@@ -270,7 +272,8 @@ def _bytes_before(column: pa.Array, rows: Any) -> Any:
 def take_rows(batch: pa.RecordBatch, order: Int64s) -> pa.RecordBatch:
     """Return rows of a batch in another order, as ``batch.take`` does, but faster with text.
 
-    ``batch``: a batch with any types that Arrow can take. ``order``: row numbers.
+    ``batch``: a batch with any types that Arrow can take. ``order``: row numbers; a row may be
+    missing or occur several times.
 
     The result's serialized bytes depend on the rows alone: it has no uninitialized memory.
     Spark aborts a job if a task that runs again writes other bytes. Raises ValueError if an item of

@@ -50,7 +50,7 @@ def mix_many(words: UInt64s) -> UInt64s:
 
 
 def subkey(key: int, index: int) -> int:
-    """Return the index-th output of SplitMix64 started at ``key``.
+    """Return output number ``index``, from 0, of SplitMix64 started at ``key``.
 
     Root ids use indexes 0 to 2, edges 3 to 5, sources 6 and 7, so no two purposes share an output.
     """

@@ -105,9 +105,11 @@ class Pending:
         self.last_ms = max(self.last_ms, row.last_ms)
 
     def decide(self, deadline: int | None) -> Status:
-        """Return the root's status: that of the first row in the table of SEMANTICS 4 that applies.
+        """Return the root's status (SEMANTICS 4).
 
-        ``deadline``: an entry whose last message is earlier has timed out. None without a time-out.
+        Without an INIT it is OPEN or ORPHAN. Else the first that applies: ANOMALY for several
+        INITs, ACKED, FAILED, EXPIRED, OPEN. ``deadline``: an entry whose last message is earlier
+        has timed out. None without a time-out.
         """
         past = deadline is not None and self.last_ms < deadline
         if self.inits == 0:

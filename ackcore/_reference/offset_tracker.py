@@ -133,7 +133,7 @@ class OffsetTracker:
         return self._apply(self._emit, offsets, generation, in_order=True)
 
     def acked(self, offsets: Any, generation: int | None = None) -> int:
-        """Mark offsets as done; return the number of those that were not done before."""
+        """Mark emitted offsets as done; return the number of those that were not done before."""
         return self._apply(self._ack, offsets, generation)
 
     def failed(self, offsets: Any, generation: int | None = None) -> int:

@@ -142,7 +142,7 @@ class KeyQueue:
             self.spent.correct(-estimate)
 
     def lease(self) -> tuple[Call, Lease | None]:
-        """Return the next waiting call, and a lease of an endpoint; None if none has room for it.
+        """Return the next waiting call, and its lease of an endpoint, None if none has room for it.
 
         The call stays in the queue until `remove`. Calls to repeat come first. Only the first of
         those that avoid the same endpoint is tried: there is room for all of them or for none.

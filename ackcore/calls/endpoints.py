@@ -335,8 +335,8 @@ class Endpoints:
         Returns None if an endpoint is open, or if all are on trial: the end of a trial call opens
         its endpoint.
 
-        It is never too late for an endpoint that refused once and otherwise answers, and within a
-        second for one that refuses repeatedly.
+        It is never too late if that endpoint has refused only once since its last answer. For one
+        that refuses repeatedly, ``wait_ns`` counts as at least a second.
         """
         for consumer in self._consumers:
             if consumer.is_open:

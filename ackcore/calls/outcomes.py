@@ -119,7 +119,7 @@ def as_final(error: BaseException) -> BaseException:
 
 @contextmanager
 def marked_final() -> Iterator[None]:
-    """Mark an exception that the body raises with `as_final`."""
+    """A context that marks an exception of its body with `as_final`, and raises it again."""
     try:
         yield
     except BaseException as error:

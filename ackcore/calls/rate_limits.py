@@ -234,9 +234,9 @@ class TokenBucket:
         return int(self._due_ns - self._slack_ns) + 1
 
     def take(self, now_ns: int, tokens: float = 1) -> None:
-        """Take tokens, not before the time `ready_ns`. Missing ones are a debt, which delays calls.
+        """Take tokens. Missing ones are a debt, which delays calls.
 
-        ``now_ns``: the time now, in nanoseconds.
+        ``now_ns``: the time now, in nanoseconds; the caller waits until `ready_ns` first.
         """
         self._due_ns = max(self._due_ns, float(now_ns)) + tokens * self._interval_ns
 

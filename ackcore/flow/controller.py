@@ -204,7 +204,7 @@ class FlowController:
     ) -> Lease:
         """Wait for room for a tuple, and return a lease; in no particular order with other threads.
 
-        Times out overdue tuples meanwhile. The other arguments are those of `try_acquire`.
+        Times out overdue tuples meanwhile. ``item`` and ``key`` are those of `try_acquire`.
 
         Parameters
         ----------
@@ -216,7 +216,7 @@ class FlowController:
         TimeoutError
             If there was no room in time.
         TypeError
-            See `try_acquire`.
+            If the chooser requires a key, and it is None or has no hash.
         """
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._room:
@@ -292,7 +292,8 @@ class FlowController:
         Raises
         ------
         TypeError, ValueError
-            As in `Batch.failed`; or if the item is no `Batch`, or no bit is set (use `ack`).
+            If ``failed`` is no bitmap of the batch's length, or names no record (use `ack`), or the
+            item is no `Batch`.
         """
         item = lease.item
         if failed is not None:
@@ -317,8 +318,7 @@ class FlowController:
         """Delay the re-queued item of a failed or timed-out lease by seconds from now.
 
         Later items of its key wait for it. A second delay replaces the first. Returns whether the
-        item was queued. Raises TypeError or
-        ValueError for a wrong ``delay_s``.
+        item was queued. Raises TypeError or ValueError for a wrong ``delay_s``.
         """
         for_ns = nanoseconds(delay_s, "delay_s")
         with self._guard:

@@ -88,7 +88,10 @@ class Windows:
         return taken
 
     def pause(self, name: Hashable, for_ns: int, keys_wait: bool = True) -> None:
-        """Send nothing to a consumer for ``for_ns`` nanoseconds; see `FlowController.pause`."""
+        """Send nothing to a consumer for ``for_ns`` nanoseconds, or until a later end set before.
+
+        ``keys_wait``: whether tuples of its keys wait for it. Raises KeyError for an unknown name.
+        """
         consumer = self.named(name)
         consumer.is_open = False
         consumer.keys_wait = keys_wait

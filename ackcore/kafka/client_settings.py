@@ -110,11 +110,11 @@ class ClientSettings:
         return without_secrets(text, self._secrets())
 
     def logger(self, logger: Logger) -> ClientLog:
-        """Return a logger that removes these secrets and passes its messages on to ``logger``."""
+        """Return a logger that passes messages on to ``logger`` without the secret options."""
         return ClientLog(logger, self)
 
     def client_logger(self, logger: Logger) -> ClientLog:
-        """Return a `ClientLog` that passes messages on to the option ``logger``, or ``logger``."""
+        """Return a `ClientLog` for the user's option ``logger``, or without one for ``logger``."""
         own: Any = self.options.get("logger", logger)
         return ClientLog(own, self)
 
@@ -247,7 +247,10 @@ def _checked(options: Any) -> dict[str, Value]:
 
 
 def _check_token(found: Any) -> None:
-    """Raise unless a result of ``oauth_cb`` is a tuple of a token and an expiry in the future."""
+    """Raise TypeError unless a result of ``oauth_cb`` is a tuple of a token and an expiry.
+
+    Raises ValueError unless the expiry is in the future, in seconds.
+    """
     if not (
         isinstance(found, tuple)
         and len(found) >= 2

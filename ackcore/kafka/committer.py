@@ -112,7 +112,7 @@ class Committer:
 
         ``requests``: the partitions of each, with offsets and metadata. A request without an answer
         within ``timeout_s`` has the error ``_TIMED_OUT`` and no partitions. If the group's
-        coordinator cannot be found, nothing is sent, and all requests have that error.
+        coordinator cannot be found, nothing is sent, and all requests have the look-up's error.
         """
         until = time.monotonic() + timeout_s
         error = self._find_coordinator(requests[0][0], timeout_s) if requests else None

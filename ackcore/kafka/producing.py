@@ -93,7 +93,7 @@ _REMEDIES = {
 
 
 def check_options(settings: ClientSettings, *, but: Collection[str] = ()) -> None:
-    """Raise ValueError if the options of ``settings`` have one that a producer sets itself.
+    """Raise ValueError if the options of ``settings`` have one that ackcore sets for a producer.
 
     ``but``: names that are allowed nevertheless.
     """
@@ -303,7 +303,7 @@ class Deliveries:
             time.sleep(_PAUSE_S)  # some calls fail without having waited
 
     def call_apart(self, what: str, function: Callable[..., object], *args: object) -> None:
-        """Do as `call` in a separate thread, and wait; for a function that may ignore its time-out.
+        """Call a function that may ignore its time-out as `call` does, in a separate thread; wait.
 
         Raises DeliveryError also if the function has not returned 5 s after its time-out of 30 s.
         The producer is then abandoned without closing it, which would wait for the function. The

@@ -59,7 +59,8 @@ def first_offset(
     """Return the offset at which a partition begins, and the reason.
 
     The reason is "earliest", "latest", "timestamp" or "explicit". The offset may be out of range.
-    With "group" as ``start``, or offsets without this partition, it is the first, "earliest".
+    With "group" as ``start``, or offsets without this partition, returns the first offset and
+    "earliest".
 
     ``start``: the user's argument. ``key``: topic and number. ``low``, ``high``: the partition's
     first offset and its end. ``of_time``: the first offset of the time in ``start``; None if no

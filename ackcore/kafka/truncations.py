@@ -33,10 +33,11 @@ Key = tuple[str, int]
 def truncations(
     settings: ClientSettings, logs: Mapping[Key, tuple[int, int, int]], timeout_s: float = 30.0
 ) -> dict[Key, int]:
-    """Return the results of `truncated_at` for several partitions, without those that are None.
+    """Return the first offset at which each truncated log differs from the one that was read.
 
-    If a broker stops, thousands of partitions get a new leader. Most of them are not truncated,
-    so one client asks about 100 partitions, and only truncated ones have clients of their own.
+    Partitions that were not truncated are left out. If a broker stops, thousands of partitions get
+    a new leader. Most of them are not truncated, so one client asks about 100 partitions, and only
+    truncated ones have clients of their own.
 
     ``logs``: the arguments ``low``, ``position`` and ``epoch`` by partition. ``timeout_s``: the
     longest time for each 100 partitions, and for each truncated one. Raises ConnectionError if the
@@ -97,8 +98,8 @@ def _truncated(
     """Return the partitions whose log was truncated below an offset that was read from it.
 
     ``asked``: the partitions, each with the offset, and with the epoch of the leader that wrote the
-    records below it, or a later one. ``until``: the time, by ``time.monotonic``, at which this
-    raises ConnectionError.
+    records below it, or a later one. ``until``: a time of ``time.monotonic``. Raises
+    ConnectionError if a partition has no answer by then, or ``oauth_cb`` gives no token.
     """
     # A new client per call: one that already has an offset of a partition sends no request.
     try:

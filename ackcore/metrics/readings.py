@@ -76,7 +76,7 @@ class SnapshotListener:
     def on_start(self, counts: Any) -> None:
         """Store the counts and the time of the query's start; export this listener from now on.
 
-        Logs a warning if a running query has another listener of this name.
+        Logs a warning if a running query has a listener of this name, another one or this one.
         """
         former = self._exported.get(self._query, self)._at
         if former.active and former.start_s:

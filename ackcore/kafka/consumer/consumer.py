@@ -67,8 +67,8 @@ class Consumer:
     """A member of a consumer group that commits exactly the records that are done.
 
     `poll` delivers records. You ack or fail each, in any order and from any thread. A failed record
-    is delivered again after a back-off, before new records. After ``max_attempts`` failures it
-    becomes a dead letter. A record is done once it is acked or stored as a dead letter. The
+    is delivered again after a back-off, in turn with new records. After ``max_attempts`` failures
+    it becomes a dead letter. A record is done once it is acked or stored as a dead letter. The
     committed offset is that of the first record that is not done. The commit's metadata name the
     done records above it, so that a restart or a rebalance does not deliver them again.
 

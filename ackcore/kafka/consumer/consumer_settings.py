@@ -117,7 +117,10 @@ class ConsumerSettings:
             )
 
     def check_drain(self, drain_s: float) -> None:
-        """Raise ValueError if ``drain_s`` is negative, or too long for ``max.poll.interval.ms``."""
+        """Raise TypeError if ``drain_s`` is no number, and ValueError if it is out of range.
+
+        The longest is 5 s less than ``max.poll.interval.ms``.
+        """
         if drain_s != 0:
             positive(drain_s, "drain_s", unit="seconds")
         most_s = self._max_poll_s() - _REVOKE_S

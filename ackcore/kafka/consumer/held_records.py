@@ -318,7 +318,8 @@ class HeldRecords:
         """Return up to n records to be processed; each then waits for its answer. Does not wait.
 
         Due retries and new records alternate, so that records that fail again and again do not
-        block new ones. The partitions alternate, too. None has more records out than its limit.
+        block new ones. The partitions alternate, too. No partition has more records out than its
+        limit.
         """
         taken: list[KafkaRecord] = []
         if self.dead_limit.excess is not None:
@@ -609,7 +610,7 @@ class HeldRecords:
         return max(min(free), limit // 8, 1) if free else 0
 
     def pauses(self) -> tuple[list[Key], list[Key]]:
-        """Return the partitions to pause now, and those to resume; record both as done."""
+        """Return the partitions to pause and those to resume; the next call takes both as done."""
         waiting, waiting_bytes = self._waiting_now()
         pause: list[Key] = []
         resume: list[Key] = []

@@ -246,9 +246,9 @@ class PartitionReading:
     def read(self, *, busy: bool) -> None:
         """Read up to 500 available records into ``held``; wait up to 0.1 s for the first.
 
-        ``busy``: wait only 0.01 s, because dead letters are being stored, as while a partition is
-        paused. Raises ConsumerError after an error that ends the consumer, and OffsetsOutOfRange if
-        offsets are missing and ``out_of_range`` is "fail".
+        ``busy``: whether dead letters are being stored. Then, and while a partition is paused, it
+        waits only 0.01 s. Raises ConsumerError after an error that ends the consumer, and
+        OffsetsOutOfRange if offsets are missing and ``out_of_range`` is "fail".
         """
         with self._changed:
             room = self._held.room()

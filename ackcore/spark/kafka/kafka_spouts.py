@@ -227,7 +227,7 @@ class KafkaSources(PlannedRows):
         """Return whether a micro-batch is needed, for new records or to repeat a failed commit.
 
         False for new records while ``max_waiting`` records wait. Logs clusters that do not answer.
-        Raises the client's error if no spout's cluster answers.
+        If no spout's cluster answers, raises ConnectionError, ClusterFailed or UnknownTopics.
         """
         if any(one.has_commit_due for one in self._spouts.values()):
             return True

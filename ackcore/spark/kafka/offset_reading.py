@@ -31,8 +31,8 @@ _NEAR = 2_000
 class ReadOffsets:
     """A function for ``mapInArrow``: it takes task numbers and returns the records of these tasks.
 
-    A repeated task has the same batches: they are cut by the contents of the records, and do not
-    depend on the timing of the brokers as those of a `RangeReader`.
+    A repeated task has the same batches: they are cut by the contents of the records. The batches
+    of a `RangeReader` also depend on the timing of the brokers.
 
     ``client``: the connection to the brokers. ``tasks``: the ranges of each task. ``lost``: deleted
     ranges. If there are any, one more task returns a row for each, with its first offset and
