@@ -215,7 +215,7 @@ class Dispatcher:
         self._unavailable_timeout_s = positive(
             unavailable_timeout_s, "unavailable_timeout_s", 1e9, "seconds"
         )
-        self._clock = clock
+        self._clock, self._timeout_s = clock, timeout_s
         self._flow = FlowController(
             self._targets,
             limit=limit,
@@ -480,7 +480,10 @@ class Dispatcher:
                 task.cancel()
             if lease.began_ns is not None:
                 self._targets[lease.name].timed_out()
-            error = TimeoutError(f"consumer {lease.name!r} did not answer in time")
+            error = TimeoutError(
+                f"consumer {lease.name!r} did not answer in timeout_s={self._timeout_s}; raise "
+                "timeout_s if its calls may take longer"
+            )
             self._failed(lease, np.ones(len(lease.item), np.bool_), error)
 
     def _failed(self, lease: Lease, failed: Any, error: BaseException) -> None:

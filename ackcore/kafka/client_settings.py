@@ -110,7 +110,7 @@ class ClientSettings:
         return without_secrets(text, self._secrets())
 
     def logger(self, logger: Logger) -> ClientLog:
-        """Return a logger that passes messages on to ``logger`` without the secret options."""
+        """Return a logger that passes messages on to ``logger``, without secrets."""
         return ClientLog(logger, self)
 
     def client_logger(self, logger: Logger) -> ClientLog:

@@ -145,6 +145,7 @@ def test_a_thread_that_hangs_is_replaced_and_what_waits_behind_it_is_no_attempt(
     )
     forever.set()
     assert {record: type(why) for record, why in dead.items()} == {0: TimeoutError}
+    assert str(dead[0]).startswith("consumer 'a' did not answer in timeout_s=0.1; raise timeout_s")
     assert (counts.acked, counts.timed_out) == (29, 2)
     assert counts.unavailable > 0
     assert Counter(called) == {0: 2, **dict.fromkeys(range(1, 30), 1)}
