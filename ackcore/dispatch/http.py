@@ -46,7 +46,7 @@ class Response(NamedTuple):
 
 
 class HttpError(Exception):
-    """A response with an error status, a broken or invalid one, or none to a whole request."""
+    """An error status, a broken or invalid response, or no response to a request sent whole."""
 
 
 class Http(Target):
