@@ -42,7 +42,7 @@ def named_keys(keys: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def texts_by_name(argument: str, given: Mapping[str, str] | None) -> dict[str, str]:
-    """Return a mapping of texts as a dict, {} for None; raise TypeError for anything else."""
+    """Return a mapping of str to str as a new dict, {} for None; raise TypeError for all else."""
     must = f"{argument} must be a mapping of str to str, got"
     if not isinstance(given, Mapping | None):
         raise TypeError(f"{must} {type(given).__name__}")
@@ -73,8 +73,8 @@ def check_keys(what: str, keys: Sequence[str], schema: pa.Schema) -> None:
 def require_columns(what: str, table: str, wanted: Sequence[str], has: Sequence[str]) -> None:
     """Raise ValueError if a table lacks one of the stream's columns.
 
-    ``wanted``, ``has``: the names of the stream's columns and of the table's columns. ``table``:
-    the table's name in the message.
+    ``wanted``, ``has``: the names of the stream's columns and of the table's columns; their case
+    matters. ``what``, ``table``: the beginning of the message, and the table's name in it.
     """
     for name in wanted:
         if name not in has:
@@ -87,7 +87,9 @@ def require_columns(what: str, table: str, wanted: Sequence[str], has: Sequence[
 def refuse_same_names(
     what: str, kind: pa.DataType, case_sensitive: bool | None = None, within: str = ""
 ) -> None:
-    """Raise TypeError if fields of a struct, at any depth, have the same name but for its case.
+    """Raise TypeError if two fields of one struct have names that are equal apart from their case.
+
+    Structs in its fields are checked, too.
 
     ``what``: the beginning of the message, which names the sink and its target. ``kind``: the
     stream's columns as a struct. ``case_sensitive``: Spark's setting; with True, nothing is
@@ -112,7 +114,10 @@ def refuse_same_names(
 def lacking(
     wanted: pa.DataType, has: pa.DataType, within: str = ""
 ) -> Iterator[tuple[str, pa.Field]]:
-    """Yield the struct fields that the type ``wanted`` has and ``has`` lacks, by dotted name."""
+    """Yield dotted name and field of each struct field that ``wanted`` has and ``has`` lacks.
+
+    Structs in structs, maps and lists are compared, too. Types of other values are not.
+    """
     is_ = pa.types
     if is_.is_struct(wanted) and is_.is_struct(has):
         for field in wanted:
@@ -130,7 +135,7 @@ def lacking(
 
 
 def spark_schema(what: str, schema: pa.Schema) -> pa.Schema:
-    """Return a stream's schema with the Arrow types that a DataFrame has for its columns.
+    """Return a stream's schema with the Arrow types to which Spark's types of its columns convert.
 
     Raises TypeError if Spark has no type for a column. ``what``: the beginning of the message.
     """
@@ -157,9 +162,9 @@ def last_of_each_key(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def rows_without(rows: pa.Table, keys: pa.Table) -> pa.Array:
-    """Return a mask of the rows whose keys are not among ``keys``. A null equals no value.
+    """Return a mask, True for rows whose keys are not among ``keys``. A null equals no value.
 
-    Both tables have the key columns; the types of ``keys`` may be narrower.
+    All columns of ``keys`` are key columns, which ``rows`` has, too, perhaps with wider types.
     """
     names = keys.column_names
     rows = rows.select(names)
@@ -171,7 +176,7 @@ def rows_without(rows: pa.Table, keys: pa.Table) -> pa.Array:
 
 
 def _numbered_keys(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """Return the key columns, and the index of each row as a column; equal floats get equal bytes.
+    """Return the key columns, and each row's index as a last column; equal floats get equal bytes.
 
     Arrow distinguishes -0.0 from 0.0 in keys, and one NaN from another. Databases do not.
     """
@@ -188,7 +193,8 @@ def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_limited: _IsType) ->
     """Raise `SinkRejects` for rows with values that the table's columns cannot take.
 
     Such values are nulls in columns without nulls, values that a cast to the column's type would
-    change, and text that is not UTF-8. Rows are read only if a column may have such values.
+    change (floats may be rounded), and text that is not UTF-8. Rows are read only if a column may
+    have such values.
 
     ``columns``: the table's columns. Columns that the stream does not have are ignored.
     ``is_limited``: returns True for a type of dates or times whose values the table takes only from
@@ -232,7 +238,7 @@ def refusing_unfit_times(write: _Write) -> _Write:
     """Decorate a method that casts times to Spark's types; its last argument is a `SinkBatch`.
 
     If it raises, and the cast would change times of some rows, `SinkRejects` with these rows is
-    raised instead.
+    raised instead. A `StateError` or `SinkRejects` is raised unchanged.
     """
 
     @functools.wraps(write)
@@ -303,7 +309,8 @@ def _has_wrong(
     """Return a mask of the values that are wrong, or in which a nested value is wrong.
 
     ``kind``: the type of the table's column. ``is_wrong``: the test of values that are not nested.
-    With None, a value is wrong if a list or map in it has a null that ``kind`` does not allow.
+    With None, a value is wrong if a list or map in it has a null that ``kind`` does not allow. A
+    null is never wrong itself.
     """
     is_, have = pa.types, column.type
     if is_.is_fixed_size_list(have):

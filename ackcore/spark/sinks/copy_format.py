@@ -68,7 +68,8 @@ def as_csv(batch: pa.RecordBatch, arrays: list[bool], first: int | None = None) 
 def _plain(column: pa.Array, as_array: bool) -> pa.Array:
     """Return a column in a type that Arrow's CSV writer writes in PostgreSQL's format.
 
-    ``as_array``: whether lists become PostgreSQL arrays, and not JSON.
+    ``as_array``: whether lists become PostgreSQL arrays, and not JSON. Raises TypeError for
+    durations and intervals.
     """
     kind, is_ = column.type, pa.types
     if is_.is_date64(kind):
@@ -105,7 +106,7 @@ def _far(number: int, kind: pa.DataType) -> str:
 
 
 def _texts(column: pa.Array, text: Callable[[Any], str]) -> pa.Array:
-    """Return a column of the texts that a function makes of the values."""
+    """Return a column with ``text(value)`` for each value, and null for a null."""
     # Bytes that are not UTF-8 are sent unchanged; PostgreSQL refuses the row.
     values = shown_values(column, errors="surrogateescape", far=_far)
     return text_of(

@@ -193,9 +193,10 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
                 self._refuse_unwritable(what, table, schema)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
-        """Create the table if it does not exist.
+        """Create the table if it does not exist. Without a `check` of the sink, do nothing.
 
-        Raises ValueError if another sink has created it since `check` with other columns.
+        Raises ValueError if another sink has created it since `check` with other columns,
+        SinkUnavailable if the storage fails.
         """
         schema = self._schemas.get(sink)
         if schema is not None:
@@ -235,7 +236,8 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
     def write_rows(self, transaction: DeltaCommit, batch: SinkBatch) -> None:
         """Check the rows, which `commit` will write.
 
-        Raises SinkRejects if rows have nulls or values that the table's columns do not accept.
+        Raises SinkRejects if rows have nulls or values that the table's columns do not accept,
+        ValueError if the table has changed and no longer fits the stream's columns.
         """
         what, table = f"sink {batch.sink!r}", transaction.table
         transaction.columns = self._columns_for(what, table, batch.schema())
@@ -405,7 +407,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
 
     @contextlib.contextmanager
     def _as_unavailable(self, sink: str) -> Iterator[None]:
-        """Raise errors of the storage as `SinkUnavailable`, but no conflict or schema mismatch."""
+        """Raise errors of the storage as `SinkUnavailable`; pass on conflicts and other schemas."""
         exceptions = _deltalake().exceptions
         try:
             yield
@@ -452,7 +454,7 @@ def _application(batch: SinkBatch) -> str:
 
 
 def _feature_name(variant: str) -> str:
-    """Return Delta's name of a table feature from deltalake's, such as ``ClusteredTable``."""
+    """Return Delta's name of a table feature: ``clustering`` for deltalake's ``ClusteredTable``."""
     if variant == "ClusteredTable":
         return "clustering"
     name = re.sub(r'Unknown\("(.*)"\)', r"\1", variant)
@@ -530,7 +532,10 @@ def _error_without_rows(table: DeltaTable) -> str:
 
 
 def _formulas(table: DeltaTable) -> Iterator[tuple[str, str, str]]:
-    """Yield for each computed column and constraint its use, its expression and a way out."""
+    """Yield three texts for an error about each computed column and each constraint.
+
+    They are its use, such as ``checks constraint 'x'``, its expression, and advice to the user.
+    """
     for field in table.schema().fields:
         if _COMPUTED in field.metadata:
             use, formula = f"computes column {field.name!r}", str(field.metadata[_COMPUTED])

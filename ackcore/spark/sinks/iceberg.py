@@ -296,7 +296,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
             self._remove(transaction, rows, about)
 
     def _remove(self, transaction: Any, rows: pa.Table, about: dict[str, str]) -> None:
-        """Replace the table's files that have keys of ``rows`` by files without these keys.
+        """Replace the table's files that have keys of ``rows`` by files with their other rows only.
 
         pyiceberg's upsert is not used: it builds an expression with a term for each row. With
         several key columns, thousands of rows take minutes, and more end the process.
@@ -364,7 +364,10 @@ class IcebergSink(TransactionalSink["Transaction"]):
 
     @contextlib.contextmanager
     def _opened(self, sink: str) -> Iterator[Table]:
-        """Open the table, and raise errors of the catalog and the storage as `SinkUnavailable`."""
+        """Yield the open table, and close the catalog at the end.
+
+        Raises errors of the catalog and the storage as `SinkUnavailable`, also those of the block.
+        """
         is_open = False
         try:
             catalog = _catalogs().load_catalog(self._name, **self._properties)

@@ -137,11 +137,11 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         return f"to_jdbc({self._server.shown()!r}, {self.table!r})"
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise ValueError if the stream lacks a key, or the table a column or cannot be read.
+        """Raise ValueError if a key is no column, the table lacks a column, or it cannot be read.
 
         Raises TypeError for a nested key, a time of day, or a type that Spark or the database
         lacks; types are not compared with the table's. Raises SinkUnavailable if the database
-        cannot be reached. Without a Spark session in this process, no connection is opened.
+        cannot be reached. Without a Spark session in this process, the table is not checked.
         """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
@@ -233,15 +233,18 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
                 transaction.end()
 
     def read_number(self, transaction: JdbcTransaction, batch: SinkBatch) -> Written:
-        """Return the number and the content in the sink's row of the marker table; lock the row."""
+        """Lock the sink's row of the marker table; return its number, -1 at first, and content.
+
+        Raises JdbcError if the row was deleted since `claim`, which inserts it.
+        """
         return transaction.read_number()
 
     @refusing_unfit_times
     def write_rows(self, transaction: JdbcTransaction, batch: SinkBatch) -> None:
-        """Write the rows through a staging table.
+        """Write the rows through a staging table, into the table without a commit.
 
         Raises SinkRejects if rows violate a constraint or do not fit, TooManyRefused if there are
-        more than `MAX_REFUSED` such rows. Nothing is written then.
+        more than `MAX_REFUSED` such rows. The table is then unchanged.
         """
         transaction.write_rows()
 

@@ -120,7 +120,10 @@ class Server:
 
 
 def _of_database(error: BaseException) -> Any:
-    """Return the SQL exception among a Java error and its causes, or None."""
+    """Return the SQL exception among a Java error and its causes, or None.
+
+    If one is a BatchUpdateException, the SQL exception that caused it is preferred.
+    """
     java: Any = error.java_exception if isinstance(error, Py4JJavaError) else None
     found = None
     for _ in range(_CAUSES):
@@ -228,14 +231,14 @@ class JdbcConnection:
         return self._run(f"SELECT * FROM {table} WHERE 1 = 0", (), read)
 
     def fill(self, table: str, rows: DataFrame) -> None:
-        """Insert rows through Spark's JDBC writer; each task commits by itself."""
+        """Insert rows through Spark's JDBC writer. Each task commits; rows may stay on an error."""
         utils = self._jvm.org.apache.spark.sql.execution.datasources.jdbc.JdbcUtils
         none = self._jvm.scala.Option.empty()
         # Not by DataFrame.write: a plan would hold the options.
         self.server.call(lambda: utils.saveTable(rows._jdf, none, True, self._options(table)))
 
     def execute(self, sql: str, *values: str | int) -> int:
-        """Run a statement; return the number of changed rows."""
+        """Run a statement without a commit; return the number of changed rows."""
         return self._run(sql, values, lambda statement: int(statement.executeUpdate()))
 
     def row(self, sql: str, *values: str | int) -> list[str | None] | None:

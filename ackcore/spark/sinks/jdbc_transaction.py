@@ -172,7 +172,10 @@ class JdbcTransaction:
             )  # fmt: skip
 
     def read_number(self) -> Written:
-        """Return the number and the content in the sink's row of the marker table; lock the row."""
+        """Lock the sink's row of the marker table; return its number, -1 at first, and content.
+
+        Also reads the name of the staging table in it. Raises JdbcError if the row was deleted.
+        """
         self.mark("sink = sink")
         found = self.connection.row(
             f"SELECT batch_id, content, staging FROM {self._names.marker}{OF_SINK}", *self._of
@@ -186,7 +189,10 @@ class JdbcTransaction:
         return Written(int(found[0] or 0), found[1] or "")
 
     def mark(self, sets: str, *values: str | int) -> None:
-        """Update the sink's row of the marker table; ``sets``: the assignments of ``values``."""
+        """Update the sink's row of the marker table. Nothing happens if the row was deleted.
+
+        ``sets``: assignments in SQL, with one ``?`` for each of ``values``.
+        """
         self.connection.execute(
             f"UPDATE {self._names.marker} SET {sets}{OF_SINK}", *values, *self._of
         )
@@ -314,7 +320,7 @@ class JdbcTransaction:
         self._move_all(wanted, keys)
 
     def _index(self, keys: Sequence[str]) -> None:
-        """Create an index on the staged rows' keys, for speed; go on without if that fails."""
+        """Create an index on the staged rows' keys and commit. Without an index if that fails."""
         row = self.connection.quoted(_ROW)
         index = self.connection.quoted(f"{self._bare[:-1]}k")
         # Only for speed: not all types can be indexed.
@@ -417,7 +423,10 @@ class JdbcTransaction:
         )
 
     def _drop(self, table: str) -> None:
-        """Drop a staging table; do nothing if it does not exist."""
+        """Drop a staging table and commit; do nothing if it does not exist.
+
+        Raises JdbcError if the table still exists.
+        """
         connection = self.connection
         try:
             connection.execute(f"DROP TABLE {table}")

@@ -198,10 +198,10 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
             deliveries.check_broker()
 
     def write(self, batch: SinkBatch) -> SinkRejects | None:
-        """Send the rows of a micro-batch.
+        """Send the rows of a micro-batch, and wait for their delivery.
 
         Returns the rows whose messages are larger than the topic accepts, lack a required key, or
-        have text that cannot be sent unchanged; a transactional sink raises them. Raises
+        have text that cannot be sent unchanged, or None; a transactional sink raises them. Raises
         SinkUnavailable if a message was not delivered, CheckpointInUse if another driver has taken
         over. A transactional sink raises CheckpointForeign if the topic has other rows of this
         micro-batch, or it is unknown whether it has any.
@@ -226,7 +226,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
 
     @contextlib.contextmanager
     def _sending(self, batch: SinkBatch) -> Iterator[None]:
-        """Raise errors as `_as_unavailable`; after any error the next call makes a new producer."""
+        """Raise delivery errors as `SinkUnavailable`; after any error close the sink's producer."""
         try:
             with self._as_unavailable(batch.sink):
                 yield
@@ -247,7 +247,10 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
     # ---------------------------------------------------------------------------- at least once
 
     def _send(self, batch: SinkBatch) -> list[Refused]:
-        """Send the rows from tasks, or few rows from the driver; return the refused ones."""
+        """Send the rows from tasks, or few rows from the driver; return the refused ones.
+
+        Raises DeliveryError if a message was not delivered for another reason.
+        """
         messages = self._messages(batch)
         size = sum(file.size() for file in batch.files)
         if batch.rows <= _DRIVER_ROWS and size <= _DRIVER_BYTES:
@@ -317,12 +320,16 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
                 raise _rejects(batch, [*messages.unfit.items()])
 
     def record(self, transaction: KafkaTransaction, batch: SinkBatch, written: Written) -> None:
-        """Wait for all deliveries, and add the offset to the transaction; raise as `write_rows`."""
+        """Wait for all deliveries; add number and content to the transaction, as an offset.
+
+        Raises SinkRejects if the topic refuses messages, DeliveryError if one is not delivered for
+        another reason.
+        """
         with self._blaming_rows(transaction, batch):
             transaction.live.prepare(producing().Mark(written.number, written.content))
 
     def commit(self, transaction: KafkaTransaction) -> None:
-        """Commit the transaction."""
+        """Commit the transaction. Raise DeliveryError if it is unknown whether that succeeded."""
         transaction.live.commit()
 
     def advice(self, batch: SinkBatch, last: int) -> str:
@@ -335,7 +342,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
 
     @contextlib.contextmanager
     def _blaming_rows(self, transaction: KafkaTransaction, batch: SinkBatch) -> Iterator[None]:
-        """Raise a delivery error as `SinkRejects` with the rows that caused it; else pass it on."""
+        """Raise a delivery error as `SinkRejects` with the rows that caused it, if rows did."""
         try:
             yield
         except producing().DeliveryError:
@@ -421,7 +428,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
                 taken[alike] = max(taken.get(alike, -1), content_size(content))
 
     def _transactions(self, batch: SinkBatch) -> Transactions:
-        """Return the sink's transactional producer; make another one if it had an error."""
+        """Return the sink's open transactional producer, or a new one if it is closed or failed."""
         wanted = _id(batch.sink, batch.deployment)
         begin = partial(producing().Transactions, self._settings, wanted, self.topic)
         live: Transactions = self._connected(batch, begin)
@@ -447,7 +454,10 @@ def _id(sink: str, deployment: str) -> str:
 
 
 def _refuse_forgotten(batch: SinkBatch, group: str, topic: str) -> None:
-    """Raise CheckpointForeign if the micro-batch is a day old: its offset may have been deleted."""
+    """Raise CheckpointForeign if an earlier driver may have sent the rows, a day ago or earlier.
+
+    Brokers may have deleted the offset that would show whether they were sent.
+    """
     if batch.age_ms is None or batch.age_ms < _REMEMBERED_MS:
         return
     raise CheckpointForeign(

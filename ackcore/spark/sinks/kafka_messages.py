@@ -122,8 +122,8 @@ class Messages:
     def rows(self) -> Iterator[Row]:
         """Read the files, and yield the rows that can be sent; add the others to `unfit`.
 
-        The headers of a message include the sink's own; ``ackcore-row`` has the index of the file,
-        and the row's number among those to be sent.
+        The headers of a message include the sink's own. The value of ``ackcore-row`` is the index
+        of the file, a point, and the row's index in the file without rows that the sink leaves out.
         """
         batch = (BATCH, self.batch)
         ours = {BATCH, ROW} if self.message_id is None else {BATCH, ROW, MESSAGE_ID}
@@ -170,7 +170,7 @@ class Suspects:
         return deliveries
 
     def _add(self, one: Undelivered) -> bool:
-        """Record a failure; return False if it is an error that no row has caused."""
+        """Record a failure that a row has caused, and return True; return False for another one."""
         at = content_hash(one.key, one.value)
         if one.why == "beside":
             if self.beside is not None:

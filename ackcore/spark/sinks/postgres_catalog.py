@@ -65,9 +65,10 @@ def columns_of(connection: Connection, table: str) -> dict[str, Column]:
 
 
 def takes_copy(connection: Connection, table: str) -> bool:
-    """Return whether this user may write into a table by COPY; ``table`` is its name in SQL.
+    """Return whether COPY writes rows into a table as INSERT does; ``table`` is its name in SQL.
 
     COPY writes into no view, ignores rules, and fails if row security policies apply to the user.
+    The result is also True if there is no such table.
     """
     found = connection.execute(
         # A view has a rule, too.
@@ -252,7 +253,10 @@ def check_table(dsn: str, target: SinkTable, what: str, schema: pa.Schema) -> No
 
 
 def make_marker(dsn: str, target: SinkTable, what: str) -> None:
-    """Create the marker table if it does not exist; raise ValueError if this user may not."""
+    """Create the marker table if it does not exist.
+
+    Raises ValueError if this user may not create it, or the sink's table does not exist.
+    """
     with contextlib.closing(connect(dsn)) as connection:
         schema, _ = resolve(connection, target.table, what)
         name = marker_name(schema, target.marker)

@@ -77,7 +77,7 @@ class PostgresSession:
         return self.connection.execute(statement, [*values, *self._of])
 
     def is_sound(self) -> bool:
-        """Return whether the connection works. It does not after a restart of the server."""
+        """Return whether the server answers over the connection. It does not after its restart."""
         try:
             self.connection.execute("SELECT 1")
         except psycopg.Error:
@@ -107,10 +107,11 @@ class PostgresSink(TransactionalSink[PostgresSession]):
         return f"to_postgres({self._where!r}, {self._target.table!r})"
 
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise ValueError or TypeError if the table lacks a column, or a unique index on the keys.
+        """Raise ValueError if the table cannot take the stream's rows, or a key is no column.
 
-        Raises TypeError if a type has no text for PostgreSQL; types are not compared with the
-        table's. Raises SinkUnavailable if the database does not answer.
+        The table must have all columns of the stream and need no other, and have a unique index on
+        the keys. Raises TypeError for a nested key or a type that has no text for PostgreSQL; types
+        are not compared with the table's. Raises SinkUnavailable if the database does not answer.
         """
         what = f"sink {sink!r}"
         check_keys(what, self._target.keys, schema)
@@ -160,7 +161,10 @@ class PostgresSink(TransactionalSink[PostgresSession]):
             raise
 
     def read_number(self, transaction: PostgresSession, batch: SinkBatch) -> Written:
-        """Return the number and the content in the sink's row of the marker table; lock the row."""
+        """Lock the sink's row of the marker table; return its number, -1 at first, and content.
+
+        Raises psycopg.errors.NoDataFound if the row was deleted since the connection was opened.
+        """
         found = transaction.on_marker(
             "SELECT batch_id, content FROM {marker}"
             " WHERE (deployment, sink, target) = (%s, %s, %s) FOR UPDATE"

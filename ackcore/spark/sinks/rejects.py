@@ -32,8 +32,8 @@ class InvalidRejects(TypeError, ValueError):
     """
 
 
-#: The maximum number of refused rows that are searched in a micro-batch. Each costs some statements
-#: in a transaction, or some calls of the sink.
+#: The maximum number of refused rows that are found by search in a micro-batch. To find one takes
+#: some statements in a transaction, or some calls of the sink.
 MAX_REFUSED = 10_000
 
 
@@ -90,7 +90,7 @@ class SinkRejects(Exception):
     ----------
     rows : pyarrow.Table, pyarrow.RecordBatch or DataFrame
         Values of some of the stream's columns, such as a key.  Each row of the micro-batch that has
-        the values of one of these rows is refused.
+        the values of one of these rows is refused.  Values that no row has end the query.
     reasons : str, exception, sequence of them, or column of texts
         One reason for all rows, or one for each of `rows`.
 
@@ -152,7 +152,10 @@ def _table(rows: Any) -> pa.Table:
 
 
 def _reasons(reasons: Reasons, n: int) -> tuple[list[str | BaseException], Int32s]:
-    """Return the distinct reasons, and for each of ``n`` rows the index of its reason."""
+    """Return the distinct reasons, and for each of ``n`` rows the index of its reason.
+
+    Raises InvalidRejects if a reason has a wrong type, or their number is neither one nor ``n``.
+    """
     if isinstance(reasons, str | BaseException):
         return [reasons], np.zeros(n, np.int32)
     if isinstance(reasons, pa.Array | pa.ChunkedArray):

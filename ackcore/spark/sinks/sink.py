@@ -117,13 +117,14 @@ class Sink(ABC):
         Returns
         -------
         SinkRejects or None
-            The rows that the sink refuses; all others are written. A repeated call must refuse the
-            same rows again.
+            The rows that the sink refuses, or None if it has written all rows. The rows that are
+            not refused are written. A repeated call must refuse the same rows again.
 
         Raises
         ------
         SinkRejects
             If the sink refuses rows and has written nothing. It is called again without these rows.
+            An error without any row ends the query.
         CheckpointForeign, CheckpointInUse, TooManyRefused
             If a repeated call would fail, too. The error ends the query.
         Exception
@@ -133,7 +134,7 @@ class Sink(ABC):
     def release(self, sink: str, deployment: str) -> None:  # noqa: B027
         """Close connections that the sink keeps open for a query. Does nothing by default.
 
-        A later `write` may open them again. An error is logged.
+        A later `write` may open them again. ackcore logs an error of this method and continues.
         """
 
 
@@ -188,23 +189,23 @@ class TransactionalSink(Sink, Generic[T]):
 
     @abstractmethod
     def read_number(self, transaction: T, batch: SinkBatch) -> Written | None:
-        """Return the `Written` recorded for ``(batch.deployment, batch.sink)``, or None."""
+        """Return the last `Written` that `record` stored for this deployment and sink, or None."""
 
     @abstractmethod
     def write_rows(self, transaction: T, batch: SinkBatch) -> SinkRejects | None:
         """Write the rows of ``batch.record_batches()``.
 
-        Returns or raises `SinkRejects` if rows are refused. Either way the transaction is rolled
-        back, and `write` is called again without these rows.
+        Returns None if none is refused, else returns or raises `SinkRejects`. Either way the
+        transaction is then rolled back, and `write` is called again without these rows.
         """
 
     @abstractmethod
     def record(self, transaction: T, batch: SinkBatch, written: Written) -> None:
-        """Store ``written`` for ``(batch.deployment, batch.sink)``, in place of the one before."""
+        """Store ``written`` for ``(batch.deployment, batch.sink)``, in place of an earlier one."""
 
     @abstractmethod
     def commit(self, transaction: T) -> None:
-        """Commit. Raise if the outcome is unknown: the next `write` reads the number again."""
+        """Commit. Raise an error if the outcome is unknown: the next `write` reads the number."""
 
     def advice(self, batch: SinkBatch, last: int) -> str:
         """Return advice on how to have micro-batches from ``batch`` to ``last`` written again.
@@ -219,11 +220,11 @@ class TransactionalSink(Sink, Generic[T]):
         )
 
     def write(self, batch: SinkBatch) -> SinkRejects | None:
-        """Write the rows of a micro-batch and its number in one transaction, if the store lacks it.
+        """Write the rows of a micro-batch and its number in one transaction. Return None.
 
-        Raises CheckpointForeign if the store has this micro-batch with other rows, or a later one;
-        CheckpointInUse if another driver has taken over; SinkRejects if rows are refused; and
-        errors of the subclass.
+        Nothing is written if the store has this number with the same rows. Raises CheckpointForeign
+        if it has this number with other rows, or a later number; CheckpointInUse if another driver
+        has taken over; SinkRejects if rows are refused; and errors of the subclass.
         """
         number, content = batch.batch_id, batch.content()
         with self.begin(batch) as transaction:
@@ -273,7 +274,7 @@ class Connections(Generic[C]):
         return connection
 
     def release(self, sink: str, deployment: str) -> None:
-        """Close the connection, if one is open."""
+        """Remove and close the stored connection, if there is one."""
         found = self._open.pop((deployment, sink), None)
         if found is not None:
             found.close()
@@ -327,9 +328,9 @@ def check_sink(
 ) -> None:
     """Check before a query starts that a writer can write the rows of a stream.
 
-    Raises TypeError if the writer is neither a sink nor a function of (DataFrame, batch id), has
-    ``async`` or ``yield``, or cannot be isolated; and for a function if Spark lacks a column's
-    type. Raises the errors of `Sink.check`.
+    Raises TypeError if the writer is neither a sink nor a function of (DataFrame, batch id); if it
+    or a method of it has ``async`` or ``yield``; if ``isolated``, and the sink does not replace its
+    rows; and for a function if Spark lacks a column's type. Raises the errors of `Sink.check`.
 
     ``name``: the sink's name, for errors. ``writer``: the argument of `TopologyBuilder.sink`.
     ``schema``: the stream's schema; with None, if it is not known, `Sink.check` is not called.
@@ -356,7 +357,7 @@ def check_sink(
 
 
 def release_sinks(writers: Mapping[str, Any], deployment: str) -> None:
-    """Call `Sink.release` of each writer that is a sink; log its error. ``writers``: by name."""
+    """Call `Sink.release` of each sink in ``writers``, by name; log its errors and continue."""
     for name, writer in writers.items():
         error = raised_by(partial(as_sink(writer).release, name, deployment))
         if error is not None:

@@ -54,10 +54,10 @@ class BatchFile(NamedTuple):
 def files_of(
     files: Iterable[SinkFile], work: Place, component: str, stream: str
 ) -> tuple[BatchFile, ...]:
-    """Return those of a run's files with the rows that a component emitted to a stream.
+    """Return those of a run's files with rows that a component emitted to a stream, in their order.
 
-    They also have rows of records that are not ACKED, which their reader leaves out. ``work``: the
-    directory of the files.
+    Files without rows are left out. The others also have rows of records that are not ACKED, which
+    `read_sink_file` leaves out. ``work``: the directory to which the files' paths are relative.
     """
     return tuple(
         BatchFile(os.path.join(work, file.path), file.rows, nbytes=file.nbytes)
@@ -86,8 +86,8 @@ class SinkBatch:
     batch_id : int
         The number of the micro-batch.
     files : tuple of BatchFile
-        The files with the rows.  They also have rows of `nonacked` roots and rows that the sink has
-        refused; `read_sink_file` and `read_with_places` leave those out.
+        The files with the rows, at least one.  They also have rows of `nonacked` roots and rows
+        that the sink has refused; `read_sink_file` and `read_with_places` leave those out.
     nonacked : numpy.ndarray of int64
         The root ids of the records that are not ACKED, sorted. Their rows are left out.
     age_ms : int or None, default None
@@ -151,10 +151,10 @@ class SinkBatch:
         return SinkRejects.of_numbers(np.asarray(numbers, np.int64), reasons)
 
     def fingerprint(self) -> str:
-        """Return 16 hex digits that identify these rows.
+        """Return 16 hex digits that identify these rows, without reading them.
 
-        They are a hash of the names and row counts of the files, `nonacked` and the refused rows.
-        So they change when rows are recorded as refused. Those of `content` do not.
+        They are a hash of the files' names and row counts, `nonacked`, the refused rows and the
+        ranges ``within``. They change when rows are recorded as refused; those of `content` do not.
         """
         files = [
             [os.path.basename(file.path), file.rows, _digest(file.refused.tobytes()), file.within]
@@ -165,7 +165,8 @@ class SinkBatch:
     def content(self) -> str:
         """Return 16 hex digits that identify these rows and those that the sink has refused.
 
-        They are equal in all calls for a micro-batch, so a sink records them with its number.
+        All calls of a sink for one micro-batch have equal digits. A sink records them with the
+        number.
         """
         plain = tuple(file._replace(refused=_NO_PLACES) for file in self.files)
         return replace(self, files=plain).fingerprint()
@@ -260,7 +261,10 @@ def read_with_places(file: BatchFile, nonacked: Int64s) -> Iterator[tuple[pa.Rec
 
 
 def read_with_roots(file: BatchFile, nonacked: Int64s) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
-    """Yield as `read_with_places`, with a last column: each row's root id, or list of root ids."""
+    """Yield the batches of `read_with_places` with their places and one more column, the last.
+
+    It has each row's root id, or its list of root ids.
+    """
     start, stop = (0, _NO_END) if file.within is None else file.within
     if start >= stop:
         return

@@ -59,8 +59,8 @@ def unavailable_by(
 ) -> SinkUnavailable:
     """Return a `SinkUnavailable` for a library's error, whose text may contain ``secrets``.
 
-    The library's error is its ``__cause__``, unless that shows a secret. The other arguments are
-    those of `unavailable`.
+    The library's error becomes the ``__cause__``, unless its text shows a secret. The other
+    arguments are those of `unavailable`.
     """
     text = f"{type(error).__name__}: {error}"
     said = redacted(text, secrets)
@@ -72,7 +72,8 @@ def unavailable_by(
 def redacted(text: str, secrets: Iterable[object]) -> str:
     """Return a text with ``[redacted]`` for secrets, logins, parameters and signatures.
 
-    Secrets of URLs are replaced as they are, and with their percent escapes decoded.
+    Each secret is replaced as given, and with its percent escapes decoded. Numbers of one or two
+    digits, ``true`` and ``false`` are not replaced.
     """
     spelled = (spell(str(one)) for one in secrets for spell in (str, unquote, unquote_plus))
     text = without_secrets(text, [one for one in spelled if not _PLAIN.fullmatch(one)])
@@ -98,7 +99,10 @@ def secrets_of(address: str) -> list[str]:
 
 
 def names_no_object(state: str, context: str | None) -> bool:
-    """Return whether a COPY failed for a value of regclass or a similar type without its object."""
+    """Return whether a COPY failed because a value of regclass or a similar type names no object.
+
+    ``state``, ``context``: the error's SQLSTATE and its context in PostgreSQL's answer.
+    """
     return state in _OF_NAMES and _COLUMN.match(context or "") is not None
 
 
