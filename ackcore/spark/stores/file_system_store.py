@@ -61,7 +61,7 @@ class FileSystemStore(ABC):
     def _files(
         self, prefix: str, is_wanted: Callable[[str], bool] = bool
     ) -> Iterable[tuple[str, int, int]]:
-        """Return the files below a prefix: path, bytes, last change in ms since 1970.
+        """Return the files below a prefix: path, size in bytes, last change in ms since 1970.
 
         The versions of an object are in ascending order. ``is_wanted``: a test of the last part of
         a file's name; all by default.

@@ -178,7 +178,10 @@ class HdfsStore(FileSystemStore):
         self._write(file, lambda: [data], not once)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """Move a local file to an object. ``if_absent``: StoreConflict if it exists and differs."""
+        """Move a local file to an object. With ``if_absent``, an object that exists is kept.
+
+        Raises StoreConflict if it differs from the file, or the file is larger than 64 MiB.
+        """
 
         def pieces() -> Iterator[bytes]:
             with open(path, "rb") as file:
@@ -292,14 +295,14 @@ class HdfsStore(FileSystemStore):
         return True
 
     def list_versions(self) -> Iterator[tuple[str, int, str, int]]:
-        """Yield key, bytes, version and last change (nanoseconds since 1970) of each file."""
+        """Yield path, size in bytes, version and last change (ns since 1970) of each file."""
         for key, size, time_ms in self._files(""):
             yield key, size, f"{size} {time_ms}", time_ms * 1_000_000
 
     # -- requests -----------------------------------------------------------------------------
 
     def _ask(self, key: str, how: str, request: Callable[[], Answer]) -> Answer:
-        """Call `_repeat`, with the client's errors about files and directories as Python's."""
+        """Repeat a request by `_repeat`. Raise errors about files and directories as Python's."""
         return self._repeat(key, how, _as_python()(request))
 
     def _repeat(self, key: str, how: str, request: Callable[[], Answer]) -> Answer:

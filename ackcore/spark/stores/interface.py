@@ -82,15 +82,16 @@ class Store(Protocol):
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
         """Write an object, and return its version.
 
-        ``if_absent``: whether to write only if no object has this key. Raises StoreConflict if
-        another one has, and its bytes differ from ``data``.
+        ``if_absent``: whether to write only if no object has this key. An object with equal bytes
+        is kept. Raises StoreConflict if the bytes of the object differ from ``data``.
         """
 
     def replace(self, key: str, data: bytes, version: str | None) -> str:
         """Replace one version of an object, and return the new version.
 
-        An object that was written by `replace` once must be written by `replace` only. Raises
-        StoreConflict if the store has another version, and its bytes differ from ``data``.
+        An object that was written by `replace` once must be written by `replace` only. If the store
+        has another version with the same bytes, that version is returned. Raises StoreConflict if
+        its bytes differ from ``data``, or the object was deleted.
 
         ``version``: the current version, from `get` or `replace`; None if there is no object yet.
         """
@@ -98,9 +99,10 @@ class Store(Protocol):
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
         """Write an object of any size from a local file, and remove the file.
 
-        ``if_absent``: whether to write only if no object has this key. Raises StoreConflict if one
-        has, and it differs from the file or the file is larger than 64 MiB. A bucket checks such a
-        large file before the upload; an object that is written during the upload is replaced.
+        ``if_absent``: whether to write only if no object has this key. Raises StoreConflict, and
+        keeps the file, if one has and differs from it. In a bucket or HDFS an object also conflicts
+        with any file larger than 64 MiB. A bucket checks this before the upload of such a file; an
+        object that is written during the upload is replaced.
         """
 
     def list(self, prefix: str = "") -> list[StoredObject]:

@@ -92,7 +92,10 @@ class LocalStore(FileSystemStore):
             return []
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """Move a local file to an object. ``if_absent``: StoreConflict if it exists and differs."""
+        """Move a local file to an object. With ``if_absent``, an object that exists is kept.
+
+        Raises StoreConflict if it differs from the file.
+        """
         if if_absent:
             self.put(key, path.read_bytes(), if_absent=True)
             path.unlink()
@@ -122,7 +125,7 @@ class LocalStore(FileSystemStore):
         return target.stat().st_size
 
     def sync(self, prefix: str) -> None:
-        """Make the names directly below a prefix durable."""
+        """Make the names directly below a prefix durable. Does nothing if there are none."""
         with writing(self.path(prefix)):
             if self.path(prefix).is_dir():
                 sync_directory(self.path(prefix))
@@ -160,7 +163,10 @@ class LocalStore(FileSystemStore):
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Raise FileNotFoundError or IsADirectoryError without a file; other errors as StateError."""
+    """Raise OSErrors as StateError, except FileNotFoundError and IsADirectoryError.
+
+    A path below a file raises FileNotFoundError.
+    """
     try:
         yield
     except NotADirectoryError as error:

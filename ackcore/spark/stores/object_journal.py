@@ -78,7 +78,7 @@ class ObjectJournal:
         return data
 
     def known_keys(self) -> list[bytes]:
-        """Return the keys of the known answers."""
+        """Return the keys of answers that this process has read or appended and not forgotten."""
         with self._lock:
             return [*self._decided, *(key for key in self._own if key not in self._decided)]
 
@@ -157,7 +157,7 @@ class ObjectJournal:
         return b"".join(parts), places
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """Forget the places of answers that no caller will look up again, to free memory."""
+        """Forget the places of put answers, to free memory. A later `get` of them returns None."""
         with self._lock:
             for key in keys:
                 self._decided.pop(key, None)

@@ -129,7 +129,7 @@ class ObjectStore:
 
     @property
     def _store(self) -> obstore.store.ObjectStore:
-        """The client of this process; one that is made after the first answer retries longer."""
+        """The client of this process; made again, to retry for longer, after the first answer."""
         kind = os.getpid(), self.url in _answered
         if self._client is None or self._client[0] != kind:
             retry = self._retry or (_RETRY if kind[1] else _FIRST_RETRY)
@@ -222,7 +222,10 @@ class ObjectStore:
         return version_if_equal(self._named(key), found or self.get(key), data)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """Move a local file to an object. ``if_absent``: StoreConflict if it exists and differs."""
+        """Move a local file to an object. With ``if_absent``, an object that exists is kept.
+
+        Raises StoreConflict if it differs from the file, or the file is larger than 64 MiB.
+        """
         checked_key(key)
         size = path.stat().st_size
         if if_absent and size <= _CONDITIONAL_BYTES:
@@ -279,7 +282,7 @@ class ObjectStore:
         return sorted(found)
 
     def list_versions(self) -> Iterator[tuple[str, int, str, int]]:
-        """Yield key, bytes, version and last change (nanoseconds since 1970) of each object.
+        """Yield key, size in bytes, version and last change (ns since 1970) of each object.
 
         Raises `StateError` if the bucket does not exist.
         """

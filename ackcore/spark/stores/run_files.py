@@ -123,7 +123,7 @@ class StagingDirectory:
 def making_in(directory: Place) -> Iterator[Path]:
     """Yield a directory in which to make files. After the block they are in ``directory``.
 
-    If the block raises, no file is put into a bucket.
+    If the block raises, no file is put into a bucket; on a file system they stay.
     """
     with contextlib.closing(StagingDirectory(directory)) as place:
         yield place.path

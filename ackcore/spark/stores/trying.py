@@ -21,8 +21,8 @@ def tried(url: str) -> Iterator[tuple[str, bool, str]]:
 
     Yield for each check its name, whether the store passed it, and a text about the result.
 
-    Raises ValueError if ``url`` is not the URL of a bucket. Raises StateError if the bucket cannot
-    be read or written at all.
+    Raises ValueError if ``url`` is not valid. Raises StateError if the bucket cannot be read or
+    written at all. A path of a file system is checked, too, although its store needs no check.
 
     ``url``: the URL of a checkpoint, which need not exist yet.
     """
